@@ -85,3 +85,18 @@ def test_duration_has_the_two_largest_units(seconds, text):
 )
 def test_bare_label_has_no_zeros_at_its_end(label, text):
     assert shown.bare(label) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.23456, "1.2346"),
+        (0.0123, "0.0123"),
+        (3.14159e-5, "3.14e-05"),
+        (0.0, "0.0000"),
+        (-4e-4, "-0.0004"),
+        (math.nan, "nan"),
+    ],
+)
+def test_loss_shows_digits_however_small_it_is(value, text):
+    assert shown.loss(value) == text

@@ -37,6 +37,11 @@ def rounded(value: float) -> str:
     return number(float(f"{value:.2e}"))
 
 
+def loss(value: float) -> str:
+    """A loss or an error: four decimals, and three digits of a small one: 1.2345, 0.0123, 3.1e-05."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
+
+
 def bare(label: str) -> str:
     """A number, with or without its unit, stripped of trailing zeros: 1.50 ms becomes 1.5 ms."""
     return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", label)

@@ -160,3 +160,22 @@ def test_marks_are_those_of_a_whole_column(values: list[str], form: NumberForm |
         plain = [form.plain(value) for value in values]
         assert form.plain_all(pa.array(values)).to_pylist() == plain
         assert all(is_number(value, ".", "") for value in plain)
+
+
+def test_number_far_from_all_others_is_told_and_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_table, "_BLOCK_BYTES", 1 << 10)
+    y, x, z = (np.sin(np.arange(900.0) + place).round(3) for place in range(3))
+    y[[5, 700]] = x[40] = -9999
+    z[3] = 99999
+    data = opened(write(tmp_path / "t.csv", y=y, x=x, z=z, steps=np.arange(-9999, -9099)))
+    assert data.values[5, 0] == -9999
+    assert [note for note in data.notes if "far from" in note] == [
+        "-9999 is far from all other values of 'y' (2 times), 'x' (1 times): if it stands for missing ones, say "
+        "missing_values='-9999'",
+        "99999 is far from all other values of 'z' (1 times): if it stands for missing ones, say "
+        "missing_values='99999'",
+    ]
+    data = opened(tmp_path / "t.csv", missing_values="-9999,99999")
+    assert not [note for note in data.notes if "far from" in note]

@@ -15,6 +15,7 @@ import numpy as np
 from cellerate.data.batches import digest
 from cellerate.data.date_order import LOOKED_AT, decide_order, swap_day_and_month
 from cellerate.data.frequency import parse_frequency
+from cellerate.data.sentinels import Sentinels
 from cellerate.data.series_fill import blocks_of
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
 from cellerate.data.series_order import ORIGIN, Duplicates, Ordered, Sorting, order_rows
@@ -249,7 +250,8 @@ class _Build:
                 sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
                 source.unlink()
         place = reader.place if done.sorted else self._place_before_sorting(reader)
-        times, counts, notes = None, done.counts, [*self._how.notes, *done.notes]
+        marked = Sentinels(**done.sentinels).notes(self._columns.values)
+        times, counts, notes = None, done.counts, [*self._how.notes, *done.notes, *marked]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
             counts, notes = ordered.counts, [*notes, told, *ordered.notes]

@@ -19,6 +19,7 @@ import numpy as np
 
 from cellerate.data.date_order import swap_day_and_month
 from cellerate.data.digits import lost_in_float32, lost_in_float64
+from cellerate.data.sentinels import Sentinels
 from cellerate.data.series_reading import Columns, EmptyColumnsError, Reading
 from cellerate.data.tables import Block, NpyTable, Table
 from cellerate.data.time_form import TimeForm
@@ -134,6 +135,9 @@ class Reader:
                 block = self._note_form(block, block.form)
         codes = self._series_of(block, table)
         self._check_digits(block.numbers, codes)
+        sentinels = Sentinels(**done.sentinels) if done.sentinels else Sentinels.of(len(self._columns.values))
+        sentinels.add(block.numbers)
+        done.sentinels = vars(sentinels)
         if block.times is not None:
             self._note_latest(block.times)
         in_order = bool(codes[0] >= done.last_series) and not (np.diff(codes) < 0).any()

@@ -67,6 +67,7 @@ class Reading:
         undecided: How many rows, from the first, were read day first because nothing had said which is first.
         widened: Why values are stored in float64 although float32 was asked for, or "".
         too_large: The column of which not even float64 holds all digits, or "".
+        sentinels: What may stand for missing values, as the fields of `Sentinels`; empty before the first row.
     """
 
     key: str
@@ -88,6 +89,7 @@ class Reading:
     undecided: int = 0
     widened: str = ""
     too_large: str = ""
+    sentinels: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -109,4 +111,6 @@ def without_value(columns: Sequence[str]) -> list[str]:
     if not columns:
         return []
     more = f" and {len(columns) - _NAMED} more" if len(columns) > _NAMED else ""
-    return [f"left out, because they have no value in any row: {', '.join(map(repr, columns[:_NAMED]))}{more}"]
+    return [
+        f"left out, because they have no value in any row: {', '.join(map(repr, columns[:_NAMED]))}{more}"
+    ]

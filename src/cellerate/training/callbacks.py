@@ -16,6 +16,7 @@ import keras
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
+from cellerate.format import loss
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
 from cellerate.training.display import Display
 from cellerate.training.divergence import GradientNorm, diverged, is_far, reference_loss, remedy
@@ -190,7 +191,7 @@ class Conductor(keras.callbacks.Callback):
             logs = self.model.evaluate(batches, callbacks=[self], verbose=0, return_dict=True)
         self._processes.settle(self.model)
         found = {f"val_{name}": float(value) for name, value in logs.items()}
-        self._display.message(f"before the first epoch: {self._monitor} {found[self._monitor]:.4f}")
+        self._display.message(f"before the first epoch: {self._monitor} {loss(found[self._monitor])}")
         if all(map(math.isfinite, found.values())):
             self.progress.first, self.progress.best = found, found[self._monitor]
             self.progress.first_by_stretch = self._by_stretch()

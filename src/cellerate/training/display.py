@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cellerate.format import duration, short
+from cellerate.format import duration, loss, short
 from cellerate.machine.readings import MachineReadings
 
 # A smaller share of the time than this is not worth a word.
@@ -110,14 +110,14 @@ class Lines(Display):
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Shows the line of an epoch."""
         self._phase = ""
-        parts = [f"epoch {record['epoch']}/{self._plan.epochs}", f"loss {record['loss']:.4f}"]
+        parts = [f"epoch {record['epoch']}/{self._plan.epochs}", f"loss {loss(record['loss'])}"]
         if "val_loss" in record:
-            parts.append(f"val_loss {record['val_loss']:.4f}")
+            parts.append(f"val_loss {loss(record['val_loss'])}")
         if self._plan.bits:
             shown = record.get("val_loss", record["loss"])
             parts.append(f"{shown / math.log(2):.3f} {self._plan.bits}")
         parts += [
-            f"{name} {value:.4f}"
+            f"{name} {loss(value)}"
             for name, value in record.items()
             if name.removeprefix("val_") not in ("loss",) and name in record.get("metrics", ())
         ]
@@ -136,7 +136,7 @@ class Lines(Display):
 
     def _facts(self, logs: Mapping[str, float], done: int) -> str:
         plan = self._plan
-        parts = [f"{name} {value:.4f}" for name, value in logs.items()]
+        parts = [f"{name} {loss(value)}" for name, value in logs.items()]
         if plan.bits and "loss" in logs:
             parts.insert(1, f"{logs['loss'] / math.log(2):.3f} {plan.bits}")
         if self._rate > 0:

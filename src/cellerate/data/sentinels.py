@@ -1,0 +1,78 @@
+"""Finds numbers that may stand for missing values, such as -9999: far from all others of their column.
+
+They are only ever told: whether one stands for a missing value, the owner of the data knows.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+USUAL = (
+    *(-99.0, -999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0),
+    *(-99.9, -99.99, -999.9, -999.99, -999.25, -9999.99, 1e20, -1e20),
+)
+# It lies so many times the range of all other values away from them.
+_FAR = 3.0
+_NAMED = 3
+
+
+@dataclasses.dataclass
+class Sentinels:
+    """What was found so far.
+
+    Attributes:
+        found: For each column the number that may be one, or None; as JSON values, like the others.
+        counts: For each column how often it is there.
+        low: For each column the least of the other values, or None.
+        high: For each column the largest of them, or None.
+    """
+
+    found: list[float | None]
+    counts: list[int]
+    low: list[float | None]
+    high: list[float | None]
+
+    @classmethod
+    def of(cls, columns: int) -> "Sentinels":
+        """Nothing found in so many columns."""
+        return cls([None] * columns, [0] * columns, [None] * columns, [None] * columns)
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Takes some rows into account, (N, C) with NaN where a value is missing."""
+        low, high = (one.reduce(numbers, axis=0) for one in (np.fmin, np.fmax))
+        for column in np.flatnonzero(np.isin(low, USUAL) | np.isin(high, USUAL)).tolist():
+            known = self.found[column]
+            end = float(low[column] if low[column] in USUAL else high[column])
+            if known not in (None, end):
+                continue
+            values = numbers[:, column]
+            there = values == end
+            others = values[~there & np.isfinite(values)]
+            self.found[column], self.counts[column] = end, self.counts[column] + int(there.sum())
+            low[column], high[column] = (others.min(), others.max()) if len(others) else (np.nan, np.nan)
+        for place, (least, most) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+            self.low[place] = _of(min, self.low[place], least)
+            self.high[place] = _of(max, self.high[place], most)
+
+    def notes(self, columns: Sequence[str]) -> list[str]:
+        """What is to be told, by the names of the columns."""
+        named: dict[float, list[str]] = {}
+        for place, (end, low, high) in enumerate(zip(self.found, self.low, self.high, strict=True)):
+            if end is not None and low is not None and high is not None:
+                away = max(low - end, end - high)
+                if away > _FAR * (high - low) and away > 0:
+                    named.setdefault(end, []).append(f"{columns[place]!r} ({self.counts[place]:,} times)")
+        return [
+            f"{end:g} is far from all other values of {', '.join(where[:_NAMED])}"
+            + (f" and {len(where) - _NAMED} more columns" if len(where) > _NAMED else "")
+            + f": if it stands for missing ones, say missing_values='{end:g}'"
+            for end, where in named.items()
+        ]
+
+
+def _of(which: Any, one: float | None, other: float) -> float | None:
+    if not np.isfinite(other):
+        return one
+    return other if one is None else float(which(one, other))
