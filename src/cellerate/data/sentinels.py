@@ -16,6 +16,7 @@ USUAL = (
 # It lies so many times the range of all other values away from them.
 _FAR = 3.0
 _NAMED = 3
+_SIDE_BY_SIDE = 64
 
 
 @dataclasses.dataclass
@@ -41,7 +42,7 @@ class Sentinels:
 
     def add(self, numbers: np.ndarray) -> None:
         """Takes some rows into account, (N, C) with NaN where a value is missing."""
-        low, high = (one.reduce(numbers, axis=0) for one in (np.fmin, np.fmax))
+        low, high = (_by_column(one, numbers) for one in (np.fmin, np.fmax))
         for column in np.flatnonzero(np.isin(low, USUAL) | np.isin(high, USUAL)).tolist():
             known = self.found[column]
             end = float(low[column] if low[column] in USUAL else high[column])
@@ -70,6 +71,17 @@ class Sentinels:
             + f": if it stands for missing ones, say missing_values='{end:g}'"
             for end, where in named.items()
         ]
+
+
+def _by_column(which: np.ufunc, numbers: np.ndarray) -> np.ndarray:
+    """(C,) the least or largest of each column. NumPy is quick along long rows, so many stand side by side."""
+    rows, columns = len(numbers) // _SIDE_BY_SIDE, numbers.shape[1]
+    if rows > 1:
+        together = numbers[: rows * _SIDE_BY_SIDE].reshape(rows, _SIDE_BY_SIDE * columns)
+        ends = which.reduce(together, axis=0).reshape(_SIDE_BY_SIDE, columns)
+        numbers = np.concatenate([ends, numbers[rows * _SIDE_BY_SIDE :]])
+    found: np.ndarray = which.reduce(numbers, axis=0)
+    return found
 
 
 def _of(which: Any, one: float | None, other: float) -> float | None:
