@@ -113,6 +113,9 @@ def test_columns_without_any_value_are_left_out_and_said(tmp_path: Path) -> None
         packed = pack_series(path, tmp_path / "t.series")
         assert packed.columns == ("y",)
         assert said in packed.notes
+    (kept,) = (tmp_path / "cache").rglob("*.empty")
+    kept.write_text('{"a": ')
+    assert opened(tmp_path, f"date,y,a,b,\n{rows}").columns == ("y",)
     with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
         opened(tmp_path, f"date,y,a,b,\n{rows}", features=["a"])
     with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.arrow_text import distinct, is_text, trimmed, without_missing
+from cellerate.data.arrow_text import distinct, is_text, is_text_type, trimmed, without_missing
 from cellerate.data.joined_times import columns_of_time, joined
 from cellerate.data.number_forms import NumberForm, find_form
 from cellerate.data.number_marks import is_number
@@ -37,6 +37,7 @@ class ArrowTable(TableFile):
     options = TableOptions()
     written: Mapping[str, Any] = {}
     forms: Mapping[str, NumberForm] = {}
+    types: Mapping[str, Any] = {}
 
     @property
     def reading(self) -> Mapping[str, Any]:
@@ -85,9 +86,13 @@ class ArrowTable(TableFile):
         self.forms = forms
         self.read_as = ", ".join(filter(None, [self.read_as, *words]))
 
+    def _take_schema(self, schema: Any) -> None:
+        self.columns, self.kinds = tuple(schema.names), kinds_of(schema)
+        self.types = dict(zip(schema.names, schema.types, strict=True))
+
     def _look_at_texts(self) -> None:
         """Finds marks in the first rows of a file that says which columns are texts."""
-        texts = [name for name, kind in self.kinds.items() if kind == "other"]
+        texts = [name for name, kind in self.types.items() if is_text_type(kind)]
         for batch in self._batches(texts, [], 0) if texts else ():
             self._find_forms(batch)
             break
@@ -108,13 +113,17 @@ class ArrowTable(TableFile):
         """See `Table.left_out`."""
         named = [name for name in columns if name]
         said = ["left out: a column without a name"] * (len(named) < len(columns))
+        # Others may be large: images, lists.
+        read = [name for name in named if is_text_type(self.types[name])]
+        said += [
+            f"left out: column {name!r} holds {held(self.types[name])}" for name in named if name not in read
+        ]
         texts = []
-        for batch in self._batches(named, [], 0) if named else ():
-            for name in named:
-                values = batch.column(name)
-                found = self._no_number(values) if is_text(values) else None
+        for batch in self._batches(read, [], 0) if read else ():
+            for name in read:
+                found = self._no_number(batch.column(name))
                 if found is None:
-                    said.append(f"left out: column {name!r}, whose values are of type {values.type}")
+                    said.append(f"left out: column {name!r} has no value in the first rows")
                 elif found[2]:
                     said.append(
                         f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is no number "
@@ -180,8 +189,7 @@ class ParquetTable(ArrowTable):
                 groups = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-        self.columns = tuple(schema.names)
-        self.kinds = kinds_of(schema)
+        self._take_schema(schema)
         self.rows = sum(groups)
         # Row groups, several together where they are small, and the row with which each part begins.
         self._parts = [(range(0, len(groups)), 0)] if self.rows <= _PART_ROWS else list(_parts(groups))
@@ -217,7 +225,7 @@ class ArrowFileTable(ArrowTable):
                 schema = pa.ipc.open_file(source).schema
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as an Arrow file: {error}") from error
-        self.columns, self.kinds = tuple(schema.names), kinds_of(schema)
+        self._take_schema(schema)
         self._look_at_texts()
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
@@ -248,6 +256,15 @@ def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
 def kinds_of(schema: Any) -> dict[str, Kind]:
     """What each column of an Arrow schema holds."""
     return {field.name: _kind(field.type) for field in schema}
+
+
+def held(kind: Any) -> str:
+    """What a column of a type of Arrow holds, in words."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return "dates"
+    return "times of day" if pa.types.is_time(kind) else f"values of type {kind}"
 
 
 def _kind(kind: Any) -> Kind:

@@ -10,9 +10,14 @@ _LONGEST = max(map(len, MISSING))
 
 def is_text(values: Any) -> bool:
     """Whether an Arrow array holds strings."""
+    return is_text_type(values.type)
+
+
+def is_text_type(kind: Any) -> bool:
+    """Whether a type of Arrow is that of strings, or of categories of strings."""
     import pyarrow as pa
 
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 

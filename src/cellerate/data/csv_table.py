@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.arrow_table import ArrowTable, as_float, kinds_of, no_number
+from cellerate.data.arrow_table import ArrowTable, as_float, no_number
 from cellerate.data.arrow_text import is_text
 from cellerate.data.csv_blanks import Tabbed
 from cellerate.data.csv_dialect import Dialect, find_dialect, unclear_number
@@ -45,8 +45,7 @@ class CsvTable(ArrowTable):
             if "Empty CSV" in str(error):
                 raise DataError(f"{path} is empty; expected a header and rows.") from error
             raise self._unreadable(error) from error
-        self.columns = tuple(schema.names)
-        self.kinds = kinds_of(schema)
+        self._take_schema(schema)
         if dialect.thousands or dialect.open_marks or dialect.unclear:
             self.kinds |= dict.fromkeys(
                 (name for name in dialect.numbers if self.kinds.get(name) == "other"), "number"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.arrow_table import ArrowTable, kinds_of
+from cellerate.data.arrow_table import ArrowTable
 from cellerate.data.csv_header import names_of
 from cellerate.data.npy_table import NpyTable
 from cellerate.data.table import Table
@@ -35,7 +35,7 @@ class FrameTable(ArrowTable):
     def __init__(self, table: Any, path: Path, options: TableOptions | None = None) -> None:
         self.path, self.options = path, options or TableOptions()
         self._table = table.replace_schema_metadata(None)
-        self.columns, self.kinds = tuple(table.column_names), kinds_of(table.schema)
+        self._take_schema(table.schema)
         self.rows = table.num_rows
         for batch in self._table.to_batches(max_chunksize=_BLOCK_ROWS)[:1]:
             self._find_forms(batch)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellerate.data.arrow_table import ArrowTable, kinds_of
+from cellerate.data.arrow_table import ArrowTable
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 
@@ -25,7 +25,7 @@ class JsonTable(ArrowTable):
         if first is None:
             raise DataError(f"{path} is empty; expected a JSON object in each line.")
         table = self._table(first, 0, {})
-        self.columns, self.kinds = tuple(table.column_names), kinds_of(table.schema)
+        self._take_schema(table.schema)
         for batch in table.combine_chunks().to_batches()[:1]:
             self._find_forms(batch)
         encoding = options.encoding or "utf-8"

@@ -146,8 +146,8 @@ def open_series(
                 in_place = first.values if isinstance(first, NpyTable) else None
                 return _series_data(open_packed(folder, in_place), columns.features, targets)
         known = folder.with_suffix(".empty")
-        if features is None and not empty and known.is_file():
-            return opened(json.loads(known.read_text()))
+        if features is None and not empty and (before := _names_in(known)):
+            return opened(before)
         notes = [columns.note, *without_value(empty), *first.left_out(columns.left_out)]
         try:
             made = build_series(folder, key, tables, read, **reading, notes=notes, progress=progress)
@@ -161,6 +161,15 @@ def open_series(
         return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
 
     return opened(())
+
+
+def _names_in(path: Path) -> list[str]:
+    """The names of columns in a file of the cache; none if it is not there, or damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _wide_targets(
