@@ -345,7 +345,8 @@ def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
 
 def no_number(path: Path, column: str, value: object, row: int, advice: str = "") -> DataError:
     """The error of a value that is not a number, in a row counted from 0."""
-    advice = advice or "Correct it, or leave the column out of targets and features."
+    missing = f"if it stands for a missing value, say missing_values={value!r}"
+    advice = advice or f"Correct it; {missing}; or leave the column out of targets and features."
     return DataError(
         f"{path}: column {column!r} holds {value!r} in data row {row + 1}, which is no number. {advice}"
     )
