@@ -241,15 +241,30 @@ class Intervals:
         """The examples with their intervals."""
         return tuple(self._around(example) for example in examples)
 
-    def _around(self, example: Example) -> Example:
-        past = example.past[None].astype(np.float64)
-        clipped = self.calibration.non_negative & ~(past < 0).any(axis=(0, 1))
-        scale = self.calibration.divisor(window_scale(past))[0]
-        intervals = {
-            level: interval(example.forecast, example.quantiles, reach * scale, clipped)
+    def bounds(
+        self, past: np.ndarray, forecast: np.ndarray, quantiles: Sequence[float]
+    ) -> dict[float, np.ndarray]:
+        """The intervals around forecasts.
+
+        Args:
+            past: (B, window, targets) the rows before each.
+            forecast: (B, horizon, targets), or (B, horizon, targets, Q).
+            quantiles: The Q quantiles, or empty.
+
+        Returns:
+            By level (B, horizon, targets, 2): low and high.
+        """
+        past = np.asarray(past, np.float64)
+        clipped = self.calibration.non_negative & ~(past < 0).any(axis=1)
+        scale = self.calibration.divisor(window_scale(past))[:, None]
+        return {
+            level: interval(forecast, quantiles, reach * scale, clipped)
             for level, reach in self.reach.items()
         }
-        return dataclasses.replace(example, intervals=intervals)
+
+    def _around(self, example: Example) -> Example:
+        found = self.bounds(example.past[None], example.forecast[None], example.quantiles)
+        return dataclasses.replace(example, intervals={level: both[0] for level, both in found.items()})
 
 
 def row_forecasts(

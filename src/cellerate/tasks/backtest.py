@@ -20,11 +20,10 @@ from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.forecasting import Example
-from cellerate.runtime.intervals import interval_coverage
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.series_ends import row_times
 from cellerate.settings import check_counts, check_number, record_of, takes_fields_of
-from cellerate.tasks.backtest_folds import FoldWindows, fold_windows, rows_around, rows_before
+from cellerate.tasks.backtest_folds import FoldRows, FoldWindows, fold_windows, rows_around, rows_before
 from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.forecasts import forecast_columns, forecast_table
 from cellerate.tasks.linear import fit_linear
@@ -62,7 +61,7 @@ class Fold:
     @functools.cached_property
     def figures(self) -> Mapping[str, Any]:
         """Those of `Backtest.figures`, of this fold alone."""
-        return {**self._judged(), **_held(self.examples)}
+        return self._judged()
 
     @property
     def origin(self) -> Any:
@@ -235,8 +234,9 @@ def backtest(
             if progress is not None:
                 progress(int(windows.folds[chosen[-1]]) + 1, folds)
         told = _seen(forecaster, series, windows, folds)
-    every = _folds(forecaster, series, windows, np.concatenate(made), around, errors, about)
-    figures = errors.report(about) | _held([example for fold in every for example in fold.examples])
+    rows = FoldRows.of(forecaster, series, windows, np.concatenate(made), around)
+    every = _folds(forecaster, series, windows, rows, errors, about)
+    figures = errors.report(about) | rows.held(slice(None))
     if fitted.why_not_linear is not None:
         figures["left_out"] = {"nlinear": fitted.why_not_linear}
     if len(set(windows.series)) > 1:
@@ -265,45 +265,42 @@ def _folds(
     forecaster: SeriesForecaster,
     data: SeriesData,
     windows: FoldWindows,
-    made: np.ndarray,
-    around: Sequence[Intervals | None],
+    rows: FoldRows,
     errors: SeriesErrors,
     about: Judging,
 ) -> tuple[Fold, ...]:
     window, horizon = forecaster.settings.window, forecaster.settings.horizon
-    past = rows_around(data, windows.origins, -window, 0)
-    truth = rows_around(data, windows.origins, 0, horizon)
 
-    def examples(chosen: np.ndarray, intervals: Intervals | None) -> tuple[Example, ...]:
-        found = tuple(
+    def examples(chosen: np.ndarray) -> tuple[Example, ...]:
+        return tuple(
             Example(
                 targets=data.target_names,
                 past_times=row_times(data, origin - window, origin),
-                past=past[place],
+                past=rows.past[place],
                 times=row_times(data, origin, origin + horizon),
-                truth=truth[place],
-                forecast=made[place],
+                truth=rows.truth[place],
+                forecast=rows.made[place],
                 quantiles=forecaster.settings.quantiles,
                 series=windows.series[place],
+                intervals={level: both[place] for level, both in rows.bounds.items()},
                 form=data.form,
             )
             for place, origin in zip(chosen.tolist(), windows.origins[chosen].tolist(), strict=True)
         )
-        return found if intervals is None else intervals.around(found)
 
     def judged(chosen: np.ndarray) -> dict[str, Any]:
-        return errors.only(chosen).report(about)
+        return errors.only(chosen).report(about) | rows.held(chosen)
 
     edges = np.searchsorted(windows.folds, np.arange(int(windows.folds[-1]) + 2))
     found = []
     for number, (first, stop) in enumerate(itertools.pairwise(edges.tolist())):
-        chosen = np.arange(first, stop)
-        begin = int(windows.origins[first])
+        chosen, begin = np.arange(first, stop), int(windows.origins[first])
+        time = row_times(data, begin, begin + 1)[0]
         found.append(
             Fold(
                 number + 1,
-                row_times(data, begin, begin + 1)[0],
-                functools.partial(examples, chosen, around[number]),
+                time,
+                functools.partial(examples, chosen),
                 functools.partial(judged, chosen),
             )
         )
@@ -321,16 +318,6 @@ def _intervals(
     """What puts intervals around forecasts, calibrated on the rows before them or as the model keeps it."""
     forecast = functools.partial(forecaster.forecast_at, data)
     return Intervals.of(before.data, forecaster.settings, forecast, levels, newest=newest)
-
-
-def _held(examples: Sequence[Example]) -> dict[str, Any]:
-    """`intervals`: how much of the truth they hold, by level; empty without any."""
-    levels = examples[0].intervals
-    if not levels:
-        return {}
-    truth = np.stack([example.truth for example in examples if example.truth is not None])
-    both = {level: np.stack([example.intervals[level] for example in examples]) for level in levels}
-    return {"intervals": interval_coverage(truth, both)}
 
 
 def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, folds: int) -> str:

@@ -1,11 +1,16 @@
 """The windows of a backtest: where each fold begins in each series, and the rows that are known there."""
 
 import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError
+from cellerate.runtime.calibrating import Intervals
+from cellerate.runtime.intervals import interval_coverage
 from cellerate.tasks.series_errors import SeriesForecaster
 
 
@@ -70,3 +75,59 @@ def rows_around(data: SeriesData, origins: np.ndarray, begin: int, end: int) -> 
     """(B, end - begin, targets) rows around origins, in the units of the data."""
     places = origins[:, None] + np.arange(begin, end)
     return np.asarray(data.values[places[..., None], list(data.target_columns)], np.float64)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoldRows:
+    """The rows around each origin, what was forecast, and its intervals.
+
+    Attributes:
+        past: (N, window, targets).
+        truth: (N, horizon, targets).
+        made: (N, horizon, targets), or (N, horizon, targets, Q).
+        bounds: By level (N, horizon, targets, 2): low and high.
+    """
+
+    past: np.ndarray
+    truth: np.ndarray
+    made: np.ndarray
+    bounds: Mapping[float, np.ndarray]
+
+    @classmethod
+    def of(
+        cls,
+        forecaster: SeriesForecaster,
+        data: SeriesData,
+        windows: FoldWindows,
+        made: np.ndarray,
+        around: Sequence[Intervals | None],
+    ) -> "FoldRows":
+        """Takes them together.
+
+        Args:
+            forecaster: The forecaster.
+            data: The series.
+            windows: The origins, in the order of the folds.
+            made: The forecasts.
+            around: For each fold what puts intervals around its forecasts, or None.
+        """
+        settings = forecaster.settings
+        past = rows_around(data, windows.origins, -settings.window, 0)
+        truth = rows_around(data, windows.origins, 0, settings.horizon)
+        # The folds that share a model share what puts intervals around its forecasts.
+        parts = []
+        for _, shared in itertools.groupby(enumerate(around), key=lambda one: id(one[1])):
+            folds = [number for number, _ in shared]
+            chosen = (windows.folds >= folds[0]) & (windows.folds <= folds[-1])
+            intervals = around[folds[0]]
+            if intervals is not None:
+                parts.append(intervals.bounds(past[chosen], made[chosen], settings.quantiles))
+        bounds = {level: np.concatenate([part[level] for part in parts]) for level in (parts or [{}])[0]}
+        return cls(past, truth, made, bounds)
+
+    def held(self, chosen: np.ndarray | slice) -> dict[str, Any]:
+        """`intervals`: how much of the truth they hold, by level; empty without any."""
+        if not self.bounds:
+            return {}
+        both = {level: one[chosen] for level, one in self.bounds.items()}
+        return {"intervals": interval_coverage(self.truth[chosen], both)}
