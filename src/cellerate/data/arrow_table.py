@@ -139,18 +139,18 @@ class ArrowTable(TableFile):
 
     def _no_number(self, values: Any) -> tuple[str, int, bool] | None:
         """The first value that is no number, its row, and whether most others are some; None if all are missing."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         known = self._texts(values)
-        there = distinct(known)
-        if not there:
+        counts = {one["values"]: one["counts"] for one in known.value_counts().to_pylist()}
+        counts.pop(None, None)
+        if not counts:
             return None
-        wrong = pa.array([value for value in there if not self._is_number(value)], known.type)
-        strange = pc.is_in(known, wrong)
-        first = pc.index(strange, True).as_py() if len(wrong) else pc.index(known.is_valid(), True).as_py()
-        few = 2 * pc.sum(strange).as_py() < len(known) - known.null_count
-        return known[first].as_py(), first, bool(len(wrong)) and few
+        wrong = [value for value in counts if not self._is_number(value)]
+        # Values are counted in the order in which they appear.
+        value = (wrong or list(counts))[0]
+        few = 2 * sum(counts[one] for one in wrong) < sum(counts.values())
+        return value, pc.index(known, value).as_py(), bool(wrong) and few
 
     def blocks(
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int

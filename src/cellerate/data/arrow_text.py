@@ -5,8 +5,6 @@ from typing import Any
 
 from cellerate.data.table import MISSING
 
-_LONGEST = max(map(len, MISSING))
-
 
 def is_text(values: Any) -> bool:
     """Whether an Arrow array holds strings."""
@@ -47,7 +45,9 @@ def without_missing(values: Any, missing: Sequence[str] = MISSING) -> Any:
 
     if pa.types.is_dictionary(values.type) or not is_text(values) or not len(values):
         return values
-    if (pc.min(pc.binary_length(values)).as_py() or 0) > _LONGEST:
+    if pa.types.is_string_view(values.type):
+        values = pc.cast(values, pa.string())
+    if (pc.min(pc.binary_length(values)).as_py() or 0) > max(map(len, missing)):
         return values
     return trimmed(values, missing=missing)
 
