@@ -57,6 +57,12 @@ def one_line(text: str) -> str:
     return re.sub(f"[\t\n{_INVISIBLE}]+", " ", text).strip()
 
 
+def listed(items: Sequence[str], most: int) -> str:
+    """The first of many items in words: a, b and 3 more."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return f"{', '.join(items[:most])}{more}"
+
+
 def whole(value: float) -> str:
     """A count: 12,345."""
     return f"{value:,.0f}" if math.isfinite(value) else number(value)

@@ -19,6 +19,7 @@ from cellerate.data.table import Block, Kind, TableFile
 from cellerate.data.table_options import TableOptions
 from cellerate.data.time_column import TimeParser
 from cellerate.errors import DataError
+from cellerate.format import listed
 
 _BLOCK_ROWS = 1 << 16
 _PART_ROWS = 1 << 20
@@ -62,7 +63,7 @@ class ArrowTable(TableFile):
         return trimmed(values, self.options.missing_values)
 
     def _is_number(self, text: str) -> bool:
-        """Whether a text without marks is a number in this table."""
+        """True if a text without marks is a number in this table."""
         return is_number(text, ".", "")
 
     def _find_forms(self, batch: Any, *, plain: bool = False) -> None:
@@ -116,7 +117,7 @@ class ArrowTable(TableFile):
         # Others may be large: images, lists.
         read = [name for name in named if is_text_type(self.types[name])]
         said += [
-            f"left out: column {name!r} holds {held(self.types[name])}" for name in named if name not in read
+            f"left out: column {name!r} holds {_held(self.types[name])}" for name in named if name not in read
         ]
         texts = []
         for batch in self._batches(read, [], 0) if read else ():
@@ -133,12 +134,11 @@ class ArrowTable(TableFile):
                     texts.append(f"{name!r} ({found[0]!r} in data row {found[1] + 1})")
             break
         if texts:
-            more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
-            said.append(f"left out, because they hold text: {', '.join(texts[:_NAMED])}{more}")
+            said.append(f"left out, because they hold text: {listed(texts, _NAMED)}")
         return said
 
     def _no_number(self, values: Any) -> tuple[str, int, bool] | None:
-        """The first value that is no number, its row, and whether most others are some; None if all are missing."""
+        """The first value that is not a number, its row, and whether most others are; None if all are missing."""
         import pyarrow.compute as pc
 
         known = self._texts(values)
@@ -258,8 +258,8 @@ def kinds_of(schema: Any) -> dict[str, Kind]:
     return {field.name: _kind(field.type) for field in schema}
 
 
-def held(kind: Any) -> str:
-    """What a column of a type of Arrow holds, in words."""
+def _held(kind: Any) -> str:
+    """The values of a column of a type of Arrow, in words."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -272,9 +272,8 @@ def _kind(kind: Any) -> Kind:
 
     types = pa.types
     # A null type means only missing values in the first block; numbers may well follow later.
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
-        return "number"
-    if types.is_boolean(kind):
+    numeric = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
+    if any(one(kind) for one in numeric):
         return "number"
     if types.is_timestamp(kind) or types.is_date(kind):
         return "time"
@@ -283,19 +282,19 @@ def _kind(kind: Any) -> Kind:
 
 def _to_the_last(batches: Iterator[Any]) -> Iterator[Any]:
     """The rows up to the last one that holds anything: spreadsheets leave rows of separators at the end."""
-    held: list[Any] = []
+    waiting: list[Any] = []
     for batch in batches:
         rows = batch.num_rows - _empty_at_end(batch)
         if rows:
-            yield from held
-            held = []
+            yield from waiting
+            waiting = []
             yield batch.slice(0, rows)
         if rows < batch.num_rows:
-            held.append(batch.slice(rows))
+            waiting.append(batch.slice(rows))
 
 
 def _empty_at_end(batch: Any) -> int:
-    """How many rows without any value a batch ends with."""
+    """The number of rows without any value at the end of a batch."""
     count, size = 0, 1
     while count < batch.num_rows:
         end = batch.num_rows - count

@@ -7,12 +7,12 @@ from cellerate.data.table import MISSING
 
 
 def is_text(values: Any) -> bool:
-    """Whether an Arrow array holds strings."""
+    """True for an Arrow array of strings."""
     return is_text_type(values.type)
 
 
 def is_text_type(kind: Any) -> bool:
-    """Whether a type of Arrow is that of strings, or of categories of strings."""
+    """True for the type of strings of Arrow, and of categories of strings."""
     import pyarrow as pa
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -19,7 +19,7 @@ def tabbed(line: str) -> str:
 
 
 def stands_apart(lines: Sequence[str]) -> bool:
-    """Whether lines are rows of a table with blanks between columns: as many values each, most of them numbers."""
+    """True for rows of a table with blanks between columns: as many values each, most of them numbers."""
     rows = [line.split() for line in lines if line.strip()]
     if len(rows) < _LEAST_ROWS or len(rows[0]) < 2:
         return False

@@ -19,7 +19,7 @@ _MOST_ROWS = 4
 def has_header(
     path: Path, options: TableOptions, rows: list[list[str]], decimal: str, thousands: str, *, alone: bool
 ) -> bool:
-    """Whether the first of the rows of a CSV file has the names of the columns.
+    """True if the first of the rows of a CSV file has the names of the columns.
 
     Args:
         path: The file, for messages.
@@ -27,7 +27,7 @@ def has_header(
         rows: The first rows.
         decimal: The decimal mark.
         thousands: What groups digits, or "".
-        alone: Whether there is no other row.
+        alone: True if there are no others.
 
     Raises:
         DataError: The first row may be either.
@@ -59,13 +59,13 @@ def has_header(
 
 
 def is_plain(cell: str, decimal: str, thousands: str) -> bool:
-    """Whether a cell is a date or a number."""
+    """True for a date or a number."""
     cell = cell.strip()
     return bool(_DATE.fullmatch(cell)) or (cell not in MISSING and is_number(cell, decimal, thousands))
 
 
 def header_rows(rows: Sequence[Sequence[Any]], plain: Callable[[Any], bool]) -> int:
-    """How many rows of names a table begins with, of which it has one at least.
+    """The number of rows of names at the beginning of a table, which has one at least.
 
     Further rows of names have text wherever the rows below them have numbers or dates; the last may have the name of
     the first column alone, as the tables of pandas with names of two levels do.

@@ -91,7 +91,7 @@ def joined(columns: Sequence[Any]) -> Any:
     import pyarrow.compute as pc
 
     texts = [_text(column) for column in columns]
-    if len(texts) == _LEAST_PARTS and not _are_numbers(columns[0], texts[0]):
+    if len(texts) == 2 and not _are_numbers(columns[0], texts[0]):
         date = pc.replace_substring_regex(texts[0], r"[T ]0?0:00(:00(\.0+)?)?$", "")
         return pc.binary_join_element_wise(date, _clock(texts[1]), " ")
     padded = [texts[0], *(pc.utf8_lpad(text, 2, "0") for text in texts[1:])]

@@ -82,7 +82,7 @@ def find_form(values: Sequence[str], is_number: Callable[[str], bool]) -> Number
         is_number: Whether a value without marks is a number.
 
     Returns:
-        The marks; None if a value is no number with them, if they are only in a part of the values, or if there are
+        The marks; None if a value is not a number with them, if they are only in a part of the values, or if there are
         none.
     """
     if not values or sum(map(_may_be, values[:_LOOKED_AT])) < min(len(values), _LOOKED_AT):

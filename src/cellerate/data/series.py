@@ -22,7 +22,7 @@ from cellerate.data.series_data import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import FirstBlock, Progress
+from cellerate.data.series_read import Progress
 from cellerate.data.series_reading import Columns, EmptyColumnsError, without_value
 from cellerate.data.table_options import TableOptions, with_missing
 from cellerate.data.tables import NpyTable, find_tables, open_tables
@@ -120,9 +120,7 @@ def open_series(
     tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     if wide:
-        found = choose_columns(
-            first.path, first.columns, first.kinds, [], None, time_column, None, FirstBlock(first)
-        )
+        found = choose_columns(first.path, first.columns, first.kinds, [], None, time_column, None, first)
         tables = [WideTable(one, found.time) for one in tables]
         first, series_column, time_column = tables[0], SERIES, found.time or ""
 
@@ -135,7 +133,7 @@ def open_series(
             features,
             time_column,
             series_column,
-            FirstBlock(first),
+            first,
             empty,
         )
         read = Columns(columns.values, columns.time, columns.series, table.missing_values)

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from cellerate.data.joined_times import columns_of_time, of_parts, with_clock
+from cellerate.data.npy_table import NpyTable
+from cellerate.data.table import Table
 from cellerate.errors import ConfigError, DataError
 
 _TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
@@ -14,22 +15,6 @@ _LIKELY_NAMES = (
     "month", "ts", "day", "week", "period", "date_time", "quarter", "datum", "zeit", "zeitpunkt", "zeitstempel",
     "fecha", "jour", "data", "t", "index", "",
 )  # fmt: skip
-
-
-class FirstRows(Protocol):
-    """The first rows of a table."""
-
-    def holds_times(self, column: str) -> bool:
-        """Whether the values of a column are times."""
-        ...
-
-    def texts(self, column: str) -> list[str]:
-        """The values of a column as texts, without those that are missing."""
-        ...
-
-    def left_out(self, columns: Sequence[str]) -> list[str]:
-        """See `Table.left_out`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +46,7 @@ def choose_columns(
     features: Sequence[str] | None,
     time_column: str | None,
     series_column: Sequence[str] | str | None,
-    look: FirstRows | None = None,
+    look: Table | None = None,
     empty: Sequence[str] = (),
 ) -> ChosenColumns:
     """Which columns of a table are read, and as what.
@@ -74,7 +59,7 @@ def choose_columns(
         features: Columns to forecast from; None for all numbers.
         time_column: The column of times, "" for none, None to find it.
         series_column: The columns that tell series apart.
-        look: The first rows, asked where neither name nor type say what a column holds.
+        look: The table, whose first rows are asked where neither name nor type say what a column holds.
         empty: Columns without any value, which are no features unless they are named.
 
     Raises:
@@ -107,7 +92,7 @@ def choose_columns(
         # Reading a target then names its first value that is no number.
         features = features or list(targets)
         if not features:
-            raise DataError(no_numbers(path, names, look))
+            raise DataError(_no_numbers(path, names, look))
     elif not features:
         raise ConfigError("features is empty; expected at least one column, or None for all of them.")
     special = [*(("time", name) for name in of_time), *(("series", name) for name in series)]
@@ -122,7 +107,7 @@ def choose_columns(
 
 
 def _time_column(
-    names: Sequence[str], kinds: Mapping[str, str], taken: set[str], look: FirstRows | None
+    names: Sequence[str], kinds: Mapping[str, str], taken: set[str], look: Table | None
 ) -> tuple[str | None, str]:
     """The column of times that nobody named, and what is to be told of it."""
     free = [name for name in names if name not in taken]
@@ -144,7 +129,7 @@ def _time_column(
 
 
 def _one_column(
-    names: Sequence[str], free: Sequence[str], kinds: Mapping[str, str], look: FirstRows | None
+    names: Sequence[str], free: Sequence[str], kinds: Mapping[str, str], look: Table | None
 ) -> tuple[str | None, str]:
     named = [name for name in free if name.lower() in _TIME_NAMES]
     typed = [name for name in free if kinds[name] == "time"]
@@ -153,12 +138,23 @@ def _one_column(
     likely = [name for name in free if name.lower() in _LIKELY_NAMES]
     likely += [name for name in names[:1] if name in free and kinds[name] == "other" and name not in likely]
     for name in likely if look is not None else ():
-        if look is not None and look.holds_times(name):
+        if look is not None and _holds_times(look, name):
             return name, f"times from the column {name!r}"
     return None, "no time column found: rows count as steps; name it with time_column"
 
 
-def no_numbers(path: Path, names: Sequence[str], look: FirstRows | None) -> str:
+def _holds_times(table: Table, column: str) -> bool:
+    """True if the first values of a column are times, as texts or numbers of dates."""
+    if isinstance(table, NpyTable):
+        return False
+    try:
+        block = next(iter(table.blocks([], column, [], 0)), None)
+    except DataError:
+        return False
+    return block is not None and block.times is not None and block.times.dtype.kind == "M"
+
+
+def _no_numbers(path: Path, names: Sequence[str], look: Table | None) -> str:
     """Say that a table has no column of numbers, and what its columns hold."""
     held = look.left_out(names) if look is not None else []
     what = "; ".join(line.removeprefix("left out").lstrip(":, ").removeprefix("because ") for line in held)

@@ -9,7 +9,7 @@ from cellerate.data.series_columns import ChosenColumns, choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import FirstBlock, Progress
+from cellerate.data.series_read import Progress
 from cellerate.data.series_reading import Columns, EmptyColumnsError, without_value
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
@@ -75,7 +75,7 @@ def pack_series(
             columns,
             time_column,
             series_column,
-            FirstBlock(first),
+            first,
             empty,
         )
         read = Columns(chosen.values, chosen.time, chosen.series, tables_options.missing_values)

@@ -21,7 +21,7 @@ from cellerate.data.date_order import swap_day_and_month
 from cellerate.data.digits import lost_in_float32, lost_in_float64
 from cellerate.data.sentinels import Sentinels
 from cellerate.data.series_reading import Columns, EmptyColumnsError, Reading
-from cellerate.data.tables import Block, NpyTable, Table
+from cellerate.data.tables import Block, Table
 from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
@@ -338,31 +338,6 @@ def _latest(times: np.ndarray) -> float:
     last = times.max().reshape(1)
     found: float = last.view(np.int64 if times.dtype.kind == "M" else np.float64)[0].item()
     return found
-
-
-class FirstBlock:
-    """What the first rows of a table hold."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    def holds_times(self, column: str) -> bool:
-        """Whether the values of a column are times, as texts or numbers of dates."""
-        if isinstance(self._table, NpyTable):
-            return False
-        try:
-            block = next(iter(self._table.blocks([], column, [], 0)), None)
-        except DataError:
-            return False
-        return block is not None and block.times is not None and block.times.dtype.kind == "M"
-
-    def texts(self, column: str) -> list[str]:
-        """See `Table.texts`."""
-        return self._table.texts(column)
-
-    def left_out(self, columns: Sequence[str]) -> list[str]:
-        """See `Table.left_out`."""
-        return self._table.left_out(columns)
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cellerate.errors import DataError
+from cellerate.format import listed
 
 _NAMED = 5
 
@@ -110,7 +111,4 @@ def without_value(columns: Sequence[str]) -> list[str]:
     """Say which columns are left out because they are empty; an empty list without any."""
     if not columns:
         return []
-    more = f" and {len(columns) - _NAMED} more" if len(columns) > _NAMED else ""
-    return [
-        f"left out, because they have no value in any row: {', '.join(map(repr, columns[:_NAMED]))}{more}"
-    ]
+    return [f"left out, because they have no value in any row: {listed(list(map(repr, columns)), _NAMED)}"]

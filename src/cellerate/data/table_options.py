@@ -108,7 +108,7 @@ def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
     """What stands for missing values, a word each; one text may hold several between commas.
 
     Raises:
-        ConfigError: It is no list of words and numbers.
+        ConfigError: It is not a list of words and numbers.
     """
     given = [missing_values] if isinstance(missing_values, str) else missing_values
     if not isinstance(given, Iterable) or not all(isinstance(one, str | int | float) for one in given):

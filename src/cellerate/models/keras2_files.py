@@ -171,7 +171,7 @@ def _is_turned_with_them(node: dict[str, Any]) -> bool:
         return layer.get("stateful") is not True
     if name in ("Concatenate", "Softmax", "LayerNormalization"):
         return layer.get("axis", -1) in (-1, [-1], 2, [2])
-    # What is no layer: an initializer, a policy, a function.
+    # Others are not layers: an initializer, a policy, a function.
     described = "units" in layer or "name" in layer or "trainable" in layer
     return name in _PLACE_BY_PLACE or not described
 

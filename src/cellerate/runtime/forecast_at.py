@@ -10,6 +10,7 @@ from cellerate.data.gather import windows_at
 from cellerate.data.scaler import held_by
 from cellerate.data.series import SeriesData
 from cellerate.errors import DataError
+from cellerate.format import listed
 from cellerate.runtime.forecast_settings import ForecastSettings, Predict
 
 _NAMED = 3
@@ -69,10 +70,9 @@ def _framing(data: SeriesData, settings: ForecastSettings) -> Framing:
         return found[1]
     framing = Framing(data, settings.scaler, settings.covariates)
     if strangers := framing.strangers():
-        named = ", ".join(map(repr, strangers[:_NAMED]))
-        more = f" and {len(strangers) - _NAMED:,} more" if len(strangers) > _NAMED else ""
+        named = listed(list(map(repr, strangers)), _NAMED)
         warnings.warn(
-            f"the model was not trained on the series {named}{more}: they are forecast as unknown ones.",
+            f"the model was not trained on the series {named}: they are forecast as unknown ones.",
             stacklevel=4,
         )
     _FRAMINGS[data] = settings, framing

@@ -1,11 +1,10 @@
 """Where the series of some data end: from which rows they are forecast, and which are too short for that."""
 
-import itertools
-
 import numpy as np
 
 from cellerate.data.series import SeriesData
 from cellerate.errors import DataError
+from cellerate.format import listed
 
 _NAMED = 5
 
@@ -40,11 +39,10 @@ def left_out(data: SeriesData, window: int) -> str:
     short, every = too_short(data, window), {series for _, _, series in data.segments}
     if not short:
         return ""
-    named = ", ".join(f"{series} ({rows} rows)" for series, rows in itertools.islice(short.items(), _NAMED))
-    more = f" and {len(short) - _NAMED:,} more" if len(short) > _NAMED else ""
+    named = listed([f"{series} ({rows} rows)" for series, rows in short.items()], _NAMED)
     return (
         f"{len(short):,} of {len(every):,} series left out, because they end with fewer than {window} rows without a "
-        f"gap: {named}{more}"
+        f"gap: {named}"
     )
 
 
