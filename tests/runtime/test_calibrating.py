@@ -4,6 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from cellerate.data.covariates import Covariates
 from cellerate.data.frequency import parse_frequency
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData
@@ -208,6 +209,31 @@ def test_row_forecasts_are_medians_over_all_steps_that_reach_a_row(block, monkey
     expected = brute_force(data.values, segments, last_value())
     assert list(found) == list(expected)
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_known_in_advance_is_asked_for_rows_of_the_series_alone():
+    segments = ((0, 20, "a"), (20, 25, "b"), (25, 40, "c"))
+    data = series(np.random.default_rng(2).normal(size=40), segments)
+    given = dataclasses.replace(settings(), covariates=Covariates(future=("y",)))
+    asked = []
+
+    def forecast(origins):
+        asked.extend(origins.tolist())
+        return at(data, settings())(origins)
+
+    blocks = list(row_forecasts(forecast, data, given, [(first, first, stop) for first, stop, _ in segments]))
+    rows = np.concatenate([rows for rows, _, _ in blocks])
+    # Of b, no whole horizon follows a window.
+    assert sorted(set(asked)) == [*range(4, 19), *range(29, 39)]
+    assert rows.tolist() == [*range(4, 20), *range(29, 40)]
+    # The last row of a stretch has only the forecast whose horizon ends with it.
+    found = dict(zip(rows.tolist(), np.concatenate([one for _, one, _ in blocks])[:, 0], strict=True))
+    expected = brute_force(data.values, segments, last_value())
+    assert found[39] == pytest.approx(data.values[37, 0])
+    assert {row: value for row, value in found.items() if row not in (19, 39)} == pytest.approx(
+        {row: expected[row] for row in found if row not in (19, 39)}
+    )
+    assert score_rows(forecast, data, given, [(20, 20, 25)])[0] is None
 
 
 def test_score_rows_scores_windows_and_rows_of_the_bounds_in_one_pass():

@@ -87,6 +87,15 @@ def test_training_learns_from_a_price_that_is_known_in_advance(tmp_path):
 
 
 @pytest.mark.backends
+def test_a_model_is_calibrated_and_detects_up_to_the_last_row_that_has_a_price(tmp_path):
+    data = write(tmp_path / "s.csv")
+    fit(data, tmp_path / "m.keras", train_fraction=0.7, validation_fraction=0.3)
+    assert load_series_model(tmp_path / "m.keras").calibration is not None
+    found = cellerate.detect(tmp_path / "m.keras", data)
+    assert len(found.value) == 2 * (ROWS - WINDOW)
+    assert np.isfinite(found.expected).all()
+
+
 def test_packed_model_forecasts_and_is_judged_as_the_keras_model(made, tmp_path):
     ahead = write(tmp_path / "a.csv", rows=ROWS + HORIZON, known=ROWS)
     trained, packed = (forecast(made / name, ahead) for name in ("m.keras", "m.cell"))

@@ -25,6 +25,7 @@ from cellerate.runtime.intervals import (
     point_of,
     window_scale,
 )
+from cellerate.runtime.row_pieces import Piece, laid_out, over_steps, pieces_of
 
 ForecastAt = Callable[[np.ndarray], np.ndarray]
 """Forecasts from (B,) origins, the first rows to forecast: (B, horizon, targets[, Q]) in the units of the data."""
@@ -109,10 +110,13 @@ def score_rows(
         The first, or None if no whole horizon fits; (R, targets) distances as of `row_forecasts`, and (R, targets)
         `window_scale` there.
     """
-    pieces = _pieces(bounds, settings)
-    origins, begins, ends, rows = _laid_out(pieces)
+    pieces = pieces_of(bounds, settings, data, _ROWS)
+    if not pieces:
+        nothing = np.empty((0, len(data.target_columns)))
+        return None, nothing, nothing
+    origins, begins, ends, rows = laid_out(pieces)
     forecast, spread, negative = _forecast(forecast_at, data, settings, origins)
-    expected, spreads = _over_steps(
+    expected, spreads = over_steps(
         rows, origins, ends, point_of(forecast, settings.quantiles), spread, settings.horizon
     )
     whole = (origins >= begins) & (origins + settings.horizon <= ends)
@@ -285,12 +289,13 @@ def row_forecasts(
 
     Yields:
         Block by block (R,) rows, rising; (R, targets) expected values; and (R, targets) medians of `window_scale`.
+        Rows that no forecast reaches are in none.
     """
-    pieces: list[tuple[int, int, int]] = []
+    pieces: list[Piece] = []
     most, count = min(_ROWS, max(_BATCH, _NUMBERS // (settings.horizon * len(data.target_columns)))), 0
-    for piece in _pieces(bounds, settings, most):
+    for piece in pieces_of(bounds, settings, data, most):
         pieces.append(piece)
-        count += piece[2] - piece[0]
+        count += piece.stop - piece.first_origin
         if count >= most:
             yield _row_block(forecast_at, data, settings, pieces)
             pieces, count = [], 0
@@ -302,55 +307,12 @@ def _row_block(
     forecast_at: ForecastAt,
     data: SeriesData,
     settings: ForecastSettings,
-    pieces: Sequence[tuple[int, int, int]],
+    pieces: Sequence[Piece],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    origins, _, ends, rows = _laid_out(pieces)
+    origins, _, ends, rows = laid_out(pieces)
     forecast, spread, _ = _forecast(forecast_at, data, settings, origins)
     point = point_of(forecast, settings.quantiles)
-    return rows, *_over_steps(rows, origins, ends, point, spread, settings.horizon)
-
-
-def _pieces(
-    bounds: Sequence[tuple[int, int, int]], settings: ForecastSettings, most: int = _ROWS
-) -> list[tuple[int, int, int]]:
-    """(first origin, first row, row after the last) of runs of rows; from that origin on, forecasts reach the row."""
-    found = []
-    for first, begin, stop in bounds:
-        earliest = first + settings.window
-        for row in range(max(begin, earliest), stop, most):
-            found.append((max(earliest, row - settings.horizon + 1), row, min(stop, row + most)))
-    return found
-
-
-def _laid_out(
-    pieces: Sequence[tuple[int, int, int]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The origins of pieces; of each the first row of its piece and the one after the last; and the rows."""
-    origins = [np.arange(first, stop, dtype=np.int64) for first, _, stop in pieces] or [_NONE]
-    rows = [np.arange(begin, stop, dtype=np.int64) for _, begin, stop in pieces] or [_NONE]
-    counts = [stop - first for first, _, stop in pieces]
-    begins, ends = (np.repeat([piece[at] for piece in pieces], counts) for at in (1, 2))
-    return np.concatenate(origins), begins, ends, np.concatenate(rows)
-
-
-def _over_steps(
-    rows: np.ndarray,
-    origins: np.ndarray,
-    ends: np.ndarray,
-    point: np.ndarray,
-    spread: np.ndarray,
-    horizon: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The medians, over all steps that reach a row, of forecasts (B, horizon, targets) and scales (B, targets)."""
-    shape = (len(rows), horizon, spread.shape[1])
-    table, spreads = np.full(shape, np.nan), np.full(shape, np.nan)
-    for step in range(horizon):
-        places = np.searchsorted(rows, origins + step)
-        fits = (origins + step < ends) & (places < len(rows))
-        fits[fits] = rows[places[fits]] == origins[fits] + step
-        table[places[fits], step] = point[fits, step]
-        spreads[places[fits], step] = spread[fits]
-    return np.nanmedian(table, axis=1), np.nanmedian(spreads, axis=1)
+    return rows, *over_steps(rows, origins, ends, point, spread, settings.horizon)
 
 
 def _forecast(

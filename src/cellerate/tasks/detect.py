@@ -145,11 +145,15 @@ def detect(
         for told in series.notes:
             tell(told)
     bounds = [(first, first, stop) for first, stop, _ in series.segments]
-    total = sum(max(0, stop - first - settings.window) for first, _, stop in bounds)
+    # What is known in advance has to be known of the whole horizon.
+    least = settings.horizon if settings.covariates.future else 1
+    counts = [stop - first - settings.window for first, _, stop in bounds]
+    total = sum(count for count in counts if count >= least)
     if not total:
+        more = f", and {least} rows to forecast" if least > 1 else ""
         raise DataError(
-            f"no row can be judged: the model reads {settings.window} rows before it, and no series has more than "
-            "those without a gap. Give more rows."
+            f"no row can be judged: the model reads {settings.window} rows before it{more}, and no series has so many "
+            "without a gap. Give more rows."
         )
     forecast = functools.partial(known.forecast_at, series)
     blocks: list[tuple[np.ndarray, ...]] = []
