@@ -95,7 +95,7 @@ def test_hints_name_what_the_model_does_not_use_and_the_data_allow():
     assert in_options(worse).endswith(
         "To try: a longer window (--window), the hour, the weekday or the month (--calendar), a scale for each series "
         "(--scaling series), columns that are known in advance (--future), more training, a smaller model; or use last "
-        "value itself, which needs no model."
+        "value itself, which needs no network."
     )
 
 

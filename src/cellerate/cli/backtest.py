@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.figures import Rank, in_options, show_figures, shown
+from cellerate.cli.figures import Rank, Statistics, in_options, show_figures, shown
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, json_text, outputs
 from cellerate.cli.running import progress_bar
@@ -54,6 +54,7 @@ def backtest(
     baselines: Annotated[
         bool, typer.Option(help="Also judge a linear forecast; the naive ones cost nothing.")
     ] = True,
+    statistical: Statistics = None,
     level: Level = None,
     intervals: WithIntervals = True,
     output: Annotated[
@@ -82,6 +83,8 @@ def backtest(
         cellerate backtest ett.cell ETTh1.csv --folds 100 --step 1 -o folds.csv --plot folds.png
 
         cellerate backtest ett.keras ETTh1.csv --folds 5 --refit --epochs 3
+
+        cellerate backtest ett.keras ETTh1.csv --statistical theta --statistical arima
     """
     levels = levels_of(level, intervals)
     if output is not None:
@@ -107,6 +110,7 @@ def backtest(
             epochs=epochs,
             max_seconds=max_seconds,
             baselines=baselines,
+            statistical=statistical or (),
             levels=levels,
             progress=progress,
             tell=tell,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.figures import Rank, in_options, show_figures
+from cellerate.cli.figures import Rank, Statistics, in_options, show_figures
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, note, outputs
 from cellerate.cli.running import progress_bar
@@ -61,6 +61,7 @@ def evaluate(
             help="Series: draw how the errors grow with the steps ahead: *.png or *.svg.", show_default=False
         ),
     ] = None,
+    statistical: Statistics = None,
     rank: Rank = 10,
     processes: Processes = 1,
     backend: Backend = None,
@@ -88,6 +89,8 @@ def evaluate(
     if output is not None or processes > 1:
         if plot is not None:
             raise ConfigError("plot is for one process that writes no folder: leave it out.")
+        if statistical:
+            raise ConfigError("statistical is for one process that writes no folder: leave it out.")
         found = _in_pieces(model, data, output, part, processes, backend, quiet, reading, table)
     else:
         if model.suffix != ".cell":
@@ -103,6 +106,7 @@ def evaluate(
                 errors=errors,
                 batch_size=batch_size,
                 by_step=plot is not None,
+                statistical=statistical or (),
                 tell=tell,
                 **vars(reading),
                 **vars(spoken(table, quiet)),

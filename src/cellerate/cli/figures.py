@@ -16,6 +16,14 @@ Rank = Annotated[
     ),
 ]
 
+Statistics = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Series: a model of StatsForecast to judge beside it: ets, theta or arima; may be repeated.",
+        show_default=False,
+    ),
+]
+
 # Figures with a unit are told for a single target only.
 _COLUMNS = {
     "mae": "MAE",

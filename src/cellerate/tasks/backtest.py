@@ -22,15 +22,16 @@ from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.forecasting import Example
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.series_ends import row_times
-from cellerate.settings import check_counts, check_number, record_of, takes_fields_of
+from cellerate.settings import check_counts, check_number, one_or_more, record_of, takes_fields_of
+from cellerate.tasks.backtest_baselines import baselines_before, fitted_again
 from cellerate.tasks.backtest_folds import FoldRows, FoldWindows, fold_windows, rows_around, rows_before
 from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.forecasts import forecast_columns, forecast_table
-from cellerate.tasks.linear import fit_linear
 from cellerate.tasks.opening import Model, Opened, forecaster_of, open_model
 from cellerate.tasks.series_errors import SeriesForecaster, add_errors, judging_of, series_names
 from cellerate.tasks.series_report import Judging, SeriesErrors
 from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.statistical import check_statistical
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
@@ -140,6 +141,7 @@ def backtest(
     epochs: int | None = None,
     max_seconds: float = 60.0,
     baselines: bool = True,
+    statistical: Sequence[str] = (),
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -158,6 +160,9 @@ def backtest(
         epochs: With `refit`, the most epochs a fold; None for as many as the model was trained for.
         max_seconds: With `refit`, the most seconds of training a fold.
         baselines: Whether to judge a linear forecast, too. The naive ones cost nothing.
+        statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
+            AutoARIMA). They are fitted on the rows before the first fold, 10,000 at most, with `refit` before
+            each, and see the rows before each origin.
         levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
             those are too few, as the model keeps it; with `refit` on the validation part of each fold.
         progress: Called with how many folds are done, and of how many.
@@ -180,6 +185,8 @@ def backtest(
     check_number("step", step, at_least=1, whole=True, optional=True)
     check_number("epochs", epochs, at_least=1, whole=True, optional=True)
     check_number("max_seconds", max_seconds, above=0)
+    statistical = one_or_more(statistical)
+    check_statistical(statistical)
     opened = open_model(model, record)
     if refit and isinstance(opened, PackedModel):
         raise ConfigError(
@@ -196,13 +203,7 @@ def backtest(
     windows, left_out = fold_windows(series, forecaster, folds, step)
     about = judging_of(forecaster, series)
     before = rows_before(series, windows, 0)
-    fitted = Baselines.fit(
-        before,
-        forecaster.settings.window,
-        forecaster.settings.horizon,
-        forecaster.options.season,
-        why_not_linear=None if baselines else "it was not asked for",
-    )
+    fitted = baselines_before(forecaster, series, windows, linear=baselines, statistical=statistical)
     names = ["model", *fitted.names(forecaster.settings.window)]
     scales = fitted.scales_of(windows.series, len(about.targets))
     errors = SeriesErrors.zeros(windows.series, np.ones(len(windows.origins), int), names, about, scales)
@@ -213,12 +214,8 @@ def backtest(
         for fold in range(folds):
             chosen = np.flatnonzero(windows.folds == fold)
             known = rows_before(series, windows, fold)
-            own = fitted
-            if fitted.linear is not None:
-                window, horizon = forecaster.settings.window, forecaster.settings.horizon
-                linear = fit_linear(known, window, horizon, fitted.scales)
-                own = dataclasses.replace(fitted, linear=linear)
             trained = trainer(known, fold)
+            own = fitted_again(fitted, known, forecaster, windows.origins[chosen])
             made.append(_judge(trained, series, windows, chosen, own, errors))
             around.append(_intervals(trained, series, known, levels, newest=False))
             # As the first fold, which has the fewest rows to calibrate on, so all.
@@ -237,8 +234,8 @@ def backtest(
     rows = FoldRows.of(forecaster, series, windows, np.concatenate(made), around)
     every = _folds(forecaster, series, windows, rows, errors, about)
     figures = errors.report(about) | rows.held(slice(None))
-    if fitted.why_not_linear is not None:
-        figures["left_out"] = {"nlinear": fitted.why_not_linear}
+    if fitted.left_out:
+        figures["left_out"] = fitted.left_out
     if len(set(windows.series)) > 1:
         figures["by_series"] = errors.ranking(about)
     return Backtest(every, figures, forecaster.settings.horizon, step, refit, left_out, told)
@@ -257,7 +254,8 @@ def _judge(
     made = forecaster.forecast_at(data, origins)
     past = rows_around(data, origins, -settings.window, 0)
     truth = rows_around(data, origins, 0, settings.horizon)
-    add_errors(errors, chosen, made, truth, past, baselines, settings.quantiles)
+    others = baselines.forecasts(data, origins, past, errors.scales[chosen])
+    add_errors(errors, chosen, made, truth, others, settings.quantiles)
     return made
 
 

@@ -1,4 +1,4 @@
-"""The forecasts that a model has to beat, together: last value, seasonal naive and a linear one.
+"""The forecasts that a model has to beat, together: last value, seasonal naive, a linear one and statistical ones.
 
 With them are the scales of MASE, which come from the same training part.
 """
@@ -13,13 +13,15 @@ from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.tasks.forecasts import Naive
 from cellerate.tasks.linear import NLinear, fit_linear, scale_or_one, too_large
 from cellerate.tasks.metrics import in_sample_errors
+from cellerate.tasks.statistical import STATISTICAL, Statistical
 
-# What people call them; those of `Naive` and the linear one.
+# What people call them; those of `Naive`, the linear one and the statistical ones.
 LABELS = {
     "model": "the model",
     "last_value": "last value",
     "seasonal_naive": "seasonal naive",
     "nlinear": "NLinear",
+    **STATISTICAL,
 }
 
 
@@ -37,12 +39,14 @@ class Baselines:
         scales: (targets,) for each series: what MASE divides by; see `metrics.in_sample_errors`.
         linear: The linear one, or None.
         why_not_linear: Why there is none.
+        statistical: Those of StatsForecast that were asked for, or None.
     """
 
     naive: Naive
     scales: Mapping[str, np.ndarray]
     linear: NLinear | None = None
     why_not_linear: str | None = None
+    statistical: Statistical | None = None
 
     @classmethod
     def fit(
@@ -76,10 +80,49 @@ class Baselines:
 
     def names(self, window: int) -> list[str]:
         """The names of the forecasts that windows of `window` rows allow."""
-        return self.naive.names(window) + (["nlinear"] if self.linear is not None else [])
+        linear = ["nlinear"] if self.linear is not None else []
+        statistical = [] if self.statistical is None else list(self.statistical.models)
+        return [*self.naive.names(window), *linear, *statistical]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why a forecast that might be expected is missing, by its name."""
+        found = {} if self.why_not_linear is None else {"nlinear": self.why_not_linear}
+        return found if self.statistical is None else {**found, **self.statistical.left_out}
+
+    def forecasts(
+        self, data: SeriesData, origins: np.ndarray, past: np.ndarray, scale: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Forecasts the rows from each of B origins on, by every baseline.
+
+        Args:
+            data: The series.
+            origins: (B,) int64, the first row to forecast of each.
+            past: (B, window, targets) the rows before them.
+            scale: (B, targets) by the series of each; see `scales_of`.
+
+        Returns:
+            (B, H, targets) of each, in the units of the data.
+        """
+        found = {}
+        for name in self.names(past.shape[1]):
+            if self.statistical is not None and name in self.statistical.models:
+                found[name] = self.statistical.forecast(name, data, origins, self.naive.horizon)
+            else:
+                found[name] = self.forecast(name, past, scale)
+        return found
 
     def forecast(self, name: str, past: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Continues (B, window, targets) rows to (B, H, targets); `scale` is (B, targets), by the windows' series."""
+        """Continues windows by a naive forecast or the linear one.
+
+        Args:
+            name: Which one.
+            past: (B, window, targets).
+            scale: (B, targets) by the windows' series.
+
+        Returns:
+            (B, H, targets).
+        """
         if name == "nlinear":
             assert self.linear is not None  # noqa: S101 (`names` does not give it then)
             return self.linear.forecast(past, scale_or_one(scale))

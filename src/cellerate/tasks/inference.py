@@ -22,7 +22,7 @@ from cellerate.runtime.device import check_implementation
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.runtime.series_ends import left_out, too_short
-from cellerate.settings import check_choice, record_of, takes_fields_of
+from cellerate.settings import check_choice, one_or_more, record_of, takes_fields_of
 from cellerate.tasks.forecast_frame import Forecasts
 from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
 from cellerate.tasks.series_evaluation import EvaluationOptions, evaluate_forecaster
@@ -254,6 +254,7 @@ def evaluate(
     errors: Errors = "strict",
     batch_size: int = 128,
     by_step: bool = False,
+    statistical: Sequence[str] = (),
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -271,6 +272,8 @@ def evaluate(
         errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch, for Keras models.
         by_step: Series: whether the result also has the errors of each step ahead.
+        statistical: Series: models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
+            AutoARIMA). They see the rows before each window, and AutoARIMA takes its time.
         tell: Called with a sentence for each thing worth knowing of how tables of series were read.
         options: In what tables of series are read otherwise than in training, and how they are written, where that is
             not to be found out; listed below.
@@ -288,7 +291,14 @@ def evaluate(
     """
     opened = open_model(model, record)
     table, reading = record_of(TableOptions, options), record_of(ReadingOptions, options)
-    series = EvaluationOptions(part=part, reading=reading, table=table, by_step=by_step, tell=tell)
+    series = EvaluationOptions(
+        part=part,
+        reading=reading,
+        table=table,
+        by_step=by_step,
+        statistical=one_or_more(statistical),
+        tell=tell,
+    )
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
         return _evaluate_packed(opened, data, errors, name, series)

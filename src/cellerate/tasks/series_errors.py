@@ -5,7 +5,7 @@ processes, and the pieces added up.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from cellerate.runtime.forecast_at import forecast_at, units_at
 from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings
 from cellerate.runtime.intervals import point_of
 from cellerate.settings import check_choice
-from cellerate.tasks.baselines import Baselines
+from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.metrics import covered, pinball_losses, window_errors
 from cellerate.tasks.series_report import Judging, SeriesErrors
 from cellerate.tasks.settings import SeriesOptions
+from cellerate.tasks.statistical import Statistical
 from cellerate.tasks.step_errors import StepErrors
 from cellerate.tasks.verdict import hints_for
 
@@ -148,12 +149,12 @@ def forecaster_report(
 
     Returns:
         `part`, `judged` (a sentence on it) and `seen_by_training`; `windows`, `targets`; then `model`, `last_value`
-        and, where they can be had, `seasonal_naive` and `nlinear`. Each of these has `mase`, `smape` (percent), and
-        `scaled_mae` and `scaled_mse`, in standard deviations of the training part; and with one target `mae`, `mse`
-        and `rmse` in its unit. With quantiles there are also `crps`, `pinball`, `coverage` (how often the truth was at
-        most each quantile) and `interval_coverage` (how often it was within each central interval). `by_target` has
-        all of that for each target, `by_series` the figures of each series, the worst first; `verdict` says whether
-        the model beats the baselines; `left_out` which of them is missing and why.
+        and, where they can be had, `seasonal_naive`, `nlinear` and statistical ones. Each of these has `mase`, `smape`
+        (percent), and `scaled_mae` and `scaled_mse`, in standard deviations of the training part; and with one target
+        `mae`, `mse` and `rmse` in its unit. With quantiles there are also `crps`, `pinball`, `coverage` (how often the
+        truth was at most each quantile) and `interval_coverage` (how often it was within each central interval).
+        `by_target` has all of that for each target, `by_series` the figures of each series, the worst first; `verdict`
+        says whether the model beats the baselines; `left_out` which of them is missing and why.
     """
     about = judging_of(model, judged.part.data)
     report = {
@@ -164,8 +165,8 @@ def forecaster_report(
     }
     if judged.seen:
         report["verdict"]["sentence"] += " It was trained on some of these rows."
-    if baselines.why_not_linear is not None:
-        report["left_out"] = {"nlinear": baselines.why_not_linear}
+    if baselines.left_out:
+        report["left_out"] = baselines.left_out
     if len(set(errors.series)) > 1:
         report["by_series"] = errors.ranking(about)
     return report
@@ -212,8 +213,16 @@ def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> Judg
     return JudgedPart(whole, "all", seen, told)
 
 
-def baselines_for(model: SeriesForecaster, judged: JudgedPart) -> Baselines:
-    """The baselines to judge a forecaster by, fitted on the training part of the data."""
+def baselines_for(model: SeriesForecaster, judged: JudgedPart, statistical: Sequence[str] = ()) -> Baselines:
+    """The baselines to judge a forecaster by.
+
+    They are fitted on the training part of the data; statistical ones on the rows before the first one to forecast.
+
+    Args:
+        model: The forecaster.
+        judged: What it is judged on.
+        statistical: Keys of `statistical.STATISTICAL`.
+    """
     options, data = model.options, judged.part.data
     why = None
     if judged.name == "all":
@@ -224,7 +233,17 @@ def baselines_for(model: SeriesForecaster, judged: JudgedPart) -> Baselines:
         # Shorter than a test part: only the scale of MASE comes from here, which any rows give.
         train = data.whole()
     settings = model.settings
-    return Baselines.fit(train, settings.window, settings.horizon, options.season, why_not_linear=why)
+    found = Baselines.fit(train, settings.window, settings.horizon, options.season, why_not_linear=why)
+    if not statistical:
+        return found
+    starts: dict[int, int] = {}
+    for (first, _, _), (begin, stop) in zip(
+        judged.part.bounds, judged.part.spans(settings.window), strict=True
+    ):
+        if count_in((begin, stop), settings.window + settings.horizon):
+            starts.setdefault(first, begin + settings.window)
+    fitted = Statistical.fit(statistical, data, starts.items(), season_rows(options.season, data))
+    return dataclasses.replace(found, statistical=fitted)
 
 
 class _RawWindows(WindowSource):
@@ -297,15 +316,9 @@ def judge_windows(
         truth = future[real][..., targets].astype(np.float64)
         stretch = np.searchsorted(ends, numbers, side="right")
         np.add.at(found.windows, stretch, 1)
-        others = add_errors(
-            found,
-            stretch,
-            made,
-            truth,
-            past[real][..., targets].astype(np.float64),
-            baselines,
-            settings.quantiles,
-        )
+        known = past[real][..., targets].astype(np.float64)
+        others = baselines.forecasts(data, origins[: len(numbers)], known, found.scales[stretch])
+        add_errors(found, stretch, made, truth, others, settings.quantiles)
         if steps is not None:
             steps.add({"model": point_of(made, settings.quantiles), **others}, truth)
         done += len(numbers)
@@ -319,10 +332,9 @@ def add_errors(
     stretch: np.ndarray,
     made: np.ndarray,
     truth: np.ndarray,
-    past: np.ndarray,
-    baselines: Baselines,
+    others: Mapping[str, np.ndarray],
     quantiles: Sequence[float],
-) -> dict[str, np.ndarray]:
+) -> None:
     """Adds the errors of windows to sums.
 
     Args:
@@ -330,23 +342,16 @@ def add_errors(
         stretch: (B,) the number of the stretch that each window is of.
         made: (B, horizon, targets[, Q]) the model's forecasts.
         truth: (B, horizon, targets) what came.
-        past: (B, window, targets) what was known.
-        baselines: Forecasts to judge beside.
+        others: (B, horizon, targets) the forecasts of each baseline.
         quantiles: The Q quantiles, or empty.
-
-    Returns:
-        The forecasts of the baselines, (B, horizon, targets).
     """
     point = point_of(made, quantiles)
     if quantiles:
         np.add.at(found.pinball, stretch, pinball_losses(made, truth, quantiles))
         np.add.at(found.covered, stretch, covered(made, truth, quantiles))
     np.add.at(found.sums["model"], stretch, window_errors(point, truth))
-    others = {}
-    for name in baselines.names(past.shape[1]):
-        others[name] = baselines.forecast(name, past, found.scales[stretch])
-        np.add.at(found.sums[name], stretch, window_errors(others[name], truth))
-    return others
+    for name, forecast in others.items():
+        np.add.at(found.sums[name], stretch, window_errors(forecast, truth))
 
 
 def series_names(data: SeriesData, rows: Sequence[int]) -> list[str]:

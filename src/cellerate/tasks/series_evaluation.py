@@ -1,7 +1,7 @@
 """Judges a forecaster on series: its errors beside those of the baselines, its intervals, its errors step by step."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from cellerate.tasks.series_errors import (
     part_of,
 )
 from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.statistical import check_statistical
 from cellerate.tasks.step_errors import StepErrors
 
 
@@ -33,12 +34,14 @@ class EvaluationOptions:
     reading: ReadingOptions | None = None
     table: TableOptions | None = None
     by_step: bool = False
+    statistical: Sequence[str] = ()
     tell: Callable[[str], None] | None = None
 
     def check_unused(self) -> None:
         """Raises `ConfigError` if something is asked for that has no meaning for a model that is no forecaster."""
         given = dict(self.reading.given) if self.reading is not None else {}
         given |= {"by_step": True} if self.by_step else {}
+        given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
         table = self.table.given if self.table is not None else ""
         named = ", ".join(filter(None, [*(f"{name}={value!r}" for name, value in given.items()), table]))
         if named:
@@ -55,6 +58,7 @@ def evaluate_forecaster(
     reading: ReadingOptions | None = None,
     table: TableOptions | None = None,
     by_step: bool = False,
+    statistical: Sequence[str] = (),
     tell: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -68,6 +72,7 @@ def evaluate_forecaster(
         reading: In what the tables are read otherwise than in training.
         table: How tables are written, where that is not to be found out.
         by_step: Whether to give the errors of each step ahead.
+        statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima".
         tell: Called with a sentence for each thing worth knowing of how the tables were read.
         progress: See `judge_windows`.
 
@@ -76,12 +81,13 @@ def evaluate_forecaster(
         `by_step` also that: of the model and of each baseline the mean absolute error of each step, in the unit of
         the target or, with several, in standard deviations.
     """
+    check_statistical(statistical)
     data = model.open(paths, table=table, **(reading.given if reading is not None else {}))
     if tell is not None:
         for told in data.notes:
             tell(told)
     judged = part_of(model, data, part)
-    baselines = baselines_for(model, judged)
+    baselines = baselines_for(model, judged, statistical)
     steps = StepErrors(judging_of(model, data).deviations) if by_step else None
     errors = judge_windows(model, judged.part, baselines, progress, steps)
     report = forecaster_report(model, judged, baselines, errors) | judged_intervals(model, judged)

@@ -89,5 +89,5 @@ def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
         worse = f"{found['change'] + 1:,.1f} times"
     return (
         f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: "
-        f"{', '.join(hints)}, more training, a smaller model; or use {label} itself, which needs no model."
+        f"{', '.join(hints)}, more training, a smaller model; or use {label} itself, which needs no network."
     )
