@@ -7,6 +7,7 @@ BACKENDS := jax tensorflow torch
 ONCE := torch
 OTHERS := $(filter-out $(ONCE),$(BACKENDS))
 STAMPS := .stamps
+ADAPTERS := build/adapters
 # The CPU build: the default one brings gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 # What the native core is built from.
@@ -20,8 +21,8 @@ export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
 # The parts of the suite. Those that take longest begin.
-PARTS := test-tensorflow test-jax test-torch test-plain test-kernels test-devices
-SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
+PARTS := test-tensorflow test-jax test-torch test-plain test-kernels test-adapters test-devices
+SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain test-slow-adapters $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
 NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
 
 .PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-lesser test-scalar test-native $(NATIVE_PARTS) \
@@ -59,6 +60,14 @@ $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
 		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,tensorboard,wandb,mlflow,plots]'
 	@touch $@ $(STAMPS)/demo
+
+# An environment of its own on top of .venv: what it needs takes older versions of what other tests need newer.
+$(STAMPS)/adapters: $(STAMPS)/dev
+	$(BIN)/python -m venv --without-pip $(ADAPTERS)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		>"$$($(ADAPTERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beneath.pth"
+	$(BIN)/pip --python $(ADAPTERS)/bin/python install --quiet --group adapters
+	@touch $@
 
 setup: $(STAMPS)/dev
 
@@ -104,6 +113,12 @@ $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 	KERAS_BACKEND=$* $(PYTEST) -m "$(if $(filter $(ONCE),$*),keras,backends) and not slow"
 	$(passed)
 
+# Forecasters inside sktime and Darts, and beside StatsForecast.
+test-adapters: $(STAMPS)/adapters
+	$(call begin,adapters)
+	KERAS_BACKEND=$(ONCE) FAILED_TESTS='$(PART)' $(ADAPTERS)/bin/python -m pytest -m "not slow" tests/adapters
+	$(passed)
+
 # Our operations on several devices of JAX, which a process has or has not.
 test-devices: $(STAMPS)/dev
 	$(call begin,jax$(comma) four devices)
@@ -123,6 +138,11 @@ test-slow: $(STAMPS)/dev
 test-slow-plain: $(STAMPS)/dev
 	$(call begin,slow$(comma) without Keras)
 	$(PYTEST) -m "slow and not keras"
+	$(passed)
+
+test-slow-adapters: $(STAMPS)/adapters
+	$(call begin,slow$(comma) adapters)
+	KERAS_BACKEND=$(ONCE) FAILED_TESTS='$(PART)' $(ADAPTERS)/bin/python -m pytest -m slow tests/adapters
 	$(passed)
 
 $(BACKENDS:%=test-slow-%): test-slow-%: $(STAMPS)/dev

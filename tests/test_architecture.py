@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 ORDER = [
     {"cli"},
     {"optimization", "observe"},
-    {"serving", "report"},
+    {"serving", "report", "adapters"},
     {"tasks"},
     {"compress", "exports", "distributed"},
     {"training", "runtime"},

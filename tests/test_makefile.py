@@ -19,13 +19,13 @@ esac
 def pretended(folder: Path, *targets: str, fails: str = "nothing") -> tuple[int, str, list[str]]:
     """The exit code of `make`, its output, and the commands that ran; commands like `fails` fail."""
     shutil.copy(ROOT / "Makefile", folder)
-    programs, stamps = folder / ".venv/bin", folder / ".stamps"
-    programs.mkdir(parents=True)
-    stamps.mkdir()
-    for name in ("python", "pip", "cmake", "ctest", "ninja"):
-        (programs / name).write_text(PRETENDS.replace("FAILS", fails))
-        (programs / name).chmod(0o755)
-    for name in ("pyproject.toml", "CMakeLists.txt", ".stamps/tools", ".stamps/dev"):
+    (folder / ".stamps").mkdir()
+    for programs in (folder / ".venv/bin", folder / "build/adapters/bin"):
+        programs.mkdir(parents=True)
+        for name in ("python", "pip", "cmake", "ctest", "ninja"):
+            (programs / name).write_text(PRETENDS.replace("FAILS", fails))
+            (programs / name).chmod(0o755)
+    for name in ("pyproject.toml", "CMakeLists.txt", ".stamps/tools", ".stamps/dev", ".stamps/adapters"):
         (folder / name).touch()
     clean = {
         key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "GNUMAKE"))
@@ -45,7 +45,7 @@ def test_suite_that_passes_says_nothing_of_failures(tmp_path: Path) -> None:
     code, output, asked = pretended(tmp_path, "test")
     assert code == 0
     assert "== failed" not in output
-    assert sum("-m pytest" in line for line in asked) == 6
+    assert sum("-m pytest" in line for line in asked) == 7
     assert not any((tmp_path / ".stamps/failed").iterdir())
 
 
@@ -63,7 +63,7 @@ def test_part_that_fails_hides_no_other_and_is_named_in_the_end(
 ) -> None:
     code, output, asked = pretended(tmp_path, "test", fails=fails)
     assert code != 0
-    assert sum("-m pytest" in line for line in asked) == 6
+    assert sum("-m pytest" in line for line in asked) == 7
     end = output[output.index("== failed: ") :]
     assert end.startswith(f"== failed: {part}\n{tests}make: *** ")
     assert end.count("== failed") == 1
@@ -75,7 +75,7 @@ def test_lesser_instruction_sets_run_the_same_parts_and_name_theirs(tmp_path: Pa
     assert "== failed: test-torch (AVX2)\n   tests/test_it.py::test_that\n" in output
     lesser = [line for line in asked if "-m pytest" in line and " avx2 AVX2: " in line]
     scalar = [line for line in asked if "-m pytest" in line and " scalar : " in line]
-    assert (len(lesser), len(scalar)) == (6, 1)
+    assert (len(lesser), len(scalar)) == (7, 1)
 
 
 def test_slow_tests_hold_the_native_ones_and_the_lesser_ones(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""A forecaster that was trained on arrays and is kept as the bytes of a packed model: it can be copied and pickled.
+
+Both adapters train and forecast through it, so that they differ only in what their libraries ask for.
+"""
+
+import dataclasses
+import functools
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import DataError
+from cellerate.runtime.calibrating import Intervals
+from cellerate.runtime.packed import PackedModel, load
+from cellerate.tasks.packing import pack
+from cellerate.tasks.train import train_series
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one series, one after another without gaps.
+
+    Attributes:
+        name: Its name; "" for the only one.
+        targets: (T, targets).
+        past: (T, P) what is known of the past only.
+        known: (T + ahead, K) what is known in advance, too.
+        times: (T + ahead,) datetime64; None if the model sees no calendar.
+    """
+
+    name: str
+    targets: np.ndarray
+    past: np.ndarray
+    known: np.ndarray
+    times: np.ndarray | None = None
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The T rows as columns: targets, past and known ones."""
+        rows = len(self.targets)
+        groups = {"target": self.targets, "past": self.past[:rows], "known": self.known[:rows]}
+        found = {
+            f"{group}{n}": column for group, values in groups.items() for n, column in enumerate(values.T)
+        }
+        for name, column in found.items():
+            if len(column) < rows:
+                whose = f" of the series {self.name!r}" if self.name else ""
+                raise DataError(
+                    f"a covariate ({name}) ends {rows - len(column):,} rows too early{whose}: give values up to the "
+                    "last row, and where forecasts go on from forecasts, up to the last of those."
+                )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained forecaster.
+
+    Attributes:
+        cell: The bytes of its `.cell` file.
+    """
+
+    cell: bytes
+
+    @classmethod
+    def on(
+        cls, series: Sequence[Rows], *, window: int, horizon: int, settings: Mapping[str, Any]
+    ) -> "Trained":
+        """Trains one on some series, up to their last rows.
+
+        Args:
+            series: At least one.
+            window: Rows it sees.
+            horizon: Rows it forecasts.
+            settings: Further arguments of `cellerate.train_series`; `train_fraction` is what `validation_fraction`
+                leaves.
+
+        Raises:
+            CellerateError: As of `cellerate.train_series`.
+        """
+        table: dict[str, np.ndarray] = {
+            name: np.concatenate([one.columns[name] for one in series]) for name in series[0].columns
+        }
+        names = list(table)
+        # Numbers where no calendar is asked for: rows follow one another, whatever their times are.
+        table["time"] = np.concatenate(
+            [
+                np.arange(len(one.targets)) if one.times is None else one.times[: len(one.targets)]
+                for one in series
+            ]
+        )
+        how: dict[str, Any] = {"time_column": "time"}
+        if len(series) > 1:
+            table["series"] = np.repeat([one.name for one in series], [len(one.targets) for one in series])
+            how["series_column"] = "series"
+        with tempfile.TemporaryDirectory(prefix="cellerate-") as folder:
+            model, cell = Path(folder, "model.keras"), Path(folder, "model.cell")
+            train_series(
+                table,
+                model,
+                target=[name for name in names if name.startswith("target")],
+                feature=names,
+                future=[name for name in names if name.startswith("known")],
+                window=window,
+                horizon=horizon,
+                train_fraction=1 - settings.get("validation_fraction", 0.1),
+                verbose=False,
+                **how,
+                **settings,
+            )
+            pack(model, cell)
+            return cls(cell.read_bytes())
+
+    @functools.cached_property
+    def model(self) -> PackedModel:
+        """The packed model, opened."""
+        with tempfile.TemporaryDirectory(prefix="cellerate-") as folder:
+            path = Path(folder, "model.cell")
+            path.write_bytes(self.cell)
+            return load(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: not the opened model."""
+        return {"cell": self.cell}
+
+    def forecast(self, series: Sequence[Rows]) -> np.ndarray:
+        """Forecasts what comes after the rows of each of N series.
+
+        Returns:
+            (N, horizon, targets) in the units of the series.
+
+        Raises:
+            DataError: A series has too few rows, or too little is known in advance of it.
+        """
+        settings = self.model.forecaster.settings
+        window, horizon = settings.window, settings.horizon
+        for one in series:
+            if len(one.targets) < window:
+                whose = f"the series {one.name!r}" if one.name else "the series"
+                raise DataError(
+                    f"{whose} has {len(one.targets):,} rows, and the model reads {window:,} (window): give more."
+                )
+        features = [str(name) for name in settings.reading["features"]]
+        rows = np.stack(
+            [np.stack([one.columns[name][-window:] for name in features], axis=-1) for one in series]
+        )
+        further: dict[str, Any] = {}
+        covariates = settings.covariates
+        if covariates.future:
+            further["future"] = np.stack([self._known(one, horizon) for one in series])
+        if covariates.calendar is not None:
+            further["times"] = np.stack([self._times(one, window, horizon) for one in series])
+        if covariates.series is not None or covariates.scaling is not None:
+            further["series"] = [one.name for one in series]
+        return self.model.forecast(rows, **further)
+
+    def bounds(self, series: Sequence[Rows], forecast: np.ndarray, levels: Sequence[float]) -> np.ndarray:
+        """Calibrated intervals around forecasts.
+
+        Args:
+            series: N series.
+            forecast: (N, horizon, targets) as `forecast` gives them.
+            levels: Each above 0 and below 1.
+
+        Returns:
+            (levels, N, horizon, targets, 2): low and high. A level that the validation part was too short for has an
+            interval without bounds, for no shorter one is known to hold so much.
+        """
+        settings = self.model.forecaster.settings
+        calibration = settings.calibration
+        found = np.empty((len(levels), *forecast.shape, 2))
+        found[..., 0], found[..., 1] = -math.inf, math.inf
+        if calibration is None:
+            return found
+        reach = {level: calibration.reach_at(level) for level in levels if level <= calibration.grid[-1]}
+        past = np.stack([one.targets[-settings.window :] for one in series])
+        around = Intervals(calibration, reach, 0).bounds(past, forecast, settings.quantiles)
+        for number, level in enumerate(levels):
+            if level in around:
+                found[number] = around[level]
+        return found
+
+    @staticmethod
+    def _known(one: Rows, horizon: int) -> np.ndarray:
+        known = one.known[len(one.targets) : len(one.targets) + horizon]
+        if len(known) < horizon:
+            whose = f" of the series {one.name!r}" if one.name else ""
+            raise DataError(
+                f"the model needs what is known in advance for {horizon:,} rows after the last one{whose}, and was "
+                f"given {len(known):,}: give values for all rows up to the last one to forecast."
+            )
+        return known
+
+    @staticmethod
+    def _times(one: Rows, window: int, horizon: int) -> np.ndarray:
+        assert one.times is not None  # noqa: S101 (who asks for a calendar gives times)
+        end = len(one.targets)
+        return one.times[end - window : end + horizon]

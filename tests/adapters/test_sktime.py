@@ -1,0 +1,143 @@
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sktime.datasets import load_airline
+from sktime.utils._testing.hierarchical import _make_hierarchical
+from sktime.utils.estimator_checks import check_estimator
+
+import cellerate
+from cellerate.adapters import SktimeLSTM
+from cellerate.errors import ConfigError, DataError
+
+pytestmark = [pytest.mark.keras, pytest.mark.filterwarnings("ignore")]
+
+SMALL = {"window": 6, "units": 4, "epochs": 2, "validation_fraction": 0.3}
+
+
+@pytest.fixture(scope="module")
+def y():
+    return load_airline()
+
+
+@pytest.fixture(scope="module")
+def fitted(y):
+    return SktimeLSTM(**SMALL).fit(y[:-4], fh=[1, 2, 4])
+
+
+def later(fitted, y, **further):
+    """As one that goes on from another state: without training again."""
+    return pickle.loads(pickle.dumps(fitted)).update(y, update_params=False, **further)
+
+
+def test_forecasts_are_those_of_train_series_and_forecast(fitted, y, tmp_path):
+    path = tmp_path / "m.keras"
+    frame = {"y": y[:-4].to_numpy()}
+    how = {"window": 6, "horizon": 4, "train_fraction": 0.7, "validation_fraction": 0.3}
+    cellerate.train_series(frame, path, target=["y"], units=4, epochs=2, **how)
+    expected = cellerate.forecast(path, frame)[0]
+    found = fitted.predict()
+    np.testing.assert_allclose(found, expected.forecast[[0, 1, 3], 0], rtol=1e-5)
+    assert list(found.index) == list(y.index[[-4, -3, -1]])
+    around = fitted.predict_interval(coverage=[0.8])
+    np.testing.assert_allclose(around, expected.intervals[0.8][[0, 1, 3], 0], rtol=1e-5)
+
+
+def test_rows_that_came_later_are_seen_and_change_no_weight(fitted, y):
+    found = later(fitted, y[-4:]).predict()
+    expected = fitted.trained_.model.forecast(y.to_numpy()[-6:, None])
+    np.testing.assert_allclose(found, expected[[0, 1, 3], 0])
+    assert found.index[0] == y.index[-1] + 1
+
+
+def test_each_series_of_a_hierarchy_is_forecast_from_its_own_rows():
+    frame = _make_hierarchical((2, 2), min_timepoints=20, max_timepoints=20, n_columns=2, random_state=0)
+    made = SktimeLSTM(**SMALL).fit(frame, fh=[2, 3]).predict()
+    model = SktimeLSTM(**SMALL).fit(frame, fh=[2, 3])
+    assert len(made) == 8 and made.index.names == frame.index.names
+    for key, own in frame.groupby(level=[0, 1]):
+        expected = model.trained_.model.forecast(own.to_numpy()[-6:])
+        np.testing.assert_allclose(made.loc[key], expected[1:], rtol=1e-5)
+
+
+def test_x_is_known_in_advance(y):
+    rows = np.arange(120)
+    x = pd.DataFrame({"x": np.random.default_rng(0).normal(size=124)})
+    target = pd.Series(np.sin(rows / 5) + 3 * x["x"][:120].to_numpy())
+    # Without the linear map, which would be all of a model that training has not made better.
+    plain = {"options": {"residual": False, "linear": False}}
+    model = SktimeLSTM(**SMALL, **plain).fit(target, X=x[:120], fh=[1, 4])
+    made = model.predict(X=x[120:])
+    again = x[120:].copy()
+    again.iloc[3] += 5
+    assert not np.allclose(model.predict(X=again), made)
+    rows = np.stack([target, x["x"][:120]], axis=1)[-6:]
+    expected = model.trained_.model.forecast(rows, future=x.to_numpy()[120:])
+    np.testing.assert_allclose(made, expected[[0, 3], 0], rtol=1e-5)
+    with pytest.raises(DataError, match="4 rows after the last one, and was given 2"):
+        model._predict(model.fh, x[120:122])
+
+
+def test_quantiles_are_ordered_and_those_out_of_reach_have_no_bound(fitted):
+    found = fitted.predict_quantiles(alpha=[0.001, 0.1, 0.5, 0.9, 0.999])
+    assert (np.diff(found.to_numpy(), axis=1) > 0).all()
+    assert np.isneginf(found.iloc[:, 0]).all() and np.isposinf(found.iloc[:, -1]).all()
+    np.testing.assert_allclose(found.iloc[:, 2], fitted.predict())
+
+
+def test_calendar_needs_times(y):
+    rows = {**SMALL, "calendar": ["month"]}
+    model = SktimeLSTM(**rows).fit(y, fh=[1, 2])
+    assert np.isfinite(model.predict()).all()
+    stamps = y.to_timestamp()
+    np.testing.assert_allclose(
+        SktimeLSTM(**rows).fit(stamps, fh=[1, 2]).predict(), model.predict(), rtol=1e-4
+    )
+    with pytest.raises(ConfigError, match="calendar needs an index of times, and that of y is a RangeIndex"):
+        SktimeLSTM(**rows).fit(pd.Series(np.arange(30.0)), fh=1)
+
+
+def test_it_works_inside_what_sktime_builds_of_forecasters(y):
+    from sktime.forecasting.compose import TransformedTargetForecaster
+    from sktime.forecasting.model_evaluation import evaluate
+    from sktime.forecasting.model_selection import ForecastingGridSearchCV
+    from sktime.split import ExpandingWindowSplitter
+    from sktime.transformations.boxcox import LogTransformer
+
+    pipe = TransformedTargetForecaster([LogTransformer(), SktimeLSTM(**SMALL)])
+    splits = ExpandingWindowSplitter(fh=[1, 2], initial_window=100, step_length=20)
+    judged = evaluate(pipe, splits, y, strategy="no-update_params")
+    assert len(judged) == 3 and np.isfinite(judged.filter(like="test_")).all().all()
+    search = ForecastingGridSearchCV(
+        SktimeLSTM(**SMALL), splits, {"units": [2, 4]}, strategy="no-update_params"
+    )
+    assert search.fit(y, fh=[1, 2]).best_params_["units"] in (2, 4)
+
+
+_QUICK = [
+    "test_clone",
+    "test_constructor",
+    "test_deepcopy_fitted_predict",
+    "test_doctest_examples",
+    "test_fit_idempotent",
+    "test_get_test_params",
+    "test_object_tags",
+    "test_persistence_via_pickle",
+    "test_predict_series_name_preserved",
+    "test_set_params_sklearn",
+    "test_update_with_exogenous_variables",
+    "test_valid_object_tags",
+]
+
+
+@pytest.mark.parametrize("tests", [_QUICK, pytest.param(None, marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_it_passes_the_checks_of_sktime(tests, monkeypatch):
+    if tests is not None:
+        every = SktimeLSTM.get_test_params()
+        monkeypatch.setattr(
+            SktimeLSTM, "get_test_params", classmethod(lambda cls, parameter_set="default": every[0])
+        )
+    found = check_estimator(SktimeLSTM, tests_to_run=tests, verbose=False)
+    assert {name: what for name, what in found.items() if what != "PASSED"} == {}
+    assert len(found) > (20 if tests is not None else 800)
