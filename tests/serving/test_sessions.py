@@ -11,21 +11,11 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.runtime.cell import Cell, write_cell
-from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.cell import write_cell
 from cellerate.serving.pushes import MissingSessionError, Push
 from cellerate.serving.sessions import Sessions
-from support.graphs import Graph, draw
-
-F, H = 3, 11
-
-
-def model(seed: float = 1.0) -> PackedModel:
-    graph = Graph()
-    scaled = graph.affine(graph.input("x", -1, F), "scaled", F, scale=seed)
-    first = graph.lstm(scaled, "first", F, H)
-    program = graph.program(y=graph.dense(graph.lstm(first, "second", H, 7), "head", 7, 2))
-    return PackedModel(Cell(program, "float32", {}))
+from support.graphs import draw
+from support.session_models import F, model, opened, steps
 
 
 class Clock:
@@ -36,21 +26,11 @@ class Clock:
         return self.now
 
 
-def steps(k: int, seed: int = 0) -> dict[str, np.ndarray]:
-    return {"x": draw(k, F, seed=seed)}
-
-
 def y_of(result: Any) -> np.ndarray:
     if isinstance(result, Exception):
         raise result
     found: np.ndarray = result["y"]
     return found
-
-
-def opened(sessions: Sessions, *names: str) -> Sessions:
-    for name in names:
-        sessions.open(name)
-    return sessions
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -133,7 +113,7 @@ def test_session_that_is_not_there_says_why_and_never_begins_by_itself(tmp_path:
         assert len(sessions) == 1
         sessions.open("old")
         assert not sessions.state("old").any()
-        sessions.shut()
+        sessions.disk.shut()
 
 
 def test_without_a_file_the_least_recently_used_end_and_with_one_none_does(tmp_path: Path) -> None:
@@ -152,13 +132,13 @@ def test_states_survive_a_restart_and_another_model_is_refused(tmp_path: Path) -
     one, path = model(), tmp_path / "folder" / "s.db"
     sessions = opened(Sessions(one, path), "a", "b")
     sessions.push([Push("a", steps(5))])
-    sessions.shut()
+    sessions.disk.shut()
     again = Sessions(one, path)
     assert len(again) == 2
     (found,) = again.push([Push("a", steps(3, seed=9))])
     whole = one.predict(np.concatenate([steps(5)["x"], steps(3, seed=9)["x"]])[np.newaxis])[0]
     assert y_of(found).tobytes() == whole[5:].tobytes()
-    again.shut()
+    again.disk.shut()
     with pytest.raises(DataError, match="holds sessions of another model"):
         Sessions(model(2.0), path)
     (tmp_path / "text.db").write_text("no database " * 100)
@@ -224,7 +204,7 @@ sessions = Sessions(load(sys.argv[1]), Path(sys.argv[2]))
 for n in range(50):
     sessions.open(f"s{n}")
 sessions.push([Push(f"s{n}", {"x": np.full((3, 3), n, np.float32)}) for n in range(50)])
-sessions.flush_some(sessions.unsaved())
+sessions.disk.flush_some(sessions.disk.unsaved())
 sessions.push([Push(f"s{n}", {"x": np.full((3, 3), n, np.float32)}) for n in range(50)])
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -244,7 +244,7 @@ def test_states_reach_the_disk_by_themselves(tmp_path: Path) -> None:
                 shutil.copy(path, copy)
             found = sessions(copy)
             there = len(found) == 1
-            found.shut()
+            found.disk.shut()
             return there
 
         await until(is_there)
@@ -262,7 +262,7 @@ def test_unused_sessions_end_although_nobody_asks_for_anything(tmp_path: Path, o
         for name in "abc":
             kept.open(name)
         await until(lambda: len(kept) == 0)
-        assert kept.unsaved() == []
+        assert kept.disk.unsaved() == []
         await worker.close()
 
     asyncio.run(main())

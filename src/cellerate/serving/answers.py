@@ -16,7 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
-from cellerate.serving.pushes import ExistingSessionError, MissingSessionError, TooManySessionsError
+from cellerate.serving.pushes import (
+    ExistingSessionError,
+    MissingSessionError,
+    ReplacedModelError,
+    StorageError,
+    TooManySessionsError,
+)
 from cellerate.serving.workers import BusyError, DeadlineError
 
 log = logging.getLogger("cellerate.serving")
@@ -111,7 +117,9 @@ def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
             return 504, str(error), {}
         case MissingSessionError():
             return 410 if error.ended else 404, str(error), {}
-        case ExistingSessionError():
+        case StorageError():
+            return 503, str(error), {"retry-after": "10"}
+        case ExistingSessionError() | ReplacedModelError():
             return 409, str(error), {}
         case TooManySessionsError():
             return 429, str(error), {}

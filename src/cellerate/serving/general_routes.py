@@ -46,7 +46,14 @@ class DetokenizeRequest(msgspec.Struct):
 
 async def health(request: Request) -> Response:
     """`GET /healthz`."""
-    return json_answer({"status": "ok"})
+    disks = [served.sessions.sessions.disk for served in models_of(request) if served.sessions is not None]
+    if not any(disk.trouble for disk in disks):
+        return json_answer({"status": "ok"})
+    refused = any(disk.refuses for disk in disks)
+    told = "the states of sessions cannot be written to the disk; the log says why."
+    return json_answer(
+        {"status": "failing" if refused else "degraded", "reason": told}, 503 if refused else 200
+    )
 
 
 async def metrics(request: Request) -> Response:

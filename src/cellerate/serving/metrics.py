@@ -100,6 +100,10 @@ class _OfModels(Collector):
         )
         sessions = gauge("sessions", "Sessions, in memory and on disk.")
         waiting = gauge("session_pushes_waiting", "Pushes to sessions that wait.")
+        unsaved = gauge("session_states_unsaved", "Sessions whose state on the disk is missing or older.")
+        failing = gauge(
+            "session_disk_failing_seconds", "For how long the disk has taken no states; 0 while it does."
+        )
         calls = gauge("pending_request_count", "Predictions, forecasts and embeddings that wait or run.")
         for served in self._models:
             calls.add_metric([served.name], served.calls.waiting)
@@ -109,4 +113,6 @@ class _OfModels(Collector):
             if served.sessions is not None:
                 sessions.add_metric([served.name], len(served.sessions.sessions))
                 waiting.add_metric([served.name], served.sessions.waiting)
-        return iter((texts, recalled, sessions, waiting, calls))
+                unsaved.add_metric([served.name], served.sessions.sessions.disk.unsaved_count)
+                failing.add_metric([served.name], served.sessions.sessions.disk.trouble_s)
+        return iter((texts, recalled, sessions, waiting, unsaved, failing, calls))

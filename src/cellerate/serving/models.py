@@ -18,6 +18,9 @@ from cellerate.serving.limits import Limits
 from cellerate.serving.sessions import Sessions
 from cellerate.serving.workers import SessionWorker, TextWorker
 
+FLUSH_EVERY_S = 10.0
+"""How often the states of sessions are written to the disk, against a crash."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -51,11 +54,12 @@ class Served:
                 most=limits.sessions,
                 most_in_memory=limits.sessions_in_memory,
                 time_to_live_s=limits.session_ttl_s,
+                refuse_after_s=2 * FLUSH_EVERY_S,
             )
         except ModelError as error:
             self.no_sessions = str(error)
         else:
-            self.sessions = SessionWorker(kept, limits.pushes)
+            self.sessions = SessionWorker(kept, limits.pushes, FLUSH_EVERY_S)
         self.texts: TextWorker | None = None
         if model.task == "text":
             self.texts = TextWorker(model, limits.sequences, limits.prompt_cache_bytes)
@@ -126,15 +130,22 @@ class Models:
             model = await asyncio.to_thread(_loaded, old.path, self._device)
             if model.fingerprint == old.model.fingerprint:
                 return False
-            if old.sessions is not None and len(old.sessions.sessions):
+            # From here on nobody begins a session that would end with the old model.
+            left = 0 if old.sessions is None else old.sessions.sessions.replace()
+            if left:
                 raise RequestError(
                     409,
-                    f"{old.path} holds another model now, and {len(old.sessions.sessions)} sessions belong to the old "
+                    f"{old.path} holds another model now, and {left} sessions belong to the old "
                     "one, which stays: close them, or start the server again.",
                 )
-            self._served[name] = await asyncio.to_thread(
-                Served, name, old.path, model, self.limits, self._state
-            )
+            try:
+                self._served[name] = await asyncio.to_thread(
+                    Served, name, old.path, model, self.limits, self._state
+                )
+            except BaseException:
+                if old.sessions is not None:
+                    old.sessions.sessions.keep()
+                raise
         await old.close(drain_s)
         return True
 

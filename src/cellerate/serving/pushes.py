@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cellerate.errors import ConfigError, DataError
+from cellerate.errors import CellerateError, ConfigError, DataError
 
 _LONGEST_NAME = 256
 
@@ -28,6 +28,18 @@ class ExistingSessionError(ConfigError):
 
 class TooManySessionsError(ConfigError):
     """There are as many sessions as there may be."""
+
+
+class ReplacedModelError(ConfigError):
+    """The model takes no new sessions, because another one takes its place."""
+
+
+class StorageError(CellerateError):
+    """The states of sessions cannot be read from the disk, or written to it."""
+
+
+class DamagedStateError(DataError):
+    """The state of a session is not what was written."""
 
 
 class Push(NamedTuple):

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.errors import CellerateError, ConfigError
+from cellerate.errors import ConfigError
 from cellerate.serving.answers import RequestError, array_of
 from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Served
 from cellerate.serving.pushes import Push
+from cellerate.serving.sessions import Result
 from cellerate.serving.workers import SessionWorker
 
 
@@ -24,9 +25,7 @@ def worker_of(served: Served) -> SessionWorker:
     return served.sessions
 
 
-async def push_all(
-    served: Served, metrics: Metrics, pushes: Sequence[Push]
-) -> list[dict[str, np.ndarray] | CellerateError]:
+async def push_all(served: Served, metrics: Metrics, pushes: Sequence[Push]) -> list[Result]:
     """Pushes to sessions; each gives its outputs or its error.
 
     Raises:
@@ -34,7 +33,7 @@ async def push_all(
     """
     with metrics.push_s.labels(served.name).time():
         results = await worker_of(served).push(pushes)
-    failed = sum(isinstance(result, CellerateError) for result in results)
+    failed = sum(isinstance(result, Exception) for result in results)
     metrics.pushes.labels(served.name).inc(len(results) - failed)
     metrics.push_errors.labels(served.name).inc(failed)
     return results
@@ -55,7 +54,7 @@ async def push_one(
         CellerateError: What went wrong.
     """
     (result,) = await push_all(served, metrics, [Push(name, inputs, begin, end)])
-    if isinstance(result, CellerateError):
+    if isinstance(result, Exception):
         raise result
     return result
 

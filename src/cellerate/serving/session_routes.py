@@ -108,7 +108,7 @@ async def push_lines(request: Request) -> Response:
     for number, name in enumerate(names):
         result = wrong.get(number) or next(found)
         told = {} if name is None else {"id": name}
-        if isinstance(result, CellerateError):
+        if isinstance(result, Exception):
             status, message, _ = status_of(result)
             answers.append(told | {"error": message, "status": status})
         else:

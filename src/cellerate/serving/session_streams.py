@@ -41,6 +41,11 @@ class SessionStreams:
         return self._streams.count
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what a push gives."""
+        return tuple(self._model.outputs)
+
+    @property
     def initial_state(self) -> np.ndarray:
         """(S,) float32, what a stream remembers before its first step."""
         return np.zeros(self._size, np.float32)
@@ -111,6 +116,11 @@ class ForecastStreams(SessionStreams):
         self._expected = np.empty((0, len(self._targets)), np.float32)
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what a push gives."""
+        return "forecast", "score"
+
+    @property
     def initial_state(self) -> np.ndarray:
         """(S,) float32; nothing is expected of the first row."""
         return np.concatenate([super().initial_state, np.full(len(self._targets), np.nan, np.float32)])
@@ -147,17 +157,29 @@ class ForecastStreams(SessionStreams):
         # A number too large for float32 is as good as an infinite one, which spoils this stream alone.
         with np.errstate(over="ignore"):
             scaled = self._settings.scaler.transform(given, self._features)
-        scores = np.empty(given.shape[:2], np.float32)
-        for step in range(given.shape[1]):
+        before = self.states_of(rows)
+        try:
+            made, scores = self._stepped(name, scaled, rows)
+        except Exception:
+            # Of a push that fails nothing was read.
+            self.set_states(rows, before)
+            raise
+        forecast = self._settings.scaler.inverse_transform(
+            made, self._targets, quantiles=bool(self._settings.quantiles)
+        )
+        return {"forecast": forecast, "score": scores}
+
+    def _stepped(self, name: str, scaled: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The forecast after the last of (N, k, F) rows, and the scores (N, k) of all."""
+        scores = np.empty(scaled.shape[:2], np.float32)
+        made = np.empty(0)
+        for step in range(scaled.shape[1]):
             scores[:, step] = self._score(scaled[:, step], self._expected[rows])
             # One by one, for each row is compared with the forecast made before it.
             (made,) = super().push({name: scaled[:, step : step + 1]}, rows).values()
             made = self._shaped(made)
             self._expected[rows] = made[:, 0, :, self._middle] if self._settings.quantiles else made[:, 0]
-        forecast = self._settings.scaler.inverse_transform(
-            made, self._targets, quantiles=bool(self._settings.quantiles)
-        )
-        return {"forecast": forecast, "score": scores}
+        return made, scores
 
     def _shaped(self, made: np.ndarray) -> np.ndarray:
         """(N, horizon, targets), with quantiles (..., Q); a model may leave out the axis of a single target."""

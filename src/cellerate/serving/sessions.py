@@ -1,33 +1,38 @@
 """Named streams through a model: their states in memory up to a bound, the others on disk, none ever silently lost.
 
 Whoever pushes to a session that is not there is told why: it was never opened, it was closed, or it was not used for
-so long that it ended. A session never begins anew by itself.
+so long that it ended. A session never begins anew by itself. An error concerns its own session, whatever its kind, and
+of a push that fails nothing was read.
 """
 
-import itertools
+import logging
 import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from cellerate.errors import CellerateError, ConfigError, DataError
+from cellerate.errors import ConfigError, DataError
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.pushes import (
+    DamagedStateError,
     ExistingSessionError,
     MissingSessionError,
     Push,
+    ReplacedModelError,
+    StorageError,
     TooManySessionsError,
     check_name,
     groups_of,
     turns_of,
 )
+from cellerate.serving.session_disk import SessionDisk
+from cellerate.serving.session_memory import SessionMemory, steady_clock
 from cellerate.serving.session_streams import session_streams
-from cellerate.serving.state_file import StateFile
+from cellerate.serving.state_store import LOST, StateStore
 
 # Sessions that ended by themselves and are remembered, to say so.
 _MOST_ENDED = 100_000
@@ -35,13 +40,11 @@ _MOST_ENDED = 100_000
 _MOST_ROWS = 4096
 # How often unused sessions are looked for, as a share of their time to live.
 _SWEEP = 0.01
-# The share of the sessions in memory that goes to the disk when there is no room.
-_SPILLED = 8
 
+log = logging.getLogger("cellerate.serving")
 
-class _Place(NamedTuple):
-    row: int
-    used: float
+Result = dict[str, np.ndarray] | Exception
+"""The outputs of a push by their names, or its error."""
 
 
 class Sessions:
@@ -57,7 +60,11 @@ class Sessions:
         most: How many sessions there may be.
         most_in_memory: How many states are kept in memory.
         time_to_live_s: A session that was not used for so many seconds ends.
-        clock: Seconds that never go back, also over restarts if there is a file.
+        refuse_after_s: For how long states may stay unwritten because the disk takes none; then pushes are refused.
+        clock: Seconds that never go back, also over restarts if there is a file; None for a steady one.
+
+    Attributes:
+        disk: Keeps the states over restarts.
 
     Raises:
         DataError: The file is damaged, or holds sessions of another model.
@@ -73,27 +80,35 @@ class Sessions:
         most: int = 1_000_000,
         most_in_memory: int = 100_000,
         time_to_live_s: float = 3600,
-        clock: Callable[[], float] = time.time,
+        refuse_after_s: float = math.inf,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if most < 1 or most_in_memory < 1 or not time_to_live_s > 0:
             raise ConfigError(
                 f"most and most_in_memory must be at least 1 and time_to_live_s above 0; got {most}, "
                 f"{most_in_memory} and {time_to_live_s}."
             )
-        self._most_of_all = most
+        self._most_of_all, self._most = most, most_in_memory
         self._streams = session_streams(model)
         self._size = len(self._streams.initial_state)
-        self._most, self._time_to_live, self._clock = most_in_memory, time_to_live_s, clock
+        self._time_to_live, self._clock = time_to_live_s, clock or steady_clock()
         self._lock = threading.RLock()
-        # Those in memory, the least recently used first.
-        self._places: OrderedDict[str, _Place] = OrderedDict()
-        self._free: list[int] = []
-        # Those in memory whose state on disk is missing or older.
-        self._changed: set[str] = set()
+        self._memory = SessionMemory(self._streams, most_in_memory, self._clock)
+        self.disk = SessionDisk(self._memory, self._lock, refuse_after_s)
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._file = None if path is None else StateFile(path, model.fingerprint, self._size)
         self._next_sweep = -math.inf
-        self._count = 0 if self._file is None else len(self._file)
+        self._count = 0
+        self._replaced = False
+        if path is not None:
+            store = StateStore(path, model.fingerprint, self._size, lambda: self._memory.changed)
+            self._memory.store = store
+            self._count = len(store)
+            self._remember(store.ended, LOST)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what a push gives."""
+        return self._streams.outputs
 
     def __len__(self) -> int:
         """How many sessions there are, on disk and in memory."""
@@ -109,6 +124,7 @@ class Sessions:
         """
         check_name(name)
         with self._lock:
+            self.disk.check()
             self.end_unused()
             if self._is_there(name):
                 raise ExistingSessionError(
@@ -125,12 +141,9 @@ class Sessions:
         with self._lock:
             if not self._is_there(name):
                 raise self._missing(name)
-            self._forget([name])
-            self._count -= 1
-            if self._file is not None:
-                self._file.delete([name])
+            self._end([name])
 
-    def push(self, pushes: Sequence[Push]) -> list[dict[str, np.ndarray] | CellerateError]:
+    def push(self, pushes: Sequence[Push]) -> list[Result]:
         """Reads new steps of many sessions, those of one session in the order in which they are given.
 
         Args:
@@ -162,8 +175,8 @@ class Sessions:
         """
         with self._lock:
             self.end_unused()
-            place = self._places.get(name)
-            used = place.used if place else self._file.used(name) if self._file is not None else None
+            place, store = self._memory.places.get(name), self._memory.store
+            used = place.used if place else store.used(name) if store is not None else None
             if used is None:
                 raise self._missing(name)
             return max(0.0, self._clock() - used)
@@ -176,7 +189,7 @@ class Sessions:
         """
         with self._lock:
             self._bring([name])
-            return self._streams.states_of([self._places[name].row])[0]
+            return self._streams.states_of(self._memory.rows([name]))[0]
 
     def restore(self, name: str, state: np.ndarray) -> None:
         """Begins a session with a state that `state` gave, or puts it back to that.
@@ -190,11 +203,12 @@ class Sessions:
         with self._lock:
             if state.shape != (self._size,) or state.dtype.kind != "f":
                 raise DataError(f"the state must be {self._size} numbers; got {state.dtype} {state.shape}.")
+            self.disk.check()
             self.end_unused()
             if self._is_there(name):
                 self._bring([name])
-                self._streams.set_states([self._places[name].row], state[np.newaxis])
-                self._used([name])
+                self._streams.set_states(self._memory.rows([name]), state[np.newaxis])
+                self._memory.use([name])
             else:
                 self._begin(name, state[np.newaxis])
 
@@ -206,65 +220,48 @@ class Sessions:
                 return
             self._next_sweep = now + self._time_to_live * _SWEEP
             since, unused = now - self._time_to_live, []
-            for name, place in self._places.items():
+            for name, place in self._memory.places.items():
                 if place.used >= since:
                     break
                 unused.append(name)
-            reason = f"it was not used for {self._time_to_live:g} s"
-            if self._file is not None:
-                # Of those in memory, the time on disk is an older one.
-                unused += [name for name in self._file.unused_since(since) if name not in self._places]
-            if unused:
-                self._end(unused, reason)
+            if self._memory.store is not None:
+                try:
+                    # Of those in memory, the time on disk is an older one.
+                    old = self._memory.store.unused_since(since)
+                    unused += [name for name in old if name not in self._memory.places]
+                except StorageError as error:
+                    log.error("sessions that were not used cannot be looked for: %s", error)
+            self._end(unused, f"it was not used for {self._time_to_live:g} s")
 
-    def unsaved(self) -> list[str]:
-        """The sessions whose states are not on disk yet; none without a file."""
+    def replace(self) -> int:
+        """Takes no new sessions if there are none, for another model comes; returns how many there are."""
         with self._lock:
-            return sorted(self._changed) if self._file is not None else []
+            self._replaced = not self._count
+            return self._count
 
-    def flush_some(self, names: list[str], most: int = _MOST_ROWS) -> bool:
-        """Writes some of the states that are not on disk yet.
-
-        Args:
-            names: Which; those that are looked at are taken out.
-            most: How many are looked at.
-
-        Returns:
-            Whether there are more in `names`.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
+    def keep(self) -> None:
+        """Takes new sessions again, after `replace`."""
         with self._lock:
-            some = names[-most:]
-            del names[-most:]
-            self._save([name for name in some if name in self._changed])
-        return bool(names)
+            self._replaced = False
 
-    def shut(self) -> None:
-        """Writes every state that is not on disk yet, and lets go of the file."""
-        with self._lock:
-            self._save(self.unsaved())
-            if self._file is not None:
-                self._file.close()
-
-    def _read(self, pushes: Sequence[Push]) -> list[dict[str, np.ndarray] | CellerateError]:
+    def _read(self, pushes: Sequence[Push]) -> list[Result]:
         """Reads pushes to different sessions, all of the same shapes."""
+        names = [push.name for push in pushes]
         try:
-            self._bring([push.name for push in pushes])
-            rows = np.array([self._places[push.name].row for push in pushes])
+            self.disk.check()
+            self._bring(names)
             inputs = {
                 name: np.stack([np.asarray(push.inputs[name]) for push in pushes])
                 for name in pushes[0].inputs
             }
-            outputs = self._streams.push(inputs, rows)
-        except CellerateError as error:
-            if len(pushes) == 1:
-                return [error]
+            outputs = self._streams.push(inputs, self._memory.rows(names))
+        except Exception as error:  # whatever it is, it is of one of them, or of the machine
+            if len(pushes) == 1 or self.disk.refuses:
+                return [error] * len(pushes)
             # One of them made it fail for all; alone each gives the same results.
             half = len(pushes) // 2
             return self._read(pushes[:half]) + self._read(pushes[half:])
-        self._used([push.name for push in pushes])
+        self._memory.use(names)
         return [{name: array[n] for name, array in outputs.items()} for n in range(len(pushes))]
 
     def _begin_some(self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any]) -> set[int]:
@@ -275,7 +272,7 @@ class Sessions:
                 try:
                     self.open(pushes[number].name)
                     opened.add(number)
-                except CellerateError as error:
+                except Exception as error:  # as in `_read`
                     results[number] = error
         return opened
 
@@ -283,13 +280,18 @@ class Sessions:
         self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any], opened: set[int]
     ) -> None:
         """Closes the sessions that end with their push, and those whose first push failed."""
+        ending = []
         for number in turn:
-            failed = isinstance(results[number], CellerateError)
-            ends = number in opened if failed else pushes[number].end
-            if ends and self._is_there(pushes[number].name):
-                self.close(pushes[number].name)
+            name, failed = pushes[number].name, isinstance(results[number], Exception)
+            # It was read, or opened; without a disk it may have had to leave since.
+            there = name in self._memory.places or self._memory.store is not None
+            if there and (number in opened if failed else pushes[number].end):
+                ending.append(name)
+        self._end(ending)
 
     def _begin(self, name: str, states: np.ndarray) -> None:
+        if self._replaced:
+            raise ReplacedModelError("the model is being replaced by another one; try again.")
         if self._count >= self._most_of_all:
             raise TooManySessionsError(
                 f"there are {self._count} sessions already: close one that is not needed."
@@ -298,26 +300,31 @@ class Sessions:
         self._ended.pop(name, None)
         self._count += 1
 
-    # --- where states are
-
     def _is_there(self, name: str) -> bool:
-        return name in self._places or (self._file is not None and name in self._file)
+        store = self._memory.store
+        return name in self._memory.places or (store is not None and name in store)
 
     def _bring(self, names: Sequence[str]) -> None:
         """Brings sessions into memory.
 
         Raises:
             MissingSessionError: One of them is not there.
+            StorageError: One cannot be read.
         """
         absent, states = [], []
         for name in names:
-            if name in self._places:
+            if name in self._memory.places:
                 # So that it does not leave to make room for the others.
-                self._places.move_to_end(name)
+                self._memory.places.move_to_end(name)
             else:
                 absent.append(name)
         for name in absent:
-            found = None if self._file is None else self._file.state(name)
+            try:
+                found = None if self._memory.store is None else self._memory.store.state(name)
+            except DamagedStateError as error:
+                log.error("%s It has ended.", error)
+                self._end([name], "its state on the disk was damaged")
+                found = None
             if found is None:
                 raise self._missing(name)
             states.append(found)
@@ -325,54 +332,21 @@ class Sessions:
             self._put(absent, np.stack(states), changed=False, staying=len(names) - len(absent))
 
     def _put(self, names: Sequence[str], states: np.ndarray, *, changed: bool, staying: int = 0) -> None:
-        """Gives sessions rows in memory, with their states; the `staying` ones used last keep theirs."""
-        self._make_room(len(names), staying)
-        rows = [self._free.pop() for _ in names]
-        self._streams.set_states(rows, states)
-        now = self._clock()
-        for name, row in zip(names, rows, strict=True):
-            self._places[name] = _Place(row, now)
-            if changed:
-                self._changed.add(name)
+        dropped = self._memory.put(names, states, changed=changed, staying=staying)
+        self._count -= len(dropped)
+        self._remember(dropped, "there was no room for it")
 
-    def _make_room(self, count: int, staying: int) -> None:
-        missing = len(self._places) + count - self._most
-        if missing > 0:
-            most = min(max(missing, self._most // _SPILLED), len(self._places) - staying)
-            leaving = list(itertools.islice(self._places, most))
-            if self._file is None:
-                self._end(leaving, "there was no room for it")
-            else:
-                self._save([name for name in leaving if name in self._changed])
-                self._forget(leaving)
-        if len(self._free) < count:
-            here = self._streams.count
-            more = min(max(count, here, 64), max(self._most - here, count))
-            self._streams.grow(more)
-            self._free += range(here + more - 1, here - 1, -1)
-
-    def _used(self, names: Iterable[str]) -> None:
-        now = self._clock()
-        for name in names:
-            self._places[name] = self._places[name]._replace(used=now)
-            self._places.move_to_end(name)
-            self._changed.add(name)
-
-    def _forget(self, names: Sequence[str]) -> None:
-        """Gives up the rows of sessions."""
-        for name in names:
-            place = self._places.pop(name, None)
-            if place is not None:
-                self._free.append(place.row)
-            self._changed.discard(name)
-
-    # --- how sessions end
-
-    def _end(self, names: Sequence[str], reason: str) -> None:
-        self._forget(names)
+    def _end(self, names: Sequence[str], reason: str = "") -> None:
+        """Ends sessions that are there; without a reason, as they were told to."""
+        self._memory.forget(names)
         self._count -= len(names)
-        if self._file is not None:
-            self._file.delete(names)
+        if self._memory.store is not None:
+            self._memory.store.delete(names)
+        if reason:
+            self._remember(names, reason)
+
+    def _remember(self, names: Iterable[str], reason: str) -> None:
+        """Remembers why sessions ended by themselves."""
         for name in names:
             self._ended[name] = reason
         while len(self._ended) > _MOST_ENDED:
@@ -384,14 +358,3 @@ class Sessions:
                 f"the session {name!r} ended: {self._ended[name]}. Open it again; it begins anew.", ended=True
             )
         return MissingSessionError(f"there is no session {name!r}: open it first.", ended=False)
-
-    def _save(self, names: Sequence[str]) -> None:
-        """Writes the states of sessions in memory to the file, if there is one."""
-        if self._file is None:
-            return
-        for begin in range(0, len(names), _MOST_ROWS):
-            part = names[begin : begin + _MOST_ROWS]
-            places = [self._places[name] for name in part]
-            states = self._streams.states_of([place.row for place in places])
-            self._file.save(part, states, [place.used for place in places])
-            self._changed.difference_update(part)

@@ -14,7 +14,7 @@ from cellerate import __version__
 from cellerate.serving.answers import RequestError, json_answer, unless_gone
 from cellerate.serving.compression import packed
 from cellerate.serving.models import Models, Served
-from cellerate.serving.pushing import push_one
+from cellerate.serving.pushing import push_one, worker_of
 from cellerate.serving.server_state import VERSION, body_of, metrics_of, models_of, served_of
 from cellerate.serving.v2_tensors import InferRequest, chosen_outputs, read_request, written_response
 
@@ -37,7 +37,10 @@ async def live(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """`GET /v2/health/ready`."""
-    return json_answer({"ready": True})
+    refused = any(
+        served.sessions is not None and served.sessions.sessions.disk.refuses for served in models_of(request)
+    )
+    return json_answer({"ready": not refused}, 503 if refused else 200)
 
 
 async def metadata(request: Request) -> Response:
@@ -74,8 +77,8 @@ async def infer(request: Request) -> Response:
     served = served_of(request)
     body = await body_of(request)
     asked, tensors = read_request(body, request.headers.get("inference-header-content-length"))
-    names = chosen_outputs(asked, served.model.outputs)
     sequence = _sequence(asked)
+    names = chosen_outputs(asked, worker_of(served).sessions.outputs if sequence else served.model.outputs)
     if sequence:
         outputs = await unless_gone(request, _pushed(served, request, asked, sequence, tensors))
         outputs = outputs if names is None else {name: outputs[name] for name in names}

@@ -6,6 +6,7 @@ Whatever waits is bounded: a request that finds no place is refused at once, bef
 import asyncio
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,7 +19,7 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.batcher import Batcher, Ticket, Update
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.pushes import Push
-from cellerate.serving.sessions import Sessions
+from cellerate.serving.sessions import Result, Sessions
 
 _Found = TypeVar("_Found")
 
@@ -26,6 +27,10 @@ _Found = TypeVar("_Found")
 _PAUSE_S = 0.1
 # States that are written between two batches of pushes: a few milliseconds.
 _FLUSHED_AT_ONCE = 128
+# How often it is said in the log that states cannot be written.
+_WORD_EVERY_S = 60
+
+log = logging.getLogger("cellerate.serving")
 
 
 class BusyError(CellerateError):
@@ -205,6 +210,8 @@ class SessionWorker:
         self._waiting: list[_Task] = []
         self._count = 0
         self._closing = False
+        # When the trouble of the disk is told again; 0 without any.
+        self._next_word = 0.0
         self._thread = threading.Thread(target=self._run, name="cellerate-sessions", daemon=True)
         self._thread.start()
 
@@ -213,14 +220,13 @@ class SessionWorker:
         """How many pushes wait."""
         return self._count
 
-    async def push(self, pushes: Sequence[Push]) -> list[dict[str, np.ndarray] | CellerateError]:
+    async def push(self, pushes: Sequence[Push]) -> list[Result]:
         """As `Sessions.push`.
 
         Raises:
             BusyError: Too many pushes wait, or the worker is closing.
-            OutputError: The file of the sessions cannot be written.
         """
-        results: list[dict[str, np.ndarray] | CellerateError] = await self._done(pushes, None)
+        results: list[Result] = await self._done(pushes, None)
         return results
 
     async def run(self, call: Callable[[Sessions], _Found]) -> _Found:
@@ -239,7 +245,7 @@ class SessionWorker:
             self._closing = True
             self._condition.notify()
         await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self.sessions.shut)
+        await asyncio.to_thread(self.sessions.disk.shut)
 
     async def _done(self, pushes: Sequence[Push], call: Callable[[Sessions], Any] | None) -> Any:
         loop = asyncio.get_running_loop()
@@ -271,14 +277,32 @@ class SessionWorker:
             for calls, group in itertools.groupby(taken, lambda task: task.call is not None):
                 tasks = list(group)
                 _resolve(self._called(tasks) if calls else self._read(tasks))
-            if not unsaved and time.monotonic() >= next_flush:
+            begins = not unsaved and time.monotonic() >= next_flush
+            if begins:
                 next_flush = time.monotonic() + self._flush_every
-                with contextlib.suppress(CellerateError):  # as below
-                    self.sessions.end_unused()
-                unsaved = self.sessions.unsaved()
-            with contextlib.suppress(CellerateError):  # the next push that needs the disk says it
-                # A few at a time, for pushes wait meanwhile.
-                self.sessions.flush_some(unsaved, _FLUSHED_AT_ONCE)
+                self.sessions.end_unused()
+                unsaved = self.sessions.disk.unsaved()
+            if begins or unsaved:
+                self._flush(unsaved)
+
+    def _flush(self, unsaved: list[str]) -> None:
+        """Writes some of the states that are not on the disk, and says if it takes none."""
+        try:
+            # A few at a time, for pushes wait meanwhile.
+            if not self.sessions.disk.flush_some(unsaved, _FLUSHED_AT_ONCE):
+                self.sessions.disk.settle()
+        except CellerateError:
+            # The next time begins with all of them.
+            unsaved.clear()
+        trouble, now = self.sessions.disk.trouble, time.monotonic()
+        if trouble and now >= self._next_word:
+            self._next_word = now + _WORD_EVERY_S
+            log.error(
+                "the states of sessions are not kept, %d wait: %s", self.sessions.disk.unsaved_count, trouble
+            )
+        elif not trouble and self._next_word:
+            self._next_word = 0.0
+            log.warning("the states of sessions are kept again.")
 
     def _called(self, tasks: "Sequence[_Task]") -> "list[tuple[_Task, Any]]":
         results: list[tuple[_Task, Any]] = []

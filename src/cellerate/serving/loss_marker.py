@@ -1,0 +1,84 @@
+"""Remembers over a crash whose last pushes the disk did not take: bits in a small file that is there beforehand.
+
+On a full disk nothing new can be written, but the bytes of a file that has its place already can be changed. A set of
+bits like Bloom's names no session that is not marked as untouched; it may name one or the other that is.
+"""
+
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from cellerate.errors import OutputError
+
+_MAGIC = b"cellerate lost 1"
+_BYTES = 1 << 16
+_HASHES = 4
+
+
+class LossMarker:
+    """The marked sessions of one file.
+
+    Args:
+        path: The marker; it is made if it is not there.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            found = os.pread(self._file, len(_MAGIC) + _BYTES, 0)
+            whole = len(found) == len(_MAGIC) + _BYTES and found.startswith(_MAGIC)
+            self._bits = bytearray(found[len(_MAGIC) :] if whole else _BYTES)
+            if not whole:
+                self._write()
+                os.fsync(self._file)
+        except OSError as error:
+            raise OutputError(f"the file {path} cannot be written: {error.strerror}.") from error
+
+    def __contains__(self, name: str) -> bool:
+        """Return True for each session that was marked, and for few others."""
+        return all(self._bits[byte] & bit for byte, bit in _places(name))
+
+    @property
+    def any(self) -> bool:
+        """True if any session was marked."""
+        return self._bits.count(0) < _BYTES
+
+    def mark(self, names: Iterable[str]) -> None:
+        """Marks sessions. What cannot be written is marked in memory."""
+        for name in names:
+            for byte, bit in _places(name):
+                if not self._bits[byte] & bit:
+                    self._bits[byte] |= bit
+                    try:
+                        os.pwrite(self._file, bytes([self._bits[byte]]), len(_MAGIC) + byte)
+                    except OSError:
+                        # The disk is the trouble, and others say so; nothing more can be done here.
+                        continue
+
+    def clear(self) -> None:
+        """Marks none."""
+        if self.any:
+            self._bits = bytearray(_BYTES)
+            try:
+                self._write()
+            except OSError as error:
+                raise OutputError(f"the marker of sessions cannot be written: {error.strerror}.") from error
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        os.close(self._file)
+
+    def _write(self) -> None:
+        os.pwrite(self._file, _MAGIC + self._bits, 0)
+
+
+def _places(name: str) -> list[tuple[int, int]]:
+    """The byte and the bit of each hash of a name."""
+    text = name.encode()
+    first, second = zlib.crc32(text), zlib.adler32(text[::-1], 7) | 1
+    hashes = ((first + number * second) % (8 * _BYTES) for number in range(_HASHES))
+    return [(place >> 3, 1 << (place & 7)) for place in hashes]
