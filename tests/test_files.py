@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cellerate.errors import OutputError
-from cellerate.files import atomic_folder, atomic_write, cache_dir, check_writable, output_error
+from cellerate.errors import DataError, OutputError
+from cellerate.files import atomic_folder, atomic_write, cache_dir, check_writable, output_error, read_regular
 
 KILLED = """
 import os, signal, sys
@@ -151,3 +151,20 @@ def test_cache_lies_where_the_variables_say(tmp_path, monkeypatch, variables, fo
     for name, value in {"HOME": "home", **variables}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     assert cache_dir() == tmp_path / folder
+
+
+def test_a_file_of_settings_is_a_regular_one(tmp_path):
+    whole, pipe = tmp_path / "keys", tmp_path / "pipe"
+    whole.write_bytes(b"a\nb\n")
+    os.mkfifo(pipe)
+    assert read_regular(whole, "the file of keys", 4) == b"a\nb\n"
+    for path, told in (
+        (pipe, "is not a regular file"),
+        (tmp_path, "is not a regular file"),
+        ("/dev/zero", "is not a regular file"),
+        (tmp_path / "none", "cannot be read: No such file"),
+    ):
+        with pytest.raises(DataError, match=f"^the file of keys .*{told}"):
+            read_regular(path, "the file of keys", 4)
+    with pytest.raises(DataError, match="has more than 3 bytes"):
+        read_regular(whole, "the file of keys", 3)

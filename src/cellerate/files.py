@@ -11,13 +11,14 @@ import fcntl
 import glob
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellerate.errors import OutputError
+from cellerate.errors import DataError, OutputError
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
@@ -243,6 +244,30 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         remove_unfinished(target, ABANDONED_AFTER_S)
     except OSError as error:
         raise output_error(target, error) from error
+
+
+def read_regular(path: str | os.PathLike[str], what: str, most: int) -> bytes:
+    """The content of a file of settings: a regular one, for a pipe may block and a device never end.
+
+    Args:
+        path: The file.
+        what: What messages call it, such as "the file of keys".
+        most: The bytes that it may have.
+
+    Raises:
+        DataError: It is not there, no regular file, too long or cannot be read.
+    """
+    source = Path(path)
+    try:
+        if not stat.S_ISREG(source.stat().st_mode):
+            raise DataError(f"{what} {source} is not a regular file; give the path of one.")
+        with source.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise DataError(f"{what} {source} cannot be read: {error.strerror}.") from error
+    if len(content) > most:
+        raise DataError(f"{what} {source} has more than {most:,} bytes; give the right one.")
+    return content
 
 
 def cache_dir() -> Path:

@@ -179,7 +179,11 @@ def test_config_that_is_wrong_ends_with_2_and_says_what(cellerate, tmp_path, tex
 
 def test_config_that_cannot_be_read_ends_with_2(cellerate, tmp_path):
     (tmp_path / "c.toml").write_bytes(b"\xff\xfe")
-    for path, message in ((tmp_path / "no.toml", "cannot be read"), (tmp_path / "c.toml", "not valid TOML")):
+    for path, message in (
+        (tmp_path / "no.toml", "cannot be read"),
+        ("/dev/zero", "not a regular file"),
+        (tmp_path / "c.toml", "not valid TOML"),
+    ):
         code, _, err = cellerate("generate", "m.keras", "x", "--config", path)
         assert code == 2
         assert message in err

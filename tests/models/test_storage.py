@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -391,3 +392,10 @@ def test_load_model_of_a_legacy_h5_file_gives_the_model_and_no_record(tmp_path):
     (tmp_path / "b.h5").write_bytes((tmp_path / "a.h5").read_bytes()[:3000])
     with pytest.raises(ModelError, match="damaged"):
         load_model(tmp_path / "b.h5")
+
+
+def test_a_pipe_or_a_device_is_no_model(tmp_path):
+    os.mkfifo(tmp_path / "m.keras")
+    for path in (tmp_path / "m.keras", "/dev/zero"):
+        with pytest.raises(ModelError, match="is not a regular file"):
+            load_model(path)

@@ -98,15 +98,15 @@ def test_body_beyond_the_bound_is_refused_with_and_without_a_length(small):
 
 
 def test_body_in_too_many_parts_is_refused(small):
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     found = raw(small, head + b"1\r\na\r\n" * 60 + b"0\r\n\r\n")
     assert found == b"" or found.startswith(b"HTTP/1.1 4"), found
 
 
 def test_head_beyond_the_bound_is_refused(small):
     for request in (
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nlong: " + b"y" * 3000 + b"\r\n\r\n",
-        b"GET /healthz?" + b"z" * 3000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nlong: " + b"y" * 3000 + b"\r\n\r\n",
+        b"GET /healthz?" + b"z" * 3000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 1000,
     ):
         assert raw(small, request).startswith(b"HTTP/1.1 431 "), request[:40]
@@ -116,8 +116,10 @@ def test_slow_client_is_let_go(small):
     begin = time.monotonic()
     assert b"408" in raw(small)
     assert b"408" in raw(small, b"GET /healthz HT")
-    assert b"408" in raw(small, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /heal", pause_s=0.1)
-    body = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"
+    assert b"408" in raw(
+        small, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /heal", pause_s=0.1
+    )
+    body = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
     assert b" 408 " in raw(small, body)
     assert time.monotonic() - begin < 15
 
@@ -175,7 +177,7 @@ def test_too_many_texts_are_refused_at_once_and_later_answered(path):
 def test_client_that_goes_frees_its_places(path):
     with serving(path, options=("--sequences", "8")) as server, server.client() as http:
         body = json.dumps(ASK | {"max_tokens": 100_000, "n": 4}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", server.port)) as connection:
                 connection.sendall(head + body)

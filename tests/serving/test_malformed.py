@@ -87,7 +87,7 @@ async def _sent(paths: dict[str, Path], count: int) -> tuple[dict[int, int], lis
     chance, statuses, wrong = random.Random(1), {}, []
     try:
         transport = httpx2.ASGITransport(make_app(models))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for _ in range(count):
                 path = chance.choice(list(GOOD))
                 body = json.dumps(changed(GOOD[path], chance)).encode()

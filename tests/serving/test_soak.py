@@ -28,7 +28,7 @@ async def ask(port: int, draw: random.Random, path: str, body: Any, patience: fl
     goes = draw.random() < 0.4
     try:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
         request = head.encode() + data
         if goes and draw.random() < 0.3:
             writer.write(request[: draw.randrange(len(request))])

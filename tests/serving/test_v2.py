@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from cellerate.runtime.packed import load
 from support.graphs import draw
-from support.servers import Server, plain_cell, serving, text_cell
+from support.servers import Server, plain_cell, series_cell, serving, text_cell
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +180,24 @@ def test_body_that_unpacks_to_too_much_is_refused(server):
                 "/v2/models/plain/infer", content=content, headers={"content-encoding": encoding}
             )
             assert answer.status_code == status, answer.text
+
+
+def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
+    path = series_cell(tmp_path / "sensors.cell")
+    with serving(path) as server, server.client() as http:
+
+        def infer(*outputs, **parameters):
+            asked = {
+                "inputs": [{"name": "series", "shape": [1, 1, 2], "datatype": "FP32", "data": [20, 5]}],
+                "parameters": {"sequence_id": "a", **parameters},
+                "outputs": [{"name": name} for name in outputs],
+            }
+            return http.post("/v2/models/sensors/infer", json=asked)
+
+        assert infer("forecast", "score", sequence_start=True).status_code == 200
+        before = http.get("/v1/models/sensors/sessions/a/state").json()
+        answer = infer("head")
+        assert answer.status_code == 400
+        assert answer.json()["error"] == "there is no output 'head'; there is forecast, score."
+        assert http.get("/v1/models/sensors/sessions/a/state").json() == before
+        assert [each["name"] for each in infer("score").json()["outputs"]] == ["score"]

@@ -1,3 +1,5 @@
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -108,3 +110,9 @@ def test_check_identity_says_what_a_hash_stands_for_unless_a_setting_says_more()
     said = "now 0.2; the model has other layers, or layers of other shapes; the training data are others."
     assert said in str(raised.value)
     assert "4c" not in str(raised.value)
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "c.safetensors")
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        load_checkpoint(tmp_path / "c.safetensors")

@@ -14,10 +14,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, DataError
+from cellerate.files import read_regular
 from cellerate.settings import attribute_docs
 
 _F = typing.TypeVar("_F", bound=Callable[..., Any])
+
+_MOST_CONFIG = 1 << 20
 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -27,10 +30,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     import tomllib
 
     try:
-        text = path.read_bytes().decode()
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}.") from error
+        content = tomllib.loads(read_regular(path, "the configuration file", _MOST_CONFIG).decode())
+    except DataError as error:
+        raise ConfigError(str(error)) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}.") from error
     # One file may serve several verbs, each with its own table: [train.text], [generate] ... Keys above all

@@ -10,11 +10,13 @@ import typer
 from cellerate.cli.options import Config, Device, with_settings
 from cellerate.cli.output import note
 from cellerate.errors import ConfigError, DataError
+from cellerate.files import read_regular
 from cellerate.machine.environment import require
 from cellerate.serving.limits import Limits
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 _KEYS = "CELLERATE_API_KEYS"
+_MOST_KEYS = 1 << 20
 
 
 @with_settings("limits", Limits, panel="Limits")
@@ -37,6 +39,13 @@ def serve(
     no_key: Annotated[
         bool, typer.Option("--no-key", help="Let in anyone who can reach the address, without a key.")
     ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further name under which the server is reached, as behind a proxy; * for any. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -85,17 +94,23 @@ def serve(
             note(f"{each.name}: {each.model.task or 'a model'}, {each.model.precision}, from {each.path}")
         note(f"serving at {address}  (Ctrl-C to end)")
 
-    run(served, host=host, port=port, keys=keys, drain_s=drain, started=started)
+    run(
+        served,
+        host=host,
+        port=port,
+        keys=keys,
+        names=allow_host or (),
+        drain_s=drain,
+        started=started,
+    )
 
 
-def _keys(path: Path | None) -> list[str]:
-    """The API keys of a file and of the environment."""
-    found = os.environ.get(_KEYS, "").split(",")
+def _keys(path: Path | None) -> list[bytes]:
+    """The API keys of a file, whose lines after # are comments, and of the environment."""
+    found = os.fsencode(os.environ.get(_KEYS, "")).split(b",")
     if path is not None:
-        try:
-            found += path.read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"the file of keys {path} cannot be read: {error}.") from error
+        lines = read_regular(path, "the file of keys", _MOST_KEYS).splitlines()
+        found += [line for line in lines if not line.lstrip().startswith(b"#")]
     keys = [key.strip() for key in found if key.strip()]
     if path is not None and not keys:
         raise DataError(f"the file of keys {path} holds none; expected one a line.")

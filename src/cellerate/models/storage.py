@@ -204,6 +204,9 @@ def _check_is_file(source: Path) -> None:
         raise ModelError(f"{source} is a folder; expected a .keras file.")
     if not source.exists():
         raise ModelError(f"there is no model file {source}; check the path, or train a model first.")
+    # A pipe may block, and a device may never end.
+    if not source.is_file():
+        raise ModelError(f"{source} is not a regular file; give the path of a .keras file.")
 
 
 def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:

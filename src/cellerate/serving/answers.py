@@ -6,6 +6,7 @@ Each protocol has its own shape of an error, and every error of a route comes in
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -33,6 +34,29 @@ CLIENT_GONE = 499
 # The routes of OpenAI's protocol; the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
 _OPENAI = re.compile(r"/v1/(completions|embeddings|models(/[^/:]+)?)")
 _Found = TypeVar("_Found")
+
+
+class _Failures:
+    """Errors of our own in the log: so many with their traceback, and of more in a while how many."""
+
+    def __init__(self) -> None:
+        self._until, self._told, self._more = 0.0, 0, 0
+
+    def tell(self, error: BaseException) -> None:
+        now = time.monotonic()
+        if now >= self._until:
+            if self._more:
+                log.error("%d more requests failed in the last %d s", self._more, _WHILE_S)
+            self._until, self._told, self._more = now + _WHILE_S, 0, 0
+        if self._told < _MOST_TOLD:
+            self._told += 1
+            log.error("a request failed", exc_info=error)
+        else:
+            self._more += 1
+
+
+_WHILE_S, _MOST_TOLD = 60, 10
+_failures = _Failures()
 
 
 class RequestError(CellerateError):
@@ -125,7 +149,7 @@ def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
             return 429, str(error), {}
         case ConfigError() | DataError() | ModelError():
             return 400, str(error), {}
-    log.error("a request failed", exc_info=error)
+    _failures.tell(error)
     return 500, "the server failed; its log says why.", {}
 
 

@@ -18,15 +18,18 @@ from cellerate.serving.openapi import document
 from cellerate.serving.operations import OPERATIONS
 from cellerate.serving.page_routes import page_routes
 from cellerate.serving.server_state import models_of
+from cellerate.serving.visitors import Visitors
 
 
-def make_app(models: Models, keys: Sequence[str] = ()) -> ASGIApp:
+def make_app(models: Models, keys: Sequence[bytes] = (), visitors: Visitors | None = None) -> ASGIApp:
     """The application of a server.
 
     Args:
         models: What it serves.
         keys: Any of these opens it; none for a server that asks for no key.
+        visitors: Which requests may come from a browser; None for a server on this machine.
     """
+    visitors = visitors or Visitors()
     metrics = Metrics(models)
     app = Starlette(
         routes=[
@@ -37,7 +40,7 @@ def make_app(models: Models, keys: Sequence[str] = ()) -> ASGIApp:
                 for each in OPERATIONS
             ),
         ],
-        middleware=[Middleware(Gate, limits=models.limits, metrics=metrics, keys=keys)],
+        middleware=[Middleware(Gate, limits=models.limits, metrics=metrics, visitors=visitors, keys=keys)],
         exception_handlers={HTTPException: _of_no_route},
     )
     app.state.models, app.state.metrics = models, metrics

@@ -7,6 +7,8 @@ from cellerate.serving.answers import RequestError
 
 # Smaller ones are not worth it.
 _LEAST = 1024
+# More of them cost more than they hold.
+_MOST_MEMBERS = 64
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -25,16 +27,22 @@ def unpacked(body: bytes, encoding: str, most: int) -> bytes:
         return body
     if encoding not in _WINDOWS:
         raise RequestError(415, f"the body is packed as {encoding!r:.40}; expected gzip or deflate.")
-    unpacker = zlib.decompressobj(_WINDOWS[encoding])
-    try:
-        found = unpacker.decompress(body, most + 1)
-    except zlib.error as error:
-        raise RequestError(400, f"the body is damaged {encoding}: {error}.") from error
-    if len(found) > most:
-        raise RequestError(413, f"the body has more than {most} bytes when it is unpacked; send less.")
-    if not unpacker.eof:
-        raise RequestError(400, f"the body is damaged {encoding}: its end is missing.")
-    return found
+    found, left = b"", body
+    # RFC 1952 lets several members follow one another; of deflate there is one.
+    for _ in range(_MOST_MEMBERS if encoding == "gzip" else 1):
+        unpacker = zlib.decompressobj(_WINDOWS[encoding])
+        try:
+            found += unpacker.decompress(left, most + 1 - len(found))
+        except zlib.error as error:
+            raise RequestError(400, f"the body is damaged {encoding}: {error}.") from error
+        if len(found) > most:
+            raise RequestError(413, f"the body has more than {most} bytes when it is unpacked; send less.")
+        if not unpacker.eof:
+            raise RequestError(400, f"the body is damaged {encoding}: its end is missing.")
+        left = unpacker.unused_data
+        if not left:
+            return found
+    raise RequestError(400, f"the body is damaged {encoding}: something follows its end.")
 
 
 def packed(body: bytes, accepted: str) -> tuple[bytes, str | None]:

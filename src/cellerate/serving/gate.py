@@ -1,21 +1,22 @@
-"""What every request passes before its route: keys, bounds, and a line in the log when it is answered.
+"""What every request passes before its route: sites, keys, bounds, and a line in the log when it is answered.
 
 Written as plain ASGI: a middleware that wraps requests and responses would hide that a client has gone.
 """
 
 import base64
-import binascii
 import hmac
 import logging
 import time
 from collections.abc import Sequence
+from urllib.parse import unquote_to_bytes
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cellerate.serving.answers import RequestError, error_answer
 from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics
+from cellerate.serving.visitors import Visitors
 from cellerate.serving.workers import BusyError
 
 OPEN = ("/healthz", "/v2/health/live", "/v2/health/ready")
@@ -31,12 +32,15 @@ class Gate:
         app: The app.
         limits: How many requests it answers at once.
         metrics: Where requests are counted.
+        visitors: Which requests may come from a browser.
         keys: Any of these opens every route; none for a server without keys.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, metrics: Metrics, visitors: Visitors, keys: Sequence[bytes] = ()
+    ) -> None:
         self._app, self._limits, self._metrics = app, limits, metrics
-        self._keys = [key.encode() for key in keys]
+        self._visitors, self._keys = visitors, list(keys)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,10 +73,14 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """What a request is answered that may not pass."""
-        path = scope["path"]
+        path, headers = scope["path"], Headers(scope=scope)
         if path in OPEN:
             return None
-        if self._keys and not self._has_key(Request(scope)):
+        if not _is_text(scope["raw_path"]):
+            return error_answer(RequestError(400, "the path is no UTF-8."), path)
+        if (refused := self._visitors.refusal(scope["method"], headers)) is not None:
+            return error_answer(RequestError(*refused), path)
+        if self._keys and not self._has_key(headers):
             answer = error_answer(
                 RequestError(401, "a key is needed: send it as `Authorization: Bearer KEY`."), path
             )
@@ -86,15 +94,16 @@ class Gate:
             )
         return None
 
-    def _has_key(self, request: Request) -> bool:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "basic":
+    def _has_key(self, headers: Headers) -> bool:
+        # As the bytes that came: a header has no encoding.
+        kind, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
+        if kind.lower() == b"basic":
             try:
-                given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
-            except binascii.Error:
+                given = base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+            except ValueError:
                 return False
         # All are compared, so that the time says nothing of which one was close.
-        return bool(sum(hmac.compare_digest(given.strip().encode(), key) for key in self._keys))
+        return bool(sum(hmac.compare_digest(given.strip(), key) for key in self._keys))
 
     def _note(self, scope: Scope, status: int, sent: int, seconds: float) -> None:
         route = _route(scope)
@@ -111,6 +120,15 @@ class Gate:
                     "ms": round(seconds * 1e3, 2),
                 }
             )
+
+
+def _is_text(raw_path: bytes) -> bool:
+    """False for a path whose bytes are no text: names of such bytes would all be one."""
+    try:
+        unquote_to_bytes(raw_path).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _route(scope: Scope) -> str:

@@ -16,6 +16,7 @@ from cellerate.serving.answers import log
 from cellerate.serving.app import make_app
 from cellerate.serving.models import Models
 from cellerate.serving.protocol import protocol_within
+from cellerate.serving.visitors import Visitors
 from cellerate.web import Server
 
 # After texts were ended, what their answers may still take to be sent.
@@ -27,7 +28,8 @@ def serve(
     *,
     host: str,
     port: int,
-    keys: Sequence[str] = (),
+    keys: Sequence[bytes] = (),
+    names: Sequence[str] = (),
     drain_s: float = 30,
     started: Callable[[str], None] = lambda address: None,
 ) -> None:
@@ -38,6 +40,7 @@ def serve(
         host: The address to listen on.
         port: The port; 0 for a free one.
         keys: Any of these opens the server; none for a server that asks for no key.
+        names: Further names under which it is reached; "*" for any.
         drain_s: How long texts may go on after the signal; then they end with what they have.
         started: Called with the server's address once it listens.
 
@@ -49,7 +52,8 @@ def serve(
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(
-        make_app(models, keys),
+        # A page under another name would need a key, which its browser has for this server's name alone.
+        make_app(models, keys, Visitors(host, [*names, *("*" if keys else "")])),
         http=protocol_within(models.limits),
         ws="none",
         lifespan="off",

@@ -198,6 +198,8 @@ def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
 
 def _verified_header(path: Path) -> dict[str, str]:
     """The header of a checkpoint whose bytes are all as they were written; the file is read once, in pieces."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"the checkpoint {path} is not a regular file.")
     with path.open("rb") as file:
         begin = _data_begin(file.read(8))
         if begin > path.stat().st_size:
