@@ -13,6 +13,7 @@ class Limits:
         body_bytes: A request's body, also after it was decompressed.
         header_bytes: The head of a request, its first line and all headers.
         chunks: The parts in which a body of unknown length comes.
+        connections: Connections at once; fewer where the system allows the process fewer open files.
         receive_s: How long a client may take to send a request.
         request_s: How long it may take to answer one.
         requests: Requests at once.
@@ -34,6 +35,7 @@ class Limits:
     body_bytes: int = 16 << 20
     header_bytes: int = 32 << 10
     chunks: int = 100_000
+    connections: int = 8192
     receive_s: float = 30
     request_s: float = 600
     requests: int = 4096

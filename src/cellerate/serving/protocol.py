@@ -1,12 +1,101 @@
-"""The HTTP connection, with bounds that uvicorn lacks: on the head, the time it takes, and the parts of a body."""
+"""The HTTP connection, with bounds that uvicorn lacks: how many, the head, the time it takes, the parts of a body."""
 
 import asyncio
+import collections
+import contextlib
 import http
+import logging
+import resource
+import time
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cellerate.serving.limits import Limits
+
+log = logging.getLogger("cellerate.serving")
+
+
+# Files and pipes that the process needs beside its connections.
+_OTHER_FILES = 128
+# A peer may have so many of all connections, so that nobody shuts all others out.
+_SHARE_OF_PEER = 0.75
+_WORD_EVERY_S = 60
+
+
+class Connections:
+    """All connections: where there are too many, the one that has waited longest for a request gives way.
+
+    Args:
+        most: How many there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._most_of_peer = max(1, int(most * _SHARE_OF_PEER))
+        self._all: dict[Any, str] = {}
+        # Those that wait for a request, the longest first.
+        self._idle: dict[Any, str] = {}
+        self._of_peer: collections.Counter[str] = collections.Counter()
+        self._next_word, self._closed = 0.0, 0
+
+    def add(self, connection: Any, peer: str) -> bool:
+        """Takes a connection in, which waits for its first request; False if there is no place for it."""
+        crowded = self._of_peer[peer] >= self._most_of_peer
+        if crowded or len(self._all) >= self.most:
+            # One peer's own first; it is the one that has too many.
+            known = [one for one, whose in self._idle.items() if whose == peer] if crowded else self._idle
+            oldest = next(iter(known), None)
+            self._tell(peer)
+            if oldest is None:
+                return False
+            self.remove(oldest)
+            oldest.give_way()
+        self._all[connection] = self._idle[connection] = peer
+        self._of_peer[peer] += 1
+        return True
+
+    def note(self, connection: Any, *, idle: bool) -> None:
+        """Notes whether a connection waits for a request."""
+        if connection not in self._all:
+            return
+        if not idle:
+            self._idle.pop(connection, None)
+        elif connection not in self._idle:
+            self._idle[connection] = self._all[connection]
+
+    def remove(self, connection: Any) -> None:
+        """Forgets a connection."""
+        peer = self._all.pop(connection, None)
+        self._idle.pop(connection, None)
+        if peer is not None:
+            self._of_peer[peer] -= 1
+            if not self._of_peer[peer]:
+                del self._of_peer[peer]
+
+    def _tell(self, peer: str) -> None:
+        self._closed += 1
+        if time.monotonic() >= self._next_word:
+            log.warning(
+                "%d connections, %d of them from %s, are as many as there may be: %d gave way or were refused.",
+                len(self._all),
+                self._of_peer[peer],
+                peer,
+                self._closed,
+            )
+            self._next_word, self._closed = time.monotonic() + _WORD_EVERY_S, 0
+
+
+def most_connections(wanted: int) -> int:
+    """How many connections there may be, after as many files as possible were allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if soft == resource.RLIM_INFINITY else max(8, min(wanted, soft - _OTHER_FILES))
 
 
 def protocol_within(limits: Limits) -> type[HttpToolsProtocol]:
@@ -15,6 +104,7 @@ def protocol_within(limits: Limits) -> type[HttpToolsProtocol]:
     Args:
         limits: The bounds.
     """
+    connections = Connections(most_connections(limits.connections))
 
     class Protocol(HttpToolsProtocol):
         """A connection that is closed when a client sends too much, or too slowly."""
@@ -27,11 +117,27 @@ def protocol_within(limits: Limits) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            peer = str((transport.get_extra_info("peername") or ("unknown",))[0])
+            if not connections.add(self, peer):
+                self._refuse(503, "there are as many connections as there may be; try again.")
+                return
             self._wait_for_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._head_came()
+            connections.remove(self)
+            self._stop_timer()
             super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.pipeline:
+                connections.note(self, idle=True)
+
+        def give_way(self) -> None:
+            """Closes it, for another one needs the place."""
+            self._stop_timer()
+            self._refused = True
+            self.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             if self._refused:
@@ -75,11 +181,16 @@ def protocol_within(limits: Limits) -> type[HttpToolsProtocol]:
                 self._refuse(431, f"the head of the request has more than {limits.header_bytes} bytes.")
 
         def _wait_for_head(self) -> None:
+            connections.note(self, idle=True)
             self._timer = self.loop.call_later(
                 limits.receive_s, self._refuse, 408, f"the request took longer than {limits.receive_s:g} s."
             )
 
         def _head_came(self) -> None:
+            connections.note(self, idle=False)
+            self._stop_timer()
+
+        def _stop_timer(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
