@@ -12,6 +12,10 @@ from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError, DataError
 
 _MOST_SHOWN = 10
+# Rows times columns; a sheet of Excel may have a million rows of 16,384 cells.
+_MOST_CELLS = 1 << 27
+# The XML of a sheet packs to a tenth, of equal rows to a hundredth.
+_SMALL_BYTES, _MOST_PACKED, _MOST_BYTES = 16 << 20, 300, 4 << 30
 
 
 def excel_table(path: Path, options: TableOptions) -> FrameTable:
@@ -23,30 +27,17 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
         ConfigError: There is no such sheet.
         DataError: The file is damaged, or the sheet is empty.
     """
-    import zipfile
-
-    import openpyxl
     import pyarrow as pa
-    from openpyxl.utils.exceptions import InvalidFileException
 
-    try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    except (InvalidFileException, zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read as an Excel file: {error}") from error
-    try:
-        sheets = book.sheetnames
-        if options.sheet is not None and options.sheet not in sheets:
-            raise ConfigError(
-                f"sheet is {options.sheet!r}, but {path} has the sheets {', '.join(map(repr, sheets[:_MOST_SHOWN]))}."
-            )
-        name = options.sheet or sheets[0]
-        rows = [list(row) for row in book[name].iter_rows(values_only=True)]
-    finally:
-        book.close()
-    rows = [row for row in rows[options.skip_lines :] if any(value is not None for value in row)]
+    name, sheets, rows = _sheet(path, options)
     if not rows:
         raise DataError(f"{path} is empty: the sheet {name!r} holds no value. Name another one (sheet).")
     width = max(max(place for place, value in enumerate(row) if value is not None) for row in rows) + 1
+    if width * len(rows) > _MOST_CELLS:
+        raise DataError(
+            f"{path} has {len(rows):,} rows of up to {width:,} cells, of which most are empty: write the table as "
+            "CSV, or remove what stands far away from it."
+        )
     rows = [[*row[:width], *[None] * (width - len(row))] for row in rows]
     header = _has_header(rows, options)
     top = header_rows(rows, lambda cell: cell is not None and not isinstance(cell, str)) if header else 0
@@ -55,8 +46,20 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     body = rows[top:]
     missing = {*MISSING, *options.missing_values}
     columns = [_column([row[place] for row in body], missing) for place in range(width)]
-    table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
     told = []
+    if unnamed := names.count(""):
+        if unnamed == width:
+            raise DataError(
+                f"{path} has no column with a name in row {top}. Give the header (header='no' for none)."
+            )
+        told.append(
+            f"without {unnamed} columns that have no name"
+            if unnamed > 1
+            else "without a column that has no name"
+        )
+        named_places = [place for place, name in enumerate(names) if name]
+        columns, names = [columns[place] for place in named_places], [names[place] for place in named_places]
+    table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
     if options.sheet is None and len(sheets) > 1:
         told.append(f"the sheet {name!r}, the first of {len(sheets)}")
     if top > 1:
@@ -65,6 +68,66 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
         told.append(f"no header, so the columns are 0 to {width - 1}")
     table.read_as = ", ".join(filter(None, [*told, table.read_as]))
     return table
+
+
+def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list[Any]]]:
+    """The name of the sheet that is read, those of all, and its rows that hold anything."""
+    import zipfile
+    import zlib
+
+    import openpyxl
+    from openpyxl.utils.exceptions import InvalidFileException
+
+    # The parser of XML raises a SyntaxError, also for entities that grow without end.
+    wrong = (
+        InvalidFileException,
+        zipfile.BadZipFile,
+        zlib.error,
+        SyntaxError,
+        KeyError,
+        ValueError,
+        TypeError,
+    )
+    try:
+        _check_parts(path)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        try:
+            sheets = book.sheetnames
+            if options.sheet is not None and options.sheet not in sheets:
+                named = ", ".join(map(repr, sheets[:_MOST_SHOWN]))
+                raise ConfigError(f"sheet is {options.sheet!r}, but {path} has the sheets {named}.")
+            name = options.sheet or sheets[0]
+            sheet = book[name]
+            # What the file claims of its size would be filled with empty cells.
+            sheet.reset_dimensions()
+            rows = [
+                list(row)
+                for number, row in enumerate(sheet.iter_rows(values_only=True))
+                if number >= options.skip_lines and any(value is not None for value in row)
+            ]
+        finally:
+            book.close()
+    except (ConfigError, DataError):
+        raise
+    except (*wrong, OSError, EOFError, IndexError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read as an Excel file: {error}") from error
+    return name, sheets, rows
+
+
+def _check_parts(path: Path) -> None:
+    """Raises `DataError` for parts that become far larger than sheets do, or than memory may be, unpacked."""
+    import zipfile
+
+    with zipfile.ZipFile(path) as archive:
+        for part in archive.infolist():
+            packed = part.file_size > _SMALL_BYTES and part.file_size > _MOST_PACKED * max(
+                1, part.compress_size
+            )
+            if packed or part.file_size > _MOST_BYTES:
+                raise DataError(
+                    f"{path} is no usual Excel file: its part {part.filename!r:.80} becomes {part.file_size:,} bytes "
+                    f"out of {part.compress_size:,}. Write the table as CSV."
+                )
 
 
 def _has_header(rows: Sequence[Sequence[Any]], options: TableOptions) -> bool:

@@ -1,6 +1,7 @@
 """JSON lines: a record a line, read in blocks of whole lines."""
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 
 _BLOCK_BYTES = 4 << 20
+_DEEPEST = 200
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 class JsonTable(ArrowTable):
@@ -73,10 +76,23 @@ class JsonTable(ArrowTable):
         if rest.strip():
             yield rest
 
+    def _check_depth(self, block: bytes, row: int) -> None:
+        """Raises `DataError` for a record that is nested too deeply: Arrow's parser would overflow the stack."""
+        # No line can be that deep where there are not more brackets: most files have one a line.
+        if _openings(block) <= block.count(b"\n") + _DEEPEST:
+            return
+        for number, line in enumerate(filter(bytes.strip, block.split(b"\n")), start=row + 1):
+            if _openings(line) > _DEEPEST and _depth(line) > _DEEPEST:
+                raise DataError(
+                    f"{self.path}, data row {number}: the record is nested more than {_DEEPEST} deep. Expected an "
+                    "object of numbers and texts."
+                )
+
     def _table(self, block: bytes, row: int, texts: dict[str, Any]) -> Any:
         import pyarrow as pa
         from pyarrow import json
 
+        self._check_depth(block, row)
         parse = json.ParseOptions(explicit_schema=pa.schema(texts) if texts else None)
         try:
             return json.read_json(io.BytesIO(block), json.ReadOptions(block_size=len(block) + 1), parse)
@@ -86,3 +102,19 @@ class JsonTable(ArrowTable):
                 f"{self.path} cannot be read as JSON lines{after}: {error}. Expected one JSON object in each line, and "
                 "values of one kind in each field."
             ) from error
+
+
+def _openings(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _depth(line: bytes) -> int:
+    """How deeply a record is nested."""
+    depth = deepest = 0
+    for token in _TOKEN.finditer(line):
+        if token[0] in (b"[", b"{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token[0] in (b"]", b"}"):
+            depth -= 1
+    return deepest

@@ -165,7 +165,7 @@ def _names_in(path: Path) -> list[str]:
     """The names of columns in a file of the cache; none if it is not there, or damaged."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 

@@ -140,7 +140,7 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSerie
             TimeForm.from_config(told.get("form")),
             tuple(map(str, told.get("notes", ()))),
         )
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} is damaged ({type(error).__name__}: {error}). Pack it again.") from error

@@ -320,7 +320,7 @@ class Reader:
     def _noted(self, key: str) -> Reading:
         """Where an earlier process stopped that read the same, or the beginning."""
         if self._folder is not None:
-            with contextlib.suppress(OSError, ValueError, TypeError):
+            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
                 found = Reading(**json.loads((self._folder / NOTE).read_text()))
                 sizes = self._sizes(self._wider(found)).items()
                 if found.key == key and all(

@@ -83,7 +83,7 @@ class Pieces:
             found = json.loads(path.read_text())
             if isinstance(found, dict):
                 return found
-        except (FileNotFoundError, FileExistsError, NotADirectoryError, ValueError):
+        except (FileNotFoundError, FileExistsError, NotADirectoryError, ValueError, RecursionError):
             pass
         except OSError as error:
             raise output_error(self.folder, error) from error

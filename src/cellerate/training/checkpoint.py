@@ -134,7 +134,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}.") from error
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, struct.error) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(

@@ -254,7 +254,7 @@ def telemetry_lines(content: bytes) -> list[dict[str, Any]]:
     """The whole lines of a telemetry file: figures, and at the end of a run its `status`. Others are left out."""
     found = []
     for text in content.split(b"\n"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             line = json.loads(text, parse_constant=lambda _: None)
             if isinstance(line, dict) and isinstance(line.get("time"), float | int):
                 found.append(line)
