@@ -19,6 +19,7 @@ import pytest
 from cellerate.errors import CellerateError, OutputError
 from cellerate.serving import sessions as module
 from cellerate.serving.pushes import MissingSessionError, Push, StorageError
+from cellerate.serving.session_streams import StepSize
 from cellerate.serving.sessions import Sessions
 from support.disks import failing_disk
 
@@ -33,6 +34,9 @@ class Sums:
 
     def __init__(self) -> None:
         self.states = np.zeros((0, 2), np.float32)
+
+    def measured(self) -> StepSize:
+        return StepSize(frozenset(), 0, 2)
 
     @property
     def count(self) -> int:

@@ -22,6 +22,7 @@ from cellerate.serving.pushes import (
     MissingSessionError,
     ReplacedModelError,
     StorageError,
+    TooLateError,
     TooManySessionsError,
 )
 from cellerate.serving.workers import BusyError, DeadlineError
@@ -137,7 +138,7 @@ def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
             return error.status_code, f"{error.detail}.", dict(error.headers or {})
         case BusyError():
             return 503, str(error), {"retry-after": str(max(1, round(error.retry_after_s)))}
-        case DeadlineError():
+        case DeadlineError() | TooLateError():
             return 504, str(error), {}
         case MissingSessionError():
             return 410 if error.ended else 404, str(error), {}

@@ -8,6 +8,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cellerate.serving.answer_size import check_numbers
 from cellerate.serving.answers import RequestError, json_answer, unless_gone
 from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics
@@ -40,6 +41,8 @@ async def embed(
             f"{served.name} gives no vectors; its task is {served.model.task!r}. Serve a model of `train embed`.",
         )
     lines = [asked.input] if isinstance(asked.input, str) else asked.input
+    if served.size is not None:
+        check_numbers(served.size.numbers(len(lines), 1), limits)
     with metrics.call_s.labels(served.name).time():
         # A character that the model never saw is read as unknown: a service cannot ask its clients to clean lines.
         vectors = await unless_gone(

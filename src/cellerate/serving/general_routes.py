@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate.runtime.forecasting import ForecastSettings
+from cellerate.serving.answer_size import check_numbers
 from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, times_of, unless_gone
 from cellerate.serving.completions import CompletionRequest, complete
 from cellerate.serving.embeddings import EmbeddingRequest, embed
@@ -94,6 +95,10 @@ async def forecast(request: Request) -> Response:
     rows = array_of("rows", asked.rows)
     future = None if asked.future is None else array_of("future", asked.future)
     times = None if asked.times is None else times_of(asked.times)
+    if served.series is not None:
+        settings = served.series
+        values = settings.horizon * len(settings.reading["targets"]) * max(1, len(settings.quantiles))
+        check_numbers(values * (len(rows) if rows.ndim == 3 else 1), limits)
 
     def call() -> np.ndarray:
         return served.model.forecast(rows, future=future, times=times, series=asked.series)

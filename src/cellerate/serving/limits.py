@@ -21,6 +21,8 @@ class Limits:
         prompt_cache_bytes: The states after prompts that are remembered, a model.
         sequences_per_request: Texts that one request asks for: its prompts times `n`.
         prompt_tokens: A prompt, in ids.
+        steps: The steps of a push to a session, and of a row of a prediction.
+        answer_numbers: The numbers of an answer.
         max_tokens: What may be drawn for one text, in ids.
         calls: Predictions, forecasts and embeddings that wait, a model.
         pushes: Pushes to sessions that wait, a model.
@@ -43,6 +45,8 @@ class Limits:
     prompt_cache_bytes: int = 32 << 20
     sequences_per_request: int = 128
     prompt_tokens: int = 100_000
+    steps: int = 100_000
+    answer_numbers: int = 2_000_000
     max_tokens: int = 100_000
     calls: int = 1024
     pushes: int = 65_536

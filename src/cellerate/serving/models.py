@@ -12,6 +12,7 @@ import numpy as np
 from cellerate.errors import ConfigError, ModelError
 from cellerate.runtime.forecasting import ForecastSettings, forecast_settings
 from cellerate.runtime.packed import PackedModel, load
+from cellerate.serving.answer_size import AnswerSize
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
 from cellerate.serving.limits import Limits
@@ -37,6 +38,7 @@ class Served:
         series: How a forecaster reads a series; None for other models.
         no_sessions: Why it keeps none, or "".
         calls: Computes whole calls.
+        size: How large its predictions are; None if that is not known beforehand.
     """
 
     def __init__(self, name: str, path: Path, model: PackedModel, limits: Limits, state: Path | None) -> None:
@@ -45,6 +47,12 @@ class Served:
         self.series: ForecastSettings | None = None
         if model.task == "series":
             self.series = forecast_settings(model.cell.header.get("payload"), str(path))
+        try:
+            self.size: AnswerSize | None = AnswerSize(model)
+        except (
+            Exception
+        ):  # whatever a model does not compute of zeros; its answers are then as large as they are
+            self.size = None
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None
         try:

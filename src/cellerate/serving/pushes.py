@@ -1,6 +1,7 @@
 """What is pushed to sessions, which pushes are read together, and what can be wrong with a session."""
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from cellerate.errors import CellerateError, ConfigError, DataError
 
 _LONGEST_NAME = 256
+_MOST_ENDED = 100_000
 
 
 class MissingSessionError(DataError):
@@ -34,6 +36,10 @@ class ReplacedModelError(ConfigError):
     """The model takes no new sessions, because another one takes its place."""
 
 
+class TooLateError(CellerateError):
+    """A push took longer than it may."""
+
+
 class StorageError(CellerateError):
     """The states of sessions cannot be read from the disk, or written to it."""
 
@@ -56,6 +62,11 @@ class Push(NamedTuple):
     inputs: Mapping[str, np.ndarray]
     begin: bool = False
     end: bool = False
+
+
+def steps_in(push: Push) -> int:
+    """How many steps a push has, by its longest input."""
+    return max((len(array) for array in push.inputs.values() if np.ndim(array)), default=0)
 
 
 def check_name(name: str) -> None:
@@ -90,3 +101,30 @@ def groups_of(pushes: Sequence[Push], numbers: Sequence[int]) -> list[list[int]]
         shapes = tuple((name, np.shape(array)) for name, array in sorted(pushes[number].inputs.items()))
         groups.setdefault(shapes, []).append(number)
     return list(groups.values())
+
+
+class Endings:
+    """Why sessions ended by themselves, of as many as are remembered."""
+
+    def __init__(self) -> None:
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+
+    def remember(self, names: Iterable[str], reason: str) -> None:
+        """Notes why sessions ended."""
+        for name in names:
+            self._reasons[name] = reason
+        while len(self._reasons) > _MOST_ENDED:
+            self._reasons.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        """Notes that a session began anew."""
+        self._reasons.pop(name, None)
+
+    def error(self, name: str) -> MissingSessionError:
+        """What is to be said of a session that is not there."""
+        if name in self._reasons:
+            return MissingSessionError(
+                f"the session {name!r} ended: {self._reasons[name]}. Open it again; it begins anew.",
+                ended=True,
+            )
+        return MissingSessionError(f"there is no session {name!r}: open it first.", ended=False)

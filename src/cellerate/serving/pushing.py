@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.serving.answer_size import check_pushes
 from cellerate.serving.answers import RequestError, array_of
+from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Served
 from cellerate.serving.pushes import Push
@@ -25,14 +27,18 @@ def worker_of(served: Served) -> SessionWorker:
     return served.sessions
 
 
-async def push_all(served: Served, metrics: Metrics, pushes: Sequence[Push]) -> list[Result]:
+async def push_all(served: Served, metrics: Metrics, limits: Limits, pushes: Sequence[Push]) -> list[Result]:
     """Pushes to sessions; each gives its outputs or its error.
 
     Raises:
         BusyError: Too many pushes wait.
+        RequestError: They are too long, or their answer would be too large.
+        TooLateError: They waited for too long, and nothing was read.
     """
+    worker = worker_of(served)
+    check_pushes(pushes, worker.sessions.size, limits)
     with metrics.push_s.labels(served.name).time():
-        results = await worker_of(served).push(pushes)
+        results = await worker.push(pushes, limits.request_s)
     failed = sum(isinstance(result, Exception) for result in results)
     metrics.pushes.labels(served.name).inc(len(results) - failed)
     metrics.push_errors.labels(served.name).inc(failed)
@@ -42,6 +48,7 @@ async def push_all(served: Served, metrics: Metrics, pushes: Sequence[Push]) -> 
 async def push_one(
     served: Served,
     metrics: Metrics,
+    limits: Limits,
     name: str,
     inputs: Mapping[str, np.ndarray],
     *,
@@ -53,7 +60,7 @@ async def push_one(
     Raises:
         CellerateError: What went wrong.
     """
-    (result,) = await push_all(served, metrics, [Push(name, inputs, begin, end)])
+    (result,) = await push_all(served, metrics, limits, [Push(name, inputs, begin, end)])
     if isinstance(result, Exception):
         raise result
     return result

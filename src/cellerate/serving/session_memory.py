@@ -49,7 +49,7 @@ class SessionMemory:
         self.places: OrderedDict[str, Place] = OrderedDict()
         self.changed: set[str] = set()
         self.store: StateStore | None = None
-        self._free: list[int] = []
+        self._free: list[int] = list(range(streams.count))
 
     def rows(self, names: Sequence[str]) -> np.ndarray:
         """(N,) the rows of sessions that are in memory."""
@@ -87,6 +87,18 @@ class SessionMemory:
             self.places[name] = self.places[name]._replace(used=now)
             self.places.move_to_end(name)
         self._note_changes(names)
+
+    def lend(self, state: np.ndarray) -> int:
+        """A row that belongs to no session, with a state (S,)."""
+        if not self._free:
+            self._grow(1)
+        row = self._free.pop()
+        self._streams.set_states([row], state[np.newaxis])
+        return row
+
+    def take_back(self, row: int) -> None:
+        """Takes back a row that was lent."""
+        self._free.append(row)
 
     def forget(self, names: Iterable[str]) -> None:
         """Gives up the rows of sessions."""
@@ -127,8 +139,12 @@ class SessionMemory:
                 self.save([name for name in leaving if name in self.changed])
             self.forget(leaving)
         if len(self._free) < count:
-            here = self._streams.count
-            more = min(max(count, here, 64), max(self._most - here, count))
-            self._streams.grow(more)
-            self._free += range(here + more - 1, here - 1, -1)
+            self._grow(count)
         return dropped
+
+    def _grow(self, count: int) -> None:
+        """Adds at least so many free rows."""
+        here = self._streams.count
+        more = min(max(count, here, 64), max(self._most - here, count))
+        self._streams.grow(more)
+        self._free += range(here + more - 1, here - 1, -1)

@@ -13,7 +13,7 @@ from cellerate.errors import CellerateError, DataError
 from cellerate.serving.answers import RequestError, decoded, json_answer, status_of, unless_gone
 from cellerate.serving.pushes import Push
 from cellerate.serving.pushing import push_all, push_one, steps_of, worker_of
-from cellerate.serving.server_state import body_of, metrics_of, served_of
+from cellerate.serving.server_state import body_of, metrics_of, models_of, served_of
 
 Name = str | int
 """A session's name: a text, or an integer, which is the text of its digits."""
@@ -56,21 +56,21 @@ async def begin(request: Request) -> Response:
     """`POST /v1/models/NAME/sessions`."""
     served, asked = served_of(request), decoded(await body_of(request), OpenRequest)
     name = str(asked.id)
-    await worker_of(served).run(lambda sessions: sessions.open(name))
+    await worker_of(served).run(lambda sessions: sessions.open(name), name)
     return json_answer({"id": name, "model": served.name}, 201)
 
 
 async def look(request: Request) -> Response:
     """`GET /v1/models/NAME/sessions/ID`."""
     served, name = served_of(request), _name(request)
-    unused_s = await worker_of(served).run(lambda sessions: sessions.unused_s(name))
+    unused_s = await worker_of(served).run(lambda sessions: sessions.unused_s(name), name)
     return json_answer({"id": name, "model": served.name, "unused_s": round(unused_s, 3)})
 
 
 async def end(request: Request) -> Response:
     """`DELETE /v1/models/NAME/sessions/ID`."""
     name = _name(request)
-    await worker_of(served_of(request)).run(lambda sessions: sessions.close(name))
+    await worker_of(served_of(request)).run(lambda sessions: sessions.close(name), name)
     return Response(status_code=204)
 
 
@@ -79,7 +79,13 @@ async def push(request: Request) -> Response:
     served, name = served_of(request), _name(request)
     asked = decoded(await body_of(request), PushRequest)
     work = push_one(
-        served, metrics_of(request), name, steps_of(served, asked.inputs), begin=asked.begin, end=asked.end
+        served,
+        metrics_of(request),
+        models_of(request).limits,
+        name,
+        steps_of(served, asked.inputs),
+        begin=asked.begin,
+        end=asked.end,
     )
     return json_answer({"id": name} | _told(await unless_gone(request, work)))
 
@@ -103,7 +109,8 @@ async def push_lines(request: Request) -> Response:
             if len(names) == number:
                 names.append(None)
             wrong[number] = error
-    found = iter(await unless_gone(request, push_all(served, metrics_of(request), pushes)) if pushes else ())
+    work = push_all(served, metrics_of(request), models_of(request).limits, pushes)
+    found = iter(await unless_gone(request, work))
     answers = []
     for number, name in enumerate(names):
         result = wrong.get(number) or next(found)
@@ -119,7 +126,7 @@ async def push_lines(request: Request) -> Response:
 async def take(request: Request) -> Response:
     """`GET /v1/models/NAME/sessions/ID/state`."""
     served, name = served_of(request), _name(request)
-    state = await worker_of(served).run(lambda sessions: sessions.state(name))
+    state = await worker_of(served).run(lambda sessions: sessions.state(name), name)
     written = base64.b64encode(state.astype("<f4").tobytes()).decode()
     return json_answer(StateFormat(served.model.fingerprint, written))
 
@@ -135,7 +142,7 @@ async def bring(request: Request) -> Response:
         state = np.frombuffer(bytes_, "<f4").astype(np.float32)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"the state is no float32 numbers in base64: {error}.") from error
-    await worker_of(served).run(lambda sessions: sessions.restore(name, state))
+    await worker_of(served).run(lambda sessions: sessions.restore(name, state), name)
     return json_answer({"id": name, "model": served.name})
 
 

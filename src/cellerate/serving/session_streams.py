@@ -5,6 +5,7 @@ gives the forecast from there on, and a score that says how far the row was from
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,20 @@ def session_streams(model: PackedModel) -> "SessionStreams":
     return ForecastStreams(model) if model.task == "series" else SessionStreams(model)
 
 
+class StepSize(NamedTuple):
+    """How much a push gives.
+
+    Attributes:
+        of_each_step: The outputs that have an entry a step; of the others there is that of the last step.
+        step: The numbers of each step.
+        last: The numbers that do not depend on how many steps there are.
+    """
+
+    of_each_step: frozenset[str]
+    step: int
+    last: int
+
+
 class SessionStreams:
     """Streams of any model: its inputs go in, its outputs come out.
 
@@ -34,6 +49,25 @@ class SessionStreams:
         self._model = model
         self._streams = model.streams(0)
         self._size = self._streams.state.shape[1]
+
+    def measured(self) -> StepSize:
+        """What a push gives, found out with two pushes to the first stream, which need not be one afterwards."""
+        if not self.count:
+            self.grow(1)
+        nodes = self._model.cell.program.nodes
+        inputs = self._model.cell.program.inputs
+        found: list[dict[str, np.ndarray]] = []
+        for steps in (1, 2):
+            self.set_states([0], self.initial_state[np.newaxis])
+            zeros = {
+                name: np.zeros((1, steps, *self._model.inputs[name][2:]), str(nodes[at].options["dtype"]))
+                for name, at in inputs.items()
+            }
+            found.append(self.push(zeros, np.array([0])))
+        one, two = found
+        each = frozenset(name for name in one if one[name].size != two[name].size)
+        step = sum(one[name].size for name in each)
+        return StepSize(each, step, sum(array.size for array in one.values()) - step)
 
     @property
     def count(self) -> int:

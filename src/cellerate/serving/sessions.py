@@ -8,8 +8,7 @@ of a push that fails nothing was read.
 import logging
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.pushes import (
     DamagedStateError,
+    Endings,
     ExistingSessionError,
-    MissingSessionError,
     Push,
     ReplacedModelError,
     StorageError,
@@ -34,8 +33,6 @@ from cellerate.serving.session_memory import SessionMemory, steady_clock
 from cellerate.serving.session_streams import session_streams
 from cellerate.serving.state_store import LOST, StateStore
 
-# Sessions that ended by themselves and are remembered, to say so.
-_MOST_ENDED = 100_000
 # The most rows of one call, so that a large push does not keep the others waiting.
 _MOST_ROWS = 4096
 # How often unused sessions are looked for, as a share of their time to live.
@@ -65,6 +62,7 @@ class Sessions:
 
     Attributes:
         disk: Keeps the states over restarts.
+        size: How much a push gives.
 
     Raises:
         DataError: The file is damaged, or holds sessions of another model.
@@ -90,12 +88,13 @@ class Sessions:
             )
         self._most_of_all, self._most = most, most_in_memory
         self._streams = session_streams(model)
+        self.size = self._streams.measured()
         self._size = len(self._streams.initial_state)
         self._time_to_live, self._clock = time_to_live_s, clock or steady_clock()
         self._lock = threading.RLock()
         self._memory = SessionMemory(self._streams, most_in_memory, self._clock)
         self.disk = SessionDisk(self._memory, self._lock, refuse_after_s)
-        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._endings = Endings()
         self._next_sweep = -math.inf
         self._count = 0
         self._replaced = False
@@ -103,7 +102,7 @@ class Sessions:
             store = StateStore(path, model.fingerprint, self._size, lambda: self._memory.changed)
             self._memory.store = store
             self._count = len(store)
-            self._remember(store.ended, LOST)
+            self._endings.remember(store.ended, LOST)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -127,9 +126,7 @@ class Sessions:
             self.disk.check()
             self.end_unused()
             if self._is_there(name):
-                raise ExistingSessionError(
-                    f"there is a session {name!r} already: close it first, or go on with it."
-                )
+                raise self._exists(name)
             self._begin(name, self._streams.initial_state[np.newaxis])
 
     def close(self, name: str) -> None:
@@ -140,7 +137,7 @@ class Sessions:
         """
         with self._lock:
             if not self._is_there(name):
-                raise self._missing(name)
+                raise self._endings.error(name)
             self._end([name])
 
     def push(self, pushes: Sequence[Push]) -> list[Result]:
@@ -167,6 +164,52 @@ class Sessions:
                 self._end_some(pushes, turn, results, opened)
         return results
 
+    def lend(self, push: Push) -> int:
+        """A row of its own for a push, with the state of its session; see `LongPush`.
+
+        Raises:
+            CellerateError: There is no such session, or for one that begins, there is.
+        """
+        check_name(push.name)
+        with self._lock:
+            self.disk.check()
+            if not push.begin:
+                self._bring([push.name])
+                state = self._streams.states_of(self._memory.rows([push.name]))[0]
+            elif self._is_there(push.name):
+                raise self._exists(push.name)
+            else:
+                state = self._streams.initial_state
+            return self._memory.lend(state)
+
+    def read_lent(self, inputs: Mapping[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
+        """Reads steps into a row that was lent; the outputs without the batch."""
+        with self._lock:
+            rows = np.array([row])
+            given = {name: array[np.newaxis] for name, array in inputs.items()}
+            return {name: array[0] for name, array in self._streams.push(given, rows).items()}
+
+    def keep_lent(self, push: Push, row: int) -> None:
+        """Gives the session of a push the state of the row that it was read into.
+
+        Raises:
+            CellerateError: The session has ended meanwhile, or there is no place for it.
+        """
+        with self._lock:
+            state = self._streams.states_of([row])
+            if push.begin:
+                self.open(push.name)
+            self._bring([push.name])
+            self._streams.set_states(self._memory.rows([push.name]), state)
+            self._memory.use([push.name])
+            if push.end:
+                self._end([push.name])
+
+    def take_back(self, row: int) -> None:
+        """Takes back a row that was lent."""
+        with self._lock:
+            self._memory.take_back(row)
+
     def unused_s(self, name: str) -> float:
         """For how many seconds a session was not used.
 
@@ -178,7 +221,7 @@ class Sessions:
             place, store = self._memory.places.get(name), self._memory.store
             used = place.used if place else store.used(name) if store is not None else None
             if used is None:
-                raise self._missing(name)
+                raise self._endings.error(name)
             return max(0.0, self._clock() - used)
 
     def state(self, name: str) -> np.ndarray:
@@ -297,7 +340,7 @@ class Sessions:
                 f"there are {self._count} sessions already: close one that is not needed."
             )
         self._put([name], states, changed=True)
-        self._ended.pop(name, None)
+        self._endings.forget(name)
         self._count += 1
 
     def _is_there(self, name: str) -> bool:
@@ -326,7 +369,7 @@ class Sessions:
                 self._end([name], "its state on the disk was damaged")
                 found = None
             if found is None:
-                raise self._missing(name)
+                raise self._endings.error(name)
             states.append(found)
         if absent:
             self._put(absent, np.stack(states), changed=False, staying=len(names) - len(absent))
@@ -334,7 +377,7 @@ class Sessions:
     def _put(self, names: Sequence[str], states: np.ndarray, *, changed: bool, staying: int = 0) -> None:
         dropped = self._memory.put(names, states, changed=changed, staying=staying)
         self._count -= len(dropped)
-        self._remember(dropped, "there was no room for it")
+        self._endings.remember(dropped, "there was no room for it")
 
     def _end(self, names: Sequence[str], reason: str = "") -> None:
         """Ends sessions that are there; without a reason, as they were told to."""
@@ -343,18 +386,8 @@ class Sessions:
         if self._memory.store is not None:
             self._memory.store.delete(names)
         if reason:
-            self._remember(names, reason)
+            self._endings.remember(names, reason)
 
-    def _remember(self, names: Iterable[str], reason: str) -> None:
-        """Remembers why sessions ended by themselves."""
-        for name in names:
-            self._ended[name] = reason
-        while len(self._ended) > _MOST_ENDED:
-            self._ended.popitem(last=False)
-
-    def _missing(self, name: str) -> MissingSessionError:
-        if name in self._ended:
-            return MissingSessionError(
-                f"the session {name!r} ended: {self._ended[name]}. Open it again; it begins anew.", ended=True
-            )
-        return MissingSessionError(f"there is no session {name!r}: open it first.", ended=False)
+    @staticmethod
+    def _exists(name: str) -> ExistingSessionError:
+        return ExistingSessionError(f"there is a session {name!r} already: close it first, or go on with it.")

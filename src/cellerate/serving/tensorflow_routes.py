@@ -91,6 +91,8 @@ async def _computed(
     served: Served, request: Request, tensors: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     metrics, limits = metrics_of(request), models_of(request).limits
+    if served.size is not None:
+        served.size.check(tensors, limits)
     with metrics.call_s.labels(served.name).time():
         found = await unless_gone(
             request, served.calls.run(lambda: served.model.predict(tensors), limits.request_s)

@@ -115,6 +115,8 @@ async def _computed(
     served: Served, request: Request, tensors: dict[str, np.ndarray], names: list[str] | None
 ) -> dict[str, np.ndarray]:
     metrics, limits = metrics_of(request), models_of(request).limits
+    if served.size is not None:
+        served.size.check(tensors, limits)
 
     def call() -> dict[str, np.ndarray]:
         found = served.model.predict(tensors, names)
@@ -139,6 +141,7 @@ async def _pushed(
     found = await push_one(
         served,
         metrics_of(request),
+        models_of(request).limits,
         sequence,
         {name: array[0] for name, array in tensors.items()},
         begin=_flag(asked, "sequence_start"),

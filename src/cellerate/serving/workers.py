@@ -4,13 +4,14 @@ Whatever waits is bounded: a request that finds no place is refused at once, bef
 """
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from cellerate.errors import CellerateError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.batcher import Batcher, Ticket, Update
 from cellerate.runtime.packed import PackedModel
-from cellerate.serving.pushes import Push
+from cellerate.serving.long_push import SHORT, LongPush
+from cellerate.serving.pushes import Push, TooLateError, steps_in
 from cellerate.serving.sessions import Result, Sessions
 
 _Found = TypeVar("_Found")
@@ -208,6 +210,9 @@ class SessionWorker:
         self._most, self._flush_every = most_pushes, flush_every_s
         self._condition = threading.Condition()
         self._waiting: list[_Task] = []
+        # What is read in pieces, by turns; and what waits for that in its session.
+        self._long: collections.deque[_LongTask] = collections.deque()
+        self._later: list[_Task] = []
         self._count = 0
         self._closing = False
         # When the trouble of the disk is told again; 0 without any.
@@ -220,23 +225,29 @@ class SessionWorker:
         """How many pushes wait."""
         return self._count
 
-    async def push(self, pushes: Sequence[Push]) -> list[Result]:
-        """As `Sessions.push`.
+    async def push(self, pushes: Sequence[Push], deadline_s: float | None = None) -> list[Result]:
+        """As `Sessions.push`; of what nobody waits for any more nothing is read.
+
+        Args:
+            pushes: What came.
+            deadline_s: What it may take in seconds; None for any time.
 
         Raises:
             BusyError: Too many pushes wait, or the worker is closing.
+            TooLateError: It took longer than `deadline_s`, and nothing was read.
         """
-        results: list[Result] = await self._done(pushes, None)
+        names = frozenset(push.name for push in pushes)
+        results: list[Result] = await self._done(_Task(pushes, None, names, deadline_s))
         return results
 
-    async def run(self, call: Callable[[Sessions], _Found]) -> _Found:
-        """Calls with the sessions when it is its turn, and returns what the call returned.
+    async def run(self, call: Callable[[Sessions], _Found], name: str) -> _Found:
+        """Calls with the sessions when it is the turn of a session, and returns what the call returned.
 
         Raises:
             BusyError: Too many pushes wait, or the worker is closing.
             CellerateError: What the call raised.
         """
-        found: _Found = await self._done((), call)
+        found: _Found = await self._done(_Task((), call, frozenset((name,)), None))
         return found
 
     async def close(self) -> None:
@@ -247,36 +258,54 @@ class SessionWorker:
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.sessions.disk.shut)
 
-    async def _done(self, pushes: Sequence[Push], call: Callable[[Sessions], Any] | None) -> Any:
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
+    async def _done(self, task: "_Task") -> Any:
+        done = task.done
         with self._condition:
-            if self._closing or self._count + max(len(pushes), 1) > self._most:
+            if self._closing or self._count + task.count > self._most:
                 raise BusyError(
                     "the server is shutting down."
                     if self._closing
                     else f"more than {self._most} pushes would wait; try again, or push less at once.",
                     retry_after_s=1,
                 )
-            self._waiting.append(_Task(pushes, call, loop, done))
-            self._count += max(len(pushes), 1)
+            self._waiting.append(task)
+            self._count += task.count
             self._condition.notify()
-        return await done
+        try:
+            async with asyncio.timeout(task.deadline_s):
+                return await asyncio.shield(done)
+        except TimeoutError:
+            with self._condition:
+                task.dropped = not task.begun
+            if not task.dropped:
+                # What is being read is answered; what takes long looks at the time itself.
+                return await done
+            raise TooLateError(
+                f"the push waited longer than {task.deadline_s:g} s, and nothing of it was read; try again."
+            ) from None
+        except asyncio.CancelledError:
+            task.dropped = True
+            raise
 
     def _run(self) -> None:
         next_flush = time.monotonic() + self._flush_every
         unsaved: list[str] = []
         while True:
             with self._condition:
-                wait_s = 0.0 if unsaved else max(0.0, next_flush - time.monotonic())
+                at_once = unsaved or self._long or self._later
+                wait_s = 0.0 if at_once else max(0.0, next_flush - time.monotonic())
                 self._condition.wait_for(lambda: self._waiting or self._closing, timeout=wait_s)
-                if self._closing and not self._waiting:
+                if self._closing and not (self._waiting or self._long or self._later):
                     return
-                taken, self._waiting = self._waiting, []
-                self._count = 0
-            for calls, group in itertools.groupby(taken, lambda task: task.call is not None):
+                ready = self._sorted()
+            for calls, group in itertools.groupby(ready, lambda task: task.call is not None):
                 tasks = list(group)
                 _resolve(self._called(tasks) if calls else self._read(tasks))
+            if self._long and (result := self._long[0].advance()) is not None:
+                _resolve([(self._long.popleft().task, result)])
+            elif self._long:
+                # The others get their turn.
+                self._long.rotate(-1)
             begins = not unsaved and time.monotonic() >= next_flush
             if begins:
                 next_flush = time.monotonic() + self._flush_every
@@ -284,6 +313,27 @@ class SessionWorker:
                 unsaved = self.sessions.disk.unsaved()
             if begins or unsaved:
                 self._flush(unsaved)
+
+    def _sorted(self) -> "list[_Task]":
+        """What is done now. What takes long goes on beside it, and what comes after that in a session waits."""
+        busy = set[str]().union(*(one.task.names for one in self._long))
+        ready, later = [], []
+        for task in (*self._later, *self._waiting):
+            if task.dropped:
+                continue
+            if busy & task.names:
+                later.append(task)
+                busy |= task.names
+                continue
+            task.begun = True
+            if any(steps_in(push) > SHORT for push in task.pushes):
+                self._long.append(_LongTask(self.sessions, task))
+                busy |= task.names
+            else:
+                ready.append(task)
+        self._later, self._waiting = later, []
+        self._count = sum(task.count for task in later) + sum(one.task.count for one in self._long)
+        return ready
 
     def _flush(self, unsaved: list[str]) -> None:
         """Writes some of the states that are not on the disk, and says if it takes none."""
@@ -322,13 +372,60 @@ class SessionWorker:
             return [(task, error) for task in tasks]
 
 
-class _Task(NamedTuple):
-    """Pushes or a call, and who waits for them."""
+class _Task:
+    """Pushes or a call, and who waits for them.
 
-    pushes: Sequence[Push]
-    call: Callable[[Sessions], Any] | None
-    loop: asyncio.AbstractEventLoop
-    done: "asyncio.Future[Any]"
+    Attributes:
+        begun: Whether it is being done.
+        dropped: Whether nobody waits for it any more.
+    """
+
+    def __init__(
+        self,
+        pushes: Sequence[Push],
+        call: Callable[[Sessions], Any] | None,
+        names: frozenset[str],
+        deadline_s: float | None,
+    ) -> None:
+        self.pushes, self.call, self.names, self.deadline_s = pushes, call, names, deadline_s
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Any] = self.loop.create_future()
+        self.count = max(len(pushes), 1)
+        self.begun = self.dropped = False
+
+
+class _LongTask:
+    """Pushes of which some take long, one after another.
+
+    Args:
+        sessions: Where they are pushed.
+        task: The pushes.
+    """
+
+    def __init__(self, sessions: Sessions, task: _Task) -> None:
+        self.task, self._sessions = task, sessions
+        self._left = collections.deque(task.pushes)
+        self._results: list[Result] = []
+        self._long: LongPush | None = None
+
+    def advance(self) -> list[Result] | None:
+        """Does a part; all results once there is nothing left, else None."""
+        if self._long is None and self._left and steps_in(self._left[0]) <= SHORT:
+            short = []
+            while self._left and steps_in(self._left[0]) <= SHORT:
+                short.append(self._left.popleft())
+            self._results += self._sessions.push(short)
+        elif self._left or self._long is not None:
+            if self._long is None:
+                self._long = LongPush(self._sessions, self._left.popleft(), self.task.deadline_s)
+            if self.task.dropped:
+                self._long.give_up()
+                return []
+            result = self._long.advance()
+            if result is not None:
+                self._results.append(result)
+                self._long = None
+        return None if self._left or self._long is not None else self._results
 
 
 def _resolve(results: Sequence[tuple[_Task, Any]]) -> None:
