@@ -51,6 +51,21 @@ def series_cell(path: Path, *, quantiles: tuple[float, ...] = ()) -> Path:
     return _written(path, graph.program(forecast=made), "series", payload)
 
 
+def window_cell(path: Path, *, quantiles: tuple[float, ...] = ()) -> Path:
+    """A forecaster as `series_cell` makes it, that sees its window at once: a linear map of all its rows."""
+    graph = Graph()
+    rows = graph.add("reshape", "flat", {"x": graph.input("series", 6, 2)}, shape=(12,))
+    shape = (3, 2, *([len(quantiles)] if quantiles else []))
+    head = graph.dense(rows, "head", 12, int(np.prod(shape)))
+    made = graph.add("reshape", "forecast", {"x": head}, shape=shape)
+    payload = {
+        "options": OPTIONS | {"target": ["load", "wind"]},
+        "scaler": SCALER.to_config(),
+        "quantiles": list(quantiles),
+    }
+    return _written(path, graph.program(forecast=made), "series", payload)
+
+
 def plain_cell(path: Path) -> Path:
     """A model of nobody's task: (B, T, 3) numbers to a sequence of 4 and a last output of 7."""
     graph = Graph()

@@ -28,9 +28,9 @@ from cellerate.serving.pushes import (
     groups_of,
     turns_of,
 )
+from cellerate.serving.series_streams import session_streams
 from cellerate.serving.session_disk import SessionDisk
 from cellerate.serving.session_memory import SessionMemory, steady_clock
-from cellerate.serving.session_streams import session_streams
 from cellerate.serving.state_store import LOST, StateStore
 
 # The most rows of one call, so that a large push does not keep the others waiting.
