@@ -150,3 +150,14 @@ def test_generate_stopped_by_ctrl_c_ends_with_130_quietly(start_cellerate, made)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+def test_ctrl_c_again_and_again_ends_with_no_traceback(start_cellerate, made):
+    process = start_cellerate("generate", made / "text.keras", "the ", "-n", "1000000", "--seed", "1")
+    assert process.stdout.read(10).startswith("the ")
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in err and "Exception ignored" not in err

@@ -230,3 +230,18 @@ def test_numbers_tell_what_was_done(path, tmp_path):
 )
 def test_model_that_cannot_be_served_is_an_error_in_one_line(path, models, message):
     assert message in refusal(*(name.format(path=path) for name in models), options=("--no-state",))
+
+
+def test_errors_in_a_loop_do_not_fill_the_log(monkeypatch, caplog):
+    from cellerate.serving import answers
+
+    now = 1000.0
+    monkeypatch.setattr(answers.time, "monotonic", lambda: now)
+    monkeypatch.setattr(answers, "_failures", answers._Failures())
+    for _ in range(500):
+        assert answers.status_of(ZeroDivisionError("division"))[0] == 500
+    assert len(caplog.records) == 10
+    now += 61
+    answers.status_of(ZeroDivisionError("division"))
+    assert "490 more requests failed in the last 60 s" in caplog.text
+    assert len(caplog.records) == 12

@@ -16,8 +16,9 @@ from cellerate.runtime.batcher import Batcher, Ticket
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.pushes import MissingSessionError, Push
+from cellerate.serving.session_worker import SessionWorker
 from cellerate.serving.sessions import Sessions
-from cellerate.serving.workers import BusyError, DeadlineError, SessionWorker, TextWorker
+from cellerate.serving.workers import BusyError, DeadlineError, TextWorker
 from support.graphs import Graph, draw
 
 CHARACTERS = "abcdefgh"

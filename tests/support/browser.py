@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+EVIL = "evil.example"
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -30,7 +32,9 @@ def browser():
         "axe_playwright_python", reason="needs the packages of the group browser: pip install --group browser"
     )
     with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        # A name that leads to this machine, as an attacker may let his own do.
+        arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"]
+        chromium = started.chromium.launch(executable_path=program, args=arguments)
         yield chromium
         chromium.close()
 

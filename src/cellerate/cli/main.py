@@ -4,8 +4,10 @@ Every verb's file is imported when the program starts. None of them may import a
 `cellerate --help` gets slow.
 """
 
+import contextlib
 import io
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -39,6 +41,8 @@ from cellerate.cli import (
 )
 from cellerate.cli.words import in_options, verb_of
 from cellerate.errors import CellerateError
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="cellerate",
@@ -105,6 +109,14 @@ def main() -> None:
     try:
         # With its name: run as a module, its name would have several words, which no table of --config has.
         app(prog_name="cellerate")
+    except KeyboardInterrupt:
+        # A second Ctrl-C, while the first one was being answered.
+        _let_be_killed()
+        raise SystemExit(_INTERRUPTED) from None
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            _let_be_killed()
+        raise
     except CellerateError as error:
         _end(in_options(str(error), verb_of(typer.main.get_command(app))), error.exit_code)
     except Exception as error:
@@ -117,6 +129,12 @@ def main() -> None:
             "`cellerate env` has what a bug report needs.",
             1,
         )
+
+
+def _let_be_killed() -> None:
+    """Has a further Ctrl-C end the process at once, for Python would answer it with a traceback while it ends."""
+    with contextlib.suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(message: str, code: int) -> NoReturn:

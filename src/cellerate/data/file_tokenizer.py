@@ -4,7 +4,9 @@ Only this tokenizer needs that package, cuts a long text into pieces and has tok
 characters. Everything else sees a `data.tokenizer.Tokenizer`.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +16,22 @@ from cellerate.errors import DataError
 from cellerate.machine import environment
 
 _VOCABULARY_LIMIT = 1 << 24
+
+
+@contextlib.contextmanager
+def _told(message: str) -> Iterator[None]:
+    """Turns an error of the package into a `DataError` with a message: it raises plain ones, and panics that are none.
+
+    A pattern that needs too many steps back for a text, for example, is a panic.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise DataError(message.format(error)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(message.format(error)) from error
 
 
 class FileTokenizer(Tokenizer):
@@ -41,13 +59,11 @@ class FileTokenizer(Tokenizer):
         environment.require("tokenizers", "tokenizers", "a tokenizer file")
         import tokenizers
 
-        try:
+        with _told(
+            "not a tokenizer file of the package tokenizers ({}). "
+            "Expected the tokenizer.json that Tokenizer.save writes."
+        ):
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
-        except Exception as error:  # the package raises plain Exception for every bad file
-            raise DataError(
-                f"not a tokenizer file of the package tokenizers ({error}). "
-                "Expected the tokenizer.json that Tokenizer.save writes."
-            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._json = json_text
@@ -61,14 +77,13 @@ class FileTokenizer(Tokenizer):
 
     def encode_pieces(self, pieces: list[str]) -> np.ndarray:
         """The ids of all pieces, one after the other, each piece encoded by itself."""
-        try:
+        with _told("the tokenizer file cannot encode this text: {}"):
             found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        except Exception as error:  # the package raises plain Exception here too
-            raise DataError(f"the tokenizer file cannot encode this text: {error}") from error
         return np.concatenate([np.array([], self.dtype), *(np.array(one.ids, self.dtype) for one in found)])
 
     def _decode(self, ids: np.ndarray) -> str:
-        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        with _told("the tokenizer file cannot decode these ids: {}"):
+            return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def stream_encoder(self) -> StreamEncoder:
         """An encoder that holds back the last piece until its end is certain."""

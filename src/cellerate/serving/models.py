@@ -16,8 +16,9 @@ from cellerate.serving.answer_size import AnswerSize
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
 from cellerate.serving.limits import Limits
+from cellerate.serving.session_worker import SessionWorker
 from cellerate.serving.sessions import Sessions
-from cellerate.serving.workers import SessionWorker, TextWorker
+from cellerate.serving.workers import TextWorker
 
 FLUSH_EVERY_S = 10.0
 """How often the states of sessions are written to the disk, against a crash."""

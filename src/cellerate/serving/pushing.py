@@ -12,8 +12,8 @@ from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Served
 from cellerate.serving.pushes import Push
+from cellerate.serving.session_worker import SessionWorker
 from cellerate.serving.sessions import Result
-from cellerate.serving.workers import SessionWorker
 
 
 def worker_of(served: Served) -> SessionWorker:
