@@ -84,8 +84,8 @@ def test_ctrl_c_before_the_first_epoch_is_over_says_so(start_cellerate, here, sm
 
 
 @pytest.mark.backends
+@pytest.mark.few_steps  # one of the runs is in the process of the tests: it is to leave to Keras what the others leave
 def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate, cellerate, here, small):
-    # Eight time steps: fewer are left to Keras on TensorFlow, but in the process of the tests, which has no such rule.
     words = ["--embedding", "4", "--units", "6", "--length", "8", "--batch-size", "8", "--dropout", "0.3"]
     words += ["--validation-fraction", "0.1", "--epochs", "12", "--log-every", "1"]
     assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
@@ -107,8 +107,8 @@ def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate,
 
 
 @pytest.mark.slow
+@pytest.mark.few_steps
 def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, here, small):
-    # Eight time steps, as above.
     words = ["--embedding", "4", "--units", "6", "--length", "8", "--batch-size", "8", "--dropout", "0.3"]
     words += ["--validation-fraction", "0.1", "--epochs", "60", "--log-every", "7"]
     assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0

@@ -86,8 +86,8 @@ def test_page_of_another_site_reaches_nothing(browser, elsewhere, tmp_path, host
         page.goto(f"http://{host}:{elsewhere}/")
         told = page.evaluate(SENT, [server.address, keys])
         assert set(told) <= {"opaque", "refused"}, told
-        page.evaluate(FORM, server.address)
-        page.wait_for_load_state()
+        with page.expect_navigation():
+            page.evaluate(FORM, server.address)
         assert "refused" in page.content() or "key" in page.content()
         assert client.get("/v1/models/plain/sessions/a/state").json() == before
         context.close()

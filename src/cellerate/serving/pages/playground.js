@@ -12,7 +12,8 @@ function tell(place, text, bad = false) {
 }
 
 async function call(path, body, options = {}) {
-  const given = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  const headers = { "content-type": "application/json" };
+  const given = body === undefined ? {} : { method: "POST", headers, body: JSON.stringify(body) };
   const answer = await fetch(path, { ...given, ...options });
   if (!answer.ok) {
     const told = await answer.json().catch(() => ({ error: answer.statusText }));
