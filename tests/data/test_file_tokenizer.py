@@ -132,3 +132,15 @@ def test_file_tokenizer_stream_decoder_shows_garbage_after_a_bounded_wait(byte_l
     shown = [decoder.push(continuation) for _ in range(40)]
     assert "".join(shown).count("\ufffd") >= 32
     assert decoder.finish().count("\ufffd") == 40 - "".join(shown).count("\ufffd")
+
+
+def test_a_pattern_that_needs_too_many_steps_back_is_an_error_of_the_data():
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    pattern = tokenizers.Regex(r"(?:(a+)+)+\d")
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, "isolated")
+    found = FileTokenizer(made.to_str())
+    # The package panics, which is no exception of Python's.
+    with pytest.raises(DataError, match="the tokenizer file cannot encode this text"):
+        found.encode("a" * 40)
+    assert found.encode("ab").tolist() == [0, 1]
