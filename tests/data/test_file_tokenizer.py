@@ -135,7 +135,6 @@ def test_file_tokenizer_stream_decoder_shows_garbage_after_a_bounded_wait(byte_l
 
 
 def test_a_pattern_that_needs_too_many_steps_back_is_an_error_of_the_data():
-    tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     pattern = tokenizers.Regex(r"(?:(a+)+)+\d")
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, "isolated")

@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -140,3 +141,17 @@ def test_a_packed_series_described_too_deeply_is_damaged(tmp_path):
     (tmp_path / "t.series" / "series.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match="damaged"):
         open_series(tmp_path / "t.series", targets=["OT"], features=["OT"])
+
+
+def test_four_times_the_columns_take_about_four_times_as_long(tmp_path):
+    seconds = {}
+    for columns in (500, 5000, 20_000):
+        path = tmp_path / f"{columns}.csv"
+        lines = [",".join(f"c{n}" for n in range(columns))]
+        lines += [",".join(str(row + n % 7 + 0.5) for n in range(columns)) for row in range(6)]
+        path.write_text("\n".join(lines))
+        begin = time.monotonic()
+        assert open_series(path, targets=["c0"]).values.shape == (6, columns)
+        seconds[columns] = time.monotonic() - begin
+    # What grew with the square of the columns made it twelve times.
+    assert seconds[20_000] < 8 * seconds[5000]

@@ -10,7 +10,10 @@ from cellerate.cli.output import emit, emit_json, tell
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import spoken
 from cellerate.data.table_options import TableOptions
-from cellerate.format import size
+from cellerate.format import listed, size
+
+# Columns that are listed of a packed series.
+_SHOWN = 20
 
 
 @with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
@@ -113,6 +116,6 @@ def pack(
         )
     else:
         emit(
-            f"{output}: {len(packed.values):,} rows of {', '.join(packed.columns)} in {series:,} series, "
+            f"{output}: {len(packed.values):,} rows of {listed(packed.columns, _SHOWN)} in {series:,} series, "
             f"{stretches:,} stretches without a gap, {size(content)}"
         )

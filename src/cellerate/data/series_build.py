@@ -107,7 +107,8 @@ def copy_columns(packed: PackedSeries, columns: Sequence[str], folder: Path, key
         OutputError: The folder cannot be written.
     """
     building = folder.with_name(folder.name + _BUILDING)
-    places = [packed.columns.index(name) for name in columns]
+    known = {name: place for place, name in enumerate(packed.columns)}
+    places = [known[name] for name in columns]
     with exclusive(building, wait=True):
         if folder.exists():
             found = _made_meanwhile(folder, None, key, cache=True)

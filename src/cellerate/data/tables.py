@@ -1,5 +1,6 @@
 """Opens tables, each by the format of its file, and finds those that paths name."""
 
+import collections
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ def open_table(
     else:
         table = path.with_options(options) if isinstance(path, FrameTable) else path
     # Separators at the ends of lines make columns without a name.
-    twice = sorted({name for name in table.columns if name and table.columns.count(name) > 1})
+    twice = sorted(name for name, count in collections.Counter(table.columns).items() if name and count > 1)
     if twice:
         raise DataError(f"{table.path} has more than one column named {twice[0]!r}; rename one of them.")
     if table.read_as:
