@@ -199,7 +199,7 @@ class DartsLSTM(GlobalForecastingModel):
             return GlobalForecastingModel.load(path, trusted=trusted)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: plain values, which Darts reads without `trusted`."""
+        """Gives what is pickled: plain values, which Darts reads without `trusted`."""
         return self.__dict__ | {"_opened": None}
 
     @property

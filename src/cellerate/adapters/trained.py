@@ -124,7 +124,7 @@ class Trained:
             return load(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: not the opened model."""
+        """Gives what is pickled: not the opened model."""
         return {"cell": self.cell}
 
     def forecast(self, series: Sequence[Rows]) -> np.ndarray:

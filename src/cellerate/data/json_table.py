@@ -109,7 +109,7 @@ def _openings(text: bytes) -> int:
 
 
 def _depth(line: bytes) -> int:
-    """How deeply a record is nested."""
+    """The depth to which a record is nested."""
     depth = deepest = 0
     for token in _TOKEN.finditer(line):
         if token[0] in (b"[", b"{"):

@@ -1,4 +1,4 @@
-"""How large an answer would be, before anything of it is computed."""
+"""The size of an answer, before anything of it is computed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ _ROWS_OF_STEPS = 10
 
 
 class AnswerSize:
-    """How many numbers the predictions of a model have, found out with rows of two and of three steps.
+    """The count of numbers in the predictions of a model, found out with rows of two and of three steps.
 
     Args:
         model: The model.

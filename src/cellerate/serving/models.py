@@ -21,7 +21,7 @@ from cellerate.serving.sessions import Sessions
 from cellerate.serving.workers import TextWorker
 
 FLUSH_EVERY_S = 10.0
-"""How often the states of sessions are written to the disk, against a crash."""
+"""The time between two rounds in which the states of sessions are written to the disk, against a crash."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

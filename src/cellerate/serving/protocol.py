@@ -87,7 +87,7 @@ class Connections:
 
 
 def most_connections(wanted: int) -> int:
-    """How many connections there may be, after as many files as possible were allowed."""
+    """The number of connections that there may be, after as many files as possible were allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -65,7 +65,7 @@ class Push(NamedTuple):
 
 
 def steps_in(push: Push) -> int:
-    """How many steps a push has, by its longest input."""
+    """The number of steps in a push, by its longest input."""
     return max((len(array) for array in push.inputs.values() if np.ndim(array)), default=0)
 
 
@@ -104,7 +104,7 @@ def groups_of(pushes: Sequence[Push], numbers: Sequence[int]) -> list[list[int]]
 
 
 class Endings:
-    """Why sessions ended by themselves, of as many as are remembered."""
+    """The reasons why sessions ended by themselves, of as many as are remembered."""
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[str, str] = OrderedDict()
@@ -121,7 +121,7 @@ class Endings:
         self._reasons.pop(name, None)
 
     def error(self, name: str) -> MissingSessionError:
-        """What is to be said of a session that is not there."""
+        """The error for a session that is not there."""
         if name in self._reasons:
             return MissingSessionError(
                 f"the session {name!r} ended: {self._reasons[name]}. Open it again; it begins anew.",

@@ -212,7 +212,7 @@ class WindowStreams(SessionStreams):
 
     @property
     def count(self) -> int:
-        """How many streams there are."""
+        """The number of streams."""
         return len(self._last)
 
     @property

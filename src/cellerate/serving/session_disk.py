@@ -1,4 +1,4 @@
-"""Keeping the states of sessions on the disk: what is not there yet, writing it, and what to say when that fails."""
+"""Keeps the states of sessions on the disk: what is not there yet, writing it, and what to say when that fails."""
 
 import threading
 
@@ -29,7 +29,7 @@ class SessionDisk:
 
     @property
     def unsaved_count(self) -> int:
-        """How many they are."""
+        """Their number."""
         return len(self._memory.changed) if self._memory.store is not None else 0
 
     def flush_some(self, names: list[str], most: int = _MOST) -> bool:
@@ -60,12 +60,12 @@ class SessionDisk:
 
     @property
     def trouble(self) -> str:
-        """Why states cannot be written now; "" while they can."""
+        """The reason why states cannot be written now; "" while they can."""
         return "" if self._memory.store is None else self._memory.store.trouble
 
     @property
     def trouble_s(self) -> float:
-        """For how many seconds they could not."""
+        """The seconds for which they could not."""
         return 0.0 if self._memory.store is None else self._memory.store.trouble_s
 
     @property

@@ -9,7 +9,7 @@ from cellerate.runtime.packed import PackedModel
 
 
 class StepSize(NamedTuple):
-    """How much a push gives.
+    """The size of what a push gives.
 
     Attributes:
         of_each_step: The outputs that have an entry a step; of the others there is that of the last step.
@@ -39,7 +39,7 @@ class SessionStreams:
         self._size = self._streams.state.shape[1]
 
     def measured(self) -> StepSize:
-        """What a push gives, found out with two pushes to the first stream, which need not be one afterwards."""
+        """Finds out what a push gives, with two pushes to the first stream, which is free afterwards."""
         if not self.count:
             self.grow(1)
         nodes = self._model.cell.program.nodes

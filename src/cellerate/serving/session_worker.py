@@ -150,7 +150,7 @@ class SessionWorker:
                 self._flush(unsaved)
 
     def _sorted(self) -> "list[_Task]":
-        """What is done now. What takes long goes on beside it, and what comes after that in a session waits."""
+        """Takes out what is done now. What takes long goes on beside it, and what follows that in a session waits."""
         busy = set[str]().union(*(one.task.names for one in self._long))
         ready, later = [], []
         for task in (*self._later, *self._waiting):

@@ -71,12 +71,12 @@ class StateFile:
             )
 
     def __len__(self) -> int:
-        """How many states there are."""
+        """The number of states."""
         (count,) = self._ask("SELECT COUNT(*) FROM sessions")[0]
         return int(count)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a state of a name."""
+        """True if there is a state of a name."""
         return bool(self._ask("SELECT 1 FROM sessions WHERE name = ?", name))
 
     def names(self) -> list[str]:

@@ -55,11 +55,11 @@ class StateStore:
             raise OutputError(str(error)) from error
 
     def __len__(self) -> int:
-        """How many sessions have a state here."""
+        """The number of sessions that have a state here."""
         return len(self._file) - len(self._gone)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a state of a name. Raises `StorageError` if that cannot be read."""
+        """True if there is a state of a name. Raises `StorageError` if that cannot be read."""
         return name not in self._gone and name in self._file
 
     def state(self, name: str) -> np.ndarray | None:
@@ -126,7 +126,7 @@ class StateStore:
 
     @property
     def trouble_s(self) -> float:
-        """For how many seconds nothing could be written."""
+        """The seconds for which nothing could be written."""
         return time.monotonic() - self._since if self.trouble else 0.0
 
     def close(self) -> None:
