@@ -19,6 +19,14 @@ _PIECE_S = 0.02
 _FIRST, _MOST = 16, 8192
 
 
+def is_long(push: Push) -> bool:
+    """True for a push that is read in pieces."""
+    for array in push.inputs.values():  # noqa: SIM110 (as any() it takes twice as long)
+        if array.shape and array.shape[0] > SHORT:
+            return True
+    return False
+
+
 class LongPush:
     """A push that is read in pieces; one thread at a time.
 

@@ -66,7 +66,7 @@ class Push(NamedTuple):
 
 def steps_in(push: Push) -> int:
     """The number of steps in a push, by its longest input."""
-    return max((len(array) for array in push.inputs.values() if np.ndim(array)), default=0)
+    return max([array.shape[0] for array in push.inputs.values() if array.shape], default=0)
 
 
 def check_name(name: str) -> None:

@@ -165,12 +165,14 @@ class ForecastStreams(SessionStreams):
             DataError: The rows have another number of features, or are no numbers.
         """
         scaled = self._rows.scaled(inputs)
-        before = self.states_of(rows)
+        # One step is read or is not.
+        before = self.states_of(rows) if scaled.shape[1] > 1 else None
         try:
             made, scores = self._stepped(scaled, rows)
         except Exception:
-            # Of a push that fails nothing was read.
-            self.set_states(rows, before)
+            if before is not None:
+                # Of a push that fails nothing was read.
+                self.set_states(rows, before)
             raise
         return {"forecast": self._rows.units(made), "score": scores}
 

@@ -49,7 +49,7 @@ class SessionMemory:
         self.places: OrderedDict[str, Place] = OrderedDict()
         self.changed: set[str] = set()
         self.store: StateStore | None = None
-        self._free: list[int] = list(range(streams.count))
+        self._free: list[int] = []
 
     def rows(self, names: Sequence[str]) -> np.ndarray:
         """(N,) the rows of sessions that are in memory."""

@@ -39,9 +39,8 @@ class SessionStreams:
         self._size = self._streams.state.shape[1]
 
     def measured(self) -> StepSize:
-        """Finds out what a push gives, with two pushes to the first stream, which is free afterwards."""
-        if not self.count:
-            self.grow(1)
+        """Finds out what a push gives, with two pushes to a stream of its own."""
+        self.grow(1)
         nodes = self._model.cell.program.nodes
         inputs = self._model.cell.program.inputs
         found: list[dict[str, np.ndarray]] = []

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cellerate.errors import CellerateError
-from cellerate.serving.long_push import SHORT, LongPush
-from cellerate.serving.pushes import Push, TooLateError, steps_in
+from cellerate.serving.long_push import LongPush, is_long
+from cellerate.serving.pushes import Push, TooLateError
 from cellerate.serving.sessions import Result, Sessions
 from cellerate.serving.workers import BusyError
 
@@ -106,21 +106,29 @@ class SessionWorker:
             self._waiting.append(task)
             self._count += task.count
             self._condition.notify()
+        timer = None
+        if task.deadline_s is not None:
+            timer = task.loop.call_later(task.deadline_s, self._end_waiting, task)
         try:
-            async with asyncio.timeout(task.deadline_s):
-                return await asyncio.shield(done)
-        except TimeoutError:
-            with self._condition:
-                task.dropped = not task.begun
-            if not task.dropped:
-                # What is being read is answered; what takes long looks at the time itself.
-                return await done
-            raise TooLateError(
-                f"the push waited longer than {task.deadline_s:g} s, and nothing of it was read; try again."
-            ) from None
+            return await done
         except asyncio.CancelledError:
             task.dropped = True
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _end_waiting(self, task: "_Task") -> None:
+        """Ends a push whose time is over before it begins; what is being read looks at the time itself."""
+        with self._condition:
+            if task.begun or task.done.done():
+                return
+            task.dropped = True
+        task.done.set_exception(
+            TooLateError(
+                f"the push waited longer than {task.deadline_s:g} s, and nothing of it was read; try again."
+            )
+        )
 
     def _run(self) -> None:
         next_flush = time.monotonic() + self._flush_every
@@ -151,17 +159,19 @@ class SessionWorker:
 
     def _sorted(self) -> "list[_Task]":
         """Takes out what is done now. What takes long goes on beside it, and what follows that in a session waits."""
-        busy = set[str]().union(*(one.task.names for one in self._long))
+        busy: set[str] = set()
+        for one in self._long:
+            busy |= one.task.names
         ready, later = [], []
         for task in (*self._later, *self._waiting):
             if task.dropped:
                 continue
-            if busy & task.names:
+            if busy and busy & task.names:
                 later.append(task)
                 busy |= task.names
                 continue
             task.begun = True
-            if any(steps_in(push) > SHORT for push in task.pushes):
+            if any(map(is_long, task.pushes)):
                 self._long.append(_LongTask(self.sessions, task))
                 busy |= task.names
             else:
@@ -215,6 +225,8 @@ class _Task:
         dropped: Whether nobody waits for it any more.
     """
 
+    __slots__ = ("begun", "call", "count", "deadline_s", "done", "dropped", "loop", "names", "pushes")
+
     def __init__(
         self,
         pushes: Sequence[Push],
@@ -245,9 +257,9 @@ class _LongTask:
 
     def advance(self) -> list[Result] | None:
         """Does a part; all results once there is nothing left, else None."""
-        if self._long is None and self._left and steps_in(self._left[0]) <= SHORT:
+        if self._long is None and self._left and not is_long(self._left[0]):
             short = []
-            while self._left and steps_in(self._left[0]) <= SHORT:
+            while self._left and not is_long(self._left[0]):
                 short.append(self._left.popleft())
             self._results += self._sessions.push(short)
         elif self._left or self._long is not None:
@@ -275,7 +287,7 @@ def _resolve(results: Sequence[tuple[_Task, Any]]) -> None:
 
 def _resolve_all(items: Sequence[tuple["asyncio.Future[Any]", Any]]) -> None:
     for done, result in items:
-        if done.cancelled():
+        if done.done():
             continue
         if isinstance(result, Exception):
             done.set_exception(result)

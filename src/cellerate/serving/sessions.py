@@ -88,7 +88,8 @@ class Sessions:
             )
         self._most_of_all, self._most = most, most_in_memory
         self._streams = session_streams(model)
-        self.size = self._streams.measured()
+        # Of others: the first sessions shall have the first rows, which are then read where they lie.
+        self.size = session_streams(model).measured()
         self._size = len(self._streams.initial_state)
         self._time_to_live, self._clock = time_to_live_s, clock or steady_clock()
         self._lock = threading.RLock()
@@ -325,11 +326,12 @@ class Sessions:
         """Closes the sessions that end with their push, and those whose first push failed."""
         ending = []
         for number in turn:
-            name, failed = pushes[number].name, isinstance(results[number], Exception)
-            # It was read, or opened; without a disk it may have had to leave since.
-            there = name in self._memory.places or self._memory.store is not None
-            if there and (number in opened if failed else pushes[number].end):
-                ending.append(name)
+            failed = isinstance(results[number], Exception)
+            if number in opened if failed else pushes[number].end:
+                name = pushes[number].name
+                # It was read, or opened; without a disk it may have had to leave since.
+                if name in self._memory.places or self._memory.store is not None:
+                    ending.append(name)
         self._end(ending)
 
     def _begin(self, name: str, states: np.ndarray) -> None:
