@@ -15,9 +15,10 @@ import pytest
 from cellerate.runtime.packed import load
 from cellerate.serving import long_push
 from cellerate.serving.long_push import LongPush
-from cellerate.serving.pushes import ExistingSessionError, MissingSessionError, Push, TooLateError, steps_in
+from cellerate.serving.pushes import ExistingSessionError, MissingSessionError, Push, steps_in
 from cellerate.serving.session_worker import SessionWorker
 from cellerate.serving.sessions import Sessions
+from cellerate.serving.workers import DeadlineError
 from support.graphs import draw
 from support.servers import plain_cell, series_cell, serving, text_cell
 from support.session_models import F, model, opened, steps
@@ -115,7 +116,7 @@ def test_push_that_takes_too_long_reads_nothing() -> None:
     push = LongPush(sessions, Push("a", steps(LONG)), deadline_s=0.05)
     assert push.advance() is None
     time.sleep(0.06)
-    with pytest.raises(TooLateError, match=r"longer than 0\.05 s, and was ended; nothing of it was read"):
+    with pytest.raises(DeadlineError, match=r"longer than 0\.05 s, and was ended; nothing of it was read"):
         finished(push)
     assert np.array_equal(sessions.state("a"), before)
 
@@ -208,7 +209,7 @@ def test_push_that_waits_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -
         async with working(sessions) as worker:
             long = asyncio.ensure_future(worker.push([Push("a", steps(LONG))]))
             await asyncio.sleep(0.05)
-            with pytest.raises(TooLateError, match="nothing of it was read"):
+            with pytest.raises(DeadlineError, match="nothing of it was read"):
                 await worker.push([Push("a", steps(2))], deadline_s=0.1)
             for _ in range(LONG):
                 slow.go.release()

@@ -82,8 +82,9 @@ class Trained:
         Raises:
             CellerateError: As of `cellerate.train_series`.
         """
+        columns = [one.columns for one in series]
         table: dict[str, np.ndarray] = {
-            name: np.concatenate([one.columns[name] for one in series]) for name in series[0].columns
+            name: np.concatenate([one[name] for one in columns]) for name in columns[0]
         }
         names = list(table)
         # Numbers where no calendar is asked for: rows follow one another, whatever their times are.
@@ -146,7 +147,10 @@ class Trained:
                 )
         features = [str(name) for name in settings.reading["features"]]
         rows = np.stack(
-            [np.stack([one.columns[name][-window:] for name in features], axis=-1) for one in series]
+            [
+                np.stack([columns[name][-window:] for name in features], axis=-1)
+                for columns in (one.columns for one in series)
+            ]
         )
         further: dict[str, Any] = {}
         covariates = settings.covariates

@@ -125,8 +125,8 @@ def _check_parts(path: Path) -> None:
             )
             if packed or part.file_size > _MOST_BYTES:
                 raise DataError(
-                    f"{path} is no usual Excel file: its part {part.filename!r:.80} becomes {part.file_size:,} bytes "
-                    f"out of {part.compress_size:,}. Write the table as CSV."
+                    f"{path} is refused: its part {part.filename!r:.80} becomes {part.file_size:,} bytes out of "
+                    f"{part.compress_size:,}, as in no usual Excel file. Write the table as CSV."
                 )
 
 

@@ -8,7 +8,7 @@ from cellerate.runtime.packed import PackedModel
 from cellerate.serving.answers import RequestError
 from cellerate.serving.limits import Limits
 from cellerate.serving.pushes import Push, steps_in
-from cellerate.serving.session_streams import StepSize
+from cellerate.serving.session_streams import StepSize, zeros
 
 # Rows times steps of a prediction, in steps of one row.
 _ROWS_OF_STEPS = 10
@@ -22,18 +22,17 @@ class AnswerSize:
     """
 
     def __init__(self, model: PackedModel) -> None:
-        self._step, self._row = 0, 0
-        nodes, inputs = model.cell.program.nodes, model.cell.program.inputs
         found = []
         for steps in (2, 3):
-            zeros = {
-                name: np.zeros(
-                    [1, *(steps if size < 0 else size for size in model.inputs[name][1:])],
-                    str(nodes[at].options["dtype"]),
+            made = model.predict(
+                zeros(
+                    model,
+                    {
+                        name: [1, *(steps if size < 0 else size for size in shape[1:])]
+                        for name, shape in model.inputs.items()
+                    },
                 )
-                for name, at in inputs.items()
-            }
-            made = model.predict(zeros)
+            )
             found.append(sum(map(np.size, made.values() if isinstance(made, dict) else [made])))
         two, three = found
         self._step = max(0, three - two)

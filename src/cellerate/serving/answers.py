@@ -22,7 +22,6 @@ from cellerate.serving.pushes import (
     MissingSessionError,
     ReplacedModelError,
     StorageError,
-    TooLateError,
     TooManySessionsError,
 )
 from cellerate.serving.workers import BusyError, DeadlineError
@@ -138,7 +137,7 @@ def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
             return error.status_code, f"{error.detail}.", dict(error.headers or {})
         case BusyError():
             return 503, str(error), {"retry-after": str(max(1, round(error.retry_after_s)))}
-        case DeadlineError() | TooLateError():
+        case DeadlineError():
             return 504, str(error), {}
         case MissingSessionError():
             return 410 if error.ended else 404, str(error), {}

@@ -1,4 +1,4 @@
-"""What every request passes before its route: sites, keys, bounds, and a line in the log when it is answered.
+"""The gate before all routes: sites, keys, bounds, and a line in the log for each request that was answered.
 
 Written as plain ASGI: a middleware that wraps requests and responses would hide that a client has gone.
 """

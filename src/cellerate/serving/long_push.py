@@ -8,8 +8,9 @@ import time
 
 import numpy as np
 
-from cellerate.serving.pushes import Push, TooLateError, steps_in
+from cellerate.serving.pushes import Push, steps_in
 from cellerate.serving.sessions import Result, Sessions
+from cellerate.serving.workers import DeadlineError
 
 SHORT = 64
 """Pushes of up to so many steps are read at once."""
@@ -46,10 +47,10 @@ class LongPush:
         self._pieces: list[dict[str, np.ndarray]] = []
 
     def advance(self) -> Result | None:
-        """Reads the next piece; the outputs or the error once there is no further one, else None."""
+        """Reads the next piece; returns the outputs after the last one, or an error, and None before that."""
         try:
             if self._end is not None and time.monotonic() > self._end:
-                raise TooLateError(
+                raise DeadlineError(
                     f"the push took longer than {self._deadline_s:g} s, and was ended; nothing of it was read. Push "
                     "fewer steps at once."
                 )

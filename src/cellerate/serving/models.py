@@ -50,9 +50,8 @@ class Served:
             self.series = forecast_settings(model.cell.header.get("payload"), str(path))
         try:
             self.size: AnswerSize | None = AnswerSize(model)
-        except (
-            Exception
-        ):  # whatever a model does not compute of zeros; its answers are then as large as they are
+        except Exception:
+            # Whatever it does not compute of zeros, it is served: its answers are then as large as they are.
             self.size = None
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None

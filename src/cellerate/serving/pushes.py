@@ -36,10 +36,6 @@ class ReplacedModelError(ConfigError):
     """The model takes no new sessions, because another one takes its place."""
 
 
-class TooLateError(CellerateError):
-    """A push took longer than it may."""
-
-
 class StorageError(CellerateError):
     """The states of sessions cannot be read from the disk, or written to it."""
 

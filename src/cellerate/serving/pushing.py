@@ -33,7 +33,7 @@ async def push_all(served: Served, metrics: Metrics, limits: Limits, pushes: Seq
     Raises:
         BusyError: Too many pushes wait.
         RequestError: They are too long, or their answer would be too large.
-        TooLateError: They waited for too long, and nothing was read.
+        DeadlineError: They waited for too long, and nothing was read.
     """
     worker = worker_of(served)
     check_pushes(pushes, worker.sessions.size, limits)

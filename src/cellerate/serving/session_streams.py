@@ -1,4 +1,4 @@
-"""What sessions read and give: a model's own arrays, or the rows of a series with forecasts and scores."""
+"""Streams of any model behind its sessions, and the size of what a push gives."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,6 +22,12 @@ class StepSize(NamedTuple):
     last: int
 
 
+def zeros(model: PackedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """Inputs of a model by their names, in these shapes: to find out the size of what it makes of them."""
+    nodes, inputs = model.cell.program.nodes, model.cell.program.inputs
+    return {name: np.zeros(shapes[name], str(nodes[at].options["dtype"])) for name, at in inputs.items()}
+
+
 class SessionStreams:
     """Streams of any model: its inputs go in, its outputs come out.
 
@@ -41,16 +47,11 @@ class SessionStreams:
     def measured(self) -> StepSize:
         """Finds out what a push gives, with two pushes to a stream of its own."""
         self.grow(1)
-        nodes = self._model.cell.program.nodes
-        inputs = self._model.cell.program.inputs
         found: list[dict[str, np.ndarray]] = []
         for steps in (1, 2):
             self.set_states([0], self.initial_state[np.newaxis])
-            zeros = {
-                name: np.zeros((1, steps, *self._model.inputs[name][2:]), str(nodes[at].options["dtype"]))
-                for name, at in inputs.items()
-            }
-            found.append(self.push(zeros, np.array([0])))
+            shapes = {name: [1, steps, *shape[2:]] for name, shape in self._model.inputs.items()}
+            found.append(self.push(zeros(self._model, shapes), np.array([0])))
         one, two = found
         each = frozenset(name for name in one if one[name].size != two[name].size)
         step = sum(one[name].size for name in each)

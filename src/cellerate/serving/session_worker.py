@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from cellerate.errors import CellerateError
 from cellerate.serving.long_push import LongPush, is_long
-from cellerate.serving.pushes import Push, TooLateError
+from cellerate.serving.pushes import Push
 from cellerate.serving.sessions import Result, Sessions
-from cellerate.serving.workers import BusyError
+from cellerate.serving.workers import BusyError, DeadlineError
 
 _Found = TypeVar("_Found")
 
@@ -57,7 +57,7 @@ class SessionWorker:
 
     @property
     def waiting(self) -> int:
-        """How many pushes wait."""
+        """The number of pushes that wait."""
         return self._count
 
     async def push(self, pushes: Sequence[Push], deadline_s: float | None = None) -> list[Result]:
@@ -69,7 +69,7 @@ class SessionWorker:
 
         Raises:
             BusyError: Too many pushes wait, or the worker is closing.
-            TooLateError: It took longer than `deadline_s`, and nothing was read.
+            DeadlineError: It took longer than `deadline_s`, and nothing was read.
         """
         names = frozenset(push.name for push in pushes)
         results: list[Result] = await self._done(_Task(pushes, None, names, deadline_s))
@@ -125,7 +125,7 @@ class SessionWorker:
                 return
             task.dropped = True
         task.done.set_exception(
-            TooLateError(
+            DeadlineError(
                 f"the push waited longer than {task.deadline_s:g} s, and nothing of it was read; try again."
             )
         )

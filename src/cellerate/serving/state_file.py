@@ -144,7 +144,7 @@ class StateFile:
         self._base.close()
 
     def _opened(self, about: dict[str, str]) -> dict[str, str]:
-        """What the file says it is, after a new one was told and one of version 1 has got checksums."""
+        """Tells a new file what it is, gives one of version 1 checksums, and reads what it says."""
         self._base.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", about.items())
         found = dict(self._base.execute("SELECT key, value FROM about").fetchall())
         columns = [row[1] for row in self._base.execute("PRAGMA table_info(sessions)")]

@@ -1,4 +1,4 @@
-"""Which requests may come from a browser: of this server's own pages, and under a name that is this server's.
+"""Tells requests of this server's own pages, under its own names, from those of other sites.
 
 A page of any other site can make a browser send requests to a server on this machine or in this network. Where the
 server asks for no key, that is all it takes. So a request that a browser marks as one of another site is refused, and
@@ -59,7 +59,7 @@ class Visitors:
         )
 
     def _is_same(self, origin: str, host: str) -> bool:
-        """Whether a page's origin is this server, as far as the browser sees it."""
+        """True if a page's origin is this server, as far as the browser sees it."""
         try:
             parts = urlsplit(origin)
             name = (parts.hostname or "").lower()
@@ -73,7 +73,7 @@ class Visitors:
 
 
 def _refused_body(headers: Headers) -> tuple[int, str] | None:
-    """What speaks against the type of a body: a page may send a few of them to any site without asking it."""
+    """Refuses a body by its type: a page may send a few types to any site without asking it first."""
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return None
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -203,7 +203,7 @@ def backtest(
     windows, left_out = fold_windows(series, forecaster, folds, step)
     about = judging_of(forecaster, series)
     before = rows_before(series, windows, 0)
-    fitted = baselines_before(forecaster, series, windows, linear=baselines, statistical=statistical)
+    fitted = baselines_before(forecaster, before, windows, linear=baselines, statistical=statistical)
     names = ["model", *fitted.names(forecaster.settings.window)]
     scales = fitted.scales_of(windows.series, len(about.targets))
     errors = SeriesErrors.zeros(windows.series, np.ones(len(windows.origins), int), names, about, scales)

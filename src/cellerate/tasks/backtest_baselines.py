@@ -7,7 +7,7 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError
-from cellerate.tasks.backtest_folds import FoldWindows, rows_before
+from cellerate.tasks.backtest_folds import FoldWindows
 from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.linear import fit_linear
 from cellerate.tasks.series_errors import SeriesForecaster
@@ -16,7 +16,7 @@ from cellerate.tasks.statistical import Statistical
 
 def baselines_before(
     forecaster: SeriesForecaster,
-    data: SeriesData,
+    before: SeriesPart,
     windows: FoldWindows,
     *,
     linear: bool,
@@ -25,7 +25,7 @@ def baselines_before(
     """The baselines, fitted on the rows before the first fold of each series."""
     settings, options = forecaster.settings, forecaster.options
     found = Baselines.fit(
-        rows_before(data, windows, 0),
+        before,
         settings.window,
         settings.horizon,
         options.season,
@@ -35,7 +35,7 @@ def baselines_before(
         return found
     # As `windows.folds` rises, so do the origins of a series.
     firsts = np.unique(windows.series, return_index=True)[1]
-    fitted = _statistical(statistical, data, windows.origins[firsts], forecaster)
+    fitted = _statistical(statistical, before.data, windows.origins[firsts], forecaster)
     return dataclasses.replace(found, statistical=fitted)
 
 
