@@ -51,7 +51,9 @@ def test_info_of_a_packed_series_says_its_rows_and_times(cellerate, here):
     assert told["frequency"] == "hours"
     code, out, _ = cellerate("info", "s.series")
     assert code == 0 and "120 in 1 series" in out and "load, other (float32)" in out
-    assert "2024-01-05 23:00:00, every hour\n" in out
+    assert "2024-01-05 23:00:00, every hour\n" in out and "a sample of it\n" in out
+    code, out, _ = cellerate("info", "s.series", "--check")
+    assert code == 0 and "all of it\n" in out
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,7 @@ def test_packed_series_of_an_earlier_version_goes_on_by_its_step(tmp_path):
     packed_series = tmp_path / "s.series"
     pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), packed_series, series_column="shop")
     told = json.loads((packed_series / "series.json").read_text())
-    for name in ("frequency", "form", "notes"):
+    for name in ("frequency", "form", "notes", "checksums", "checksum"):
         del told[name]
     told["settings"] = {"time_column": "date", "series_column": "shop", "missing": "error", "gaps": "split"}
     (packed_series / "series.json").write_text(json.dumps(told))

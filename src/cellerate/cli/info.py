@@ -23,6 +23,12 @@ def info(
             show_default=False,
         ),
     ],
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Compare every value of a packed series with its checksums, not a sample."
+        ),
+    ] = False,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -36,7 +42,7 @@ def info(
         start_backend(backend)
     from cellerate.tasks.file_info import file_info
 
-    told = file_info(file)
+    told = file_info(file, check=check)
     if json:
         emit_json(told)
         return
@@ -80,6 +86,8 @@ def _of_series(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if told["first_time"] is not None:
         yield "times", f"{told['first_time']} to {told['last_time']}, {_apart(told['frequency'])}"
     yield "packed with", ", ".join(f"{name} {value}" for name, value in told["settings"].items())
+    checked = told["checked"]
+    yield "checked", f"{checked} of it" if checked else "no: packed by an earlier version, without checksums"
 
 
 def _apart(frequency: str | None) -> str:

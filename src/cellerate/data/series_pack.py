@@ -3,7 +3,7 @@
     values.npy     (N, C) float32, float64 or float16, series after series
     times.npy      (N,) datetime64[us] or float64; only with a time column
     segments.npy   (S, 3) int64: first row, row after the last, number of the series
-    series.json    the columns, the names of the series, and the settings it was packed with
+    series.json    the columns, the names of the series, the settings it was packed with, and checksums
 
 The cache of opened tables is made of the same folders.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.batches import digest
+from cellerate.data.block_checksums import block_checksums, damaged_byte
 from cellerate.data.frequency import Frequency
 from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
@@ -42,6 +43,7 @@ class PackedSeries:
         frequency: How often there is a row; None without times.
         form: How the tables wrote the times.
         notes: What is to be told of how they were read.
+        has_checksums: The folder holds checksums of its files; an earlier version wrote none.
     """
 
     values: np.ndarray
@@ -55,6 +57,7 @@ class PackedSeries:
     frequency: Frequency | None = None
     form: TimeForm = dataclasses.field(default_factory=TimeForm)
     notes: tuple[str, ...] = ()
+    has_checksums: bool = False
 
 
 def is_packed_series(path: Path) -> bool:
@@ -80,20 +83,25 @@ def describe(folder: Path, packed: PackedSeries, *, in_place: bool) -> None:
         "fingerprint": packed.fingerprint,
         "segments": digest(packed.segments.tobytes()),
         "in_place": in_place,
+        "checksums": {
+            name: block_checksums(folder / name) for name in _large_files(packed.times is not None, in_place)
+        },
         "frequency": None if packed.frequency is None else packed.frequency.to_config(),
         "form": packed.form.to_config(),
         "notes": list(packed.notes),
     }
+    description["checksum"] = _own_checksum(description)
     with atomic_write(folder / _DESCRIPTION) as beside:
         beside.write_text(json.dumps(description))
 
 
-def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSeries:
-    """Opens a packed series.
+def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: bool = False) -> PackedSeries:
+    """Opens a packed series, and compares a sample of its values and times with their checksums.
 
     Args:
         folder: Its folder.
         in_place: The values, if they lie elsewhere.
+        check_all: Compare all of them, not a sample.
 
     Raises:
         DataError: It is damaged, or of another version.
@@ -118,10 +126,19 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSerie
             }.items()
             if not right
         ]
+        if "checksum" in told and told.pop("checksum") != _own_checksum(told):
+            wrong.append(_DESCRIPTION)
         if wrong:
             raise DataError(
                 f"{folder} is damaged: {wrong[0]} is not what {_DESCRIPTION} says. Pack it again."
             )
+        checksums = told.get("checksums")
+        for name in _large_files(times is not None, told["in_place"]) if checksums is not None else ():
+            at = damaged_byte(folder / name, checksums[name], every=check_all)
+            if at is not None:
+                raise DataError(
+                    f"{folder} is damaged: {name} has changed since it was written, behind byte {at:,}. Pack it again."
+                )
         step = np.empty(0)
         if told["step"] is not None:
             step = np.array(told["step"], "timedelta64[us]" if isinstance(told["step"], int) else np.float64)
@@ -139,11 +156,21 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSerie
             Frequency.from_config(told["frequency"]) if "frequency" in told else _frequency_of(step),
             TimeForm.from_config(told.get("form")),
             tuple(map(str, told.get("notes", ()))),
+            checksums is not None,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} is damaged ({type(error).__name__}: {error}). Pack it again.") from error
+
+
+def _large_files(has_times: bool, in_place: bool) -> list[str]:
+    """The names of the files of which blocks are checked."""
+    return ([] if in_place else ["values.npy"]) + (["times.npy"] if has_times else [])
+
+
+def _own_checksum(description: dict[str, Any]) -> str:
+    return digest(json.dumps(description, sort_keys=True).encode())
 
 
 def _frequency_of(step: np.ndarray) -> Frequency | None:

@@ -14,11 +14,12 @@ from cellerate.runtime.packed import load
 from cellerate.runtime.record import task_facts
 
 
-def file_info(path: Path) -> dict[str, Any]:
+def file_info(path: Path, *, check: bool = False) -> dict[str, Any]:
     """Reads what a file or folder says of itself.
 
     Args:
         path: A `.keras` file (or a legacy `.h5` file), a `.cell` file, or the folder of a packed series.
+        check: Compare all values of a packed series with their checksums, not a sample. Models are always read whole.
 
     Returns:
         "file", "format" and "bytes"; of a model "name", "task" (None if Cellerate did not train it), "parameters",
@@ -26,14 +27,14 @@ def file_info(path: Path) -> dict[str, Any]:
         any size; empty for a model that is not built or has a `call` of its own), the fields of `TaskFacts` that its
         task has, "data" and "training" as its record has them, and "cellerate", the version that packed it; of a series
         "rows", "columns", "series", "segments" (stretches without a gap), "dtype", "first_time", "last_time", "step",
-        "frequency" and the "settings" it was packed with.
+        "frequency", the "settings" it was packed with, and "checked": "all", "a sample", or None without checksums.
 
     Raises:
         DataError: There is no such file, it is none of these, or it is damaged.
         ModelError: The model in it is damaged.
     """
     if is_packed_series(path) or path.suffix == SUFFIX:
-        return _of_series(path)
+        return _of_series(path, check=check)
     if path.suffix == ".cell":
         return _of_cell(path)
     if path.suffix not in (".keras", ".h5", ".hdf5"):
@@ -85,10 +86,10 @@ def _of_cell(path: Path) -> dict[str, Any]:
     }
 
 
-def _of_series(path: Path) -> dict[str, Any]:
+def _of_series(path: Path, *, check: bool) -> dict[str, Any]:
     if not is_packed_series(path):
         raise DataError(f"there is no packed series {path}; make one with `cellerate data pack`.")
-    packed = open_packed(path)
+    packed = open_packed(path, check_all=check)
     times = packed.times
     return {
         "file": str(path),
@@ -105,6 +106,7 @@ def _of_series(path: Path) -> dict[str, Any]:
         "frequency": None if packed.frequency is None else packed.frequency.name,
         "settings": packed.settings,
         "fingerprint": packed.fingerprint,
+        "checked": ("all" if check else "a sample") if packed.has_checksums else None,
     }
 
 
