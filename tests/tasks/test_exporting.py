@@ -22,6 +22,7 @@ from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
+from cellerate.tasks.exporting import Quality
 from cellerate.tasks.packing import packed
 
 pytestmark = [
@@ -132,6 +133,29 @@ def test_int8_weights_that_some_processors_multiply_wrongly_are_not_kept(tmp_pat
     with pytest.raises(ModelError, match=r"processors without VNNI hold 32767 at most\. Nothing was written"):
         cellerate.export(text_model(), tmp_path / "m.onnx", precision="int8")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("m.onnx", b"older")]
+
+
+@pytest.mark.parametrize(("to", "name"), [("onnx", "m.onnx"), ("litert", "m.tflite")])
+def test_int8_export_that_errs_far_more_than_our_own_int8_is_refused(tmp_path, to, name):
+    model = build_text_model(len(CHARACTERS), embedding=32, units=64, seed=1)
+    embedding = next(weight for weight in model.weights if weight.path.endswith("embeddings"))
+    rows = np.array(embedding)
+    # One scale a batch leaves the other rows two digits less.
+    rows[::9] *= 100
+    embedding.assign(rows)
+    (tmp_path / name).write_bytes(b"older")
+    with pytest.raises(
+        ModelError, match=r"in 8 bits this model errs by 0\.\d+ in .*float32, or give data"
+    ) as told:
+        cellerate.export(model, tmp_path / name, to=to, precision="int8")
+    theirs, ours, most = map(float, re.findall(r"0\.\d+", str(told.value)))
+    assert theirs > most >= 3 * ours - 0.01
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"older")]
+    # Data decide where they are given.
+    taken = cellerate.export(
+        model, tmp_path / name, to=to, precision="int8", judge=lambda _: Quality("loss", 1.0, 1.0, 0.0, 0.01)
+    )
+    assert taken.error > most and taken.own_error == pytest.approx(ours, rel=0.1)
 
 
 def test_float16_litert_model_is_half_as_large_and_near(tmp_path):

@@ -104,6 +104,8 @@ def export(
     emit(f"inputs   {', '.join(done.inputs)}")
     emit(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
+    if done.own_error is not None:
+        allowed = f" ({done.own_error:.1e} in a .cell file of int8)"
     emit(f"checked  {done.tried}: error {done.error:.1e}{allowed}")
     if done.largest_pair is not None:
         emit(f"exact    on every processor: two products add up to {done.largest_pair:,} at most, in 16 bits")

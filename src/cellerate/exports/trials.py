@@ -8,6 +8,7 @@ import numpy as np
 
 from cellerate.errors import DataError, ModelError
 from cellerate.program import Program
+from cellerate.runtime.cell import narrowed
 from cellerate.runtime.engine import Engine
 
 # Steps where they are free. No format is written for one of them alone.
@@ -132,6 +133,11 @@ def deviation(trials: list[Trial], run: Callable[[Arrays], Arrays]) -> Deviation
     if lengths:
         tried += f", {_listed(lengths)} steps"
     return Deviation(worst, len(trials), tried)
+
+
+def own_int8_error(program: Program, trials: list[Trial]) -> float:
+    """The error of our own runtime with weights of 8 bits: what rounding costs this model."""
+    return deviation(trials, Engine(narrowed(program, "int8"), "int8").run).error
 
 
 def _listed(sizes: Sequence[int]) -> str:

@@ -29,6 +29,9 @@ FORMATS = {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}
 _TOLERANCE = {"onnx": 1e-5, "savedmodel": 1e-5, "litert": 1e-4}
 # Of narrower weights: what is beyond is no rounding any more.
 _NARROW = 1.0
+# Other runtimes round inputs by one scale a batch, ours by one a row, and err up to 2.7 times as much with weights as
+# training makes them. Beyond, an input with a few large numbers has cost the others their digits.
+_INT8_FREE, _INT8_TIMES = 0.05, 3.0
 _PRECISIONS = {
     "onnx": ("float32", "int8"),
     "savedmodel": ("float32",),
@@ -76,6 +79,7 @@ class Exported:
         elsewhere: What OpenVINO makes of an ONNX file, in words; "" if it is not installed.
         largest_pair: The largest sum of two products that the weights of an int8 ONNX file allow. Processors without
             VNNI add two in 16 bits, up to 32767; a file that allows more is not kept. None for other files.
+        own_error: The error of our own runtime in int8; None for a file of another precision.
     """
 
     path: Path
@@ -89,6 +93,7 @@ class Exported:
     quality: Quality | None = None
     elsewhere: str = ""
     largest_pair: int | None = None
+    own_error: float | None = None
 
 
 def export(
@@ -125,7 +130,8 @@ def export(
         BackendError: A package that writes or tries the format is not installed.
         ConfigError: An argument has a value it cannot have.
         ModelError: The model cannot be read, the format cannot hold it (the message names the layer), the file
-            gives other results than the model, or it is worse than `judge` allows.
+            gives other results than the model, an int8 file errs far more than our own int8 and there is no `judge`
+            to say that it does not matter, or it is worse than `judge` allows.
         OutputError: The file could not be written.
 
     Example:
@@ -150,40 +156,46 @@ def _onnx(cell: Cell, target: Path, precision: str, stateful: bool, judge: "_Jud
     from cellerate.exports.onnx import OnnxRuntime, onnx_model
     from cellerate.exports.onnx_int8 import proved_pair
     from cellerate.exports.openvino_trial import tried_in_openvino
-    from cellerate.exports.trials import deviation, sizes_of, trials_of
+    from cellerate.exports.trials import deviation, own_int8_error, sizes_of, trials_of
 
     program = _stateful(cell.program) if stateful else cell.program
     trials = trials_of(program)
-    sizes, pair = sizes_of(program, trials), None
+    sizes, pair, own = sizes_of(program, trials), None, None
     with atomic_write(target) as beside:
         # int8 rounds what float32 has shown to be right.
         for each in dict.fromkeys(("float32", precision)):
             beside.write_bytes(onnx_model(program, sizes, _metadata(cell), each).SerializeToString())
             found = deviation(trials, OnnxRuntime(beside).run)
+            if each == "int8":
+                own = own_int8_error(program, trials)
+                _check_rounding(found, own, judge, "ONNX Runtime")
+                pair = proved_pair(beside)
             _check_error(found, _TOLERANCE["onnx"] if each == "float32" else _NARROW)
-        if precision == "int8":
-            pair = proved_pair(beside)
         elsewhere = tried_in_openvino(beside, trials)
         quality = _judged(judge, OnnxRuntime(beside).run, program, "ONNX Runtime")
     made = _exported(target, "onnx", precision, program, found, "ONNX Runtime", quality)
-    return dataclasses.replace(made, elsewhere=elsewhere, largest_pair=pair)
+    return dataclasses.replace(made, elsewhere=elsewhere, largest_pair=pair, own_error=own)
 
 
 def _litert(
     cell: Cell, target: Path, precision: str, stateful: bool, batch_size: int, judge: "_Judge"
 ) -> Exported:
     from cellerate.exports.litert import LiteRt, litert_model
-    from cellerate.exports.trials import deviation, trials_of
+    from cellerate.exports.trials import deviation, own_int8_error, trials_of
 
     program = _one_step(_stateful(cell.program)) if stateful else cell.program
     trials = trials_of(program, (batch_size,))
     content = litert_model(program, batch_size, _metadata(cell), precision)
+    own = own_int8_error(program, trials) if precision == "int8" else None
     with atomic_write(target) as beside:
         beside.write_bytes(content)
         found = deviation(trials, LiteRt(beside, program.outputs).run)
+        if own is not None:
+            _check_rounding(found, own, judge, "LiteRT")
         _check_error(found, _TOLERANCE["litert"] if precision == "float32" else _NARROW)
         quality = _judged(judge, LiteRt(beside, program.outputs).run, program, "LiteRT", batch_size)
-    return _exported(target, "litert", precision, program, found, "LiteRT", quality)
+    made = _exported(target, "litert", precision, program, found, "LiteRT", quality)
+    return dataclasses.replace(made, own_error=own)
 
 
 def _saved_model(cell: Cell, target: Path, stateful: bool, judge: "_Judge") -> Exported:
@@ -338,4 +350,15 @@ def _check_error(found: "Deviation", tolerance: float) -> None:
         raise ModelError(
             f"the exported model gives other results than the model: its error is {found.error:.2g}, and at most "
             f"{tolerance:.2g} is right ({found.shapes}). Nothing was written; please report it, with the model."
+        )
+
+
+def _check_rounding(found: "Deviation", own_error: float, judge: "_Judge", where: str) -> None:
+    allowed = max(_INT8_FREE, _INT8_TIMES * own_error)
+    if judge is None and not found.error <= allowed:
+        raise ModelError(
+            f"in 8 bits this model errs by {found.error:.2g} in {where}, and by {own_error:.2g} in a .cell file of "
+            "int8: its inputs or embeddings have a few numbers much larger than the others. At most "
+            f"{allowed:.2g} is taken on trust, so nothing was written. Export it in float32, or give data (--data) to "
+            "judge it by its task."
         )
