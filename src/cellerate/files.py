@@ -150,9 +150,12 @@ def write_parquet(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> N
 def publish_folder(folder: Path, target: Path) -> None:
     """Flushes a folder with all its files, and renames it to `target`, where the lock of `exclusive` goes.
 
+    Nobody else may be writing there: temporary files of writes that were killed are removed.
+
     Raises:
         OSError: It cannot be done.
     """
+    remove_unfinished(folder)
     for written in (*folder.rglob("*"), folder):
         _flush(written)
     # The lock goes along: until the folder has its name, nobody else may begin one in its place.
@@ -222,8 +225,8 @@ def remove_unfinished(target: Path, after_s: float = 0.0) -> None:
     ):
         if left.is_dir() or (folder == target.parent and left.suffix != target.suffix):
             continue
-        # Another process may be sweeping too, or may finish its write after all.
-        with contextlib.suppress(FileNotFoundError):
+        # Another process may be sweeping too, or may finish its write after all; a disk that takes no change keeps it.
+        with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime >= after_s:
                 left.unlink()
 

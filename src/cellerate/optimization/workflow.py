@@ -145,7 +145,8 @@ def run(
                 work, state = open_run(beside)
                 beside.replace(file)
             finally:
-                beside.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    beside.unlink()
         else:
             if restart or not (folder / FILE_NAME).exists():
                 # The baseline is to come: while this process opens the data, its processes do so, too.
@@ -206,7 +207,8 @@ def _own(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink()
 
 
 @contextlib.contextmanager

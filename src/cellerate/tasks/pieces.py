@@ -74,12 +74,19 @@ class Pieces:
             self.folder.mkdir(parents=True, exist_ok=True)
             if all(one.name.startswith(".") for one in self.folder.iterdir()):
                 # Several processes may begin at once, and perhaps not with the same: the first one's stays.
-                with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix=".about-") as beside:
-                    json.dump(whole, beside)
-                    beside.flush()
-                    os.fsync(beside.fileno())
-                    Path(beside.name).chmod(0o644)
-                    self._name(Path(beside.name), path)
+                handle, name = tempfile.mkstemp(dir=self.folder, prefix=".about-")
+                beside = Path(name)
+                try:
+                    with os.fdopen(handle, "w") as file:
+                        json.dump(whole, file)
+                        file.flush()
+                        os.fsync(handle)
+                    beside.chmod(0o644)
+                    self._name(beside, path)
+                finally:
+                    # A disk that takes no change any more keeps it; what failed is told already.
+                    with contextlib.suppress(OSError):
+                        beside.unlink()
             found = json.loads(path.read_text())
             if isinstance(found, dict):
                 return found
@@ -148,7 +155,7 @@ class Pieces:
 
 def remove_pass(folder: Path) -> None:
     """Removes the folder of a pass that has no results, unless there is something else in it."""
-    for name in (_ABOUT, LOCK):
-        (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
+        for name in (_ABOUT, LOCK):
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()

@@ -68,8 +68,9 @@ def own_run(output: Path, *, resume: bool, overwrite: bool, first: bool) -> Iter
         finally:
             # Nothing stays of a run that came to nothing.
             if not existed and [path.name for path in folder.iterdir()] == [LOCK]:
-                (folder / LOCK).unlink()
-                folder.rmdir()
+                with contextlib.suppress(OSError):
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
 
 
 def _check(output: Path, *, resume: bool, overwrite: bool) -> None:

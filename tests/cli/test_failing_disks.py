@@ -1,0 +1,51 @@
+"""Every verb on a disk that fails at one change after the other: `support.disk_schedule` says what must hold."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import disk_schedule
+from support.failing_files import FailingFiles, build_library
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is preloaded is for Linux")
+
+
+def scheduled(folder: Path, most: int, *verbs: str) -> dict[str, dict[str, Any]]:
+    """What the schedule found, by verb."""
+    disk = FailingFiles(folder / "control")
+    environment = os.environ | disk.environment(build_library(folder))
+    run = subprocess.run(
+        [sys.executable, disk_schedule.__file__, str(folder), "0", str(most), *verbs],
+        env=environment | {"PYTHONPATH": str(Path(disk_schedule.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, dict[str, Any]]) -> None:
+    for verb, of_verb in found.items():
+        assert not of_verb["wrong"], f"{verb}: {of_verb['wrong'][:3]}"
+        # Hardly a fault passes unnoticed: only what is beside the output may fail without an error.
+        assert of_verb["failures"] >= of_verb["runs"] > 5, of_verb
+        assert of_verb["ended well"] < of_verb["runs"] / 2, of_verb
+
+
+def test_packing_of_tables_on_a_failing_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
+    check(scheduled(tmp_path, 12, "pack data"))
+
+
+@pytest.mark.keras
+@pytest.mark.slow
+def test_no_verb_leaves_anything_half_done_on_a_failing_disk(tmp_path: Path) -> None:
+    found = scheduled(tmp_path, 1000)
+    assert found.keys() == disk_schedule.VERBS.keys()
+    check(found)
+    print({verb: (of_verb["runs"], of_verb["failures"]) for verb, of_verb in found.items()})

@@ -1,0 +1,275 @@
+"""A program: runs each verb of the command line again and again on a disk that fails at another change each time.
+
+    python disk_schedule.py FOLDER SEED MOST VERB...
+
+Of each run it is checked that it ends with code 0 or with one clear error and code 6, that what was there before is as
+it was or wholly replaced, that nothing unfinished is left, and that the same command gives the right result once the
+disk takes changes again. It prints one line of JSON: the runs and the failures of each verb, and what was wrong.
+"""
+
+import contextlib
+import csv
+import errno
+import io
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from support.failing_files import NEVER, FailingFiles
+
+_OLDER = b"older"
+# How the disk fails: the error number, and whether it goes on failing.
+FAULTS = {
+    "full": (errno.ENOSPC, True),
+    "one error": (errno.EIO, False),
+    "read-only": (errno.EROFS, True),
+}
+
+
+class Verb(NamedTuple):
+    """A command.
+
+    Attributes:
+        words: Its words; `{out}` is its output.
+        output: The name of the output.
+        replaces: There may be an older file of that name before.
+        exact: The output has the same bytes each time.
+        resumes: The output is a folder that the next run goes on with, and may be left behind.
+        most: Of how many changes at most each is tried.
+    """
+
+    words: str
+    output: str
+    replaces: bool = True
+    exact: bool = True
+    resumes: bool = False
+    most: int = NEVER
+
+
+_SMALL = "--batch-size 8 --epochs 1 --seed 3 --checkpoint-every-s 0.001 --overwrite"
+VERBS = {
+    "pack data": Verb("data pack s.csv -o {out}", "s2.series", replaces=False),
+    "train text": Verb(
+        f"train text t.txt -o {{out}} --embedding 4 --units 6 --length 6 --validation-fraction 0.1 {_SMALL}",
+        "new.keras",
+        exact=False,
+        most=6,
+    ),
+    "train series": Verb(
+        f"train series s.csv -o {{out}} --target load --window 6 --horizon 2 --units 4 {_SMALL}",
+        "new.keras",
+        exact=False,
+        most=6,
+    ),
+    "train embed": Verb(
+        f"train embed l.txt -o {{out}} --embedding 4 --units 5 --latent 6 --max-length 8 {_SMALL}",
+        "new.keras",
+        exact=False,
+        most=6,
+    ),
+    "pack": Verb("pack text.keras -o {out} --precision int8", "new.cell"),
+    "export onnx": Verb("export series.keras -o {out} --to onnx", "new.onnx"),
+    "export litert": Verb("export series.keras -o {out} --to litert", "new.tflite"),
+    "forecast csv": Verb("forecast series.cell s.csv -o {out}", "new.csv"),
+    "forecast parquet": Verb("forecast series.cell s.csv -o {out}", "new.parquet"),
+    "forecast plot": Verb("forecast series.cell s.csv --plot {out}", "new.png", exact=False),
+    "backtest": Verb("backtest series.cell s.csv --folds 3 -o {out}", "new.csv"),
+    "detect": Verb("detect series.cell s.csv -o {out}", "new.csv"),
+    "embed": Verb("embed lines.keras l.txt -o {out}", "new.npy"),
+    "evaluate": Verb(
+        "evaluate series.cell s.csv -o {out}", "errors", replaces=False, exact=False, resumes=True
+    ),
+    "profile": Verb("profile text.keras --data t.txt -o {out}", "new.html", exact=False, most=6),
+    "optimize": Verb(
+        "optimize text.keras --data t.txt -o {out} --time-budget 5",
+        "run",
+        replaces=False,
+        exact=False,
+        resumes=True,
+        most=3,
+    ),
+    "report": Verb("report earlier -o {out}", "again", replaces=False, exact=False, resumes=True),
+}
+
+
+def write_inputs(folder: Path) -> None:
+    """The texts, lines and series that the commands read."""
+    text = "".join(f"the {a} sat on the {b}.\n" for a in ("cat", "dog") for b in ("mat", "hat"))
+    (folder / "t.txt").write_text(text * 8)
+    (folder / "l.txt").write_text("red hat\nblue\n\nold cow\nten bees\n" * 3)
+    with (folder / "s.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["date", "load", "other"])
+        for n in range(120):
+            day = f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00:00"
+            table.writerow([day, f"{np.sin(n / 3):.4f}", f"{np.cos(n / 3):.4f}"])
+
+
+def run(words: Sequence[str]) -> tuple[int, str]:
+    """Runs a command in this process: its exit code and what it wrote to stderr."""
+    from cellerate.cli import main
+
+    sys.argv = ["cellerate", *words]
+    shown = io.StringIO()
+    code: int = 0
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(shown):
+        try:
+            main.main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return code, shown.getvalue()
+
+
+class Schedule:
+    """The runs of one verb."""
+
+    def __init__(self, disk: FailingFiles, inputs: Path, folder: Path, verb: Verb) -> None:
+        self._disk, self._inputs, self._folder, self._verb = disk, inputs, folder, verb
+        self._words = verb.words.replace("{out}", verb.output).split()
+        self.runs = self.failures = self.ended_well = 0
+        self.wrong: list[str] = []
+
+    def begin(self) -> None:
+        """A new folder with the inputs, an older output, and no cache."""
+        os.chdir("/")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        shutil.copytree(self._inputs, self._folder, dirs_exist_ok=True)
+        if self._verb.replaces:
+            (self._folder / self._verb.output).write_bytes(_OLDER)
+        os.chdir(self._folder)
+
+    def all(self, draw: random.Random, most: int) -> None:
+        """Lets the changes fail one after the other, or `most` of them."""
+        # The first run in a process makes files that the others find.
+        for _ in range(2):
+            self.begin()
+            self._disk.fail(0, NEVER)
+            code, said = run(self._words)
+            if code:
+                self.wrong.append(f"without a fault: code {code}: {said}")
+                return
+        changes, right = self._disk.count, self._content()
+        for name, (error, persists) in FAULTS.items():
+            tried = range(changes)
+            most = min(most, self._verb.most)
+            for first in sorted(draw.sample(tried, most)) if most < changes else tried:
+                about = f"{name} from change {first} of {changes}"
+                self._once(about, error, first, persists, right, last=first == changes - 1)
+
+    def _once(
+        self, name: str, error: int, first: int, persists: bool, right: dict[str, bytes], *, last: bool
+    ) -> None:
+        self.begin()
+        before = self._names()
+        self._disk.fail(error, first, NEVER if persists else first)
+        code, said = run(self._words)
+        failed = self._disk.failed
+        self._disk.heal()
+        self.runs += 1
+        self.failures += failed
+        self.ended_well += code == 0 and failed > 0
+        for fault in self._faults(code, said, right, last=last):
+            self.wrong.append(f"{name}: {fault}")
+        # A disk that takes no change keeps what was begun; what a killed process may go on with may stay.
+        left = self._names() - before - {self._verb.output}
+        left = {one for one in left if not one.endswith((".building", ".run"))}
+        if left and error != errno.EROFS:
+            self.wrong.append(f"{name}: left behind: {sorted(left)}")
+        code, said = run(self._words)
+        if code:
+            self.wrong.append(f"{name}: with a disk that takes changes again: code {code}: {said}")
+        elif self._verb.exact and self._content() != right:
+            found = self._content()
+            other = [each for each in right if found.get(each) != right[each]]
+            self.wrong.append(f"{name}: the result afterwards is another one ({other} of {sorted(found)})")
+
+    def _faults(self, code: int, said: str, right: dict[str, bytes], *, last: bool) -> list[str]:
+        """What is wrong about a run, if its last change, or another one, failed."""
+        found = []
+        errors = [line for line in said.splitlines() if line.startswith("error:")]
+        if "Traceback" in said or code not in (0, 6) or len(errors) != (code == 6):
+            found.append(f"code {code}: {said}")
+        content = self._content()
+        if code == 0:
+            if content.keys() != right.keys() or (self._verb.exact and content != right):
+                found.append(f"code 0, and the output is not what it should be: {said}")
+        elif not self._is_kept(content, right, last=last):
+            found.append(
+                f"code {code}, and {self._verb.output} is not as it was ({sorted(content)}): {errors}"
+            )
+        return found
+
+    def _is_kept(self, content: dict[str, bytes], right: dict[str, bytes], *, last: bool) -> bool:
+        """True if the output of a run that failed is what may be there."""
+        if self._verb.resumes or content == ({self._verb.output: _OLDER} if self._verb.replaces else {}):
+            return True
+        # Where only the folder's entry could not be flushed, the new output is there, as whole as it will ever be.
+        if content == right or (last and not self._verb.exact and content.keys() == right.keys()):
+            return True
+        # A training keeps its best epoch so far.
+        return self._verb.output.endswith(".keras") and run(["info", self._verb.output])[0] == 0
+
+    def _names(self) -> set[str]:
+        return {path.name for path in self._folder.iterdir()} - {"cache"}
+
+    def _content(self) -> dict[str, bytes]:
+        """The files of the output."""
+        output = self._folder / self._verb.output
+        if output.is_dir():
+            files = (path for path in output.rglob("*") if path.is_file())
+            return {str(path.relative_to(output)): path.read_bytes() for path in files}
+        return {output.name: output.read_bytes()} if output.exists() else {}
+
+
+def main(folder: Path, seed: int, most: int, verbs: Sequence[str]) -> None:
+    """Runs the verbs and prints what was found."""
+    inputs, work = folder / "inputs", folder / "work"
+    inputs.mkdir()
+    write_inputs(inputs)
+    os.environ["CELLERATE_CACHE"] = str(work / "cache")
+    disk = FailingFiles(Path(os.environ["FAILING_FILES"]))
+    disk.watch(work)
+    work.mkdir()
+    os.chdir(inputs)
+    for task, data, options in (
+        ("text", "t.txt", VERBS["train text"].words),
+        ("series", "s.csv", VERBS["train series"].words),
+        ("embed", "l.txt", VERBS["train embed"].words),
+    ):
+        assert data in options
+        output = "lines.keras" if task == "embed" else f"{task}.keras"
+        code, said = run(options.replace("{out}", output).split())
+        assert code == 0, said
+    assert run(["pack", "series.keras", "-o", "series.cell"])[0] == 0
+    for path in inputs.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    if not verbs or "report" in verbs:
+        code, said = run(["optimize", "text.keras", "--data", "t.txt", "-o", "earlier", "--time-budget", "5"])
+        assert code == 0, said
+    found = {}
+    for name in verbs or VERBS:
+        schedule = Schedule(disk, inputs, work, VERBS[name])
+        schedule.all(random.Random(f"{seed} {name}"), most)
+        found[name] = {
+            "runs": schedule.runs,
+            "failures": schedule.failures,
+            "ended well": schedule.ended_well,
+            "wrong": schedule.wrong,
+        }
+        print(name, schedule.runs, schedule.failures, schedule.ended_well, file=sys.stderr, flush=True)
+        for wrong in schedule.wrong[:6]:
+            print("   ", wrong[:600], file=sys.stderr, flush=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
