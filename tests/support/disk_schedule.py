@@ -199,8 +199,10 @@ class Schedule:
             found.append(f"code {code}: {said}")
         content = self._content()
         if code == 0:
-            if content.keys() != right.keys() or (self._verb.exact and content != right):
-                found.append(f"code 0, and the output is not what it should be: {said}")
+            # Which candidates a run of `optimize` tries depends on the time.
+            names = {name for name in right if "/" not in name} if self._verb.resumes else right.keys()
+            if names - content.keys() or (self._verb.exact and content != right):
+                found.append(f"code 0, and the output is not what it should be ({sorted(content)}): {said}")
         elif not self._is_kept(content, right, last=last):
             found.append(
                 f"code {code}, and {self._verb.output} is not as it was ({sorted(content)}): {errors}"
