@@ -130,7 +130,8 @@ class Schedule:
             before = (0.0, 0.0) if push.begin else states[push.name][-1]
             after = (before[0] + float(x.sum()), before[1] + len(x))
             assert tuple(result["y"].tolist()) == after
-            states.setdefault(push.name, []).append(after)
+            # A crash may take back the first push, too, of a session that was evicted between its begin and that.
+            states.setdefault(push.name, [before]).append(after)
             if push.end:
                 self.forget(push.name)
             return
