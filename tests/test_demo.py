@@ -192,7 +192,8 @@ def test_commands_that_it_recommends_run(demo):
     rows = (folder / "demo" / "demand.csv").read_text().splitlines(keepends=True)
     (folder / "YOUR.csv").write_text("".join(rows[:1500]))
     # Only what the first line does puts the programs of the environment in the path.
-    environment = {"PATH": os.defpath, "HOME": str(folder), **target}
+    # The demo's own environment has no backend but JAX.
+    environment = {"PATH": os.defpath, "HOME": str(folder), "KERAS_BACKEND": "jax", **target}
     for command in commands:
         words = command.replace("COLUMN", "demand")
         done = subprocess.run(
