@@ -1,11 +1,11 @@
-import csv
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from support import small_runs
 
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.
 PROGRAM = (
@@ -13,14 +13,7 @@ PROGRAM = (
     "sys.argv[0] = 'cellerate'; from cellerate.cli.main import main; main()"
 )
 # What every training of these tests has in common: it takes a second.
-SMALL = {
-    task: words.split()
-    for task, words in {
-        "text": "--embedding 4 --units 6 --length 6 --batch-size 8 --epochs 1 --validation-fraction 0.1",
-        "series": "--target load --window 6 --horizon 2 --units 4 --batch-size 16 --epochs 1",
-        "embed": "--embedding 4 --units 5 --latent 6 --max-length 8 --batch-size 4 --epochs 1",
-    }.items()
-}
+SMALL = {task: words.split() for task, words in small_runs.SMALL.items()}
 
 
 @pytest.fixture
@@ -70,34 +63,13 @@ def start_cellerate():
                 stream.close()
 
 
-def _write_text(path):
-    path.write_text("".join(f"the {a} sat on the {b}.\n" for a in ("cat", "dog") for b in ("mat", "hat")) * 8)
-
-
-def _write_series(path):
-    rows = np.arange(120)
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["date", "load", "other"])
-        table.writerows(
-            (
-                f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00:00",
-                f"{np.sin(n / 3):.4f}",
-                f"{np.cos(n / 3):.4f}",
-            )
-            for n in rows
-        )
-
-
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """The folder of data and of one small model a task, which tests only read."""
     from cellerate.cli.main import app
 
     folder = tmp_path_factory.mktemp("made")
-    _write_text(folder / "t.txt")
-    _write_series(folder / "s.csv")
-    (folder / "l.txt").write_text("red hat\nblue\n\nold cow\nten bees\n" * 3)
+    small_runs.write_inputs(folder)
     with pytest.MonkeyPatch.context() as patch:
         from cellerate.cli import backend
 

@@ -9,7 +9,6 @@ import errno
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from cellerate.distributed.launch import free_port
 from cellerate.runtime.packed import load
 from support.failing_files import FailingFiles, build_library
 from support.linear_sessions import Crash, Outcome, Sent, SessionClient, explained
@@ -32,13 +32,6 @@ _LOST_S, _LOST_WITHOUT_DISK_S = 10.0, 30.0
 _SLACK_S = 2.0
 # States that a disk did not take are written at the next turn, which is due within ten seconds.
 _UNTIL_WRITTEN_S = 12.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Servers:

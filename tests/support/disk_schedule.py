@@ -8,7 +8,6 @@ disk takes changes again. It prints one line of JSON: the runs and the failures 
 """
 
 import contextlib
-import csv
 import errno
 import io
 import json
@@ -20,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from support.failing_files import NEVER, FailingFiles
+from support.small_runs import SMALL, write_inputs
 
 _OLDER = b"older"
 # How the disk fails: the error number, and whether it goes on failing.
@@ -53,27 +51,18 @@ class Verb(NamedTuple):
     most: int = NEVER
 
 
-_SMALL = "--batch-size 8 --epochs 1 --seed 3 --checkpoint-every-s 0.001 --overwrite"
+_TRAINING = "--seed 3 --checkpoint-every-s 0.001 --overwrite"
+
+
+def _training(task: str, data: str) -> Verb:
+    return Verb(f"train {task} {data} -o {{out}} {SMALL[task]} {_TRAINING}", "new.keras", exact=False, most=6)
+
+
 VERBS = {
     "pack data": Verb("data pack s.csv -o {out}", "s2.series", replaces=False),
-    "train text": Verb(
-        f"train text t.txt -o {{out}} --embedding 4 --units 6 --length 6 --validation-fraction 0.1 {_SMALL}",
-        "new.keras",
-        exact=False,
-        most=6,
-    ),
-    "train series": Verb(
-        f"train series s.csv -o {{out}} --target load --window 6 --horizon 2 --units 4 {_SMALL}",
-        "new.keras",
-        exact=False,
-        most=6,
-    ),
-    "train embed": Verb(
-        f"train embed l.txt -o {{out}} --embedding 4 --units 5 --latent 6 --max-length 8 {_SMALL}",
-        "new.keras",
-        exact=False,
-        most=6,
-    ),
+    "train text": _training("text", "t.txt"),
+    "train series": _training("series", "s.csv"),
+    "train embed": _training("embed", "l.txt"),
     "pack": Verb("pack text.keras -o {out} --precision int8", "new.cell"),
     "export onnx": Verb("export series.keras -o {out} --to onnx", "new.onnx"),
     "export litert": Verb("export series.keras -o {out} --to litert", "new.tflite"),
@@ -97,19 +86,6 @@ VERBS = {
     ),
     "report": Verb("report earlier -o {out}", "again", replaces=False, exact=False, resumes=True),
 }
-
-
-def write_inputs(folder: Path) -> None:
-    """The texts, lines and series that the commands read."""
-    text = "".join(f"the {a} sat on the {b}.\n" for a in ("cat", "dog") for b in ("mat", "hat"))
-    (folder / "t.txt").write_text(text * 8)
-    (folder / "l.txt").write_text("red hat\nblue\n\nold cow\nten bees\n" * 3)
-    with (folder / "s.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["date", "load", "other"])
-        for n in range(120):
-            day = f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00:00"
-            table.writerow([day, f"{np.sin(n / 3):.4f}", f"{np.cos(n / 3):.4f}"])
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
@@ -157,9 +133,9 @@ class Schedule:
                 self.wrong.append(f"without a fault: code {code}: {said}")
                 return
         changes, right = self._disk.count, self._content()
+        most = min(most, self._verb.most)
         for name, (error, persists) in FAULTS.items():
             tried = range(changes)
-            most = min(most, self._verb.most)
             for first in sorted(draw.sample(tried, most)) if most < changes else tried:
                 about = f"{name} from change {first} of {changes}"
                 self._once(about, error, first, persists, right, last=first == changes - 1)
