@@ -25,8 +25,8 @@ PARTS := test-tensorflow test-jax test-torch test-plain test-kernels test-adapte
 SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain test-slow-adapters $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
 NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
 
-.PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-lesser test-scalar test-native $(NATIVE_PARTS) \
-	test-native-arm mutation lint format bench docs clean
+.PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-slow-alone test-lesser test-scalar \
+	test-native $(NATIVE_PARTS) test-native-arm mutation lint format bench docs clean
 help:
 	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
@@ -126,18 +126,25 @@ test-devices: $(STAMPS)/dev
 	$(passed)
 
 # The C++ tests under sanitizers; then, two at a time as in `make test`, what is slow, the tests of one backend on the
-# others, too, the layers once more with XLA's optimizations, which `make test` leaves out, and the suite with AVX2.
+# others, too, and the layers once more with XLA's optimizations, which `make test` leaves out; alone, what is judged by
+# the clock; and the suite with AVX2.
 test-slow: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --group browser --group cluster --group contract --group judges
 	$(begin_all)
 	$(call parts,1,$(NATIVE_PARTS))
 	$(call parts,2,$(SLOW_PARTS))
+	$(call parts,1,test-slow-alone)
 	$(lesser_parts)
 	$(end_all)
 
 test-slow-plain: $(STAMPS)/dev
 	$(call begin,slow$(comma) without Keras)
-	$(PYTEST) -m "slow and not keras"
+	$(PYTEST) -m "slow and not keras and not alone"
+	$(passed)
+
+test-slow-alone: $(STAMPS)/dev
+	$(call begin,slow$(comma) alone)
+	$(PYTEST) -m alone
 	$(passed)
 
 test-slow-adapters: $(STAMPS)/adapters

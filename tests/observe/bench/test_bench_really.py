@@ -1,4 +1,4 @@
-"""The whole machinery on a small case: real processes, real times, on whatever else this machine does.
+"""The whole machinery on a small case: real processes, real times.
 
 About five minutes: 51 runs, each of which is compared with the next one.
 """
@@ -16,7 +16,7 @@ from cellerate.observe.bench.compare import compare
 from cellerate.observe.bench.model import Sizes
 from cellerate.observe.bench.race import Race
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 RUNS, PLANTED = 51, 20
 # A contestant that predicts 25 times in a call; or 27 times, which is 8 % more of the same work.
