@@ -86,7 +86,7 @@ STREAMED = {
     )
 }
 """What many streams run through, a step at a time."""
-# The most bytes of a table that our core makes of embeddings and kernel (csrc/program_graph.cpp).
+# The most bytes of a table that our core makes of embeddings and kernel (csrc/engine/program_graph.cpp).
 _LARGEST_TABLE = 16 << 20
 
 

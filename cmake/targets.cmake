@@ -1,4 +1,4 @@
-# The instruction sets: csrc/target_<name>.cpp is the only code compiled beyond what every processor has.
+# The instruction sets: csrc/simd/target_<name>.cpp is the only code compiled beyond what every processor has.
 include(CheckCXXCompilerFlag)
 include(CheckCXXSymbolExists)
 
@@ -6,10 +6,10 @@ include(CheckCXXSymbolExists)
 check_cxx_symbol_exists(__x86_64__ "" CELLERATE_X86_64)
 check_cxx_symbol_exists(__aarch64__ "" CELLERATE_AARCH64)
 
-# Adds csrc/target_<name>.cpp with its flags to a library and defines CELLERATE_HAVE_<NAME>=1 in all of it,
+# Adds csrc/simd/target_<name>.cpp with its flags to a library and defines CELLERATE_HAVE_<NAME>=1 in all of it,
 # unless there is no such file or the compiler does not know a flag.
 function(cellerate_add_target library name)
-  set(source ${PROJECT_SOURCE_DIR}/csrc/target_${name}.cpp)
+  set(source ${PROJECT_SOURCE_DIR}/csrc/simd/target_${name}.cpp)
   string(TOUPPER ${name} upper)
   if(ARGN)
     string(JOIN " " flags ${ARGN})

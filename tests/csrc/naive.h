@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "lstm.h"
+#include "cells/lstm.h"
 
 namespace naive {
 

@@ -2,9 +2,9 @@
 //
 // Where backward takes a gate from is a bfloat16 on few machines only, and the arithmetic is the same on all.
 #define CELLERATE_TARGET gates_of_the_test
-#include "simd_scalar.h"
+#include "simd/scalar.h"
 //
-#include "lstm_gates.h"
+#include "cells/lstm_gates.h"
 //
 #include "check.h"
 

@@ -1,5 +1,5 @@
 // The handlers that start CUDA kernels for XLA: what they say of themselves, and their table of kernels.
-#include "xla_launch.h"
+#include "bindings/xla_launch.h"
 
 #include <atomic>
 #include <cstdint>

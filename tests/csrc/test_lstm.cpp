@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "check.h"
-#include "dispatch.h"
 #include "naive.h"
-#include "threads.h"
+#include "simd/dispatch.h"
+#include "systems/threads.h"
 #include "workers.h"
 
 namespace {

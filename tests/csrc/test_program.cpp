@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "check.h"
-#include "dispatch.h"
+#include "engine/program.h"
 #include "naive.h"
-#include "program.h"
-#include "threads.h"
+#include "simd/dispatch.h"
+#include "systems/threads.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // tests/kernels.
 #define CELLERATE_TARGET simd_of_the_test
 #define CELLERATE_FUSED
-#include "simd_scalar.h"
+#include "simd/scalar.h"
 //
 #include <algorithm>
 #include <bit>

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "check.h"
-#include "dispatch.h"
+#include "engine/step_model.h"
 #include "naive.h"
-#include "step_model.h"
-#include "threads.h"
+#include "simd/dispatch.h"
+#include "systems/threads.h"
 
 namespace {
 

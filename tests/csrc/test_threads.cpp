@@ -1,5 +1,5 @@
 // The pool: every index at the same time, from several callers, after forks, and quiet while idle.
-#include "threads.h"
+#include "systems/threads.h"
 
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,7 +1,7 @@
 """Choosing the next token from logits in NumPy, by the rules and the random numbers of the native core.
 
 It serves models that only Keras can step, whose logits arrive in Python: the text must not depend on who computed
-the logits. `csrc/sampler.cpp` defines the rules; all arithmetic is in float64.
+the logits. `csrc/engine/sampler.cpp` defines the rules; all arithmetic is in float64.
 """
 
 import secrets

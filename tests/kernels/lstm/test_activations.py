@@ -1,4 +1,4 @@
-"""The activations of every target, value by value: what csrc/activations.h says of its errors.
+"""The activations of every target, value by value: what csrc/cells/activations.h says of its errors.
 
 A layer of one step gives an activation's value as c_T and its derivative as the gradient of x: the input gate is
 held at 1, the kernel of the candidate is 1, and everything else 0.

@@ -1,4 +1,4 @@
-// The element-wise activations of Keras and their derivatives, for one number at a time: those of csrc/activations.h.
+// The element-wise activations of Keras and their derivatives, for one number at a time: those of csrc/cells/activations.h.
 //
 // Unlike there, tanh and sigmoid are only as exact as the storage can represent, and the activation is known when a
 // kernel is compiled.

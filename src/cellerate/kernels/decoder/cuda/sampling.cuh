@@ -1,16 +1,16 @@
 // One warp chooses the next token of a row from its logits, with the rules and the random numbers of
-// csrc/sampler.cpp.
+// csrc/engine/sampler.cpp.
 //
 // If the rules need the likeliest tokens first, a small vocabulary is sorted; in a large one the cut is found by
 // bisecting the range of scores. Weights are float and their sums double, so the token differs from
-// csrc/sampler.cpp's only if the random number is within the weights' rounding of the border between two tokens.
+// csrc/engine/sampler.cpp's only if the random number is within the weights' rounding of the border between two tokens.
 #pragma once
 
 #include "device.cuh"
 
 namespace cellerate::gpu {
 
-// As in csrc/sampler.h, except where other numbers are easier here.
+// As in csrc/engine/sampler.h, except where other numbers are easier here.
 struct Sampling {
   double top_p;  // 1 for all
   unsigned long long seed, stream;

@@ -1,0 +1,121 @@
+// program.h for Python. cellerate.kernels.program.cpu calls it, with shapes and types already checked.
+#include "bindings/program_bindings.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "bindings/arguments.h"
+#include "engine/program.h"
+
+namespace nb = nanobind;
+
+namespace cellerate {
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+using Weights = std::optional<In<float>>;
+using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
+// op; inputs; rows, columns; kernel, recurrent_kernel, bias; activation, recurrent_activation, normalizer,
+// masked_output; go_backwards, return_sequences, ids, cell; number
+using Node =
+    std::tuple<int, std::vector<int32_t>, std::tuple<int64_t, int64_t>, std::tuple<Weights, Weights, Weights>,
+               std::tuple<ActivationCodes, ActivationCodes, int, int>, std::tuple<bool, bool, bool, bool>,
+               float>;
+using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
+using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
+using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
+using Times = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// What a call has in common with others of the same shapes.
+struct Sizes {
+  std::vector<ValueShape> shapes;
+  std::vector<int64_t> begins;
+};
+
+const float* data_of(const Weights& array) { return array ? array->data() : nullptr; }
+
+void make(CompiledProgram* self, const std::vector<Node>& nodes, const std::vector<int32_t>& outputs,
+          int precision, size_t most_bytes) {
+  std::vector<ProgramNode> graph;
+  for (const auto& [op, inputs, sizes, arrays, codes, flags, number] : nodes) {
+    ProgramNode& node = graph.emplace_back();
+    node.op = static_cast<ProgramOp>(op);
+    node.inputs = inputs.data();
+    node.input_count = static_cast<int32_t>(inputs.size());
+    std::tie(node.rows, node.columns) = sizes;
+    node.kernel = data_of(std::get<0>(arrays));
+    node.recurrent_kernel = data_of(std::get<1>(arrays));
+    node.bias = data_of(std::get<2>(arrays));
+    node.activation = activation_option("activation", std::get<0>(codes));
+    node.recurrent_activation = activation_option("recurrent_activation", std::get<1>(codes));
+    node.normalizer = static_cast<Normalizer>(std::get<2>(codes));
+    node.masked_output = static_cast<MaskedOutput>(std::get<3>(codes));
+    std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;
+    node.number = number;
+  }
+  const nb::gil_scoped_release release;
+  new (self) CompiledProgram(std::move(graph), outputs, static_cast<Precision>(precision), most_bytes);
+}
+
+void make_sizes(Sizes* self, const Shapes& shapes, const std::vector<int64_t>& begins) {
+  new (self) Sizes;
+  self->begins = begins;
+  for (const auto& [steps, features] : shapes) self->shapes.push_back({steps, features});
+}
+
+void run(const CompiledProgram& program, int64_t batch, const Sizes& sizes, const Inputs& inputs,
+         const Outputs& outputs, const std::optional<Times>& seconds) {
+  if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
+      inputs.size() != program.inputs() || outputs.size() != program.outputs() ||
+      (seconds && seconds->size() != program.count()))
+    throw std::invalid_argument(
+        "expected a shape, a begin and a time for each node, and all inputs and outputs");
+  std::vector<const void*> from;
+  for (const auto& input : inputs) from.push_back(input.data());
+  std::vector<float*> to;
+  for (const auto& output : outputs) to.push_back(output.data());
+  const ProgramCall call{batch,       sizes.shapes.data(), sizes.begins.data(),
+                         from.data(), to.data(),           seconds ? seconds->data() : nullptr};
+  const nb::gil_scoped_release release;
+  program.run(call);
+}
+
+// Of each node: whether another one does its work, whether LSTMs look it up, whether it looks ids up in a table, and the
+// node that it can run beside, or -1.
+std::vector<std::tuple<bool, bool, bool, int32_t>> links(const CompiledProgram& program) {
+  std::vector<std::tuple<bool, bool, bool, int32_t>> found;
+  for (const ValueLink& link : program.links())
+    found.emplace_back(link.nothing, link.looked_up, link.tabled, link.partner);
+  return found;
+}
+
+}  // namespace
+
+void bind_programs(nb::module_& module) {
+  nb::class_<Sizes>(module, "ProgramSizes", "What a call of a packed model has in common with others.")
+      .def("__init__", &make_sizes, nb::arg("shapes"), nb::arg("begins"));
+  nb::class_<CompiledProgram>(module, "CompiledProgram", "A packed model; see cellerate.kernels.program.cpu.")
+      .def("__init__", &make, nb::arg("nodes"), nb::arg("outputs"), nb::arg("precision"),
+           nb::arg("most_bytes"))
+      .def_prop_ro("packed_bytes", &CompiledProgram::packed_bytes)
+      .def_prop_ro("target", [](const CompiledProgram& program) { return std::string(program.target()); })
+      .def("links", &links)
+      .def(
+          "shares_blocks",
+          [](const CompiledProgram& program, int64_t batch, const Sizes& sizes) {
+            if (sizes.shapes.size() != program.count())
+              throw std::invalid_argument("expected a shape for each node");
+            return program.shares_blocks({batch, sizes.shapes.data(), sizes.begins.data(), nullptr, nullptr});
+          })
+      .def("run", &run, nb::arg("batch"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("outputs"),
+           nb::arg("seconds") = nb::none());
+}
+
+}  // namespace cellerate

@@ -1,0 +1,597 @@
+// The backward pass of one layer.
+//
+// Time runs backwards in chunks. Within a chunk, each step turns dh and dc into the gradients dz of the four gates,
+// and dz·R^T is the dh of the step before. After a chunk, dx = dz·W^T and the gradients of the weights, [x h 1]^T·dz,
+// are one product each over all its rows. With lookups, dz is summed by id instead, and the small products with the
+// embeddings follow at the end; unless dx is wanted, which then stands for the gradient of the embeddings.
+#pragma once
+
+#include <stdexcept>
+
+#include "cells/lstm_gates.h"
+#include "cells/lstm_layout.h"
+#include "simd/alike.h"
+#include "systems/phases.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+template <Storage kStorage, bool kPairs>
+class BackwardJob {
+  using Stored = Element<kStorage>;
+  using Type = typename Stored::Type;
+  static constexpr Storage kComputed = kPairs ? Storage::kBfloat16 : Storage::kFloat32;
+  using Computed = Element<kComputed>;
+  static constexpr int kEach =
+      kPairs ? 2 : 1;  // rows in one word of the summed axis, in the weights' products
+  static constexpr Index kRun = kWidth / kEach;      // words of a panel's row, where K runs over the gates
+  static constexpr Index kGateRun = kLanes / kEach;  // the same for one gate
+
+ public:
+  BackwardJob(const LstmBackward& in, const Plan& plan)
+      : in_(in),
+        plan_(plan),
+        reserve_(in, const_cast<void*>(in.reserve)),
+        rows_(round_up(plan.batch, kEach)),
+        chunk_(larger(1, smaller(plan.steps, kRowsAtOnce / rows_))),
+        depth_(words<kPairs>(chunk_ * rows_)),
+        packed_depth_(packed_depth<kPairs>(depth_)),
+        state_panels_(ceil_div(plan.units, kWidth)),
+        input_panels_(ceil_div(plan.inputs, kWidth)),
+        gates_deep_(plan.unit_panels * kRun),
+        x_rows_(plan.vocabulary > 0 ? 0 : plan.inputs + (in.d_bias != nullptr ? 1 : 0)),
+        candidate_(in.activation),
+        gate_(in.recurrent_activation),
+        usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
+
+  // Takes the working memory; called first without memory, to learn how much is needed.
+  void lay_out(Layout& memory) {
+    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
+    const Index chunk_rows = chunk_ * rows_;
+    recurrent_ = memory.take<float>(count(state_panels_ * gates_deep_, kWidth));
+    const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
+    if (wants_x) kernel_ = memory.take<float>(count(input_panels_ * plan_.unit_panels * kWidth, kWidth));
+    if (in_.d_x != nullptr)
+      d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
+    d_h_ = {memory.take<float>(count(state_panels_ * plan_.batch, kWidth)), plan_.batch};
+    d_c_ = memory.take<float>(count(plan_.unit_panels * plan_.batch, kLanes));
+    if (kPairs)
+      d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>, kRun));
+    d_paired_ = memory.take<float>(count(plan_.unit_panels * depth_, kWidth));
+    if (!kPairs) d_gates_ = d_paired_;
+    x_gate_ = packed_words<kPairs>(x_rows_, packed_depth_);
+    x_ = memory.take<float>(count(in_.dropout != nullptr ? 4 : 1, x_gate_));
+    h_gate_ = packed_words<kPairs>(plan_.units, packed_depth_);
+    h_ = memory.take<float>(count(in_.recurrent_dropout != nullptr ? 4 : 1, h_gate_));
+    if (plan_.vocabulary > 0) {
+      d_table_ = {memory.take<float>(count(plan_.unit_panels * plan_.vocabulary, kWidth)), plan_.vocabulary};
+      if (in_.d_embeddings != nullptr) {
+        d_embeddings_ = {memory.take<float>(count(input_panels_ * plan_.vocabulary, kWidth)),
+                         plan_.vocabulary};
+      }
+      embeddings_ =
+          memory.take<float>(static_cast<size_t>(packed_words<false>(plan_.inputs, plan_.vocabulary)));
+    }
+    first_ = memory.take<int32_t>(static_cast<size_t>(plan_.batch));
+  }
+
+  void lead(Crew& crew) {
+    PhaseClock clock({true, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
+    const Index parts = plan_.threads;
+    clock.enter(Phase::kPack);
+    each(crew, parts, [this](int part) { prepare(part); });
+    for (Index end = plan_.steps; end > 0; end = larger(0, end - chunk_)) {
+      const Index begin = larger(0, end - chunk_);
+      clock.enter(Phase::kRecur);
+      plan_.split_units ? recur_by_units(crew, begin, end) : recur_by_rows(crew, begin, end);
+      clock.enter(Phase::kWeightGradients);
+      each(crew, parts, [&](int part) {
+        pack_inputs(part, begin, end);
+        if constexpr (kTiled<kPairs>) clear_beyond_rows(part, end - begin);
+      });
+      if (in_.d_x != nullptr) {
+        clock.enter(Phase::kInputGradients);
+        each(crew, shares(), [&](int part) { input_gradients(part, begin, end); });
+        clock.enter(Phase::kWeightGradients);
+      }
+      each(crew, shares(), [&](int part) { weight_gradients(part, begin, end); });
+    }
+    if (in_.d_h0 != nullptr || in_.d_c0 != nullptr) {
+      each(crew, parts, [&](int part) { store_state_gradients(share(plan_.batch, part, plan_.threads)); });
+    }
+    if (plan_.vocabulary == 0) return;
+    each(crew, parts, [this](int part) { pack_embeddings(part); });
+    each(crew, parts, [this](int part) { table_gradients(part); });
+  }
+
+ private:
+  // Rows of a chunk: enough to make loading and storing the sums of d_kernel and d_recurrent_kernel worthwhile, and
+  // few enough for dz to stay in the last-level cache.
+  static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
+
+  // In how many shares the products of a chunk are divided: some for each thread, as long as threads come and go.
+  Index shares() const { return plan_.pieces > plan_.threads ? 4 * plan_.threads : plan_.threads; }
+
+  void recur_by_rows(Crew& crew, Index begin, Index end) {
+    const Range panels{0, plan_.unit_panels};
+    each(crew, plan_.pieces, [&](int piece) {
+      const Range rows = plan_.rows_of(piece);
+      for (Index step = end - 1; step >= begin; --step) {
+        differentiate_all(step, step - begin, rows, panels);
+        multiply_back(step, step - begin, rows, panels);
+      }
+    });
+  }
+
+  // Each part multiplies back to its own units only, so that threads meet once a step.
+  void recur_by_units(Crew& crew, Index begin, Index end) {
+    const Range rows{0, plan_.batch};
+    for (Index step = end - 1; step >= begin - 1; --step) {
+      each(crew, plan_.threads, [&](int part) {
+        const Range panels = plan_.panels_of(part);
+        if (step + 1 < end) multiply_back(step + 1, step + 1 - begin, rows, panels);
+        if (step >= begin) differentiate_all(step, step - begin, rows, panels);
+      });
+    }
+  }
+
+  void differentiate_all(Index step, Index step_of_chunk, Range rows, Range panels) {
+    add_output_gradients(step, rows, panels);
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      usual_ ? differentiate<true>(step, step_of_chunk, panel, rows)
+             : differentiate<false>(step, step_of_chunk, panel, rows);
+    }
+  }
+
+  Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
+  bool masked(Index row, Index step) const {
+    return in_.mask != nullptr && in_.mask[row * plan_.steps + time_of(step)] == 0;
+  }
+  // Where the vector of unit panel `panel` lies in d_h_.
+  float* d_h(Index panel, Index row) const { return d_h_.at(panel / 4, row) + panel % 4 * kLanes; }
+  float* d_c(Index panel, Index row) const { return d_c_ + (panel * plan_.batch + row) * kLanes; }
+  // The column panels of the state that belong to unit panels.
+  Range state_panels(Range panels) const { return {panels.begin / 4, ceil_div(panels.end, 4)}; }
+
+  void prepare(int index) {
+    const bool by_gate = in_.recurrent_dropout != nullptr;
+    pack_gates_transposed<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, by_gate, recurrent_,
+                                  share(state_panels_, index, plan_.threads));
+    const Range inputs = share(input_panels_, index, plan_.threads);
+    if (in_.d_x != nullptr) {
+      pack_gates_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_,
+                                    inputs);
+    } else if (in_.d_embeddings != nullptr) {
+      pack_gates_transposed<false>(in_.kernel, plan_.inputs, plan_.units, false, kernel_, inputs);
+    }
+    if (plan_.vocabulary > 0) {
+      const Range mine = plan_.panels_shared(index);
+      for (Index panel = mine.begin; panel < mine.end; ++panel) {
+        std::memset(d_table_.at(panel, 0), 0, static_cast<size_t>(plan_.vocabulary * kWidth) * sizeof(float));
+      }
+    }
+    if (index == 0 && in_.mask != nullptr) first_unmasked(in_, first_);
+    const Range rows = share(plan_.batch, index, plan_.threads);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
+        Simd::store(d_h(panel, row), given(in_.d_h_T, row, panel));
+        Simd::store(d_c(panel, row), given(in_.d_c_T, row, panel));
+      }
+    }
+  }
+
+  // A vector of a (B, H) array, or zeros.
+  F given(const void* array, Index row, Index panel) const {
+    if (array == nullptr) return Simd::set(0);
+    return load_upto<kStorage>(static_cast<const Type*>(array) + row * plan_.units, panel * kLanes,
+                               plan_.units);
+  }
+
+  // Adds the gradients of the outputs of a step to dh.
+  void add_output_gradients(Index step, Range rows, Range panels) {
+    if (in_.d_outputs == nullptr || (!in_.return_sequences && step + 1 < plan_.steps)) return;
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      if (masked(row, step)) {
+        // The output was not h, or it was an earlier h: then the gradient stays in dh for the step before.
+        if (in_.masked_output == MaskedOutput::kZero) continue;
+        if (in_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]) continue;
+      }
+      const Index position = in_.return_sequences ? row * plan_.steps + step : row;
+      const Type* from = static_cast<const Type*>(in_.d_outputs) + position * plan_.units;
+      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+        const F more = load_upto<kStorage>(from, panel * kLanes, plan_.units);
+        Simd::store(d_h(panel, row), Simd::add(Simd::load(d_h(panel, row)), more));
+      }
+    }
+  }
+
+  struct Gates {
+    F d[4];
+  };
+
+  // The gradients of the gates of one row and panel of units. Leaves in d_c and d_h what the step before gets besides
+  // the product.
+  template <bool kUsual>
+  Gates differentiate_row(Index step, Index panel, Index row) {
+    if (masked(row, step)) return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
+    const Index position = (step * plan_.unit_panels + panel) * plan_.batch + row;
+    const auto* kept = reserve_.gates + position * kWidth;
+    const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
+    const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
+    const Activation activation = kUsual ? Activation(Activation::kTanh) : in_.activation;
+    const auto i = gate.at(Computed::load(kept)), f = gate.at(Computed::load(kept + kLanes));
+    const auto g = candidate.at(Computed::load(kept + 2 * kLanes));
+    const auto o = gate.at(Computed::load(kept + 3 * kLanes));
+    const F c = Simd::load(reserve_.cells + position * kLanes);
+    const F before = step > 0
+                         ? Simd::load(reserve_.cells + (position - plan_.unit_panels * plan_.batch) * kLanes)
+                         : given(in_.c0, row, panel);
+    const F a = activate(activation, c);
+    const F dh = Simd::load(d_h(panel, row));
+    const F dc = Simd::fma(Simd::mul(dh, o.value), derivative(activation, c, a), Simd::load(d_c(panel, row)));
+    Simd::store(d_c(panel, row), Simd::mul(dc, f.value));
+    // Only a masked row's dh survives this step; see multiply_back.
+    if (in_.mask != nullptr) Simd::store(d_h(panel, row), Simd::set(0));
+    return {{Simd::mul(Simd::mul(dc, g.value), i.slope), Simd::mul(Simd::mul(dc, before), f.slope),
+             Simd::mul(Simd::mul(dc, i.value), g.slope), Simd::mul(Simd::mul(dh, a), o.slope)}};
+  }
+
+  // Writes dz of one panel of units for the given rows.
+  template <bool kUsual>
+  void differentiate(Index step, Index step_of_chunk, Index panel, Range rows) {
+    const Index first = step_of_chunk * rows_;
+    for (Index row = rows.begin; row < rows.end; row += kEach) {
+      float* paired = d_paired_ + (panel * depth_ + (first + row) / kEach) * kWidth;
+      const Gates even = differentiate_row<kUsual>(step, panel, row);
+      Gates odd = {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
+      if constexpr (kPairs) {
+        if (row + 1 < rows.end) odd = differentiate_row<kUsual>(step, panel, row + 1);
+        write_row(panel, first + row, even);
+        if (row + 1 < rows.end) write_row(panel, first + row + 1, odd);
+      }
+      for (int j = 0; j < 4; ++j) Simd::store(paired + j * kLanes, word<kPairs>(even.d[j], odd.d[j]));
+    }
+  }
+
+  // Where row `row` of the chunk lies in d_gates_.
+  float* d_gates(Index panel, Index row) const { return d_gates_ + (panel * chunk_ * rows_ + row) * kRun; }
+  void write_row(Index panel, Index row, const Gates& gates) {
+    auto* to = reinterpret_cast<typename Computed::Type*>(d_gates(panel, row));
+    for (int j = 0; j < 4; ++j) Computed::store(to + j * kLanes, gates.d[j]);
+  }
+
+  // The dh of the step before: dz·R^T, plus the dh of masked rows, which differentiate_row left in place.
+  void multiply_back(Index step, Index step_of_chunk, Range rows, Range panels) {
+    if (step == 0 && in_.d_h0 == nullptr) return;
+    const Index block = chunk_ * rows_ * kRun;
+    const float* a = d_gates(0, step_of_chunk * rows_);
+    const Range columns = state_panels(panels);
+    const bool add = in_.mask != nullptr;
+    if (in_.recurrent_dropout == nullptr) {
+      multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels}, recurrent_, nullptr, d_h_, rows, columns,
+                       add);
+    } else {
+      const auto factors = [&](int gate, Index row) {
+        return in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
+      };
+      multiply_gates_apart<kPairs>({a, kRun, block, kGateRun, plan_.unit_panels}, recurrent_, plan_.units,
+                                   factors, d_h_, rows, columns, add);
+    }
+  }
+
+  // h before a step, a row of storage type; null for zeros.
+  const Type* state_before(Index step, Index row) const {
+    if (step == 0) return in_.h0 == nullptr ? nullptr : static_cast<const Type*>(in_.h0) + row * plan_.units;
+    if (reserve_.states != nullptr) {
+      return reserve_.states + ((step - 1) * plan_.batch + row) * plan_.units;
+    }
+    return static_cast<const Type*>(in_.outputs) + (row * plan_.steps + step - 1) * plan_.units;
+  }
+
+  // Packs x, 1 and h of this thread's rows in a chunk as left factors.
+  void pack_inputs(int index, Index begin, Index end) {
+    const Range rows = share(plan_.batch, index, plan_.threads, kEach);
+    const float one = Simd::kBfloat16Products && kPairs ? word_of_ones() : 1.0f;
+    for (Index step = begin; step < end; ++step) {
+      for (Index row = rows.begin; row < rows.end; row += kEach) {
+        const Index k = ((step - begin) * rows_ + row) / kEach;
+        const bool second = kPairs && row + 1 < plan_.batch;
+        if (plan_.vocabulary == 0) {
+          const auto* x =
+              static_cast<const Type*>(in_.x) + (row * plan_.steps + time_of(step)) * plan_.inputs;
+          pack(x, second ? x + plan_.steps * plan_.inputs : nullptr, plan_.inputs, in_.dropout, row, x_,
+               x_gate_, k);
+          if (in_.d_bias != nullptr) {
+            for (int copy = 0; copy < (in_.dropout != nullptr ? 4 : 1); ++copy) {
+              *packed_at<kPairs>(x_ + copy * x_gate_, packed_depth_, plan_.inputs, k) = one;
+            }
+          }
+        }
+        const Type* h = state_before(step, row);
+        if (h == nullptr) {
+          clear_state(k);
+        } else {
+          pack(h, second ? state_before(step, row + 1) : nullptr, plan_.units, in_.recurrent_dropout, row, h_,
+               h_gate_, k);
+        }
+      }
+    }
+  }
+  // Packs a row (or the two rows of a word) as column k; with dropout, once for each gate.
+  void pack(const Type* even, const Type* odd, Index n, const float* dropout, Index row, float* to,
+            Index gate_words, Index k) {
+    if (dropout == nullptr) return pack_column<kStorage, kPairs>(even, odd, n, to, packed_depth_, 0, k);
+    for (int gate = 0; gate < 4; ++gate) {
+      pack_column<kStorage, kPairs>(even, odd, n, to + gate * gate_words, packed_depth_, 0, k,
+                                    dropout + (gate * plan_.batch + row) * n, n);
+    }
+  }
+  void clear_state(Index k) {
+    for (int copy = 0; copy < (in_.recurrent_dropout != nullptr ? 4 : 1); ++copy) {
+      for (Index unit = 0; unit < plan_.units; ++unit) {
+        *packed_at<kPairs>(h_ + copy * h_gate_, packed_depth_, unit, k) = 0;
+      }
+    }
+  }
+  // Makes the words along the rows of a chunk whole tiles: this thread's share of both factors.
+  void clear_beyond_rows(int index, Index steps) {
+    const Index deep = steps * rows_ / kEach, beyond = round_up(deep, kTileWords) - deep;
+    if (beyond == 0) return;
+    const auto clear = [&](float* left, Index rows, Index gate_words, int copies) {
+      const Range mine = share(rows, index, plan_.threads);
+      for (int copy = 0; copy < copies; ++copy) {
+        for (Index row = mine.begin; row < mine.end; ++row) {
+          float* from = packed_at<kPairs>(left + copy * gate_words, packed_depth_, row, deep);
+          std::memset(from, 0, static_cast<size_t>(beyond) * sizeof(float));
+        }
+      }
+    };
+    clear(x_, x_rows_, x_gate_, in_.dropout != nullptr ? 4 : 1);
+    clear(h_, plan_.units, h_gate_, in_.recurrent_dropout != nullptr ? 4 : 1);
+    const Range panels = plan_.panels_shared(index);
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      std::memset(d_paired_ + (panel * depth_ + deep) * kWidth, 0,
+                  static_cast<size_t>(beyond * kWidth) * sizeof(float));
+    }
+  }
+  static float word_of_ones() {
+    constexpr uint32_t kOnes = 0x3f803f80;  // twice 1 in bfloat16
+    float word;
+    std::memcpy(&word, &kOnes, sizeof word);
+    return word;
+  }
+
+  // dx = dz·W^T for the rows of a chunk.
+  void input_gradients(int index, Index begin, Index end) {
+    const Range rows = share((end - begin) * rows_, index, shares());
+    const Index block = chunk_ * rows_ * kRun;
+    if (in_.dropout == nullptr) {
+      multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels}, kernel_, nullptr, d_x_, rows,
+                       {0, input_panels_});
+    } else {
+      const auto factors = [&](int gate, Index position) {
+        // The row that pads an odd batch has no factors of its own, and nobody reads its result.
+        const Index row = smaller(position % rows_, plan_.batch - 1);
+        return in_.dropout + (gate * plan_.batch + row) * plan_.inputs;
+      };
+      multiply_gates_apart<kPairs>({d_gates_, kRun, block, kGateRun, plan_.unit_panels}, kernel_,
+                                   plan_.inputs, factors, d_x_, rows, {0, input_panels_}, false);
+    }
+    for (Index position = rows.begin; position < rows.end; ++position) {
+      const Index row = position % rows_;
+      if (row >= plan_.batch) continue;
+      const Index time = time_of(begin + position / rows_);
+      Type* to = static_cast<Type*>(in_.d_x) + (row * plan_.steps + time) * plan_.inputs;
+      for (Index column = 0; column < plan_.inputs; column += kLanes) {
+        const float* from = d_x_.at(column / kWidth, position) + column % kWidth;
+        store_upto<kStorage>(to, Simd::load(from), column, plan_.inputs);
+      }
+    }
+  }
+
+  // Adds a chunk to the gradients of a share of the panels of the weights.
+  void weight_gradients(int index, Index begin, Index end) {
+    const Range panels = share(plan_.unit_panels, index, shares());
+    const Index deep = (end - begin) * rows_ / kEach;
+    const bool first = end == plan_.steps;
+    const auto of_x = [&](Index row) {
+      return row < plan_.inputs ? in_.d_kernel + row * 4 * plan_.units : in_.d_bias;
+    };
+    const auto of_h = [&](Index row) { return in_.d_recurrent_kernel + row * 4 * plan_.units; };
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      add_products(x_, x_gate_, in_.dropout != nullptr, x_rows_, panel, deep, first, of_x);
+      add_products(h_, h_gate_, in_.recurrent_dropout != nullptr, plan_.units, panel, deep, first, of_h);
+      if (plan_.vocabulary > 0) add_to_table(panel, begin, end);
+    }
+  }
+
+  // Adds the products of `rows` rows of a packed left factor, or of one per gate, and a panel of dz to rows of the
+  // weights' gradients; `row_of` gives the row.
+  template <class RowOf>
+  void add_products(const float* left, Index gate_words, bool by_gate, Index rows, Index panel, Index deep,
+                    bool first, const RowOf& row_of) {
+    const float* d_gates = d_paired_ + panel * depth_ * kWidth;
+#ifdef __AMX_BF16__
+    if (kTiled<kPairs> && !by_gate) {
+      const Left a{left, packed_depth_, 0, round_up(deep, kTileWords), 1};
+      for_blocks({0, rows}, [&](Index row, Index count) {
+        alignas(64) float sums[kBlockRows][kWidth];
+        multiply_block(left + row * packed_depth_, a, 1, d_gates, nullptr, 0, sums[0], count);
+        for (Index r = 0; r < count; ++r) {
+          const F sum[4] = {Simd::load(sums[r]), Simd::load(sums[r] + kLanes),
+                            Simd::load(sums[r] + 2 * kLanes), Simd::load(sums[r] + 3 * kLanes)};
+          add_gates(sum, row_of(row + r), panel, first);
+        }
+      });
+      return;
+    }
+#endif
+    for (Index row = 0; row < rows; row += kRows) {
+      const auto tile = product(left, gate_words, by_gate, row, d_gates, deep);
+      for (int r = 0; r < smaller(kRows, rows - row); ++r)
+        add_gates(tile.sum[r], row_of(row + r), panel, first);
+    }
+  }
+
+  // kRows rows of a packed left factor, or of one per gate, times a panel of dz. In a function of its own the sums stay
+  // in registers: nobody else can know their address.
+  [[gnu::noinline]] Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
+                                                const float* d_gates, Index deep) const {
+    Tile<kPairs, kRows> tile;
+    tile.clear();
+    const float* first = left + row * packed_depth_;
+    if (by_gate) {
+      const float* const gates[4] = {first, first + gate_words, first + 2 * gate_words,
+                                     first + 3 * gate_words};
+      if constexpr (kTiled<kPairs>) {
+        tile.add_rows_by_gate(gates, packed_depth_, d_gates, deep);
+      } else {
+        tile.add_packed_by_gate(gates, d_gates, deep);
+      }
+    } else {
+      tile.add_packed(first, d_gates, deep);
+    }
+    return tile;
+  }
+
+  // Adds four vectors of a panel to a row of 4H in Keras's order, or stores them there if `first`.
+  void add_gates(const F (&sum)[4], float* row, Index panel, bool first) {
+    const Index unit = panel * kLanes;
+    for (int j = 0; j < 4; ++j) {
+      float* to = row + j * plan_.units;
+      const F before = first ? Simd::set(0) : load_upto<Storage::kFloat32>(to, unit, plan_.units);
+      store_upto<Storage::kFloat32>(to, Simd::add(before, sum[j]), unit, plan_.units);
+    }
+  }
+
+  // Adds the rows of dz of one panel to the rows of their ids.
+  void add_to_table(Index panel, Index begin, Index end) {
+    for (Index step = begin; step < end; ++step) {
+      for (Index row = 0; row < plan_.batch; ++row) {
+        float* to = d_table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]);
+        const auto* from =
+            reinterpret_cast<const typename Computed::Type*>(d_gates(panel, (step - begin) * rows_ + row));
+        for (int j = 0; j < kWidth; j += kLanes) {
+          Simd::store(to + j, Simd::add(Simd::load(to + j), Computed::load(from + j)));
+        }
+      }
+    }
+  }
+
+  // Stores the gradients of the initial states of some rows.
+  void store_state_gradients(Range rows) {
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
+        const Index unit = panel * kLanes;
+        if (in_.d_h0 != nullptr) {
+          store_upto<kStorage>(static_cast<Type*>(in_.d_h0) + row * plan_.units, Simd::load(d_h(panel, row)),
+                               unit, plan_.units);
+        }
+        if (in_.d_c0 != nullptr) {
+          store_upto<kStorage>(static_cast<Type*>(in_.d_c0) + row * plan_.units, Simd::load(d_c(panel, row)),
+                               unit, plan_.units);
+        }
+      }
+    }
+  }
+
+  // Packs a share of the embeddings.
+  void pack_embeddings(int index) {
+    const Range ids = share(plan_.vocabulary, index, plan_.threads);
+    for (Index id = ids.begin; id < ids.end; ++id) {
+      pack_column<Storage::kFloat32, false>(in_.embeddings + id * plan_.inputs, nullptr, plan_.inputs,
+                                            embeddings_, plan_.vocabulary, 0, id);
+    }
+  }
+
+  // Computes with lookups the gradients of embeddings, kernel and bias, from dz summed by id.
+  void table_gradients(int index) {
+    const Range ids = share(plan_.vocabulary, index, plan_.threads);
+    const Range mine = plan_.panels_shared(index);
+    for (Index panel = mine.begin; panel < mine.end; ++panel) {
+      for (Index row = 0; row < plan_.inputs; row += kRows) {
+        Tile<false, kRows> tile;
+        tile.clear();
+        tile.add_packed(packed_at<false>(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
+                        plan_.vocabulary);
+        for (int r = 0; r < smaller(kRows, plan_.inputs - row); ++r) {
+          add_gates(tile.sum[r], in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
+        }
+      }
+      if (in_.d_bias == nullptr) continue;
+      F sum[4] = {Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)};
+      for (Index id = 0; id < plan_.vocabulary; ++id) {
+        for (int j = 0; j < 4; ++j)
+          sum[j] = Simd::add(sum[j], Simd::load(d_table_.at(panel, id) + j * kLanes));
+      }
+      add_gates(sum, in_.d_bias, panel, true);
+    }
+    if (in_.d_embeddings == nullptr) return;
+    multiply<false>({d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels}, kernel_,
+                    nullptr, d_embeddings_, ids, {0, input_panels_});
+    for (Index id = ids.begin; id < ids.end; ++id) {
+      for (Index column = 0; column < plan_.inputs; column += kLanes) {
+        store_upto<Storage::kFloat32>(in_.d_embeddings + id * plan_.inputs,
+                                      Simd::load(d_embeddings_.at(column / kWidth, id) + column % kWidth),
+                                      column, plan_.inputs);
+      }
+    }
+  }
+
+  const LstmBackward& in_;
+  const Plan& plan_;
+  const Reserve<kStorage, kPairs> reserve_;
+  const Index rows_;          // of one step in a chunk: the batch, rounded up to whole words
+  const Index chunk_;         // steps taken together
+  const Index depth_;         // words along the rows of a chunk
+  const Index packed_depth_;  // the same of the packed left factors
+  const Index state_panels_, input_panels_;
+  const Index gates_deep_;  // words of K where K runs over the gates
+  const Index x_rows_;      // of the left factor [x 1]^T
+  const GateFunction<kPairs> candidate_, gate_;
+  const bool usual_;
+
+  float* recurrent_ = nullptr;  // R^T, packed
+  float* kernel_ = nullptr;     // W^T, packed; for the gradient of embeddings always floats
+  Panels d_x_;                  // rows: (step of the chunk, row)
+  Panels d_h_;                  // columns: units
+  float* d_c_ = nullptr;        // [unit panel][row][kLanes]
+  float* d_gates_ = nullptr;    // dz as a left factor: [unit panel][(step of the chunk, row)][kRun]
+  float* d_paired_ =
+      nullptr;          // dz as a right factor: [unit panel][depth_][kWidth]; with floats the same memory
+  float* x_ = nullptr;  // [x 1]^T as a packed left factor; with dropout one per gate
+  float* h_ = nullptr;  // h^T as a packed left factor; with recurrent dropout one per gate
+  Index x_gate_ = 0, h_gate_ = 0;  // words from one gate's to the next
+  Panels d_table_;                 // dz summed by id
+  Panels d_embeddings_;
+  float* embeddings_ = nullptr;  // embeddings^T as a packed left factor
+  int32_t* first_ = nullptr;     // see first_unmasked
+};
+
+template <Storage kStorage, bool kPairs>
+void backward_as(const LstmBackward& in) {
+  // Once back through the weights, and once for their gradients.
+  const Plan plan(in, 2);
+  if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
+    throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
+        CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
+  }
+  BackwardJob<kStorage, kPairs> job(in, plan);
+  Layout sizes(nullptr);
+  job.lay_out(sizes);
+  const Scratch scratch(sizes.bytes());
+  Layout memory(scratch.data());
+  job.lay_out(memory);
+  lead_on(plan.threads, job);
+}
+
+inline void backward(const LstmBackward& in) {
+  by_storage(in.storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      CELLERATE_ALIKE::kLstmKernels.backward(in);
+    } else {
+      backward_as<kStorage, kPairsOf<kStorage>>(in);
+    }
+  });
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

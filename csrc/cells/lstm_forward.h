@@ -1,0 +1,410 @@
+// The forward pass of one layer.
+//
+// For each step and each panel of units, a tile of registers starts from the input projection, adds h·R, and turns
+// the sums of the four gates into the new c and h.
+#pragma once
+
+#include "cells/lstm_gates.h"
+#include "cells/lstm_layout.h"
+#include "simd/alike.h"
+#include "systems/phases.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+template <Storage kStorage, bool kPairs>
+class ForwardJob {
+  using Stored = Element<kStorage>;
+  using Type = typename Stored::Type;
+  static constexpr Storage kComputed = kPairs ? Storage::kBfloat16 : Storage::kFloat32;
+  using Computed = Element<kComputed>;
+  using State = typename Computed::Type;
+
+ public:
+  ForwardJob(const LstmForward& in, const Plan& plan)
+      : in_(in),
+        plan_(plan),
+        reserve_(in, in.reserve),
+        x_depth_(words<kPairs>(plan.inputs)),
+        h_depth_(words<kPairs>(plan.units)),
+        x_row_(spread(x_depth_)),
+        h_row_(spread(words<kPairs>(plan.unit_panels * kLanes))),
+        chunk_(plan.all_rows_together() ? larger(1, smaller(plan.steps, kRowsAtOnce / plan.batch)) : 1),
+        candidate_(in.activation),
+        gate_(in.recurrent_activation),
+        usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
+
+  // Takes the working memory; called first without memory, to learn how much is needed.
+  void lay_out(Layout& memory) {
+    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    const auto batch = static_cast<size_t>(plan_.batch);
+    recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
+    bias_ = memory.take<float>(panels * kWidth);
+    if (plan_.vocabulary > 0) {
+      kernel_ = memory.take<float>(panels * static_cast<size_t>(plan_.inputs) * kWidth);
+      table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth),
+                plan_.vocabulary};
+    } else {
+      kernel_ = memory.take<float>(panels * static_cast<size_t>(x_depth_) * kWidth);
+      const Index rows = chunk_ * plan_.batch;
+      x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
+      x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
+      projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows};
+    }
+    for (float*& h : h_) h = memory.take<float>((batch + kRowsBeyond<kPairs>)*static_cast<size_t>(h_row_));
+    if (in_.recurrent_dropout != nullptr) {
+      dropped_ = memory.take<float>(4 * batch * static_cast<size_t>(h_row_));
+    }
+    c_ = memory.take<float>(panels * batch * kLanes);
+    first_ = memory.take<int32_t>(batch);
+  }
+
+  void lead(Crew& crew) {
+    PhaseClock clock({false, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
+    clock.enter(Phase::kPack);
+    each(crew, plan_.threads, [this](int part) { prepare(part); });
+    if (plan_.vocabulary > 0) each(crew, plan_.threads, [this](int part) { project_table(part); });
+    if (plan_.split_units) return run_units(crew, clock);
+    each(crew, plan_.pieces, [&](int piece) {
+      // Of the first piece, on any thread.
+      const auto enter = [&](Phase phase) {
+        if (piece == 0) clock.enter(phase);
+      };
+      run_rows(plan_.rows_of(piece), enter);
+    });
+  }
+
+ private:
+  static constexpr Index kRowsAtOnce = 96;  // per projection, where steps are projected together
+
+  Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
+  bool masked(Index row, Index step) const {
+    return in_.mask != nullptr && in_.mask[row * plan_.steps + time_of(step)] == 0;
+  }
+  float* cell(Index panel, Index row) const { return c_ + (panel * plan_.batch + row) * kLanes; }
+  State* state(float* h, Index row) const { return reinterpret_cast<State*>(h + row * h_row_); }
+
+  Range all_panels() const { return {0, plan_.unit_panels}; }
+
+  // All steps of some rows.
+  template <class Enter>
+  void run_rows(Range rows, const Enter& enter) {
+    for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
+      const Index end = smaller(plan_.steps, begin + chunk_);
+      if (plan_.vocabulary == 0) {
+        enter(Phase::kProject);
+        copy_inputs(begin, end, rows);
+        project(begin, end, rows, all_panels());
+      }
+      enter(Phase::kRecur);
+      for (Index step = begin; step < end; ++step) {
+        if (in_.recurrent_dropout != nullptr) drop(h_[step % 2], rows);
+        advance_all(step, step - begin, rows, all_panels());
+      }
+    }
+  }
+
+  // All steps, each divided by units.
+  void run_units(Crew& crew, PhaseClock& clock) {
+    const int parts = plan_.threads;
+    const Range rows{0, plan_.batch};
+    for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
+      const Index end = smaller(plan_.steps, begin + chunk_);
+      if (plan_.vocabulary == 0) {
+        clock.enter(Phase::kProject);
+        each(crew, parts, [&](int part) { copy_inputs(begin, end, share(plan_.batch, part, parts)); });
+        each(crew, parts, [&](int part) { project(begin, end, rows, plan_.panels_of(part)); });
+      }
+      clock.enter(Phase::kRecur);
+      for (Index step = begin; step < end; ++step) {
+        if (in_.recurrent_dropout != nullptr) {
+          each(crew, parts, [&](int part) { drop(h_[step % 2], share(plan_.batch, part, parts)); });
+        }
+        each(crew, parts, [&](int part) { advance_all(step, step - begin, rows, plan_.panels_of(part)); });
+      }
+    }
+  }
+
+  // One step of some rows and panels.
+  void advance_all(Index step, Index step_of_chunk, Range rows, Range panels) {
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+#ifdef __AMX_BF16__
+      if (kTiled<kPairs> && in_.recurrent_dropout == nullptr) {
+        for_blocks(rows, [&](Index row, Index count) { advance(step, step_of_chunk, panel, row, count); });
+        continue;
+      }
+#endif
+      for_tiles(rows, [&](auto count, Index row) {
+        advance<decltype(count)::value>(step, step_of_chunk, panel, row);
+      });
+    }
+    write_outputs(step, rows, panels);
+    if (step + 1 == plan_.steps) finish(rows, panels);
+  }
+
+  // Packs a share of the weights, and sets the states of a share of the rows to their initial values.
+  void prepare(int index) {
+    const Range share_of_panels = plan_.panels_shared(index);
+    pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, share_of_panels);
+    if (index == 0) {
+      pack_bias(in_.bias, GateColumns{plan_.units}, bias_, plan_.unit_panels);
+      if (in_.mask != nullptr) first_unmasked(in_, first_);
+    }
+    if (plan_.vocabulary > 0) {
+      pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
+    } else {
+      pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
+    }
+    const Range rows = share(plan_.batch, index, plan_.threads);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      std::memset(h_[0] + row * h_row_, 0, static_cast<size_t>(h_row_) * sizeof(float));
+      std::memset(h_[1] + row * h_row_, 0, static_cast<size_t>(h_row_) * sizeof(float));
+      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
+        const Index unit = panel * kLanes;
+        const auto* h0 = static_cast<const Type*>(in_.h0) + row * plan_.units;
+        const auto* c0 = static_cast<const Type*>(in_.c0) + row * plan_.units;
+        if (in_.h0 != nullptr) {
+          Computed::store(state(h_[0], row) + unit, load_upto<kStorage>(h0, unit, plan_.units));
+        }
+        Simd::store(cell(panel, row),
+                    in_.c0 != nullptr ? load_upto<kStorage>(c0, unit, plan_.units) : Simd::set(0));
+      }
+    }
+  }
+
+  // Projects a share of the table.
+  void project_table(int index) {
+    multiply<false>({in_.embeddings, plan_.inputs, 0, plan_.inputs, 1}, kernel_, bias_, table_,
+                    {0, plan_.vocabulary}, plan_.panels_shared(index));
+  }
+
+  // Copies the inputs of steps [begin, end) of some rows.
+  void copy_inputs(Index begin, Index end, Range rows) {
+    const Index batch = plan_.batch;
+    for (Index step = begin; step < end; ++step) {
+      for (Index row = rows.begin; row < rows.end; ++row) {
+        const auto* x = static_cast<const Type*>(in_.x) + (row * plan_.steps + time_of(step)) * plan_.inputs;
+        float* to = x_ + ((step - begin) * batch + row) * x_row_;
+        if (in_.dropout == nullptr) {
+          copy_row<kStorage, kPairs>(x, plan_.inputs, to);
+        } else {
+          for (int gate = 0; gate < 4; ++gate) {
+            const float* factors = in_.dropout + (gate * batch + row) * plan_.inputs;
+            scale_row<kStorage, kPairs>(x, factors, plan_.inputs, to + gate * x_gate_);
+          }
+        }
+      }
+    }
+  }
+
+  // Projects them, for some panels.
+  void project(Index begin, Index end, Range rows, Range panels) {
+    const Index batch = plan_.batch;
+    const Range all = plan_.all_rows_together() ? Range{0, (end - begin) * batch} : rows;
+    const Left x{x_, x_row_, 0, x_depth_, 1};
+    if (in_.dropout == nullptr) {
+      multiply<kPairs>(x, kernel_, bias_, projected_, all, panels);
+    } else {
+      multiply_by_gate<kPairs>(x, x_gate_, kernel_, bias_, projected_, all, panels);
+    }
+  }
+
+  // h times each gate's dropout mask.
+  void drop(float* h, Range rows) {
+    for (int gate = 0; gate < 4; ++gate) {
+      for (Index row = rows.begin; row < rows.end; ++row) {
+        const float* factors = in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
+        scale_row<kComputed, kPairs>(state(h, row), factors, plan_.units,
+                                     dropped_ + (gate * plan_.batch + row) * h_row_);
+      }
+    }
+  }
+
+  // One step of kCount rows and one panel of units.
+  template <int kCount>
+  void advance(Index step, Index step_of_chunk, Index panel, Index first_row) {
+    const float* h = h_[step % 2];
+    Tile<kPairs, kCount> tile;
+    for (int r = 0; r < kCount; ++r) {
+      const Index row = first_row + r;
+      if (plan_.vocabulary > 0) {
+        tile.load(r, table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]));
+      } else {
+        tile.load(r, projected_.at(panel, step_of_chunk * plan_.batch + row));
+      }
+    }
+    const float* weights = recurrent_ + panel * h_depth_ * kWidth;
+    if (in_.recurrent_dropout != nullptr) {
+      const Index gate = plan_.batch * h_row_;
+      const float* by_gate[4];
+      for (int j = 0; j < 4; ++j) by_gate[j] = dropped_ + j * gate + first_row * h_row_;
+      tile.add_rows_by_gate(by_gate, h_row_, weights, h_depth_);
+    } else {
+      tile.add_rows(h + first_row * h_row_, h_row_, weights, h_depth_);
+    }
+    alignas(64) float sums[kCount][kWidth];
+    for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
+    activate_rows(step, panel, {first_row, first_row + kCount}, sums[0]);
+  }
+#ifdef __AMX_BF16__
+  // The same of some rows in the tiles of AMX, without recurrent dropout.
+  void advance(Index step, Index step_of_chunk, Index panel, Index first_row, Index count) {
+    alignas(64) float sums[kBlockRows][kWidth];
+    const float* projected = sums[0];
+    if (plan_.vocabulary > 0) {
+      for (Index r = 0; r < count; ++r) {
+        const Index id = in_.ids[(first_row + r) * plan_.steps + time_of(step)];
+        std::memcpy(sums[r], table_.at(panel, id), sizeof sums[r]);
+      }
+    } else {
+      projected = projected_.at(panel, step_of_chunk * plan_.batch + first_row);
+    }
+    const Left h{h_[step % 2], h_row_, 0, h_depth_, 1};
+    multiply_block(h.data + first_row * h_row_, h, 1, recurrent_ + panel * h_depth_ * kWidth, projected,
+                   kWidth, sums[0], count);
+    activate_rows(step, panel, {first_row, first_row + count}, sums[0]);
+  }
+#endif
+
+  void activate_rows(Index step, Index panel, Range rows, const float* sums) {
+    if (!usual_) return activate_rows<false, true>(step, panel, rows, sums);
+    in_.reserve != nullptr ? activate_rows<true, true>(step, panel, rows, sums)
+                           : activate_rows<true, false>(step, panel, rows, sums);
+  }
+
+  // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs. For the
+  // states alone, the gates need not be known by themselves.
+  template <bool kUsual, bool kGates>
+  void activate_rows(Index step, Index panel, Range rows, const float* sums) {
+    const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
+    const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
+    const float* h = h_[step % 2];
+    float* next_h = h_[(step + 1) % 2];
+    const Index position = (step * plan_.unit_panels + panel) * plan_.batch;
+    const Index unit = panel * kLanes;
+    const int lanes = lanes_before(unit, plan_.units);
+    for (Index row = rows.begin; row < rows.end; ++row, sums += kWidth) {
+      F sum[4];
+      for (int j = 0; j < 4; ++j) sum[j] = Simd::load(sums + j * kLanes);
+      [[maybe_unused]] F value[4], e[4];
+      CellState next;
+      if constexpr (kGates) {
+        for (int j = 0; j < 4; ++j) value[j] = (j == 2 ? candidate : gate).value(sum[j], e[j]);
+        next.c = Simd::fma(value[1], Simd::load(cell(panel, row)), Simd::mul(value[0], value[2]));
+        next.h =
+            Simd::mul(value[3], activate(kUsual ? Activation(Activation::kTanh) : in_.activation, next.c));
+      } else {
+        next = usual_cell(sum[0], sum[1], sum[2], sum[3], Simd::load(cell(panel, row)));
+      }
+      // Lanes without a unit have weights of zero, and an infinity among the inputs makes their sums NaN.
+      const auto units_of = [lanes](F x) { return lanes < kLanes ? first_lanes(x, lanes) : x; };
+      next = {units_of(next.c), units_of(next.h)};
+      if (masked(row, step))
+        next = {Simd::load(cell(panel, row)), Computed::load(state(const_cast<float*>(h), row) + unit)};
+      Simd::store(cell(panel, row), next.c);
+      Computed::store(state(next_h, row) + unit, next.h);
+      if constexpr (kGates) {
+        if (in_.reserve == nullptr) continue;
+        auto* kept = reserve_.gates + (position + row) * kWidth;
+        for (int j = 0; j < 4; ++j) {
+          const F one = (j == 2 ? candidate : gate).kept(sum[j], value[j], e[j]);
+          Computed::store(kept + j * kLanes, units_of(one));
+        }
+        Simd::store(reserve_.cells + (position + row) * kLanes, next.c);
+      }
+    }
+  }
+
+  // Copies units [begin, end) of a row of h to storage.
+  void copy_state(float* h, Index row, Index begin, Index end, Type* to) const {
+    const State* from = state(h, row);
+    if constexpr (kStorage == kComputed) {
+      std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin) * sizeof(Type));
+    } else {
+      for (Index unit = begin; unit < end; unit += kLanes) {
+        store_upto<kStorage>(to, load_upto<kComputed>(from, unit, end), unit, end);
+      }
+    }
+  }
+
+  // Writes the outputs of a step, and its states if backward cannot take them from the outputs.
+  void write_outputs(Index step, Range rows, Range panels) {
+    const bool last = step + 1 == plan_.steps;
+    float* h = h_[(step + 1) % 2];
+    const Index begin = panels.begin * kLanes;
+    const Index end = smaller(plan_.units, panels.end * kLanes);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      if (in_.reserve != nullptr && reserve_.states != nullptr) {
+        copy_state(h, row, begin, end, reserve_.states + (step * plan_.batch + row) * plan_.units);
+      }
+      if (!in_.return_sequences && !last) continue;
+      const Index position = in_.return_sequences ? row * plan_.steps + step : row;
+      Type* to = static_cast<Type*>(in_.outputs) + position * plan_.units;
+      const bool zero =
+          masked(row, step) && (in_.masked_output == MaskedOutput::kZero ||
+                                (in_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]));
+      if (zero) {
+        std::memset(to + begin, 0, static_cast<size_t>(end - begin) * sizeof(Type));
+      } else {
+        copy_state(h, row, begin, end, to);
+      }
+    }
+  }
+
+  void finish(Range rows, Range panels) {
+    const Index begin = panels.begin * kLanes;
+    const Index end = smaller(plan_.units, panels.end * kLanes);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      copy_state(h_[plan_.steps % 2], row, begin, end, static_cast<Type*>(in_.h_T) + row * plan_.units);
+      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+        store_upto<kStorage>(static_cast<Type*>(in_.c_T) + row * plan_.units, Simd::load(cell(panel, row)),
+                             panel * kLanes, plan_.units);
+      }
+    }
+  }
+
+  const LstmForward& in_;
+  const Plan& plan_;
+  const Reserve<kStorage, kPairs> reserve_;
+  const Index x_depth_, h_depth_;  // words of K
+  const Index x_row_, h_row_;      // words from row to row
+  const Index chunk_;              // steps projected at once
+  const GateFunction<kPairs> candidate_, gate_;
+  const bool usual_;
+
+  float* kernel_ = nullptr;     // packed
+  float* recurrent_ = nullptr;  // packed
+  float* bias_ = nullptr;       // packed
+  Panels table_;                // embeddings·kernel + bias, one row per id
+  float* x_ = nullptr;          // [step of the chunk][row][x_row_]; with dropout one per gate
+  Index x_gate_ = 0;            // words from one gate's x_ to the next
+  Panels projected_;            // x·kernel + bias, rows in the order of x_
+  float* h_[2] = {};            // [row][h_row_]: step k reads h_[k % 2] and writes the other
+  float* dropped_ = nullptr;    // [gate][row][h_row_]
+  float* c_ = nullptr;          // [unit panel][row][kLanes]
+  int32_t* first_ = nullptr;    // see first_unmasked
+};
+
+template <Storage kStorage, bool kPairs>
+void forward_as(const LstmForward& in) {
+  const Plan plan(in);
+  if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
+  ForwardJob<kStorage, kPairs> job(in, plan);
+  Layout sizes(nullptr);
+  job.lay_out(sizes);
+  const Scratch scratch(sizes.bytes());
+  Layout memory(scratch.data());
+  job.lay_out(memory);
+  lead_on(plan.threads, job);
+}
+
+inline void forward(const LstmForward& in) {
+  by_storage(in.storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      CELLERATE_ALIKE::kLstmKernels.forward(in);
+    } else {
+      forward_as<kStorage, kPairsOf<kStorage>>(in);
+    }
+  });
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

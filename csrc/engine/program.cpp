@@ -1,0 +1,306 @@
+#include "engine/program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "simd/dispatch.h"
+#include "systems/threads.h"
+
+namespace cellerate {
+namespace {
+
+// What the values of a block may take, so that they stay in a core's own cache beside some weights.
+constexpr size_t kBlockBytes = size_t{512} << 10;
+// But a block has so many rows that a product reaches nearly its full speed, and that of the weights which each step
+// reads again there are at most so many bytes for each row.
+constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} << 10;
+constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once
+constexpr int64_t kLongRow = 128;  // numbers
+// With fewer multiplications than this, a thread costs more than it saves.
+constexpr double kWorthAThread = 2e5;
+constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Adds the time since the last mark to that of a node.
+struct Clock {
+  using Now = std::chrono::steady_clock;
+  double* seconds;
+  Now::time_point last = Now::now();
+
+  static void mark(void* clock, int32_t node) {
+    auto& self = *static_cast<Clock*>(clock);
+    const auto now = Now::now();
+    self.seconds[node] += std::chrono::duration<double>(now - self.last).count();
+    self.last = now;
+  }
+};
+
+[[noreturn]] void refuse(size_t node, const std::string& what) {
+  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
+}
+
+}  // namespace
+
+CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs,
+                                 Precision precision, size_t most_bytes)
+    : target_(&cellerate::target()), nodes_(std::move(nodes)), outputs_(std::move(outputs)) {
+  check_graph(precision);
+  link();
+  const ProgramGraph graph{nodes_.data(), links_.data(), static_cast<int32_t>(nodes_.size()), precision};
+  constexpr int64_t kBytes[] = {4, 2, 1};  // of an element, in the order of Precision
+  for (const ProgramNode& node : nodes_) {
+    if (node.op != ProgramOp::kLstm) continue;
+    const int64_t bytes = 4 * node.columns * node.columns * kBytes[static_cast<int>(precision)];
+    bytes_of_step_ = std::max(bytes_of_step_, bytes);
+  }
+  bytes_ = target_->programs->pack(graph, nullptr);
+  if (bytes_ > most_bytes) {
+    throw std::invalid_argument("the packed weights would take " + std::to_string(bytes_) +
+                                " bytes; expected at most " + std::to_string(most_bytes));
+  }
+  packed_ = packed_memory(bytes_);
+  target_->programs->pack(graph, packed_.get());
+  for (ProgramNode& node : nodes_) node.kernel = node.recurrent_kernel = node.bias = nullptr;
+}
+
+const char* CompiledProgram::target() const { return target_->name; }
+
+void CompiledProgram::check_shapes(const ProgramCall& call) const {
+  const ValueShape* shapes = call.shapes;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const ProgramNode& node = nodes_[n];
+    const ValueShape& shape = shapes[n];
+    const auto of = [&](int32_t input) -> const ValueShape& { return shapes[node.inputs[input]]; };
+    const auto need = [&](bool right) {
+      if (!right) refuse(n, "the shapes do not fit");
+    };
+    need(shape.steps >= 0 && shape.features >= 1);
+    switch (node.op) {
+      case ProgramOp::kInput:
+        need(!node.ids || (shape.steps >= 1 && shape.features == 1));
+        break;
+      case ProgramOp::kEmbedding:
+        need(shape.features == node.columns && shape.steps == of(0).steps);
+        break;
+      case ProgramOp::kIdsMask:
+      case ProgramOp::kFlipMask:
+        need(shape == of(0));
+        break;
+      case ProgramOp::kFeaturesMask:
+        need(shape.features == 1 && shape.steps >= 1 && shape.steps == of(0).steps);
+        break;
+      case ProgramOp::kMasked:
+      case ProgramOp::kWhere:
+        need(shape == of(0) && shape.steps == of(1).steps);
+        if (node.op == ProgramOp::kWhere) need(shape == of(2));
+        break;
+      case ProgramOp::kLstm: {
+        need(of(0).steps >= 1 && of(0).features == node.rows && shape.features == node.columns &&
+             shape.steps == (node.return_sequences ? of(0).steps : 0));
+        if (node.inputs[1] >= 0) need(of(1).steps == of(0).steps);
+        const ValueShape state{0, node.columns};
+        if (node.inputs[2] >= 0) need(of(2) == state && of(3) == state);
+        break;
+      }
+      case ProgramOp::kLstmState:
+        need(shape.steps == 0 && shape.features == nodes_[node.inputs[0]].columns);
+        break;
+      case ProgramOp::kDense:
+        need(of(0).features == node.rows && shape.features == node.columns && shape.steps == of(0).steps);
+        break;
+      case ProgramOp::kActivation:
+      case ProgramOp::kFlip:
+        need(shape == of(0));
+        break;
+      case ProgramOp::kLayerNorm:
+      case ProgramOp::kAffine:
+        need(shape == of(0) && (node.columns == 0 || shape.features == node.columns));
+        break;
+      case ProgramOp::kConcatenate: {
+        int64_t features = 0;
+        for (int32_t input = 0; input < node.input_count; ++input) {
+          need(of(input).steps == shape.steps);
+          features += of(input).features;
+        }
+        need(features == shape.features);
+        break;
+      }
+      case ProgramOp::kReshape:
+        need(shape.positions() * shape.features == of(0).positions() * of(0).features);
+        break;
+      case ProgramOp::kRepeatVector:
+        need(of(0).steps == 0 && shape.steps >= 1 && shape.features == of(0).features);
+        break;
+      case ProgramOp::kCrop:
+        need(shape.steps >= 1 && shape.features == of(0).features && call.begins[n] >= 0 &&
+             call.begins[n] <= of(0).steps - shape.steps);
+        break;
+      case ProgramOp::kMeanOverTime:
+      case ProgramOp::kMaxOverTime:
+        need(of(0).steps >= 1 && shape.steps == 0 && shape.features == of(0).features);
+        if (node.op == ProgramOp::kMeanOverTime && node.inputs[1] >= 0) need(of(1).steps == of(0).steps);
+        break;
+      default:  // the merges, and masks joined
+        for (int32_t input = 0; input < node.input_count; ++input) need(of(input) == shape);
+        break;
+    }
+  }
+}
+
+// Throws std::out_of_range if an id is not a row of the smallest table that it is looked up in.
+void CompiledProgram::check_ids(const ProgramCall& call) const {
+  size_t input = 0;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].op != ProgramOp::kInput) continue;
+    const auto* ids = static_cast<const int32_t*>(call.inputs[input++]);
+    if (!nodes_[n].ids) continue;
+    int64_t most = std::numeric_limits<int32_t>::max();
+    for (size_t reader = n + 1; reader < nodes_.size(); ++reader) {
+      if (nodes_[reader].op == ProgramOp::kEmbedding && nodes_[reader].inputs[0] == static_cast<int32_t>(n))
+        most = std::min(most, nodes_[reader].rows - 1);
+    }
+    uint32_t largest = 0;  // a negative id is larger than any
+    for (int64_t place = 0; place < call.batch * call.shapes[n].steps; ++place)
+      largest = std::max(largest, static_cast<uint32_t>(ids[place]));
+    if (static_cast<int64_t>(largest) > most) throw std::out_of_range("an id is not a row of its table");
+  }
+}
+
+// Places the values of a block of so many rows, each where those that are still needed leave room; gives the bytes.
+size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector<ValuePlace>& places) const {
+  struct Held {
+    size_t begin, end;
+    int32_t last_use;
+  };
+  const auto count = static_cast<int32_t>(nodes_.size());
+  places.assign(nodes_.size(), {});
+  std::vector<Held> held;  // in the order of their places
+  std::vector<bool> placed(nodes_.size(), false);
+  size_t most = 0;
+  const auto give = [&](int32_t owner, int32_t now) {
+    if (placed[owner]) return;
+    placed[owner] = true;
+    const ValueShape& shape = call.shapes[owner];
+    int64_t stride = 1;
+    size_t each = sizeof(int32_t);
+    if (links_[owner].kind == ValueKind::kNumbers) {
+      // Of long rows an odd number of cache lines, so that neighbours do not fall into the same set of the cache.
+      stride = shape.features < kLongRow ? shape.features : ((shape.features + 15) / 16 | 1) * 16;
+    } else if (links_[owner].kind == ValueKind::kMask) {
+      each = 1;
+    }
+    const size_t bytes = round_up(static_cast<size_t>(shape.positions() * rows * stride) * each);
+    size_t begin = 0;
+    for (const Held& other : held) {
+      if (other.begin >= begin + bytes) break;
+      begin = std::max(begin, other.end);
+    }
+    places[owner] = {begin, stride, 0};
+    most = std::max(most, begin + bytes);
+    const Held mine{begin, begin + bytes, std::max(links_[owner].last_use, now)};
+    held.insert(std::ranges::upper_bound(held, begin, {}, &Held::begin), mine);
+  };
+  for (int32_t n = 0; n < count; ++n) {
+    std::erase_if(held, [n](const Held& other) { return other.last_use < n; });
+    if (links_[n].wanted && !links_[n].looked_up) give(links_[n].owner, n);
+    if (nodes_[n].op != ProgramOp::kLstm) continue;
+    const int32_t partner = std::max(links_[n].partner, n);
+    // What runs beside a node writes when it does.
+    if (links_[partner].wanted) give(links_[partner].owner, n);
+    for (int32_t state = n + 1; state < count; ++state) {
+      const bool written = nodes_[state].op == ProgramOp::kLstmState &&
+                           (nodes_[state].inputs[0] == n || nodes_[state].inputs[0] == partner);
+      if (written && links_[state].wanted) give(state, n);
+    }
+  }
+  for (int32_t n = 0; n < count; ++n) places[n] = places[links_[n].owner];
+  // The parts of a joined value lie side by side.
+  for (int32_t n = 0; n < count; ++n) {
+    if (nodes_[n].op != ProgramOp::kConcatenate) continue;
+    int64_t column = 0;
+    for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
+      const int32_t part = nodes_[n].inputs[input];
+      if (links_[part].owner == n) {
+        places[part].column = column;
+        // And of who gives it, where a part is only another name.
+        if (links_[part].nothing) places[nodes_[part].inputs[0]].column = column;
+      }
+      column += call.shapes[part].features;
+    }
+  }
+  return most;
+}
+
+CompiledProgram::Division CompiledProgram::division(const ProgramCall& call) const {
+  double products = 0;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const ProgramNode& node = nodes_[n];
+    if (node.op == ProgramOp::kLstm) {
+      const bool looked_up = links_[node.inputs[0]].looked_up;
+      products += 4.0 * static_cast<double>(node.columns * call.shapes[node.inputs[0]].steps) *
+                  static_cast<double>(node.columns + (looked_up ? 0 : node.rows));
+    } else if (node.op == ProgramOp::kDense) {
+      products += static_cast<double>(node.rows * node.columns * call.shapes[n].positions());
+    }
+  }
+  products *= static_cast<double>(call.batch);
+  const auto worth = static_cast<int64_t>(std::min(products / kWorthAThread, 1e6));
+  const auto threads = std::clamp<int64_t>(worth, 1, thread_count());
+  // Each thread its own rows, as long as there are enough for a product to be quick; else they share a block.
+  const int64_t teams = call.batch < 2 * threads ? 1 : threads;
+  return {teams, threads / teams, products};
+}
+
+void CompiledProgram::run(const ProgramCall& call) const {
+  if (call.batch < 1) return;
+  check_shapes(call);
+  check_ids(call);
+  Division division = this->division(call);
+  Pace* pace = nullptr;
+  const auto start = Pace::Clock::now();
+  if (division.members > 1 && call.seconds == nullptr) {
+    pace = &paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(division.products)))];
+    if (!pace->several(start)) division.members = 1;
+  }
+  run_divided(call, division);
+  if (pace != nullptr) pace->note(division.members > 1, Pace::Clock::now() - start);
+}
+
+void CompiledProgram::run_divided(const ProgramCall& call, const Division& division) const {
+  const auto [teams, members, products] = division;
+  std::vector<ValuePlace> places;
+  const size_t one = place(call, 1, places);
+  const auto affordable = static_cast<int64_t>(kBlockBytes / std::max<size_t>(one, 1));
+  const int64_t least = std::clamp(bytes_of_step_ / kBytesOfRow, kGoodRows, kMostRows);
+  int64_t rows = std::clamp(affordable, least, kMostRows);
+  // Blocks of about equal size.
+  const int64_t of_team = (call.batch + teams - 1) / teams;
+  const int64_t blocks = (of_team + rows - 1) / rows;
+  rows = (of_team + blocks - 1) / blocks;
+  // But of whole tiles of rows on every target, if there are several.
+  if (blocks > 1) rows = (rows + kTiledRows - 1) / kTiledRows * kTiledRows;
+  const size_t bytes = place(call, rows, places);
+  ProgramRun run;
+  run.call = call;
+  run.nodes = nodes_.data();
+  run.links = links_.data();
+  run.places = places.data();
+  run.count = static_cast<int32_t>(nodes_.size());
+  run.outputs = outputs_.data();
+  run.output_count = static_cast<int32_t>(outputs_.size());
+  run.bytes = bytes;
+  run.rows_of_block = rows;
+  run.teams = static_cast<int>(teams);
+  run.members = static_cast<int>(members);
+  Clock clock{call.seconds};
+  if (call.seconds != nullptr) {
+    run.mark = &Clock::mark;
+    run.clock = &clock;
+  }
+  target_->programs->run(packed_.get(), run);
+}
+
+}  // namespace cellerate

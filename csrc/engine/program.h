@@ -1,0 +1,205 @@
+// A packed model as one call: a graph of layers whose weights are packed once, run on whole sequences.
+//
+// A row of the batch is computed by itself, so threads divide the rows, and each runs the whole graph on a block of
+// them: nothing is handed over between two layers. With fewer rows than threads, several threads share a block; then
+// each has columns of its own and they meet after every product. program_kernels.h computes the numbers, compiled once
+// per target; here are the graph, its checks, its memory and the choice of threads.
+//
+// In float32 every sum of a product runs over its inputs in ascending order, starting from the bias, so results depend
+// neither on the rows beside a row nor on the threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cells/lstm.h"
+#include "engine/pace.h"
+#include "engine/packed_memory.h"
+#include "engine/step_model.h"
+
+namespace cellerate {
+
+// The order is that of cellerate.kernels.program.cpu.OPERATIONS.
+enum class ProgramOp : int32_t {
+  kInput,
+  kEmbedding,
+  kIdsMask,
+  kFeaturesMask,
+  kFlipMask,
+  kAnyMask,
+  kMasked,
+  kWhere,
+  kLstm,
+  kLstmState,
+  kDense,
+  kActivation,
+  kLayerNorm,
+  kAffine,
+  kAdd,
+  kSubtract,
+  kMultiply,
+  kAverage,
+  kMaximum,
+  kMinimum,
+  kConcatenate,
+  kReshape,
+  kRepeatVector,
+  kCrop,
+  kFlip,
+  kMeanOverTime,
+  kMaxOverTime,
+  kCount,
+};
+
+// What follows the activation of a dense or activation node, over its last axis.
+enum class Normalizer : int32_t { kNone, kSoftmax, kLogSoftmax, kCount };
+
+// What a node gives for each row: numbers (T, F) or (F), ids (T) or a mask (T).
+enum class ValueKind : int32_t { kNumbers, kIds, kMask };
+
+// The size of a value. `steps` is 0 for numbers without a time axis; `features` is 1 for ids and masks.
+struct ValueShape {
+  int64_t steps = 0, features = 0;
+  int64_t positions() const { return steps == 0 ? 1 : steps; }
+  bool operator==(const ValueShape&) const = default;
+};
+
+// One operation. Its arrays are read only while the program is made.
+struct ProgramNode {
+  ProgramOp op = ProgramOp::kInput;
+  // Numbers of nodes before it; of an LSTM x, mask, h0, c0, with -1 for none.
+  const int32_t* inputs = nullptr;
+  int32_t input_count = 0;
+  int64_t rows = 0,
+          columns = 0;  // of the kernel; of an embedding V and E; of an LSTM D and H; features of the others
+  const float* kernel = nullptr;            // (K, N), (D, 4H), (V, E); gamma or scale (F), or null
+  const float* recurrent_kernel = nullptr;  // (H, 4H)
+  const float* bias = nullptr;              // (N), (4H); beta or offset (F), or null
+  Activation activation = Activation::kLinear;
+  Activation recurrent_activation = Activation::kSigmoid;
+  Normalizer normalizer = Normalizer::kNone;
+  MaskedOutput masked_output = MaskedOutput::kPreviousOutput;
+  bool go_backwards = false, return_sequences = true;
+  bool ids = false;   // an input: whether it holds ids
+  bool cell = false;  // an LSTM's state: c and not h
+  float number = 0;   // epsilon, the value of a masked feature, or the cap of logits, 0 for none
+};
+
+// How the value of a node is linked to the others, the same for all calls.
+struct ValueLink {
+  ValueKind kind = ValueKind::kNumbers;
+  int32_t owner = 0;  // the node whose memory holds the value: this one, or the one that it is a part of
+  int32_t last_use =
+      0;  // of an owner, the last node that reads its memory; beyond the last node for an output
+  bool wanted = false;     // whether anybody reads the value
+  bool nothing = false;    // another node does this one's work
+  bool natural = false;    // of an LSTM that goes backwards: its outputs lie in the order of its inputs
+  bool looked_up = false;  // of an embedding: only LSTMs read it, and look it up themselves
+  bool tabled = false;     // of an LSTM that looks ids up: in a table of embeddings·kernel + bias
+  // Of an LSTM: another one that can run beside it, on other threads; -1 if there is none. Either neither needs the
+  // other, or the later one reads the outputs of the earlier one, and follows it through time.
+  int32_t partner = -1;
+};
+
+// Where a value lies while a block of rows runs.
+struct ValuePlace {
+  size_t offset = 0;   // in bytes, in the memory of the block
+  int64_t stride = 0;  // in elements, from row to row
+  int64_t column = 0;  // in elements, where a part of a joined value begins
+};
+
+// One call of a packed model.
+struct ProgramCall {
+  int64_t batch = 0;
+  const ValueShape* shapes = nullptr;   // of every node
+  const int64_t* begins = nullptr;      // of every node: where a crop begins
+  const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
+  float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)
+  double* seconds = nullptr;            // of every node, or null: what the first thread spends on it is added
+};
+
+// What a kernel is asked to do. Plain pointers: kernels are compiled for other instruction sets, and must not define
+// code of the standard library (see threads.h).
+struct ProgramRun {
+  ProgramCall call;
+  const ProgramNode* nodes = nullptr;  // without their arrays
+  const ValueLink* links = nullptr;
+  const ValuePlace* places = nullptr;
+  int32_t count = 0;  // of nodes
+  const int32_t* outputs = nullptr;
+  int32_t output_count = 0;
+  size_t bytes = 0;            // of the values of a block
+  int64_t rows_of_block = 0;   // at most
+  int teams = 1, members = 1;  // one of them is 1
+  // Called by the first thread after each node, if there is a clock.
+  void (*mark)(void* clock, int32_t node) = nullptr;
+  void* clock = nullptr;
+};
+
+struct ProgramGraph {
+  const ProgramNode* nodes;
+  const ValueLink* links;
+  int32_t count;
+  Precision precision;
+};
+
+// A target's implementation.
+struct ProgramKernels {
+  // Packs the weights into memory and gives how many bytes they take; with null it only counts. Throws std::bad_alloc.
+  size_t (*pack)(const ProgramGraph& graph, std::byte* memory);
+  // Runs what pack() wrote. Ids have been checked. Throws std::bad_alloc and what parallel() throws.
+  void (*run)(const std::byte* packed, const ProgramRun& run);
+};
+
+// An immutable program; any number of threads may run it at once.
+class CompiledProgram {
+ public:
+  // Args: most_bytes: what the packed weights may take.
+  // Throws std::invalid_argument if the graph is not valid or its weights would take more, and std::bad_alloc.
+  CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs, Precision precision,
+                  size_t most_bytes);
+
+  size_t packed_bytes() const { return bytes_; }
+  const char* target() const;
+  size_t count() const { return nodes_.size(); }
+  size_t inputs() const { return inputs_; }
+  size_t outputs() const { return outputs_.size(); }
+  const std::vector<ValueLink>& links() const { return links_; }
+  // Whether a call of so many rows divides each block among the threads, and so runs partners beside each other.
+  bool shares_blocks(const ProgramCall& call) const { return division(call).members > 1; }
+
+  // Throws std::invalid_argument if the shapes do not fit the graph, std::out_of_range if an id is not in its table,
+  // and what the kernels throw.
+  void run(const ProgramCall& call) const;
+
+ private:
+  void check_graph(Precision precision);
+  void link();
+  void pair_up(int32_t n);
+  void check_shapes(const ProgramCall& call) const;
+  void check_ids(const ProgramCall& call) const;
+  // How the threads divide a call: `teams` of `members` threads each.
+  struct Division {
+    int64_t teams, members;
+    double products;  // of the whole call
+  };
+  Division division(const ProgramCall& call) const;
+  void run_divided(const ProgramCall& call, const Division& division) const;
+  size_t place(const ProgramCall& call, int64_t rows, std::vector<ValuePlace>& places) const;
+
+  const Target* target_;
+  std::vector<ProgramNode> nodes_;
+  std::vector<int32_t> sources_;  // what the nodes' `inputs` point to
+  std::vector<int32_t> outputs_;
+  std::vector<ValueLink> links_;
+  size_t inputs_ = 0;
+  size_t bytes_ = 0;
+  int64_t bytes_of_step_ = 0;  // of the largest recurrent kernel
+  PackedMemory packed_;
+  static constexpr size_t kKinds = 48;
+  mutable Pace
+      paces_[kKinds];  // of calls whose threads meet at every step, by the logarithm of their products
+};
+
+}  // namespace cellerate

@@ -1,0 +1,221 @@
+// The graph of a program: whether it is valid, and how its nodes are linked.
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "engine/program.h"
+
+namespace cellerate {
+namespace {
+
+// The most inputs for which integer sums of products of bytes stay below 2^31.
+constexpr int64_t kMostInputs = 65536;
+// The most bytes that a table of embeddings·kernel + bias is worth: beyond, its rows come from main memory.
+constexpr int64_t kLargestTable = int64_t{16} << 20;
+// Two layers run beside each other if the work of one is at most this many times that of the other.
+constexpr double kBalanced = 3;
+
+[[noreturn]] void refuse(size_t node, const std::string& what) {
+  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
+}
+
+bool reads_many(ProgramOp op) {
+  switch (op) {
+    case ProgramOp::kAdd:
+    case ProgramOp::kSubtract:
+    case ProgramOp::kMultiply:
+    case ProgramOp::kAverage:
+    case ProgramOp::kMaximum:
+    case ProgramOp::kMinimum:
+    case ProgramOp::kConcatenate:
+    case ProgramOp::kAnyMask:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// How many inputs an operation has, absent ones included.
+size_t count_of_inputs(ProgramOp op) {
+  switch (op) {
+    case ProgramOp::kInput:
+      return 0;
+    case ProgramOp::kLstm:
+      return 4;
+    case ProgramOp::kWhere:
+      return 3;
+    case ProgramOp::kMasked:
+    case ProgramOp::kMeanOverTime:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+ValueKind kind_of(const ProgramNode& node) {
+  switch (node.op) {
+    case ProgramOp::kInput:
+      return node.ids ? ValueKind::kIds : ValueKind::kNumbers;
+    case ProgramOp::kIdsMask:
+    case ProgramOp::kFeaturesMask:
+    case ProgramOp::kFlipMask:
+    case ProgramOp::kAnyMask:
+      return ValueKind::kMask;
+    default:
+      return ValueKind::kNumbers;
+  }
+}
+
+ValueKind kind_of_input(const ProgramNode& node, size_t input) {
+  switch (node.op) {
+    case ProgramOp::kEmbedding:
+    case ProgramOp::kIdsMask:
+      return ValueKind::kIds;
+    case ProgramOp::kFlipMask:
+    case ProgramOp::kAnyMask:
+      return ValueKind::kMask;
+    case ProgramOp::kLstm:
+    case ProgramOp::kMasked:
+    case ProgramOp::kWhere:
+    case ProgramOp::kMeanOverTime:
+      return input == 1 ? ValueKind::kMask : ValueKind::kNumbers;
+    default:
+      return ValueKind::kNumbers;
+  }
+}
+
+}  // namespace
+
+void CompiledProgram::check_graph(Precision precision) {
+  for (const ProgramNode& node : nodes_)
+    sources_.insert(sources_.end(), node.inputs, node.inputs + node.input_count);
+  const int32_t* sources = sources_.data();
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    ProgramNode& node = nodes_[n];
+    node.inputs = sources;
+    sources += node.input_count;
+    const auto count = static_cast<size_t>(node.input_count);
+    if (reads_many(node.op) ? count < 1 : count != count_of_inputs(node.op)) refuse(n, "wrong inputs");
+    for (size_t input = 0; input < count; ++input) {
+      const int32_t source = node.inputs[input];
+      const bool optional =
+          input > 0 && !reads_many(node.op) && node.op != ProgramOp::kMasked && node.op != ProgramOp::kWhere;
+      if (source == -1 && optional) continue;
+      if (source < 0 || source >= static_cast<int32_t>(n))
+        refuse(n, "reads a node that does not come before it");
+      if (kind_of(nodes_[source]) != kind_of_input(node, input)) refuse(n, "reads a value of another kind");
+    }
+    if (node.op == ProgramOp::kLstmState && nodes_[node.inputs[0]].op != ProgramOp::kLstm)
+      refuse(n, "reads no LSTM");
+    if (node.op == ProgramOp::kLstm && (node.inputs[2] < 0) != (node.inputs[3] < 0))
+      refuse(n, "has only one of its two first states");
+    if (node.op == ProgramOp::kSubtract && count != 2) refuse(n, "wrong inputs");
+    const bool weighs =
+        node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kLstm || node.op == ProgramOp::kDense;
+    if (weighs && (node.rows < 1 || node.columns < 1 || node.kernel == nullptr)) refuse(n, "has no weights");
+    if (node.op == ProgramOp::kLstm && node.recurrent_kernel == nullptr) refuse(n, "has no weights");
+    if (precision == Precision::kInt8 && weighs && node.op != ProgramOp::kEmbedding &&
+        std::max(node.rows, node.columns) > kMostInputs)
+      refuse(n, "int8 sums hold at most " + std::to_string(kMostInputs) + " inputs");
+    if (node.op == ProgramOp::kInput) ++inputs_;
+  }
+  if (outputs_.empty()) throw std::invalid_argument("outputs: expected at least one");
+  for (const int32_t output : outputs_) {
+    if (output < 0 || output >= static_cast<int32_t>(nodes_.size()) ||
+        kind_of(nodes_[output]) != ValueKind::kNumbers)
+      throw std::invalid_argument("outputs: expected nodes that give numbers");
+  }
+}
+
+void CompiledProgram::link() {
+  const auto count = static_cast<int32_t>(nodes_.size());
+  links_.resize(nodes_.size());
+  std::vector<std::vector<int32_t>> readers(nodes_.size());
+  std::vector<bool> is_output(nodes_.size(), false);
+  for (const int32_t output : outputs_) is_output[output] = true;
+  for (int32_t n = 0; n < count; ++n) {
+    const ProgramNode& node = nodes_[n];
+    links_[n].kind = kind_of(node);
+    links_[n].owner = n;
+    // An LSTM writes its states itself.
+    links_[n].nothing = node.op == ProgramOp::kLstmState;
+    if (links_[n].nothing) continue;
+    for (int32_t input = 0; input < node.input_count; ++input) {
+      if (node.inputs[input] >= 0) readers[node.inputs[input]].push_back(n);
+    }
+  }
+  const auto only_read_once = [&](int32_t n) { return readers[n].size() == 1 && !is_output[n]; };
+  for (int32_t n = 0; n < count; ++n) {
+    const ProgramNode& node = nodes_[n];
+    links_[n].wanted = is_output[n] || !readers[n].empty();
+    if (node.op == ProgramOp::kEmbedding) {
+      links_[n].looked_up = !is_output[n] && std::ranges::all_of(readers[n], [&](int32_t reader) {
+        return nodes_[reader].op == ProgramOp::kLstm && nodes_[reader].inputs[0] == n;
+      });
+    }
+    // The outputs of a backward layer, put back in order: it may write them so.
+    if (node.op != ProgramOp::kFlip) continue;
+    const int32_t source = node.inputs[0];
+    const ProgramNode& from = nodes_[source];
+    if (from.op != ProgramOp::kLstm || !from.return_sequences || !from.go_backwards ||
+        !only_read_once(source))
+      continue;
+    links_[source].natural = links_[n].nothing = true;
+    links_[n].owner = source;
+  }
+  for (int32_t n = 0; n < count; ++n) {
+    if (nodes_[n].op != ProgramOp::kConcatenate) continue;
+    // Layers whose outputs are only joined write them where they belong.
+    for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
+      const int32_t part = nodes_[n].inputs[input], owner = links_[part].owner;
+      if (nodes_[owner].op != ProgramOp::kLstm || !only_read_once(part) || !only_read_once(owner)) continue;
+      links_[part].owner = links_[owner].owner = n;
+    }
+  }
+  for (int32_t n = 0; n < count; ++n) {
+    const ProgramNode& node = nodes_[n];
+    if (node.op != ProgramOp::kLstm || !links_[node.inputs[0]].looked_up) continue;
+    links_[n].tabled = nodes_[node.inputs[0]].rows * 16 * node.columns <= kLargestTable;
+  }
+  for (int32_t n = 0; n < count; ++n) pair_up(n);
+  for (int32_t n = 0; n < count; ++n) {
+    for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
+      const int32_t source = nodes_[n].inputs[input];
+      if (source < 0) continue;
+      // Who looks an id up reads the ids and not the embedding.
+      const int32_t read = links_[source].looked_up ? nodes_[source].inputs[0] : source;
+      links_[links_[read].owner].last_use = n;
+    }
+  }
+  for (const int32_t output : outputs_)
+    links_[links_[output].owner].last_use = std::numeric_limits<int32_t>::max();
+}
+
+// Finds an LSTM that can run beside LSTM n and comes after it.
+void CompiledProgram::pair_up(int32_t n) {
+  const auto is_free = [&](int32_t m) { return nodes_[m].op == ProgramOp::kLstm && links_[m].partner < 0; };
+  if (!is_free(n)) return;
+  const auto work = [&](const ProgramNode& node) {
+    return static_cast<double>(node.columns) * static_cast<double>(node.columns + node.rows);
+  };
+  for (int32_t m = n + 1; m < static_cast<int32_t>(nodes_.size()); ++m) {
+    if (!is_free(m) || work(nodes_[m]) > kBalanced * work(nodes_[n]) ||
+        work(nodes_[n]) > kBalanced * work(nodes_[m]))
+      continue;
+    const ProgramNode &first = nodes_[n], &second = nodes_[m];
+    const bool follows = second.inputs[0] == n && !first.go_backwards && !second.go_backwards;
+    bool ready = true;
+    for (int32_t input = follows ? 1 : 0; input < second.input_count; ++input) {
+      // The memory of an input that is only another name may be written late.
+      ready &= second.inputs[input] < n;
+    }
+    // Those beside each other take as many steps.
+    if (!ready || (!follows && first.inputs[0] != second.inputs[0])) continue;
+    links_[n].partner = m;
+    links_[m].partner = n;
+    return;
+  }
+}
+
+}  // namespace cellerate

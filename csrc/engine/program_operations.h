@@ -1,0 +1,253 @@
+// The operations of a program that multiply no matrices: they copy the values of a block of rows, move them, and compute
+// each row by itself.
+#pragma once
+
+#include "engine/program_lstm.h"
+#include "products/normalise.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+// Softmax, or its logarithm, of n numbers.
+inline void normalize(Normalizer normalizer, float* row, Index n) {
+  float largest = row[0];
+  for (Index i = 1; i < n; ++i) largest = row[i] > largest ? row[i] : largest;
+  double sum = 0;
+  const bool softmax = normalizer == Normalizer::kSoftmax;
+  for (Index first = 0; first < n; first += kLanes) {
+    const F x = Simd::sub(load_upto<Storage::kFloat32>(row, first, n), set(largest));
+    float lanes[kLanes];
+    Simd::store(lanes, exponential(x, 0.0f));
+    const int count = lanes_before(first, n);
+    for (int lane = 0; lane < count; ++lane) {
+      sum += static_cast<double>(lanes[lane]);
+      if (softmax) row[first + lane] = lanes[lane];
+    }
+  }
+  const auto total = static_cast<float>(sum);
+  const float logarithm = softmax ? 0 : logf(total);
+  for (Index i = 0; i < n; ++i) row[i] = softmax ? row[i] / total : (row[i] - largest) - logarithm;
+}
+
+// What a thread of a team works on.
+struct Block {
+  Team team;
+  std::byte* memory;
+  long progress = 0;  // how far pairs of layers that follow each other have come so far
+};
+
+class ProgramOperations {
+ public:
+  ProgramOperations(const PackedProgram& program, const ProgramRun& run)
+      : layers_(program.layers), run_(run), nodes_(run.nodes) {}
+
+  const ValueShape& shape(Index n) const { return run_.call.shapes[n]; }
+  const int32_t* inputs_of(Index n) const { return nodes_[n].inputs; }
+
+  template <class T>
+  T* values(const Block& block, Index n) const {
+    return reinterpret_cast<T*>(block.memory + run_.places[n].offset) + run_.places[n].column;
+  }
+  Frames frames(const Block& block, Index n, Index rows) const {
+    const Index steps = shape(n).steps == 0 ? 1 : shape(n).steps;
+    return {values<float>(block, n), rows, steps, shape(n).features, run_.places[n].stride};
+  }
+
+  // Copies an input's rows of (B, T, F), or (B, T) ids, into the order of a block.
+  void take(const Block& block, Index n, const void* from, Range rows) {
+    const Index steps = shape(n).steps == 0 ? 1 : shape(n).steps, count = rows.size();
+    const Range mine = block.team.share_of(count);
+    if (nodes_[n].ids) {
+      auto* to = values<int32_t>(block, n);
+      for (Index row = mine.begin; row < mine.end; ++row) {
+        const auto* ids = static_cast<const int32_t*>(from) + (rows.begin + row) * steps;
+        for (Index step = 0; step < steps; ++step) to[step * count + row] = ids[step];
+      }
+      return;
+    }
+    const Frames to = frames(block, n, count);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      const auto* x = static_cast<const float*>(from) + (rows.begin + row) * steps * to.features;
+      for (Index step = 0; step < steps; ++step)
+        copy_floats(x + step * to.features, to.at(step, row), to.features);
+    }
+  }
+
+  // Copies a value's rows to (B, T, F).
+  void give(const Block& block, Index n, float* to, Range rows) {
+    const Frames from = frames(block, n, rows.size());
+    const Range mine = block.team.share_of(rows.size());
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      float* out = to + (rows.begin + row) * from.steps * from.features;
+      for (Index step = 0; step < from.steps; ++step)
+        copy_floats(from.at(step, row), out + step * from.features, from.features);
+    }
+  }
+
+  static void copy_floats(const float* from, float* to, Index count) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+  }
+
+  void embed(const Block& block, Index n, Index rows) {
+    const Frames to = frames(block, n, rows);
+    const auto* ids = values<int32_t>(block, inputs_of(n)[0]);
+    const Range mine = block.team.share_of(to.all());
+    for (Index row = mine.begin; row < mine.end; ++row)
+      copy_floats(layers_[n].factors + ids[row] * to.features, to.data + row * to.stride, to.features);
+  }
+
+  void make_mask(const Block& block, Index n, Index rows) {
+    auto* to = values<uint8_t>(block, n);
+    const Index source = inputs_of(n)[0], steps = shape(n).steps;
+    const Range mine = block.team.share_of(steps * rows);
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      if (nodes_[n].op == ProgramOp::kIdsMask) {
+        to[place] = values<int32_t>(block, source)[place] != 0;
+      } else if (nodes_[n].op == ProgramOp::kFlipMask) {
+        to[place] = values<uint8_t>(block, source)[(steps - 1 - place / rows) * rows + place % rows];
+      } else if (nodes_[n].op == ProgramOp::kAnyMask) {
+        uint8_t any = 0;
+        for (int32_t input = 0; input < nodes_[n].input_count; ++input)
+          any |= values<uint8_t>(block, inputs_of(n)[input])[place];
+        to[place] = any;
+      } else {
+        const Frames x = frames(block, source, rows);
+        bool any = false;
+        for (Index i = 0; i < x.features; ++i) any |= x.data[place * x.stride + i] != nodes_[n].number;
+        to[place] = any;
+      }
+    }
+  }
+
+  void concatenate(const Block& block, Index n, Index rows) {
+    const Frames to = frames(block, n, rows);
+    const Range mine = block.team.share_of(to.all());
+    Index column = 0;
+    for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
+      const Index part = inputs_of(n)[input];
+      const Frames from = frames(block, part, rows);
+      if (run_.links[part].owner != n) {
+        for (Index row = mine.begin; row < mine.end; ++row)
+          copy_floats(from.data + row * from.stride, to.data + row * to.stride + column, from.features);
+      }
+      column += from.features;
+    }
+  }
+
+  void reshape(const Block& block, Index n, Index rows) {
+    const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Range mine = block.team.share_of(rows);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      for (Index i = 0; i < to.steps * to.features; ++i)
+        to.at(i / to.features, row)[i % to.features] = from.at(i / from.features, row)[i % from.features];
+    }
+  }
+
+  void move_steps(const Block& block, Index n, Index rows) {
+    const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Range mine = block.team.share_of(to.all());
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      Index step = place / rows;
+      if (nodes_[n].op == ProgramOp::kRepeatVector) step = 0;
+      if (nodes_[n].op == ProgramOp::kCrop) step += run_.call.begins[n];
+      if (nodes_[n].op == ProgramOp::kFlip) step = from.steps - 1 - step;
+      copy_floats(from.at(step, place % rows), to.data + place * to.stride, to.features);
+    }
+  }
+
+  void over_time(const Block& block, Index n, Index rows) {
+    const Frames x = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const bool mean = nodes_[n].op == ProgramOp::kMeanOverTime;
+    const auto* mask = mean && inputs_of(n)[1] >= 0 ? values<uint8_t>(block, inputs_of(n)[1]) : nullptr;
+    const Range mine = block.team.share_of(rows);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      Index live = 0;
+      for (Index step = 0; step < x.steps; ++step) live += mask == nullptr || mask[step * rows + row] != 0;
+      for (Index i = 0; i < x.features; ++i) {
+        double sum = 0;
+        float most = x.at(0, row)[i];
+        for (Index step = 0; step < x.steps; ++step) {
+          const float each = x.at(step, row)[i];
+          if (mask == nullptr || mask[step * rows + row] != 0) sum += static_cast<double>(each);
+          most = each > most || each != each ? each : most;
+        }
+        to.at(0, row)[i] = mean ? static_cast<float>(sum / static_cast<double>(live)) : most;
+      }
+    }
+  }
+
+  // The operations that compute each row of a matrix by itself, and its columns in order.
+  void each_row(const Block& block, Index n, Index rows) {
+    const ProgramNode& node = nodes_[n];
+    const Frames x = frames(block, node.inputs[0], rows), to = frames(block, n, rows);
+    const Range mine = block.team.share_of(to.all());
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      const float* from = x.data + row * x.stride;
+      float* out = to.data + row * to.stride;
+      if (node.op == ProgramOp::kLayerNorm) {
+        copy_floats(from, out, to.features);
+        normalise_row(layers_[n].factors, layers_[n].bias, node.number, to.features, out);
+        continue;
+      }
+      const bool chooses = node.op == ProgramOp::kMasked || node.op == ProgramOp::kWhere;
+      const bool live = !chooses || values<uint8_t>(block, node.inputs[1])[row] != 0;
+      for (Index first = 0; first < to.features; first += kLanes) {
+        F value = load_upto<Storage::kFloat32>(from, first, to.features);
+        if (node.op == ProgramOp::kMasked) {
+          if (!live) value = set(0.0f);
+        } else if (node.op == ProgramOp::kWhere) {
+          const Frames other = frames(block, node.inputs[2], rows);
+          if (!live)
+            value = load_upto<Storage::kFloat32>(other.data + row * other.stride, first, to.features);
+        } else if (node.op == ProgramOp::kActivation) {
+          value = activate(node.activation, value);
+        } else if (node.op == ProgramOp::kAffine) {
+          value = Simd::add(
+              Simd::mul(value, load_upto<Storage::kFloat32>(layers_[n].factors, first, to.features)),
+              load_upto<Storage::kFloat32>(layers_[n].bias, first, to.features));
+        } else {
+          for (int32_t input = 1; input < node.input_count; ++input) {
+            const Frames other = frames(block, node.inputs[input], rows);
+            value = merged(node.op, value,
+                           load_upto<Storage::kFloat32>(other.data + row * other.stride, first, to.features));
+          }
+          if (node.op == ProgramOp::kAverage)
+            value = Simd::div(value, set(static_cast<float>(node.input_count)));
+        }
+        store_upto<Storage::kFloat32>(out, value, first, to.features);
+      }
+      if (node.normalizer != Normalizer::kNone) normalize(node.normalizer, out, to.features);
+    }
+  }
+
+  // Lane by lane, as a NaN must stay one.
+  template <class Function>
+  static F each_pair(F a, F b, Function function) {
+    float x[kLanes], y[kLanes];
+    Simd::store(x, a);
+    Simd::store(y, b);
+    for (int lane = 0; lane < kLanes; ++lane) x[lane] = function(x[lane], y[lane]);
+    return Simd::load(x);
+  }
+
+  static F merged(ProgramOp op, F a, F b) {
+    switch (op) {
+      case ProgramOp::kSubtract:
+        return Simd::sub(a, b);
+      case ProgramOp::kMultiply:
+        return Simd::mul(a, b);
+      case ProgramOp::kMaximum:
+        return each_pair(a, b, [](float x, float y) { return x > y || x != x ? x : y; });
+      case ProgramOp::kMinimum:
+        return each_pair(a, b, [](float x, float y) { return x < y || x != x ? x : y; });
+      default:
+        return Simd::add(a, b);
+    }
+  }
+
+ protected:
+  const PackedLayer* layers_;
+  const ProgramRun& run_;
+  const ProgramNode* nodes_;
+};
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,218 @@
+// Matrix products on packed weights, one register tile at a time.
+//
+// A word of A is broadcast, and a tile is up to kRows rows of four accumulators. So float and bfloat16 differ in only
+// one instruction. Where there is AMX, its tiles multiply bfloat16, but for products that differ from gate to gate.
+//
+// Sums run over K in order, whatever the tile, so a result does not depend on how rows and panels are divided.
+#pragma once
+
+#include "products/amx.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+// S is always Simd; it is a parameter so that targets without dot products need not define `dot`.
+template <bool kPairs, class S = Simd>
+inline F multiply_add(F a, F b, F sum) {
+  if constexpr (kPairs) {
+    return S::dot(a, b, sum);
+  } else {
+    return S::fma(a, b, sum);
+  }
+}
+
+// kCount rows of four accumulators.
+template <bool kPairs, int kCount>
+struct Tile {
+  F sum[kCount][4];
+
+  void clear() {
+    for (auto& row : sum) {
+      for (F& part : row) part = Simd::set(0);
+    }
+  }
+  void load(int row, const float* p) {
+    for (int j = 0; j < 4; ++j) sum[row][j] = Simd::load(p + j * kLanes);
+  }
+  void store(int row, float* p) const {
+    for (int j = 0; j < 4; ++j) Simd::store(p + j * kLanes, sum[row][j]);
+  }
+
+  // Adds A·B, where A's row r lies at a + r * a_row, word after word.
+  void add_rows(const float* a, Index a_row, const float* b, Index k) {
+    for (Index i = 0; i < k; ++i, b += kWidth) add(b, [&](int r) { return Simd::set(a[r * a_row + i]); });
+  }
+  // Adds A·B, where A lies as [K][kRows].
+  void add_packed(const float* a, const float* b, Index k) {
+    for (Index i = 0; i < k; ++i, a += kRows, b += kWidth) add(b, [&](int r) { return Simd::set(a[r]); });
+  }
+  // The same two, with a separate A for each of the four vectors of B.
+  void add_rows_by_gate(const float* const (&a)[4], Index a_row, const float* b, Index k) {
+    for (Index i = 0; i < k; ++i, b += kWidth) {
+      add_by_gate(b, [&](int r, int j) { return Simd::set(a[j][r * a_row + i]); });
+    }
+  }
+  void add_packed_by_gate(const float* const (&a)[4], const float* b, Index k) {
+    for (Index i = 0; i < k; ++i, b += kWidth) {
+      add_by_gate(b, [&](int r, int j) { return Simd::set(a[j][i * kRows + r]); });
+    }
+  }
+
+ private:
+  template <class Broadcast>
+  void add(const float* b, Broadcast broadcast) {
+    const F weights[4] = {Simd::load(b), Simd::load(b + kLanes), Simd::load(b + 2 * kLanes),
+                          Simd::load(b + 3 * kLanes)};
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) {
+      const F x = broadcast(r);
+      for (int j = 0; j < 4; ++j) sum[r][j] = multiply_add<kPairs>(x, weights[j], sum[r][j]);
+    }
+  }
+  template <class Broadcast>
+  void add_by_gate(const float* b, Broadcast broadcast) {
+    const F weights[4] = {Simd::load(b), Simd::load(b + kLanes), Simd::load(b + 2 * kLanes),
+                          Simd::load(b + 3 * kLanes)};
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) {
+      for (int j = 0; j < 4; ++j) {
+        sum[r][j] = multiply_add<kPairs>(broadcast(r, j), weights[j], sum[r][j]);
+      }
+    }
+  }
+};
+
+template <int kCount>
+struct Rows {
+  static constexpr int value = kCount;
+};
+
+// Calls body(Rows<n>{}, first row) for tiles that cover the range.
+template <class Body>
+inline void for_tiles(Range rows, Body body) {
+  Index row = rows.begin;
+  for (; row + kRows <= rows.end; row += kRows) body(Rows<kRows>{}, row);
+  switch (rows.end - row) {
+    case 1:
+      return body(Rows<1>{}, row);
+    case 2:
+      if constexpr (kRows > 2) body(Rows<2>{}, row);
+      return;
+    case 3:
+      if constexpr (kRows > 3) body(Rows<3>{}, row);
+      return;
+    case 4:
+      if constexpr (kRows > 4) body(Rows<4>{}, row);
+      return;
+    case 5:
+      if constexpr (kRows > 5) body(Rows<5>{}, row);
+      return;
+    default:
+      return;
+  }
+}
+
+// c[panel][row] = A·B + start for the given rows and panels, where start is the old value of c if `add`, else the
+// bias.
+//
+// Args: b: [panel][K][kWidth]. bias: [panel][kWidth], or null for zeros.
+template <bool kPairs>
+void multiply(const Left& a, const float* b, const float* bias, const Panels& c, Range rows, Range panels,
+              bool add = false) {
+  // B passes through the first-level cache for every tile of rows; this many words of K stay in the second level.
+  constexpr Index kDeep = 512;
+  const Index k = a.run * a.blocks;
+  const Index blocks_at_once = larger(1, kDeep / a.run);
+#ifdef __AMX_BF16__
+  if constexpr (kTiled<kPairs>) {
+    for (Index first = 0; first < a.blocks; first += blocks_at_once) {
+      const Index blocks = smaller(blocks_at_once, a.blocks - first);
+      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+        const float* weights = b + (panel * k + first * a.run) * kWidth;
+        for_blocks(rows, [&](Index row, Index count) {
+          float* to = c.at(panel, row);
+          const bool more = first > 0 || add;
+          const float* start = more ? to : bias != nullptr ? bias + panel * kWidth : nullptr;
+          multiply_block(a.data + first * a.block + row * a.row, a, blocks, weights, start, more ? kWidth : 0,
+                         to, count);
+        });
+      }
+    }
+    return;
+  }
+#endif
+  for (Index first = 0; first < a.blocks; first += blocks_at_once) {
+    const Index last = smaller(a.blocks, first + blocks_at_once);
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      const float* weights = b + (panel * k + first * a.run) * kWidth;
+      for_tiles(rows, [&](auto count, Index row) {
+        constexpr int kCount = decltype(count)::value;
+        Tile<kPairs, kCount> tile;
+        tile.clear();
+        if (first > 0 || add) {
+          for (int r = 0; r < kCount; ++r) tile.load(r, c.at(panel, row + r));
+        } else if (bias != nullptr) {
+          for (int r = 0; r < kCount; ++r) tile.load(r, bias + panel * kWidth);
+        }
+        const float* part = weights;
+        for (Index n = first; n < last; ++n, part += a.run * kWidth) {
+          tile.add_rows(a.data + n * a.block + row * a.row, a.row, part, a.run);
+        }
+        for (int r = 0; r < kCount; ++r) tile.store(r, c.at(panel, row + r));
+      });
+    }
+  }
+}
+
+// The same with a separate left factor for each gate, where b's panels are unit panels: a.data belongs to the first
+// gate, and the other gates follow, `gate` words apart. There are no blocks.
+template <bool kPairs>
+void multiply_by_gate(const Left& a, Index gate, const float* b, const float* bias, const Panels& c,
+                      Range rows, Range panels) {
+  for (Index panel = panels.begin; panel < panels.end; ++panel) {
+    for_tiles(rows, [&](auto count, Index row) {
+      constexpr int kCount = decltype(count)::value;
+      Tile<kPairs, kCount> tile;
+      for (int r = 0; r < kCount; ++r) tile.load(r, bias + panel * kWidth);
+      const float* by_gate[4];
+      for (int j = 0; j < 4; ++j) by_gate[j] = a.data + j * gate + row * a.row;
+      tile.add_rows_by_gate(by_gate, a.row, b + panel * a.run * kWidth, a.run);
+      for (int r = 0; r < kCount; ++r) tile.store(r, c.at(panel, row + r));
+    });
+  }
+}
+
+// c[panel][row] = the sum over gates of factors(gate, row) · (A of the gate · B of the gate), added to c if `add`.
+//
+// Args: a: block n and gate j of row r lie at data + n * block + r * row + j * run. b: [panel][gate][K][kWidth].
+// factors: gives a row of `columns` floats.
+template <bool kPairs, class Factors>
+void multiply_gates_apart(const Left& a, const float* b, Index columns, Factors factors, const Panels& c,
+                          Range rows, Range panels, bool add) {
+  const Index depth = a.run * a.blocks;
+  for (Index panel = panels.begin; panel < panels.end; ++panel) {
+    for_tiles(rows, [&](auto count, Index row) {
+      constexpr int kCount = decltype(count)::value;
+      for (int gate = 0; gate < 4; ++gate) {
+        Tile<kPairs, kCount> tile;
+        tile.clear();
+        const float* weights = b + (panel * 4 + gate) * depth * kWidth;
+        for (Index n = 0; n < a.blocks; ++n, weights += a.run * kWidth) {
+          tile.add_rows(a.data + n * a.block + row * a.row + gate * a.run, a.row, weights, a.run);
+        }
+        for (int r = 0; r < kCount; ++r) {
+          const float* factor = factors(gate, row + r);
+          float* to = c.at(panel, row + r);
+          for (int j = 0; j < 4; ++j, to += kLanes) {
+            const Index column = panel * kWidth + j * kLanes;
+            const Index left = larger(0, smaller(kLanes, columns - column));
+            const F scale = Simd::load_n(factor + smaller(column, columns), static_cast<int>(left));
+            Simd::store(to,
+                        Simd::fma(tile.sum[r][j], scale, add || gate > 0 ? Simd::load(to) : Simd::set(0)));
+          }
+        }
+      }
+    });
+  }
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,51 @@
+// The words that products are made of, and the matrices that they form.
+//
+// Everything is counted in words of 32 bits: one float, or two bfloat16 that are neighbours along the summed axis K.
+// A panel of B is four vectors wide and lies as [K][4 * lanes].
+#pragma once
+
+#include <cstdint>
+
+#include "cells/lstm.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+using F = Simd::F;
+using Index = int64_t;
+
+constexpr int kLanes = Simd::kLanes;
+constexpr int kWidth = 4 * kLanes;  // columns of a panel
+constexpr int kRows = Simd::kRows;
+
+constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
+constexpr Index smaller(Index a, Index b) { return a < b ? a : b; }
+constexpr Index larger(Index a, Index b) { return a > b ? a : b; }
+
+struct Range {
+  Index begin, end;
+  Index size() const { return end - begin; }
+};
+
+// Part `index` of `count` of [0, total), cut at multiples of `grain`.
+inline Range share(Index total, Index index, Index count, Index grain = 1) {
+  const Index grains = ceil_div(total, grain);
+  return {smaller(total, grains * index / count * grain),
+          smaller(total, grains * (index + 1) / count * grain)};
+}
+
+// A matrix of floats in panels: [panel][row][kWidth].
+struct Panels {
+  float* data = nullptr;
+  Index rows = 0;
+  float* at(Index panel, Index row) const { return data + (panel * rows + row) * kWidth; }
+};
+
+// The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the
+// words of all blocks make up K.
+struct Left {
+  const float* data;
+  Index row, block, run, blocks;
+};
+
+}  // namespace cellerate::CELLERATE_TARGET

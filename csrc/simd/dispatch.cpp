@@ -1,0 +1,168 @@
+#include "simd/dispatch.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <stdexcept>
+
+#ifdef CELLERATE_HAVE_AMX
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace cellerate {
+
+namespace scalar {
+extern const Target kTarget;
+}
+#ifdef CELLERATE_HAVE_AVX2
+namespace avx2 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AVX512
+namespace avx512 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AVX512VNNI
+namespace avx512vnni {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AVX512BF16
+namespace avx512bf16 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AMX
+namespace amx {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_NEON
+namespace neon {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_NEONDOT
+namespace neondot {
+extern const Target kTarget;
+}
+#endif
+
+namespace {
+
+#ifdef CELLERATE_HAVE_AMX
+// Whether the processor has the tiles of AMX and their products of bfloat16, and the operating system lets this process
+// use them: Linux must be asked, because the tiles make what it saves of a thread larger.
+bool has_tiles() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kTiles = 1u << 24, kBfloat16 = 1u << 22;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTiles) == 0 || (edx & kBfloat16) == 0) {
+    return false;
+  }
+#ifdef __linux__
+  constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+#ifdef CELLERATE_HAVE_NEONDOT
+bool has_dot_product() {
+#ifdef __linux__
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;  // as all of Apple's do
+#endif
+}
+#endif
+
+// The targets of this build that this processor can run, fastest first.
+std::vector<const Target*> runnable() {
+  std::vector<const Target*> found;
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_cpu_init();
+#ifdef CELLERATE_HAVE_AVX512
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#ifdef CELLERATE_HAVE_AVX512BF16
+  const bool bfloat16 = vnni && __builtin_cpu_supports("avx512bf16");
+#ifdef CELLERATE_HAVE_AMX
+  if (bfloat16 && has_tiles()) found.push_back(&amx::kTarget);
+#endif
+  if (bfloat16) found.push_back(&avx512bf16::kTarget);
+#endif
+#ifdef CELLERATE_HAVE_AVX512VNNI
+  if (vnni) found.push_back(&avx512vnni::kTarget);
+#endif
+  if (avx512) found.push_back(&avx512::kTarget);
+#endif
+#ifdef CELLERATE_HAVE_AVX2
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2::kTarget);
+#endif
+#endif
+#ifdef CELLERATE_HAVE_NEONDOT
+  if (has_dot_product()) found.push_back(&neondot::kTarget);
+#endif
+#ifdef CELLERATE_HAVE_NEON
+  found.push_back(&neon::kTarget);
+#endif
+  found.push_back(&scalar::kTarget);
+  return found;
+}
+
+const Target* named(std::string_view name, const char* source) {
+  std::string names;
+  for (const Target* each : runnable()) {
+    if (each->name == name) return each;
+    names += (names.empty() ? "" : ", ") + std::string(each->name);
+  }
+  throw std::invalid_argument(std::string(source) + ": the target \"" + std::string(name) +
+                              "\" cannot run here; those that can are " + names);
+}
+
+std::atomic<const Target*> chosen{nullptr};
+
+}  // namespace
+
+const Target& target() {
+  const Target* found = chosen.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    const char* name = std::getenv("CELLERATE_TARGET");
+    found = name != nullptr && *name != '\0' ? named(name, "CELLERATE_TARGET") : runnable().front();
+    chosen.store(found, std::memory_order_release);
+  }
+  return *found;
+}
+
+std::vector<std::string> available_targets() {
+  std::vector<std::string> names;
+  for (const Target* each : runnable()) names.emplace_back(each->name);
+  return names;
+}
+
+void set_target(std::string_view name) { chosen.store(named(name, "target"), std::memory_order_release); }
+
+double measure_peak(Precision precision, int threads) {
+  using Clock = std::chrono::steady_clock;
+  int64_t rounds = 1000;
+  for (;; rounds *= 4) {
+    const auto start = Clock::now();
+    const double operations = target().peak(precision, threads, rounds);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds > 0.1) return operations / seconds;
+  }
+}
+
+}  // namespace cellerate

@@ -1,0 +1,110 @@
+// How fast this target multiplies when nothing else limits it. A kernel's speed is given as a share of this.
+#pragma once
+
+#include "cells/lstm_layout.h"
+#include "products/gemm.h"
+#include "simd/alike.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+// Multiply-adds on registers only, with enough independent sums to hide their latency.
+template <Precision kPrecision>
+class PeakJob {
+  static constexpr bool kBytes = kPrecision == Precision::kInt8, kPairs = kPrecision == Precision::kBfloat16;
+  static constexpr int kProducts = kBytes ? 4 : kPairs ? 2 : 1;  // in a lane
+
+ public:
+  explicit PeakJob(int64_t rounds) : rounds_(rounds) {}
+
+  void run(int) {
+#ifdef __AMX_BF16__
+    if constexpr (kPairs) return multiply_in_tiles();
+#endif
+    if constexpr (kBytes) {
+      constexpr int32_t kZeros[kLanes] = {};
+      Simd::I sum[kSums];
+      for (Simd::I& each : sum) each = Simd::load_int(kZeros);
+      const F a = Simd::set(1e-3f), b = Simd::set(0.999f);
+      for (int64_t round = 0; round < rounds_; ++round) {
+#pragma GCC unroll 16
+        for (Simd::I& each : sum) each = Simd::dot_bytes(a, b, each);
+      }
+      for (int n = 0; n < kSums; ++n) keep(Simd::to_float(sum[n]));
+    } else {
+      F sum[kSums];
+      for (F& each : sum) each = Simd::set(0);
+      // With these numbers the sums stay finite and normal. A pair of bfloat16 has the bits of some float.
+      const F a = Simd::set(1e-3f), b = Simd::set(0.999f);
+      for (int64_t round = 0; round < rounds_; ++round) {
+#pragma GCC unroll 16
+        for (F& each : sum)
+          each = kPairs ? multiply_add<kPairs>(a, b, each) : multiply_add<kPairs>(each, b, a);
+      }
+      for (int n = 0; n < kSums; ++n) keep(sum[n]);
+    }
+  }
+
+  // Operations of one thread: a multiplication and an addition each.
+  double operations() const {
+    if (kTiled<kPairs>)
+      return static_cast<double>(rounds_ * kTileRows * kTileWords) * 4 * kLanes * 2 * kProducts;
+    return static_cast<double>(rounds_) * kSums * kLanes * 2 * kProducts;
+  }
+
+ private:
+  static constexpr int kSums = 12;
+
+#ifdef __AMX_BF16__
+  // Four sums, as in add_half_panel.
+  void multiply_in_tiles() const {
+    alignas(64) float words[kTileRows * kTileWords];
+    for (float& word : words) word = 1e-3f;
+    load_tile<4>(words, kTileWords);
+    load_tile<5>(words, kTileWords);
+    load_tile<6>(words, kTileWords);
+    load_tile<7>(words, kTileWords);
+    clear_tile<0>();
+    clear_tile<1>();
+    clear_tile<2>();
+    clear_tile<3>();
+    for (int64_t round = 0; round < rounds_; ++round) {
+      multiply_tiles<0, 4, 6>();
+      multiply_tiles<1, 4, 7>();
+      multiply_tiles<2, 5, 6>();
+      multiply_tiles<3, 5, 7>();
+    }
+  }
+#endif
+
+  // So that the compiler does not leave out what nobody reads.
+  static void keep(F x) {
+    float lanes[kLanes];
+    Simd::store(lanes, x);
+    static volatile float sink;
+    sink = lanes[0];
+    (void)sink;
+  }
+
+  const int64_t rounds_;
+};
+
+template <Precision kPrecision>
+double peak_operations(int threads, int64_t rounds) {
+  PeakJob<kPrecision> job(rounds);
+  run_on(threads, job);
+  return job.operations() * threads;
+}
+
+inline double peak(Precision precision, int threads, int64_t rounds) {
+#ifdef __AMX_BF16__
+  // All but bfloat16 is computed by another target's instructions.
+  if (precision != Precision::kBfloat16) return CELLERATE_ALIKE::kTarget.peak(precision, threads, rounds);
+#endif
+  if (precision == Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);
+  if constexpr (Simd::kBfloat16Products) {
+    if (precision == Precision::kBfloat16) return peak_operations<Precision::kBfloat16>(threads, rounds);
+  }
+  return peak_operations<Precision::kFloat32>(threads, rounds);
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,92 @@
+// One instruction set: its name and its algorithms, listed here once, as a structure and below as each target's own.
+//
+// A target_*.cpp sets CELLERATE_TARGET, includes its vectors, then this; without it, there is only the structure.
+#pragma once
+
+#include "cells/lstm.h"
+#include "products/dense.h"
+#include "types.h"
+
+namespace cellerate {
+
+struct StepKernels;     // step_model.h
+struct ProgramKernels;  // program.h
+
+struct Target {
+  const char* name;
+  bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
+  // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
+  double (*peak)(Precision precision, int threads, int64_t rounds);
+
+  const LstmKernels* lstm;
+  const DenseKernels* dense;
+  const StepKernels* steps;  // the next-token chain, one step at a time
+  const ProgramKernels* programs;
+};
+
+}  // namespace cellerate
+
+#ifdef CELLERATE_TARGET
+
+#define CELLERATE_STRING_OF(name) #name
+#define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
+
+#include "engine/program.h"
+#include "engine/step_model.h"
+#include "simd/peak.h"
+
+// A target whose fma rounds twice uses the steps of another target, so that their numbers are the same everywhere.
+#ifdef CELLERATE_STEPS
+namespace cellerate::CELLERATE_STEPS {
+extern const StepKernels kStepKernels;
+}
+#else
+#define CELLERATE_STEPS CELLERATE_TARGET
+#include "engine/step_kernels.h"
+#endif
+
+#ifdef CELLERATE_PROGRAMS
+namespace cellerate::CELLERATE_PROGRAMS {
+extern const ProgramKernels kProgramKernels;
+}
+#else
+#define CELLERATE_PROGRAMS CELLERATE_TARGET
+#include "engine/program_kernels.h"
+namespace cellerate::CELLERATE_TARGET {
+extern const ProgramKernels kProgramKernels{pack_program, run_program};
+}
+#endif
+
+// A target that differs from another one in products of bytes only uses that one's layers, which have none.
+#ifdef CELLERATE_LAYERS
+namespace cellerate::CELLERATE_LAYERS {
+extern const LstmKernels kLstmKernels;
+extern const DenseKernels kDenseKernels;
+}  // namespace cellerate::CELLERATE_LAYERS
+#else
+#define CELLERATE_LAYERS CELLERATE_TARGET
+#include "cells/lstm_backward.h"
+#include "cells/lstm_forward.h"
+#include "products/dense_kernels.h"
+
+namespace cellerate::CELLERATE_TARGET {
+extern const LstmKernels kLstmKernels{reserve_bytes, forward, backward};
+extern const DenseKernels kDenseKernels{forward, backward};
+}  // namespace cellerate::CELLERATE_TARGET
+#endif
+
+namespace cellerate::CELLERATE_TARGET {
+
+extern const Target kTarget{
+    .name = CELLERATE_STRING(CELLERATE_TARGET),
+    .bfloat16_products = Simd::kBfloat16Products,
+    .peak = peak,
+    .lstm = &CELLERATE_LAYERS::kLstmKernels,
+    .dense = &CELLERATE_LAYERS::kDenseKernels,
+    .steps = &CELLERATE_STEPS::kStepKernels,
+    .programs = &CELLERATE_PROGRAMS::kProgramKernels,
+};
+
+}  // namespace cellerate::CELLERATE_TARGET
+
+#endif  // CELLERATE_TARGET

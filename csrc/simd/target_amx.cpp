@@ -1,0 +1,8 @@
+// That of AVX-512 with bfloat16, whose layers multiply bfloat16 in the tiles of AMX.
+#define CELLERATE_TARGET amx
+#define CELLERATE_ALIKE avx512bf16
+#define CELLERATE_STEPS avx512bf16
+#define CELLERATE_PROGRAMS avx512bf16
+#include "simd/avx512.h"
+//
+#include "simd/target.h"

@@ -1,0 +1,5 @@
+#define CELLERATE_TARGET avx512bf16
+#define CELLERATE_ALIKE avx512
+#include "simd/avx512.h"
+//
+#include "simd/target.h"

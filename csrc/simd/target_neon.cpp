@@ -1,0 +1,4 @@
+#define CELLERATE_TARGET neon
+#include "simd/neon.h"
+//
+#include "simd/target.h"

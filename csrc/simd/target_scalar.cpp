@@ -1,0 +1,5 @@
+#define CELLERATE_TARGET scalar
+#define CELLERATE_STEPS fused
+#include "simd/scalar.h"
+//
+#include "simd/target.h"

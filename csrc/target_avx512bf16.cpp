@@ -1,5 +1,0 @@
-#define CELLERATE_TARGET avx512bf16
-#define CELLERATE_ALIKE avx512
-#include "simd_avx512.h"
-//
-#include "target.h"

@@ -1,6 +1,0 @@
-#define CELLERATE_TARGET avx512vnni
-#define CELLERATE_ALIKE avx512
-#define CELLERATE_LAYERS avx512
-#include "simd_avx512.h"
-//
-#include "target.h"

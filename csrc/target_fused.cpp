@@ -1,7 +1,0 @@
-// The steps of the scalar target, with an fma that rounds once, as on other targets; if the processor has none, the C
-// library provides it.
-#define CELLERATE_TARGET fused
-#define CELLERATE_FUSED
-#include "simd_scalar.h"
-//
-#include "step_kernels.h"

@@ -1,4 +1,0 @@
-#define CELLERATE_TARGET neon
-#include "simd_neon.h"
-//
-#include "target.h"
