@@ -19,6 +19,7 @@ from cellerate.machine.environment import machine, versions
 from measured import digest_of, digests
 
 RESULTS = Path(__file__).parent / "results"
+_LINE = 120
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLE = "BUNDLE"
 """The file of a copy without git (`gpu_bundle.py`) that says of which commit it is, and what its files were."""
@@ -47,11 +48,11 @@ def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)  # a bundle comes without
     path = folder / f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     with atomic_write(path) as beside:
-        beside.write_text(as_json(record, indent=2) + "\n")
+        beside.write_text(in_rows(as_json(record)) + "\n")
     return path
 
 
-def as_json(record: dict[str, Any], indent: int | None = None) -> str:
+def as_json(record: dict[str, Any]) -> str:
     """JSON that every program reads: in place of a NaN stands null, and its word by its place in "not_finite"."""
     words: dict[str, str] = {}
 
@@ -68,7 +69,26 @@ def as_json(record: dict[str, Any], indent: int | None = None) -> str:
     found = finite(record, "")
     if words:
         found["not_finite"] = found.get("not_finite", {}) | words
-    return json.dumps(found, indent=indent, allow_nan=False)
+    return json.dumps(found, allow_nan=False)
+
+
+def in_rows(text: str) -> str:
+    """JSON with a line for each row: whatever has no lists or objects inside, or fits into one."""
+
+    def rows(value: Any, depth: int) -> str:
+        line = json.dumps(value)
+        if not isinstance(value, dict | list) or depth + len(line) <= _LINE:
+            return line
+        inside = value.values() if isinstance(value, dict) else value
+        if not any(isinstance(one, dict | list) for one in inside):
+            return line
+        names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, dict) else [""] * len(value)
+        pad = " " * (depth + 1)
+        lines = [f"{pad}{name}{rows(one, depth + 1)}" for name, one in zip(names, inside, strict=True)]
+        opening, closing = "{}" if isinstance(value, dict) else "[]"
+        return f"{opening}\n" + ",\n".join(lines) + f"\n{' ' * depth}{closing}"
+
+    return rows(json.loads(text), 0)
 
 
 def commit_of(root: Path) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import json
 import shutil
 from pathlib import Path
 
@@ -80,10 +81,23 @@ def test_a_record_without_times_may_have_run_beside_other_work(case):
     assert not any("took" in why for why in unpublishable(busy | {"result": planted.record(case)["result"]}))
 
 
-def test_records_of_the_old_form_are_refused_and_kept():
-    old = [one for case in cases.CASES for one in publishing.read(case) if "measured" not in one]
-    assert len(old) >= 22
+def test_records_of_the_old_form_are_refused():
+    records = [json.loads(path.read_text()) for path in planted.MEASURED.glob("*.json")]
+    old = [one for one in records if "measured" not in one]
+    assert len(old) >= 10
     assert all(unpublishable(one) for one in old)
+
+
+def test_results_are_the_newest_of_each_case_and_processor():
+    kept = {path.name for path in records.RESULTS.glob("*.json")}
+    needed = set()
+    for case in {name.rsplit("-", 3)[0] for name in kept}:
+        found = publishing.read(case)
+        newest = {publishing.processor_of(one): one for one in reversed(found)}
+        shown = [one for several in published(case).values() for one in several]
+        needed |= {one["file"].name for one in [*newest.values(), *shown]}
+    # The history has the others.
+    assert sorted(kept - needed) == []
 
 
 def test_generation_that_computes_something_else_is_refused():

@@ -101,6 +101,16 @@ def test_record_is_written_under_its_case_and_date_where_there_was_no_folder(tmp
     assert [one["file"] for one in publishing.read("step", tmp_path / "results")] == [path]
 
 
+def test_written_record_has_a_line_for_each_row():
+    record = {"a": [{"x": n, "y": [n] * 9} for n in range(40)], "b": list(range(200)), "c": {}, "d": [[]]}
+    text = records.in_rows(json.dumps(record))
+    assert json.loads(text) == record
+    lines = text.splitlines()
+    assert lines[2].strip() == '{"x": 0, "y": [0, 0, 0, 0, 0, 0, 0, 0, 0]},'
+    # The braces, the rows of a with its brackets, and one each for the others.
+    assert len(lines) == 2 + 42 + 3
+
+
 def test_json_has_a_word_in_place_of_what_is_no_number():
     record = {"a": [1.5, {"b": float("nan")}], "c": (float("-inf"),), "d": "NaN", "not_finite": {"e": "inf"}}
     assert json.loads(records.as_json(record)) == {
