@@ -249,27 +249,31 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise output_error(target, error) from error
 
 
-def read_regular(path: str | os.PathLike[str], what: str, most: int) -> bytes:
-    """The content of a file of settings: a regular one, for a pipe may block and a device never end.
+def read_regular(path: str | os.PathLike[str], most: int, give: str, what: str = "") -> bytes:
+    """Return the content of a small file: a regular one, for a pipe may block and a device never end.
 
     Args:
         path: The file.
-        what: What messages call it, such as "the file of keys".
         most: The bytes that it may have.
+        give: The advice that ends a refusal, such as "give the report that `cellerate optimize` wrote".
+        what: The name that messages put before the path, such as "the file of keys".
 
     Raises:
-        DataError: It is not there, no regular file, too long or cannot be read.
+        DataError: It is missing, not a regular file, too long or cannot be read.
     """
     source = Path(path)
+    name = f"{what} {source}".strip()
     try:
         if not stat.S_ISREG(source.stat().st_mode):
-            raise DataError(f"{what} {source} is not a regular file; give the path of one.")
+            raise DataError(f"{name} is not a regular file: {give}.")
         with source.open("rb") as file:
             content = file.read(most + 1)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no {name.removeprefix('the ')}: {give}.") from error
     except OSError as error:
-        raise DataError(f"{what} {source} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{name} cannot be read: {error.strerror}.") from error
     if len(content) > most:
-        raise DataError(f"{what} {source} has more than {most:,} bytes; give the right one.")
+        raise DataError(f"{name} has more than {most:,} bytes: {give}.")
     return content
 
 

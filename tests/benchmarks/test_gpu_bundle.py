@@ -22,7 +22,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bundle_has_the_project_without_what_was_made_of_it(bundle):
     files = {str(file.relative_to(bundle / "project")) for file in bundle.rglob("*") if file.is_file()}
     assert files >= {
-        "pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cmake/extension.cmake", "csrc/bindings/bindings.cpp",
+        "pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cmake/extension.cmake",
+        "csrc/bindings/bindings.cpp",
         "src/cellerate/kernels/lstm/cuda/lstm.cuh", "benchmarks/gpu_suite.py", "benchmarks/lstm.py", "BUNDLE",
     }  # fmt: skip
     assert not [name for name in files if name.endswith((".pyc", ".so", ".json"))]

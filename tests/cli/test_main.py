@@ -180,7 +180,7 @@ def test_config_that_is_wrong_ends_with_2_and_says_what(cellerate, tmp_path, tex
 def test_config_that_cannot_be_read_ends_with_2(cellerate, tmp_path):
     (tmp_path / "c.toml").write_bytes(b"\xff\xfe")
     for path, message in (
-        (tmp_path / "no.toml", "cannot be read"),
+        (tmp_path / "no.toml", "there is no configuration file"),
         ("/dev/zero", "not a regular file"),
         (tmp_path / "c.toml", "not valid TOML"),
     ):

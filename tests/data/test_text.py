@@ -240,7 +240,9 @@ open_text({str(path)!r}, progress=kill)
 def test_open_text_removes_only_old_leftovers(tmp_path: Path) -> None:
     folder = files.cache_dir() / "text"
     folder.mkdir(parents=True)
-    old, new, foreign = (_write(folder / name, b"x") for name in (".a.1.ids", ".b.2.ids", "note.txt"))
+    old, new, foreign = (
+        _write(folder / name, b"x") for name in (".a.unfinished-1.ids", ".b.unfinished-2.ids", "note.txt")
+    )
     before = time.time() - 2 * 24 * 3600
     os.utime(old, (before, before))
     os.utime(foreign, (before, before))
@@ -255,7 +257,7 @@ def test_open_text_leaves_leftovers_that_another_user_owns(
 ) -> None:
     folder = files.cache_dir() / "text"
     folder.mkdir(parents=True)
-    foreign = _write(folder / ".a.1.ids", b"x")
+    foreign = _write(folder / ".a.unfinished-1.ids", b"x")
     os.utime(foreign, (0, 0))
     asked = []
 
@@ -266,7 +268,7 @@ def test_open_text_leaves_leftovers_that_another_user_owns(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
         open_text(_write(tmp_path / "a.txt", b"text"))
-    assert asked == [".a.1.ids"]
+    assert asked == [".a.unfinished-1.ids"]
     assert foreign.exists()
 
 

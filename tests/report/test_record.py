@@ -128,7 +128,7 @@ def test_read_of_a_newer_report_says_to_upgrade(changed):
 def test_read_of_a_huge_file_is_refused_before_all_of_it_is_read(tmp_path):
     with (tmp_path / FILE_NAME).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(DataError, match="it is not a report"):
+    with pytest.raises(DataError, match="bytes: give the folder that"):
         read_run(tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_read_of_a_file_that_hides_its_size_is_refused_as_soon_as_it_is_too_larg
     if not os.path.exists(path) or os.stat(path).st_size:  # noqa: PTH110, PTH116
         pytest.skip("needs a file whose size the system does not say")
     monkeypatch.setattr(record, "_LARGEST", 64)
-    with pytest.raises(DataError, match="has more than 64 bytes: it is not a report"):
+    with pytest.raises(DataError, match="has more than 64 bytes: give the folder that"):
         read_run(path)
 
 
@@ -150,14 +150,14 @@ def test_read_of_a_path_that_is_too_long_is_one_line_of_an_error():
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_read_of_a_pipe_is_refused_and_waits_for_nobody(tmp_path):
     os.mkfifo(tmp_path / FILE_NAME)
-    with pytest.raises(DataError, match=r"report\.json is not a file: give the folder that"):
+    with pytest.raises(DataError, match=r"report\.json is not a regular file: give the folder that"):
         read_run(tmp_path)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs a device")  # noqa: PTH110
 def test_read_of_a_device_is_refused(tmp_path):
     (tmp_path / FILE_NAME).symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"report\.json is not a file"):
+    with pytest.raises(DataError, match=r"report\.json is not a regular file"):
         read_run(tmp_path)
 
 

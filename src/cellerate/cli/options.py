@@ -30,7 +30,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     import tomllib
 
     try:
-        content = tomllib.loads(read_regular(path, "the configuration file", _MOST_CONFIG).decode())
+        content = tomllib.loads(
+            read_regular(path, _MOST_CONFIG, "give a TOML file", "the configuration file").decode()
+        )
     except DataError as error:
         raise ConfigError(str(error)) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

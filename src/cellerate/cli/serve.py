@@ -109,7 +109,9 @@ def _keys(path: Path | None) -> list[bytes]:
     """The API keys of a file, whose lines after # are comments, and of the environment."""
     found = os.fsencode(os.environ.get(_KEYS, "")).split(b",")
     if path is not None:
-        lines = read_regular(path, "the file of keys", _MOST_KEYS).splitlines()
+        lines = read_regular(
+            path, _MOST_KEYS, "give a text file with one key a line", "the file of keys"
+        ).splitlines()
         found += [line for line in lines if not line.lstrip().startswith(b"#")]
     keys = [key.strip() for key in found if key.strip()]
     if path is not None and not keys:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,7 +36,6 @@ from cellerate.data.tokenizer import CODE_POINTS, CharacterTokenizer, Tokenizer,
 from cellerate.data.tokenizers import open_tokenizer
 from cellerate.errors import ConfigError, DataError, OutputError
 
-_STALE_S = 24 * 3600
 _CACHE_VERSION = 1
 _CACHE_END = struct.Struct("<QI8s")  # length and CRC-32 of the header before it, then the mark
 _CACHE_MARK = b"CELLTEXT"
@@ -171,7 +169,7 @@ def open_text(
     if entry is None:
         try:
             files.check_writable(path)
-            _sweep(path.parent)
+            files.remove_unfinished(path.parent, files.ABANDONED_AFTER_S)
             with files.atomic_write(path) as beside:
                 _encode(beside, source, known, digests)
         except OutputError as error:
@@ -329,16 +327,6 @@ def _open_cache(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, int] | No
             return np.memmap(file, dtype, mode="r", shape=(count,)), entry["characters"]
     except (OSError, struct.error):
         return None
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what killed runs left behind: temporary files nobody has written to for a day."""
-    for left in folder.glob(".*.ids"):
-        try:
-            if time.time() - left.stat().st_mtime > _STALE_S:
-                left.unlink()
-        except OSError:  # another run was faster, or another user owns the file: no reason to stop
-            continue
 
 
 def _named(paths: Sequence[Path]) -> str:

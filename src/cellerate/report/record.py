@@ -4,9 +4,9 @@ The passes fill it in, the state on disk stores it, and all forms of the report 
 report can be made again, or compared, without Keras and without the model.
 """
 
+import contextlib
 import json
 import math
-import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from cellerate.errors import DataError
-from cellerate.files import atomic_write
+from cellerate.files import atomic_write, read_regular
 from cellerate.report.quality import STRICT, Interval, Metric, Tested
 
 SCHEMA = 3
@@ -354,25 +354,9 @@ def read_run(path: str | Path) -> Run:
         DataError: There is no such file, it is damaged, or a newer Cellerate wrote it.
     """
     source = Path(path)
-    try:
+    with contextlib.suppress(OSError):  # said when it is read
         source = source / FILE_NAME if source.is_dir() else source
-        # Regular files only: reading a pipe could block forever, and a device may never end.
-        if not stat.S_ISREG(source.stat().st_mode):
-            raise DataError(
-                f"{source} is not a file: give the folder that `cellerate optimize` wrote with -o."
-            )
-        with source.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"there is no {source}: give the folder that `cellerate optimize` wrote with -o."
-        ) from error
-    except OSError as error:
-        raise DataError(f"{source} cannot be read: {error.strerror}.") from error
-    if len(content) > _LARGEST:
-        raise DataError(
-            f"{source} has more than {_LARGEST:,} bytes: it is not a report of `cellerate optimize`."
-        )
+    content = read_regular(source, _LARGEST, "give the folder that `cellerate optimize` wrote with -o")
     try:
         version = json.loads(content).get("schema")
         if isinstance(version, int) and version > SCHEMA:

@@ -81,7 +81,9 @@ def test_infinite_time_is_refused(told, tmp_path):
         read_record(tmp_path / "a.json")
 
 
-@pytest.mark.parametrize(("name", "message"), [("nowhere.json", "there is no "), ("", "is not a file")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere.json", "there is no "), ("", "is not a regular file")]
+)
 def test_missing_file_or_folder_is_refused(tmp_path, name, message):
     with pytest.raises(DataError, match=message):
         read_record(tmp_path / name)

@@ -5,7 +5,6 @@ checked when it is read: what does not fit its schema is an error that says wher
 """
 
 import json
-import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from cellerate.errors import DataError
-from cellerate.files import atomic_write
+from cellerate.files import atomic_write, read_regular
 from cellerate.format import one_line
 from cellerate.measure import as_timing
 
@@ -204,7 +203,7 @@ def read_record(path: Path) -> Record:
     Raises:
         DataError: There is no such file, it is no record, or a newer Cellerate wrote it.
     """
-    content = _content(path)
+    content = read_regular(path, _LARGEST, "give a JSON file that `cellerate bench` wrote")
     try:
         found = json.loads(content)
         version = found.get("schema")
@@ -223,19 +222,3 @@ def read_record(path: Path) -> Record:
     if len(record.by_key) != len(record.entries):
         raise DataError(f"{path} is no record of `cellerate bench`: it has two entries of one job.")
     return record
-
-
-def _content(path: Path) -> bytes:
-    try:
-        # Regular files only: reading a pipe could block forever, and a device may never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is not a file: give a JSON file that `cellerate bench` wrote.")
-        with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no {path}: give a JSON file that `cellerate bench` wrote.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(content) > _LARGEST:
-        raise DataError(f"{path} has more than {_LARGEST:,} bytes: it is no record of `cellerate bench`.")
-    return content
