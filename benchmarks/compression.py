@@ -252,9 +252,8 @@ def _validation(workload: Any, file: Path) -> Any:
     """The part of a series by which its own training was judged; None for the other tasks."""
     from cellerate.data.pipeline import KerasBatches
     from cellerate.data.series import open_series
-    from cellerate.runtime.forecasting import reading_arguments
-    from cellerate.tasks.series import series_model_of
-    from cellerate.tasks.series_batches import series_sources
+    from cellerate.runtime.forecast import reading_arguments
+    from cellerate.tasks.series import series_model_of, series_sources
 
     if workload.record.task != "series":
         return None

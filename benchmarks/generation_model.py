@@ -14,7 +14,7 @@ def build(folder: Path, units: int) -> None:
     import keras
 
     import cellerate
-    from cellerate.data.tokenizer import CharacterTokenizer
+    from cellerate.data.tokenizers import CharacterTokenizer
     from cellerate.models.storage import TaskRecord
 
     keras.utils.set_random_seed(0)

@@ -62,7 +62,7 @@ def generate(folder: Path, rows: int) -> None:
 
 def pack(data: Path, output: Path) -> dict[str, Any]:
     """Packs the tables."""
-    from cellerate.data.series_packing import pack_series
+    from cellerate.data.series import pack_series
 
     before, start = peak_bytes(), time.perf_counter()
     packed = pack_series(data, output, series_column="series")
@@ -84,8 +84,8 @@ def train(data: Path, output: Path) -> dict[str, Any]:
     start_backend("jax")
     from cellerate.tasks.series import train_on_series
     from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
-    from cellerate.training.display import Display
     from cellerate.training.settings import TrainingSettings
+    from cellerate.training.telemetry import Display
 
     class Enough(Exception):  # noqa: N818 (not an error)
         pass
@@ -126,9 +126,8 @@ def train(data: Path, output: Path) -> dict[str, Any]:
 def load(data: Path, output: Path) -> dict[str, Any]:
     """Windows a second, scaled and shuffled, as training gets them."""
     del output
-    from cellerate.data.scaler import Scaler
     from cellerate.data.series import open_series
-    from cellerate.data.windows import SeriesBatches
+    from cellerate.data.windows import Scaler, SeriesBatches
 
     start = time.perf_counter()
     series = open_series(data, targets=["x0"])
@@ -153,8 +152,7 @@ def load(data: Path, output: Path) -> dict[str, Any]:
 
 def huge(data: Path, output: Path) -> dict[str, Any]:
     """Opens and plans a thousand million rows in a file of holes, and takes batches from all over it."""
-    from cellerate.data.series import open_series
-    from cellerate.data.series_pack import PackedSeries, describe
+    from cellerate.data.series import PackedSeries, describe, open_series
     from cellerate.data.windows import SeriesBatches
 
     rows = json.loads((data / "series.json").read_text())["rows"] * (HUGE_ROWS // ROWS)

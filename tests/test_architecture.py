@@ -1,6 +1,7 @@
 """The house rules, held by walking every import of every module; each is tried on a planted import first."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,7 +32,9 @@ FRAMEWORKS = {"tensorflow", "jax", "torch"}
 KERAS_FREE = ("cellerate.runtime.", "cellerate.serving.", "cellerate.data.", "cellerate.kernels.")
 KERAS_ALLOWED = {"cellerate.data.pipeline"}
 KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
-MOST_LINES = 400
+MOST_LINES = 500
+# Their names are for users.
+PUBLIC = ("cellerate", "cellerate.adapters")
 
 
 def name_of(path: Path) -> str:
@@ -43,10 +46,16 @@ FILES = {name_of(path): path for path in SOURCE.rglob("*.py")}
 MODULES = sorted(FILES)
 
 
+@functools.cache
+def parts(text: str) -> list[ast.AST]:
+    """All nodes of a module's text, which is read once for all tests."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def imports(text: str, names: Iterable[str] = MODULES) -> set[str]:
     """What a module's text imports, anywhere in it: modules of ours as far as they are one, others in full."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in parts(text):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -54,6 +63,26 @@ def imports(text: str, names: Iterable[str] = MODULES) -> set[str]:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     known = set(names)
     return {next((one for one in _upwards(name) if one in known), name) for name in found}
+
+
+def names_from(package: str, text: str) -> set[str]:
+    """The names that a module's text imports from a package, or takes from it by a dot."""
+    parent, _, leaf = package.rpartition(".")
+    nodes = parts(text)
+    imported = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    named = {
+        alias.asname or leaf
+        for node in imported
+        if node.module == parent
+        for alias in node.names
+        if alias.name == leaf
+    }
+    dotted = [
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in named
+    ]
+    return {alias.name for node in imported if node.module == package for alias in node.names} | {*dotted}
 
 
 def _upwards(name: str) -> Iterable[str]:
@@ -88,6 +117,23 @@ def broken(module: str, imported: Iterable[str]) -> list[str]:
         if keras_free and (top == "keras" or (top == "cellerate" and room(name) in KERAS_ROOMS)):
             found.append(f"{name} brings Keras along")
     return found
+
+
+@functools.cache
+def has_door(package: str) -> bool:
+    """A folder is entered by its `__init__` if that says what it exports."""
+    path = FILES.get(package)
+    return path is not None and path.name == "__init__.py" and "\n__all__ = [" in path.read_text()
+
+
+def past_doors(module: str, imported: Iterable[str]) -> list[str]:
+    """The modules that a module imports from behind the door of a folder that it is not in."""
+    folders = {name: name.rpartition(".")[0] for name in imported}
+    return sorted(
+        name
+        for name, folder in folders.items()
+        if has_door(folder) and not f"{module}.".startswith(f"{folder}.")
+    )
 
 
 def circle(imported: Mapping[str, set[str]]) -> list[str]:
@@ -135,20 +181,42 @@ def test_no_modules_import_each_other_in_a_circle():
     [
         ("cellerate.layers.fused", "from cellerate.tasks import text"),
         ("cellerate.layers.fused", "from cellerate.models.storage import load_model"),
-        ("cellerate.runtime.engine", "import cellerate.training.loop"),
+        ("cellerate.runtime.program.engine", "import cellerate.training.loop"),
         ("cellerate.files", "from cellerate.measure import time_alternating"),
         ("cellerate.kernels.native", "import jax"),
         ("cellerate.bridges.jax", "from torch import nn"),
         ("cellerate.kernels.lstm.cpu", "import cuda.core"),
         ("cellerate.training.loop", "from keras.src import backend"),
-        ("cellerate.data.text", "import keras"),
-        ("cellerate.runtime.engine", "from cellerate.keras_graph import graph"),
+        ("cellerate.data.text.text", "import keras"),
+        ("cellerate.runtime.program.engine", "from cellerate.keras_graph import graph"),
     ],
 )
 def test_planted_import_to_the_left_is_found(module, line):
     text = FILES[module].read_text()
     assert broken(module, imports(text)) == []
     assert len(broken(module, imports(f"{text}\ndef planted():\n    {line}\n"))) == 1
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "cellerate"])
+def test_folder_with_a_door_is_entered_by_it(module):
+    assert past_doors(module, imports(FILES[module].read_text())) == []
+
+
+def test_planted_import_past_a_door_is_found():
+    line = "from cellerate.data.series.build import build"
+    assert past_doors("cellerate.tasks.series.train", imports(line)) == ["cellerate.data.series.build"]
+    assert past_doors("cellerate.data.series.read", imports(line)) == []
+
+
+@pytest.mark.parametrize(
+    "package", [module for module in MODULES if has_door(module) and module not in PUBLIC]
+)
+def test_door_exports_only_what_is_used_behind_it(package):
+    users = [path for name, path in FILES.items() if name != package and not name.startswith(f"{package}.")]
+    users += (SOURCE.parent / "benchmarks").glob("*.py")
+    used = {name for path in users for name in names_from(package, path.read_text())}
+    exported = ast.literal_eval(FILES[package].read_text().partition("\n__all__ = ")[2])
+    assert sorted(set(exported) - used) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cellerate
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.kernels import native
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import write_cell
@@ -197,11 +197,11 @@ def test_modules_of_the_runtime_import_nothing_that_is_not_theirs():
     [
         ("cellerate.select_backend()", "jax"),
         ("cellerate.select_backend('torch')", "torch"),
-        ("import pathlib, cellerate.data.tables as t; t.open_table(pathlib.Path('t.csv'))", "tables"),
-        ("import cellerate.data.line_files as f; f.read_lines(sys.argv[1])", "tables"),
+        ("import pathlib, cellerate.data.tables.tables as t; t.open_table(pathlib.Path('t.csv'))", "tables"),
+        ("import cellerate.data.text.line_files as f; f.read_lines(sys.argv[1])", "tables"),
         ("import cellerate.machine.environment as e; e.resident_memory_bytes()", "train"),
         (
-            "import cellerate.data.tokenizers as t; t.tokenizer_from_config({'kind': 'file', 'json': '{}'})",
+            "import cellerate.data.tokenizers.opening as t; t.tokenizer_from_config({'kind': 'file', 'json': '{}'})",
             "tokenizers",
         ),
     ],

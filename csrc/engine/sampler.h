@@ -1,6 +1,6 @@
 // Chooses the next token from logits, in double precision and with counter-based random numbers.
 //
-// It knows nothing about models: logits in, a token out. cellerate.runtime.sampling follows the same rules in NumPy.
+// It knows nothing about models: logits in, a token out. cellerate.runtime.text.sampling follows the same rules in NumPy.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ _EXPORTS = {
     "SamplingRules": "cellerate.kernels.decoder.sampling",
     "TaskRecord": "cellerate.models.storage",
     "accelerate": "cellerate.layers.accelerate",
-    "backtest": "cellerate.tasks.backtest",
+    "backtest": "cellerate.tasks.backtest.run",
     "detect": "cellerate.tasks.detect",
     "disable": "cellerate.layers.accelerate",
     "distill": "cellerate.compress.distill",

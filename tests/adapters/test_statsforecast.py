@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 import cellerate
 from cellerate.cli.main import app
-from cellerate.data.series import open_series
+from cellerate.data.series.series import open_series
 from cellerate.errors import ConfigError
-from cellerate.tasks.statistical import STATISTICAL, Statistical
+from cellerate.tasks.judging.statistical import STATISTICAL, Statistical
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

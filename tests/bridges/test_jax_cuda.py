@@ -17,8 +17,7 @@ if keras.backend.backend() != "jax":
 import jax
 import jax.numpy as jnp
 
-from cellerate.bridges import jax as jax_bridge
-from cellerate.bridges import jax_cuda
+from cellerate.bridges import jax as jax_bridge, jax_cuda
 from cellerate.kernels import native
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm.cuda import select

@@ -14,9 +14,10 @@ def plain(value):
 
 
 def test_options_that_are_left_out_mean_the_same_in_both_faces():
-    from cellerate.cli import backtest, embed, evaluate, export, generate, pack
-    from cellerate.tasks import backtest as backtesting
+    from cellerate.cli.inference import backtest, embed, evaluate, generate
+    from cellerate.cli.shipping import export, pack
     from cellerate.tasks import exporting, inference, packing
+    from cellerate.tasks.backtest import run as backtesting
 
     pairs = (
         (generate.generate, inference.generate),
@@ -37,7 +38,7 @@ def test_options_that_are_left_out_mean_the_same_in_both_faces():
 
 
 def test_settings_of_training_that_are_left_out_mean_the_same_in_both_faces():
-    from cellerate.cli import train_embed, train_series, train_text
+    from cellerate.cli.training import embed as train_embed, series as train_series, text as train_text
     from cellerate.tasks import settings
     from cellerate.training.settings import TrainingSettings
 

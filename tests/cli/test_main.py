@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 import cellerate as package
-from cellerate.cli import generate, main, options, output
+from cellerate.cli import main, options, output
+from cellerate.cli.inference import generate
 from cellerate.training.settings import TrainingSettings
 
 VERBS = [
@@ -135,7 +136,7 @@ def seen(monkeypatch):
     found = {}
 
     monkeypatch.setattr(generate, "start_backend", lambda backend: found.update(backend=backend))
-    monkeypatch.setattr("cellerate.runtime.sampling.sampling_rules", lambda **values: found.update(values))
+    monkeypatch.setattr("cellerate.runtime.text.sampling_rules", lambda **values: found.update(values))
     return found
 
 

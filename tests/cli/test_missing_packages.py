@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from cellerate.data.future_rows import open_known
-from cellerate.data.series import open_series
+from cellerate.data.series.future_rows import open_known
+from cellerate.data.series.series import open_series
 from cellerate.errors import BackendError
 
 pytestmark = pytest.mark.keras

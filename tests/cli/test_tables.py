@@ -3,7 +3,7 @@ import warnings
 import pytest
 
 from cellerate.cli.tables import table_words, told_of_tables
-from cellerate.data.table_options import TableOptions
+from cellerate.data.settings.tables import TableOptions
 
 pytestmark = pytest.mark.keras
 

@@ -9,7 +9,7 @@ from keras import layers
 from cellerate.compress.distill import SoftLabels, distill
 from cellerate.compress.fitting import endless, fine_tune, loss_on
 from cellerate.data.pipeline import KerasBatches
-from cellerate.data.text_windows import TextBatches
+from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import ConfigError, ModelError, TrainingError
 from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.models.autoencoder import build_autoencoder

@@ -8,9 +8,9 @@ from cellerate.compress.fitting import Course, Keeper, endless, fine_tune, loss_
 from cellerate.compress.prune import prune
 from cellerate.compress.quantize import quantize
 from cellerate.compress.sparsify import sparsify
-from cellerate.data.lines import LineBatches, LineVocabulary
 from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
-from cellerate.data.text_windows import TextBatches
+from cellerate.data.text.lines import LineBatches, LineVocabulary
+from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import ConfigError, DataError, TrainingError
 from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.models.autoencoder import build_autoencoder

@@ -8,8 +8,8 @@ import pytest
 from keras import ops
 
 from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
-from cellerate.data.text_windows import TextBatches
-from cellerate.data.windows import WindowSource
+from cellerate.data.windows.text_windows import TextBatches
+from cellerate.data.windows.windows import WindowSource
 from cellerate.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
@@ -321,7 +321,7 @@ def test_torch_dataset_of_named_inputs_equals_the_source():
     "order", [["a" * 3] * 6 + ["b" * 30] * 6, ["b" * 30] * 6 + ["a" * 3] * 6], ids=["short", "long"]
 )
 def test_fit_on_lines_whose_first_batches_are_alike_takes_every_length(order):
-    from cellerate.data.lines import LineBatches, LineVocabulary
+    from cellerate.data.text.lines import LineBatches, LineVocabulary
 
     vocabulary = LineVocabulary.from_lines(order)
     source = LineBatches(order, vocabulary, batch_size=2, max_length=40)
@@ -334,7 +334,7 @@ def test_fit_on_lines_whose_first_batches_are_alike_takes_every_length(order):
 
 
 def test_fit_on_a_single_batch_of_lines_takes_its_length():
-    from cellerate.data.lines import LineBatches, LineVocabulary
+    from cellerate.data.text.lines import LineBatches, LineVocabulary
 
     lines = ["a" * 3] * 6 + ["b" * 30] * 6
     vocabulary = LineVocabulary.from_lines(lines)

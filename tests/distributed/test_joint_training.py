@@ -15,7 +15,7 @@ import pytest
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.training.checkpoint import Position
 from cellerate.training.parallel import Processes
-from cellerate.training.telemetry import read_telemetry
+from cellerate.training.telemetry.records import read_telemetry
 from support import joint_training
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]

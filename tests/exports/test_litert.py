@@ -12,8 +12,8 @@ from cellerate.errors import ModelError
 from cellerate.exports.litert import LiteRt, litert_model
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.program import Program
-from cellerate.runtime.engine import Engine
-from cellerate.runtime.stepping import stepping
+from cellerate.runtime.program.engine import Engine
+from cellerate.runtime.program.stepping import stepping_of
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
 from support.programs import PROGRAMS, E, F, H, V, moves
@@ -79,7 +79,7 @@ def test_steps_with_states_in_and_out_give_what_the_whole_gives(tmp_path: Path) 
     graph = Graph()
     first = graph.lstm(graph.input("x", -1, F), "first", F, H, activation="elu")
     program = graph.program(y=graph.dense(graph.lstm(first, "second", H, 7), "head", 7, 3, "softmax"))
-    made = stepping(program)
+    made = stepping_of(program)
     nodes = tuple(
         type(node)(node.op, node.name, node.inputs, node.arrays, {**node.options, "shape": (-1, 1, F)})
         if node.name == "x"

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cellerate.errors import ModelError
 from cellerate.exports.litert import LiteRt, litert_model
@@ -16,7 +15,7 @@ from cellerate.exports.onnx import OnnxRuntime, onnx_model
 from cellerate.exports.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
 from cellerate.exports.trials import Trial, deviation, sizes_of, trials_of
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program.engine import Engine
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
 from support.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves

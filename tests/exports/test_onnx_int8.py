@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -6,12 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.program import MASKED_OUTPUTS, Program
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program.engine import Engine
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
 from support.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves

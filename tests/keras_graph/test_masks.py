@@ -17,7 +17,7 @@ from keras import layers, ops
 from cellerate.errors import ModelError
 from cellerate.keras_graph.keras_layers import ROWS
 from cellerate.keras_graph.to_program import read_program
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program.engine import Engine
 
 pytestmark = [
     pytest.mark.keras,

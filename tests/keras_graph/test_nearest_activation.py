@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cellerate.activations import ACTIVATIONS
-from cellerate.keras_graph.nearest_activation import nearest_activation
+from cellerate.keras_graph.activations import nearest_activation
 
 pytestmark = pytest.mark.keras
 

@@ -23,7 +23,7 @@ from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
 from cellerate.program import NORMALIZERS, Program
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program.engine import Engine
 from support.activation_names import IN_FILES, in_keras
 
 pytestmark = [

@@ -11,8 +11,8 @@ import pytest
 
 from cellerate.kernels import native
 from cellerate.machine import gpu
-from cellerate.machine.doctor import STATUSES, Core, control_groups, examine, load, packages, settings
-from cellerate.machine.doctor.finding import parted
+from cellerate.machine.doctor import Core, control_groups, examine, load, packages, settings
+from cellerate.machine.doctor.finding import STATUSES, parted
 from cellerate.machine.doctor.packages import Package
 
 GB = 10**9

@@ -49,8 +49,12 @@ class Room(NamedTuple):
 ROOMS = {
     "data": Room(("data/*.py",), ("tests/data",)),
     "sampling": Room(
-        ("runtime/sampling.py", "runtime/beam.py", "kernels/decoder/sampling.py"),
-        ("tests/runtime/test_sampling.py", "tests/runtime/test_beam.py", "tests/kernels/decoder/test_cpu.py"),
+        ("runtime/text/sampling.py", "runtime/text/beam.py", "kernels/decoder/sampling.py"),
+        (
+            "tests/runtime/text/test_sampling.py",
+            "tests/runtime/text/test_beam.py",
+            "tests/kernels/decoder/test_cpu.py",
+        ),
     ),
     "checkpoint": Room(
         ("files.py", "training/checkpoint*.py"),
@@ -69,7 +73,7 @@ ROOMS = {
 }
 # The tests of modules whose names do not say so.
 MIRRORS = {
-    "kernels/decoder/sampling.py": "tests/runtime/test_sampling.py",
+    "kernels/decoder/sampling.py": "tests/runtime/text/test_sampling.py",
     "training/parallel.py": "tests/distributed/test_joint_training.py",
     "training/probe.py": "tests/distributed/test_joint_training.py",
 }

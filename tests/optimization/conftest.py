@@ -30,7 +30,7 @@ def filled(model: Any, seed: int = 1) -> Any:
 
 
 def text_payload(**changes: Any) -> dict[str, Any]:
-    from cellerate.data.tokenizer import CharacterTokenizer
+    from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 
     payload = {
         "tokenizer": CharacterTokenizer("".join(sorted(set(TEXT)))).to_config(),
@@ -48,11 +48,11 @@ def text_payload(**changes: Any) -> dict[str, Any]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model and its data for each task, which tests only read."""
     folder = tmp_path_factory.mktemp("made")
-    from cellerate.data.lines import LineVocabulary
+    from cellerate.data.text.lines import LineVocabulary
     from cellerate.models.autoencoder import build_autoencoder
     from cellerate.models.storage import TaskRecord, save_model
     from cellerate.models.text import build_text_model
-    from cellerate.tasks.series import train_on_series
+    from cellerate.tasks.series.train import train_on_series
     from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
     from cellerate.training.settings import TrainingSettings
 

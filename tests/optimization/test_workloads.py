@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.data.line_files import read_lines
-from cellerate.data.tokenizer import ByteTokenizer
+from cellerate.data.text.line_files import read_lines
+from cellerate.data.tokenizers.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
@@ -17,14 +17,14 @@ from cellerate.optimization import clocks
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.runtime.packed import load
-from cellerate.runtime.stepper import Stepper
+from cellerate.runtime.text.stepper import Stepper
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
-from cellerate.tasks.intervals import calibrate
+from cellerate.tasks.judging.evaluation import evaluate_forecaster
+from cellerate.tasks.judging.intervals import calibrate
 from cellerate.tasks.packing import pack, packed
-from cellerate.tasks.series import load_series_model
-from cellerate.tasks.series_evaluation import evaluate_forecaster
+from cellerate.tasks.series.train import load_series_model
 from cellerate.tasks.settings import TextOptions
-from cellerate.tasks.text import evaluate_text, load_text_model
+from cellerate.tasks.text.train import evaluate_text, load_text_model
 
 from .conftest import HORIZON, LENGTH, LINES, ROWS, TEXT, WINDOW, filled, text_payload
 

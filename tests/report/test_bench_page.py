@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cellerate.report.bench_page import Bar, BarChart, BenchPage, RatioChart, Section, bench_html
+from cellerate.report.bench_page import BenchPage, Section, bench_html
+from cellerate.report.svg import Bar, BarChart, RatioChart
 from cellerate.report.tables import Cell, Figure, Table, cells
 from cellerate.report.view import Tile
 from support.browser import browser

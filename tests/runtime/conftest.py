@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import Cell, narrowed
 from cellerate.runtime.packed import PackedModel

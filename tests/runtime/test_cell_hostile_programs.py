@@ -23,8 +23,8 @@ from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
 from cellerate.kernels.program.cpu import CompiledProgram
 from cellerate.program import OPERATIONS, Node, Program
 from cellerate.runtime.cell import read_cell, write_cell
-from cellerate.runtime.engine import Engine
 from cellerate.runtime.packed import PackedModel, load
+from cellerate.runtime.program.engine import Engine
 
 MOST_BYTES = 128 << 20
 MOST_SECONDS = 30.0  # tracing memory makes it all some ten times as slow

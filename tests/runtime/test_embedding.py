@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cellerate.data.lines import LineVocabulary
+from cellerate.data.text.lines import LineVocabulary
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
 from cellerate.program import Program
 from cellerate.runtime.cell import Cell, write_cell

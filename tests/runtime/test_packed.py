@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from cellerate.data.tokenizer import ByteTokenizer
+from cellerate.data.tokenizers.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.cell import Cell, write_cell

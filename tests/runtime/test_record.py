@@ -2,7 +2,7 @@
 
 import pytest
 
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import DataError, ModelError
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import Cell

@@ -13,8 +13,8 @@ import pytest
 from cellerate.serving.app import make_app
 from cellerate.serving.limits import Limits
 from cellerate.serving.models import Models
-from cellerate.serving.openapi import document
-from cellerate.serving.operations import OPERATIONS
+from cellerate.serving.routes.openapi import document
+from cellerate.serving.routes.operations import OPERATIONS
 from support.servers import embed_cell, plain_cell, series_cell, text_cell
 
 LIMITS = Limits(max_tokens=50, sequences_per_request=8, prompt_tokens=200, body_bytes=100_000, sessions=100)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cellerate.runtime.packed import load
-from cellerate.serving.operations import OPERATIONS
+from cellerate.serving.routes.operations import OPERATIONS
 from support.browser import browser
 from support.graphs import draw
 from support.servers import SCALER, series_cell, serving, text_cell

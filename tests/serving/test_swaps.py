@@ -12,7 +12,7 @@ from cellerate.serving import models as module
 from cellerate.serving.answers import RequestError, status_of
 from cellerate.serving.limits import Limits
 from cellerate.serving.models import Models
-from cellerate.serving.pushes import Push, ReplacedModelError
+from cellerate.serving.sessions.pushes import Push, ReplacedModelError
 from support.graphs import draw
 from support.servers import series_cell, text_cell
 

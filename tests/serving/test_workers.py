@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import BackendError, DataError
 from cellerate.kernels.decoder.sampling import SamplingRules
-from cellerate.runtime.batcher import Batcher, Ticket
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
-from cellerate.serving.pushes import MissingSessionError, Push
-from cellerate.serving.session_worker import SessionWorker
-from cellerate.serving.sessions import Sessions
+from cellerate.runtime.text.batcher import Batcher, Ticket
+from cellerate.serving.sessions.pushes import MissingSessionError, Push
+from cellerate.serving.sessions.sessions import Sessions
+from cellerate.serving.sessions.worker import SessionWorker
 from cellerate.serving.workers import BusyError, DeadlineError, TextWorker
 from support.graphs import Graph, draw
 

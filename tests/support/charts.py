@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from cellerate.runtime.forecasting import Example
+from cellerate.runtime.forecast.forecasting import Example
 
 _SVG = "{http://www.w3.org/2000/svg}"
 HOURS = np.datetime64("2024-01-01T00", "us") + np.arange(60) * np.timedelta64(1, "h")

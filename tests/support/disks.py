@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cellerate.serving.state_file import StateFile
+from cellerate.serving.sessions.state_file import StateFile
 
 
 class _Failing:

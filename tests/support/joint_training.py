@@ -24,7 +24,7 @@ def forecaster(*between):
 
 
 def windows(batch_size, **settings):
-    from cellerate.data.windows import WindowSource
+    from cellerate.data.windows.windows import WindowSource
 
     values = np.random.default_rng(0).normal(size=(220, 2)).astype(np.float32).cumsum(axis=0) / 5
     return WindowSource(values, window=6, horizon=1, batch_size=batch_size, **settings)
@@ -34,7 +34,7 @@ def run(folder, name, model, source, validation, **settings):
     """Trains, and gives what the run was."""
     import keras
 
-    from cellerate.data.changed import ChangedBatches
+    from cellerate.data.windows.changed import ChangedBatches
     from cellerate.training.loop import train
     from cellerate.training.parallel import apart
     from cellerate.training.settings import TrainingSettings
@@ -153,7 +153,7 @@ def normalised(folder):
 
 def interrupted(folder):
     """A signal that only the last process gets, early in the second epoch."""
-    from cellerate.data.windows import WindowSource
+    from cellerate.data.windows.windows import WindowSource
 
     last = os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
     resume = any((folder / "interrupted.run").glob("checkpoint-*"))
@@ -174,7 +174,7 @@ def interrupted(folder):
 
 def elastic(folder):
     """Trains until the step that `STOP_AT` names, from where the last processes stopped."""
-    from cellerate.training.display import Display
+    from cellerate.training.telemetry.display import Display
 
     stop = tuple(json.loads(os.environ["STOP_AT"]))
 

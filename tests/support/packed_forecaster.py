@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 
-from cellerate.data.scaler import Scaler
+from cellerate.data.windows.scaler import Scaler
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import Cell, narrowed
 from cellerate.runtime.packed import PackedModel

@@ -15,9 +15,9 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from cellerate.data.lines import LineVocabulary
-from cellerate.data.scaler import Scaler
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.text.lines import LineVocabulary
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
+from cellerate.data.windows.scaler import Scaler
 from cellerate.runtime.cell import write_cell
 from support.graphs import Graph, draw
 from support.packed_forecaster import OPTIONS

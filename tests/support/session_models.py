@@ -4,7 +4,7 @@ import numpy as np
 
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
-from cellerate.serving.sessions import Sessions
+from cellerate.serving.sessions.sessions import Sessions
 from support.graphs import Graph, draw
 
 F, H = 3, 11

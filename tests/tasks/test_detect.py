@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 import cellerate
-from cellerate.data.scaler import Scaler
+from cellerate.data.windows.scaler import Scaler
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.runtime.forecasting import ForecastSettings
-from cellerate.runtime.intervals import Calibration
+from cellerate.runtime.forecast.forecasting import ForecastSettings
+from cellerate.runtime.forecast.intervals import Calibration
 from cellerate.tasks import detect as task
-from cellerate.tasks.intervals import calibrate
-from cellerate.tasks.series_errors import SeriesForecaster
+from cellerate.tasks.judging.errors import SeriesForecaster
+from cellerate.tasks.judging.intervals import calibrate
 from cellerate.tasks.settings import SeriesOptions
 from support import packed_forecaster
 

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import cellerate
-from cellerate.data.lines import BOS, EOS, LineVocabulary
+from cellerate.data.text.lines import BOS, EOS, LineVocabulary
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.storage import TaskRecord, save_model

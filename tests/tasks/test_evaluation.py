@@ -2,16 +2,16 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.data.lines import LineVocabulary
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.text.lines import LineVocabulary
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.embed import evaluate_lines, load_line_model
 from cellerate.tasks.inference import evaluate
-from cellerate.tasks.series import load_series_model, train_on_series
-from cellerate.tasks.series_evaluation import evaluate_forecaster
+from cellerate.tasks.judging.evaluation import evaluate_forecaster
+from cellerate.tasks.series.train import load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import cellerate
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.exports.litert import LiteRt
 from cellerate.exports.onnx import OnnxRuntime

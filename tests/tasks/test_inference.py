@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import cellerate
-from cellerate.data.lines import LineVocabulary
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.text.lines import LineVocabulary
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.text import build_text_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cellerate
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import CellerateError, ConfigError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model

@@ -12,7 +12,7 @@ import cellerate
 from cellerate.errors import ConfigError
 from cellerate.tasks.embed import load_line_model
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions, TextArchitecture, TextOptions
-from cellerate.tasks.text import train_on_text
+from cellerate.tasks.text.train import train_on_text
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.data.text_windows import TextBatches
+from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import TrainingError
 from cellerate.models.storage import save_model
 from cellerate.models.text import build_text_model
@@ -20,7 +20,7 @@ from cellerate.training.divergence import (
 from cellerate.training.loop import train
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.settings import TrainingSettings
-from cellerate.training.telemetry import read_telemetry
+from cellerate.training.telemetry.records import read_telemetry
 
 pytestmark = pytest.mark.keras
 

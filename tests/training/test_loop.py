@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from cellerate.data.pipeline import KerasBatches
-from cellerate.data.text_windows import StreamBatches, TextBatches
+from cellerate.data.windows.text_windows import StreamBatches, TextBatches
 from cellerate.errors import CheckpointError, ConfigError, OutputError, TrainingError
 from cellerate.files import exclusive
 from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.training.callbacks import Conductor, Progress
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.display import Display
 from cellerate.training.loop import train
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import check_start, run_folder
-from cellerate.training.telemetry import Sample
+from cellerate.training.telemetry.display import Display
+from cellerate.training.telemetry.records import Sample
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 

@@ -6,17 +6,17 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.data.changed import MeanOverItems
 from cellerate.data.pipeline import KerasBatches
-from cellerate.data.sampled import SampledBatches
-from cellerate.data.text_windows import StreamBatches, TextBatches
+from cellerate.data.windows.changed import MeanOverItems
+from cellerate.data.windows.sampled import SampledBatches
+from cellerate.data.windows.text_windows import StreamBatches, TextBatches
 from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.training import time_limits
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.display import Display
 from cellerate.training.loop import train
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.telemetry.display import Display
 from cellerate.training.time_limits import TimeLimits
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]

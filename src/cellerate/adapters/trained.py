@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import DataError
-from cellerate.runtime.calibrating import Intervals
+from cellerate.runtime.forecast import Intervals
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.packing import pack
 from cellerate.tasks.train import train_series

@@ -133,7 +133,7 @@ def _worst(rows: Sequence[Mapping[str, Any]], rank: int) -> None:
 
 
 def _label(name: str) -> str:
-    from cellerate.tasks.baselines import LABELS
+    from cellerate.tasks.judging import LABELS
 
     return LABELS[name]
 

@@ -14,29 +14,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from cellerate import __version__
-from cellerate.cli import (
-    backtest,
-    bench,
+from cellerate.cli.inference import backtest, detect, embed, evaluate, forecast, generate
+from cellerate.cli.inspection import bench, doctor, env, explain, info, profile, report
+from cellerate.cli.shipping import export, optimize, pack, serve
+from cellerate.cli.training import (
     data,
-    detect,
-    doctor,
-    embed,
-    env,
-    evaluate,
-    explain,
-    export,
-    forecast,
-    generate,
-    info,
-    optimize,
-    pack,
+    embed as train_embed,
     plan,
-    profile,
-    report,
-    serve,
-    train_embed,
-    train_series,
-    train_text,
+    series as train_series,
+    text as train_text,
     watch,
 )
 from cellerate.cli.words import in_options, verb_of
@@ -58,29 +44,34 @@ train_app = typer.Typer(
 train_app.command("text")(train_text.train_text)
 train_app.command("series")(train_series.train_series)
 train_app.command("embed")(train_embed.train_embed)
-app.add_typer(train_app, name="train")
 data_app = typer.Typer(help="Prepare data.", no_args_is_help=True)
 data_app.command("pack")(data.pack)
-app.add_typer(data_app, name="data")
-app.command("generate")(generate.generate)
-app.command("forecast")(forecast.forecast)
-app.command("detect")(detect.detect)
-app.command("embed")(embed.embed)
-app.command("evaluate")(evaluate.evaluate)
-app.command("backtest")(backtest.backtest)
-app.command("plan")(plan.plan)
-app.command("pack")(pack.pack)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
-app.command("watch")(watch.watch)
-app.command("optimize")(optimize.optimize)
-app.command("report")(report.report)
-app.command("explain")(explain.explain)
-app.command("info")(info.info)
-app.command("profile")(profile.profile)
-app.command("bench")(bench.bench)
-app.command("env")(env.env)
-app.command("doctor")(doctor.doctor)
+# The panels of `cellerate --help`, in its order.
+app.add_typer(train_app, name="train", rich_help_panel="Train")
+app.add_typer(data_app, name="data", rich_help_panel="Train")
+for panel, verbs in {
+    "Train": (plan.plan, watch.watch),
+    "Use a model": (
+        generate.generate,
+        forecast.forecast,
+        detect.detect,
+        embed.embed,
+        evaluate.evaluate,
+        backtest.backtest,
+    ),
+    "Make it fast and small, and ship it": (optimize.optimize, pack.pack, export.export, serve.serve),
+    "Look at models, runs and this machine": (
+        explain.explain,
+        info.info,
+        profile.profile,
+        report.report,
+        bench.bench,
+        env.env,
+        doctor.doctor,
+    ),
+}.items():
+    for verb in verbs:
+        app.command(verb.__name__, rich_help_panel=panel)(verb)
 
 
 def _version(wanted: bool) -> None:

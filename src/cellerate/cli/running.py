@@ -16,8 +16,8 @@ from cellerate.distributed.settings import ProcessSettings
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
 if TYPE_CHECKING:
-    from cellerate.training.display import Display
     from cellerate.training.loop import TrainingResult
+    from cellerate.training.telemetry import Display
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a model, or a run that has not ended, of the same name.")
@@ -114,7 +114,10 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
 
 def training_display(quiet: bool) -> "Display":
     """The display of a run."""
-    from cellerate.training.display import Display, Terminal
+    from cellerate.training.telemetry import (
+        Display,
+        Terminal,
+    )
 
     class Program(Display if quiet else Terminal):  # type: ignore[misc]
         """The display of a process that may end without the frameworks in it."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.output import note, tell
-from cellerate.data.table_options import TableOptions
+from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import require

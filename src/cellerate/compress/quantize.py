@@ -25,7 +25,7 @@ from cellerate.models.rewrite import describe, rebuild
 from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import kept_bytes, kept_types, narrowed, rounded
 from cellerate.runtime.cell_format import INT8
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program import Engine
 from cellerate.settings import check_number
 
 # Shares of its largest magnitude that a column may be clipped to, starting with all of it. Near 1 they lie close

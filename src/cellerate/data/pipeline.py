@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from cellerate.data.batches import BatchSource, iterate
+from cellerate.data.arrays import BatchSource, iterate
 from cellerate.errors import ConfigError
 
 Item = tuple[Any, ...] | BaseException

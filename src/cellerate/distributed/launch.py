@@ -17,7 +17,7 @@ from typing import IO, Any
 from cellerate.distributed.group import Place
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, processors
-from cellerate.machine.gpu.machine import facts
+from cellerate.machine.gpu import facts
 
 BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
 # How long the others may still take once one has failed: they wait for it, and notice sooner or later.

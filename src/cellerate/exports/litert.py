@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from ai_edge_litert import interpreter
-from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert import interpreter, schema_py_generated as schema
 
 from cellerate.errors import ModelError
 from cellerate.exports.litert_graph import LiteRtGraph, Value

@@ -18,7 +18,7 @@ from cellerate.exports.onnx_lstm import LstmValues, add_lstm
 from cellerate.exports.onnx_operations import Given, add_operation
 from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
-from cellerate.runtime.operations import result_type
+from cellerate.runtime.program import result_type
 
 # What every runtime of these years reads: ONNX Runtime 1.14, OpenVINO 2023, Triton 23.
 _OPSET, _IR_VERSION = 17, 9

@@ -9,7 +9,7 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.program import Program
 from cellerate.runtime.cell import narrowed
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program import Engine
 
 # Steps where they are free. No format is written for one of them alone.
 _LENGTHS = (1, 2, 9, 40)

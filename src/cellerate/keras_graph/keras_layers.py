@@ -16,10 +16,12 @@ from keras.src.layers.pooling.base_global_pooling import BaseGlobalPooling
 from keras.src.layers.pooling.base_pooling import BasePooling
 from keras.src.layers.rnn.conv_lstm import ConvLSTM
 
-from cellerate.keras_graph import program_layers as program
-from cellerate.keras_graph import program_operations as operations
-from cellerate.keras_graph import program_recurrent as recurrent
-from cellerate.keras_graph import ties_layers as ties
+from cellerate.keras_graph import (
+    program_layers as program,
+    program_operations as operations,
+    program_recurrent as recurrent,
+    ties_layers as ties,
+)
 from cellerate.keras_graph.program_nodes import Read, Readers, ReadOne
 from cellerate.keras_graph.ties_layers import Tie
 

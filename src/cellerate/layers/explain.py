@@ -13,8 +13,8 @@ from keras import layers
 
 from cellerate.errors import BackendError, ModelError
 from cellerate.keras_graph import keras2
+from cellerate.keras_graph.activations import RANGE, nearest_activation
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
-from cellerate.keras_graph.nearest_activation import RANGE, nearest_activation
 from cellerate.keras_graph.to_program import why_not_packed
 from cellerate.kernels import native
 from cellerate.layers import conditions, fused, table

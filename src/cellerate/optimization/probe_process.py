@@ -194,7 +194,7 @@ class _Work:
 
     def _load(self, *, batch_size: int, length: int | None) -> dict[str, float]:
         """Measures the milliseconds it takes to make a batch while nothing else runs."""
-        from cellerate.data.batches import iterate
+        from cellerate.data.arrays import iterate
         from cellerate.optimization.clocks import timed_calls
 
         source = self._workload.source(self._workload.model, batch_size, length)

@@ -14,7 +14,7 @@ from cellerate.optimization.context import Context
 from cellerate.optimization.passes.steps import batch_items
 from cellerate.optimization.training import learning_rate_of, settings_of
 from cellerate.optimization.workloads.base import Workload
-from cellerate.tasks.linear import shares_map
+from cellerate.tasks.judging import shares_map
 from cellerate.tasks.settings import (
     AutoencoderArchitecture,
     ForecastArchitecture,

@@ -24,7 +24,7 @@ import cellerate
 from cellerate.errors import ConfigError, OutputError
 from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.keras_graph import keras2
-from cellerate.machine.doctor.load import busy_now
+from cellerate.machine.doctor import busy_now
 from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
 from cellerate.models.storage import TaskRecord, save_model

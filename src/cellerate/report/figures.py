@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from cellerate import format as shown
 from cellerate.report.effects import UNCHANGED
 from cellerate.report.record import Candidate, Curve, Pass, Quantity, Run
-from cellerate.report.svg import Dot, Line, LineChart, ScatterChart, Step, WaterfallChart
-from cellerate.report.svg.scatter import Kind
+from cellerate.report.svg import Dot, Kind, Line, LineChart, ScatterChart, Step, WaterfallChart
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, thinned
 from cellerate.report.view import BEST_TRADE_OFF, metric_name
 

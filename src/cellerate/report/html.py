@@ -14,8 +14,7 @@ from cellerate.report import figures, view
 from cellerate.report.gains import gains
 from cellerate.report.record import Run
 from cellerate.report.samples import samples
-from cellerate.report.svg import Chart
-from cellerate.report.svg.canvas import clean
+from cellerate.report.svg import Chart, clean
 
 FILE_NAME = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -5,8 +5,7 @@ from typing import Any
 
 from cellerate.format import milliseconds, percent, size
 from cellerate.report.html import render, write_page
-from cellerate.report.svg import Line, LineChart, PartBar, PartsChart
-from cellerate.report.svg.parts import WAITING
+from cellerate.report.svg import WAITING, Line, LineChart, PartBar, PartsChart
 from cellerate.report.tables import Figure, Table, cells, thinned
 
 _KINDS = (

@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from cellerate.data.decoding import Errors
-from cellerate.data.given_lines import given_lines
-from cellerate.data.lines import LineVocabulary, Padding, encode_batches
+from cellerate.data.files import Errors
+from cellerate.data.settings import Padding
+from cellerate.data.text import LineVocabulary, encode_batches, given_lines
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write, write_parquet
 from cellerate.machine.environment import require
 from cellerate.runtime.cell import Cell
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.program import Engine
 
 # No line is longer, and NumPy's integers have a limit.
 _LONGEST = 2**31 - 1

@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cellerate.data.vocabulary import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
+from cellerate.data.tokenizers import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.runtime.cell import Cell, read_cell
-from cellerate.runtime.engine import Engine
-from cellerate.runtime.prepared import Inputs, Out
-from cellerate.runtime.prepared_call import PreparedCall
+from cellerate.runtime.program import Engine, Inputs, Out, PreparedCall, Stepping, Streams, stepping_of
 from cellerate.runtime.record import Recorded
-from cellerate.runtime.stepping import Stepping, stepping
-from cellerate.runtime.streams import Streams
-from cellerate.runtime.text_model import NextTokenModel
+from cellerate.runtime.text import NextTokenModel
 
 if TYPE_CHECKING:
     from cellerate.runtime.embedding import Embedder
-    from cellerate.runtime.explanation import ProgramExplanation
-    from cellerate.runtime.forecasting import Example, Forecaster
+    from cellerate.runtime.forecast import Example, Forecaster
+    from cellerate.runtime.program import ProgramExplanation
 
 
 def load(path: str | os.PathLike[str], *, device: str = "cpu") -> "PackedModel":
@@ -145,7 +141,7 @@ class PackedModel(Recorded, NextTokenModel):
             ConfigError: A size does not fit the model, or a name is not one of its outputs.
             DataError: The model does not take batches of this size.
         """
-        from cellerate.runtime.explanation import explain
+        from cellerate.runtime.program import explain
 
         return explain(self._engine, self.precision, batch, steps, outputs)
 
@@ -241,7 +237,7 @@ class PackedModel(Recorded, NextTokenModel):
         Example:
             >>> cellerate.load("ett.cell").forecast_files(["ETTh1.csv"])[0].forecast
         """
-        from cellerate.runtime.calibrating import forecast_with_intervals
+        from cellerate.runtime.forecast import forecast_with_intervals
 
         made = self.forecaster
         return forecast_with_intervals(
@@ -288,7 +284,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     @functools.cached_property
     def _stepping(self) -> tuple[Stepping, Engine]:
-        made = stepping(self.cell.program)
+        made = stepping_of(self.cell.program)
         return made, Engine(made.program, self.precision)
 
     @functools.cached_property
@@ -300,7 +296,7 @@ class PackedModel(Recorded, NextTokenModel):
     @functools.cached_property
     def forecaster(self) -> "Forecaster":
         """The forecaster that this model is. Raises `ModelError` if it is none."""
-        from cellerate.runtime.forecasting import Forecaster
+        from cellerate.runtime.forecast import Forecaster
 
         return Forecaster(self._of_task("series", "forecast"), self._engine)
 

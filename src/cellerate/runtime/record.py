@@ -47,7 +47,7 @@ def task_facts(task: str | None, payload: Any, model: str) -> TaskFacts:
         ModelError: The record is damaged.
     """
     if task == "series":
-        from cellerate.runtime.forecasting import forecast_settings
+        from cellerate.runtime.forecast import forecast_settings
 
         found = forecast_settings(payload, model)
         features, targets = (tuple(found.reading[which]) for which in ("features", "targets"))

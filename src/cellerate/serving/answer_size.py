@@ -7,8 +7,7 @@ import numpy as np
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.answers import RequestError
 from cellerate.serving.limits import Limits
-from cellerate.serving.pushes import Push, steps_in
-from cellerate.serving.session_streams import StepSize, zeros
+from cellerate.serving.sessions import Push, StepSize, steps_in, zeros
 
 # Rows times steps of a prediction, in steps of one row.
 _ROWS_OF_STEPS = 10

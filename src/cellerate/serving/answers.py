@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
-from cellerate.serving.pushes import (
+from cellerate.serving.sessions import (
     ExistingSessionError,
     MissingSessionError,
     ReplacedModelError,

@@ -14,9 +14,7 @@ from cellerate.serving.answers import answering, error_answer, json_answer
 from cellerate.serving.gate import Gate
 from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Models
-from cellerate.serving.openapi import document
-from cellerate.serving.operations import OPERATIONS
-from cellerate.serving.page_routes import page_routes
+from cellerate.serving.routes import OPERATIONS, document, page_routes
 from cellerate.serving.server_state import models_of
 from cellerate.serving.visitors import Visitors
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from cellerate.errors import ConfigError, ModelError
-from cellerate.runtime.forecasting import ForecastSettings, forecast_settings
+from cellerate.runtime.forecast import ForecastSettings, forecast_settings
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.serving.answer_size import AnswerSize
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
 from cellerate.serving.limits import Limits
-from cellerate.serving.session_worker import SessionWorker
-from cellerate.serving.sessions import Sessions
+from cellerate.serving.sessions import Sessions, SessionWorker
 from cellerate.serving.workers import TextWorker
 
 FLUSH_EVERY_S = 10.0

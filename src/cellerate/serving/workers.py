@@ -15,17 +15,13 @@ import numpy as np
 
 from cellerate.errors import CellerateError
 from cellerate.kernels.decoder.sampling import SamplingRules
-from cellerate.runtime.batcher import Batcher, Ticket, Update
 from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.text import Batcher, Ticket, Update
 
 _Found = TypeVar("_Found")
 
 # After an error of the machine the next try waits, so that an error that stays does not take a core.
 _PAUSE_S = 0.1
-# States that are written between two batches of pushes: a few milliseconds.
-_FLUSHED_AT_ONCE = 128
-# How often it is said in the log that states cannot be written.
-_WORD_EVERY_S = 60
 
 log = logging.getLogger("cellerate.serving")
 

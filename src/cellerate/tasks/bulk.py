@@ -13,36 +13,34 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.decoding import Errors
-from cellerate.data.file_digest import file_digest
-from cellerate.data.line_files import find_line_files, line_blocks
+from cellerate.data.files import Errors, file_digest
 from cellerate.data.series import SeriesData, SeriesPart
-from cellerate.data.table_options import TableOptions
+from cellerate.data.settings import TableOptions
+from cellerate.data.text import find_line_files, line_blocks
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
-from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.embedding import vector_column
-from cellerate.runtime.forecasting import forecast_ends
+from cellerate.runtime.forecast import Intervals, forecast_ends, left_out, series_ends
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.series_ends import left_out, series_ends
 from cellerate.settings import one_or_more
-from cellerate.tasks.forecasts import forecast_columns
-from cellerate.tasks.metrics import ERRORS
-from cellerate.tasks.opening import forecaster_of, open_model, record_for
-from cellerate.tasks.pieces import Pieces
-from cellerate.tasks.series_errors import (
+from cellerate.tasks.judging import (
+    ERRORS,
+    Judging,
     Progress,
+    SeriesErrors,
     SeriesForecaster,
     baselines_for,
     count_in,
+    forecast_columns,
     forecaster_report,
     judge_windows,
+    judged_intervals,
     judging_of,
     part_of,
     raw_windows,
 )
-from cellerate.tasks.series_evaluation import judged_intervals
-from cellerate.tasks.series_report import Judging, SeriesErrors
+from cellerate.tasks.opening import forecaster_of, open_model, record_for
+from cellerate.tasks.pieces import Pieces
 
 _Path = str | os.PathLike[str]
 _Embed = Callable[[Sequence[str]], np.ndarray]

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cellerate.data.series import SeriesData
-from cellerate.data.table_options import TableOptions
-from cellerate.data.time_form import TimeForm
+from cellerate.data.settings import TableOptions
+from cellerate.data.times import TimeForm
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.runtime.calibrating import row_forecasts
-from cellerate.runtime.intervals import check_level
+from cellerate.runtime.forecast import check_level, row_forecasts
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.opening import Model, forecaster_of, open_model
 from cellerate.tasks.settings import ReadingOptions

@@ -9,21 +9,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.line_files import read_lines
-from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches
 from cellerate.data.pipeline import KerasBatches
-from cellerate.data.sampled import SampledBatches, spread_within
+from cellerate.data.text import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
+from cellerate.data.windows import SampledBatches, spread_within
 from cellerate.errors import DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.embedding import line_settings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
-from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
+from cellerate.training.telemetry import Display
 from cellerate.training.time_limits import TimeLimits
 
 

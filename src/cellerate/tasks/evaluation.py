@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 import keras
 
-from cellerate.data.decoding import READ_AS
-from cellerate.data.line_files import read_lines
-from cellerate.data.paths import check_paths
+from cellerate.data.files import READ_AS, check_paths
+from cellerate.data.text import read_lines
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.tasks.embed import evaluate_lines, line_model_of
+from cellerate.tasks.judging import EvaluationOptions, evaluate_forecaster
 from cellerate.tasks.series import series_model_of
-from cellerate.tasks.series_evaluation import EvaluationOptions, evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
 

@@ -11,7 +11,7 @@ from cellerate.files import atomic_folder, atomic_write, check_writable
 from cellerate.machine.environment import require
 from cellerate.program import Program
 from cellerate.runtime.cell import Cell, read_cell
-from cellerate.runtime.stepping import stepping
+from cellerate.runtime.program import stepping_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,7 +312,7 @@ def _exportable(cell: Cell) -> Cell:
 
 def _stateful(program: Program) -> Program:
     """The program with the states of its LSTMs going in and out: of the first one h_0 and c_0, and so on."""
-    made = stepping(program)
+    made = stepping_of(program)
     # Without the names of the layers, which Keras numbers anew in each process.
     names = {name: "_".join(name.split()[:2]) for name in made.states}
     nodes = tuple(

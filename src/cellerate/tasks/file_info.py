@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from cellerate.data.series_pack import SUFFIX, is_packed_series, open_packed
+from cellerate.data.series import SUFFIX, is_packed_series, open_packed
 from cellerate.errors import DataError
 from cellerate.runtime.packed import load
 from cellerate.runtime.record import task_facts

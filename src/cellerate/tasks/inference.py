@@ -10,29 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from cellerate.data.given_lines import given_lines
-from cellerate.data.line_files import read_lines
-from cellerate.data.paths import check_paths
-from cellerate.data.table_options import TableOptions
-from cellerate.data.vocabulary import Vocabulary
+from cellerate.data.files import Errors, check_paths
+from cellerate.data.settings import TableOptions
+from cellerate.data.text import given_lines, read_lines
+from cellerate.data.tokenizers import Vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.program import PRECISIONS
-from cellerate.runtime.calibrating import forecast_with_intervals
-from cellerate.runtime.device import check_implementation
+from cellerate.runtime.forecast import forecast_with_intervals, left_out, too_short
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.sampling import sampling_rules
-from cellerate.runtime.series_ends import left_out, too_short
+from cellerate.runtime.text import check_implementation, sampling_rules
 from cellerate.settings import check_choice, one_or_more, record_of, takes_fields_of
-from cellerate.tasks.forecast_frame import Forecasts
+from cellerate.tasks.judging import EvaluationOptions, Forecasts, evaluate_forecaster
 from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
-from cellerate.tasks.series_evaluation import EvaluationOptions, evaluate_forecaster
 from cellerate.tasks.settings import ReadingOptions
 from cellerate.training.settings import Implementation
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
-
-Errors = Literal["strict", "replace"]
 
 
 def generate(
@@ -111,8 +105,7 @@ def generate(
         if precision not in ("float32", opened.precision):
             raise ConfigError(f"precision is {precision!r}, but the packed model is of {opened.precision}.")
         return "".join(opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop))
-    from cellerate.tasks.generating import generate_text
-    from cellerate.tasks.text import text_model_of
+    from cellerate.tasks.text import generate_text, text_model_of
 
     network, found, name = opened
     pieces = generate_text(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.tasks.series_errors import SeriesForecaster
+from cellerate.tasks.judging import SeriesForecaster
 
 if TYPE_CHECKING:
     import keras

@@ -7,15 +7,15 @@ from typing import Any
 import keras
 
 import cellerate
-from cellerate.data.vocabulary import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
+from cellerate.data.tokenizers import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.autoencoder import with_vectors
 from cellerate.models.storage import TaskRecord, load_model
 from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
-from cellerate.runtime.decoder_chain import chain_of, widths
 from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.text import chain_of, widths
 
 
 def pack(

@@ -9,23 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cellerate.data.calendar_parts import CalendarPart as Calendar
-from cellerate.data.calendar_parts import check_calendar
-from cellerate.data.decoding import check_codec
+from cellerate.data.files import Errors, check_codec
+from cellerate.data.settings import (
+    CalendarPart as Calendar,
+    Duplicates,
+    Gaps,
+    Missing,
+    Padding,
+    Storage,
+    check_calendar,
+)
 from cellerate.errors import ConfigError
 from cellerate.settings import check_choice, check_counts, check_number
 
 if TYPE_CHECKING:
     from cellerate.data.series import SeriesData, SeriesSplit
 
-Errors = Literal["strict", "replace"]
-Missing = Literal["error", "drop", "ffill", "interpolate"]
-Gaps = Literal["split", "error", "ignore"]
-Duplicates = Literal["error", "first", "last", "mean"]
-Storage = Literal["float32", "float16"]
 Loss = Literal["mse", "mae", "huber"]
 Scaling = Literal["global", "series"]
-Padding = Literal["right", "left"]
 _TRAIN_FRACTION = 0.7
 
 

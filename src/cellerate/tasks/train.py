@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 
-from cellerate.data.frames import as_sources
-from cellerate.data.paths import check_paths
-from cellerate.data.table_options import TableOptions
+from cellerate.data.files import check_paths
+from cellerate.data.settings import TableOptions
+from cellerate.data.tables import as_sources
 from cellerate.errors import ConfigError
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.embed import EmbedRun, train_on_lines
@@ -27,8 +27,12 @@ from cellerate.tasks.settings import (
     TextOptions,
 )
 from cellerate.tasks.text import TextRun, train_on_text
-from cellerate.training.display import Display, Notebook, Terminal
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.telemetry import (
+    Display,
+    Notebook,
+    Terminal,
+)
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Model: TypeAlias = _Path | keras.Model

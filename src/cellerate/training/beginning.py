@@ -13,9 +13,9 @@ from cellerate.errors import CheckpointError, ConfigError
 from cellerate.training.callbacks import Progress
 from cellerate.training.checkpoint import Checkpoint, check_identity
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.display import Display
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.telemetry import Display
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,17 +13,17 @@ from typing import Any
 
 import keras
 
-from cellerate.data.batches import BatchSource
+from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.format import loss
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
-from cellerate.training.display import Display
 from cellerate.training.divergence import GradientNorm, diverged, is_far, reference_loss, remedy
 from cellerate.training.optimizers import current_learning_rate
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.stretches import ErrorByStretch, clearly_better
+from cellerate.training.telemetry import Display
 
 _LOOK_EVERY_S = 0.2
 
@@ -388,3 +388,39 @@ class Conductor(keras.callbacks.Callback):
         steps = self._last_step[0] - self._first_step[0]
         seconds = self._last_step[1] - self._first_step[1]
         return steps * self._items_per_step / seconds if steps and seconds > 0 else 0.0
+
+
+class _Resumable:
+    """Lets a Keras callback keep its counters through a checkpoint and a second call of `fit`."""
+
+    counted: tuple[str, ...] = ()
+
+    def __init__(self, progress: Progress, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._progress = progress
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Restores the counters of the run, because Keras resets its own here."""
+        super().on_train_begin(logs)  # type: ignore[misc]
+        vars(self).update(self._progress.counters.get(type(self).__name__, {}))
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Counts as Keras does, and records the counters for the checkpoint."""
+        super().on_epoch_end(epoch, logs)  # type: ignore[misc]
+        self._progress.counters[type(self).__name__] = {
+            name: None if value is None else float(value) if name == "best" else int(value)
+            for name in self.counted
+            for value in [getattr(self, name)]
+        }
+
+
+class EarlyStopping(_Resumable, keras.callbacks.EarlyStopping):
+    """Keras's early stopping, resumable."""
+
+    counted = ("wait", "best", "best_epoch", "stopped_epoch")
+
+
+class ReduceLROnPlateau(_Resumable, keras.callbacks.ReduceLROnPlateau):
+    """Keras's plateau reduction, resumable."""
+
+    counted = ("wait", "best", "cooldown_counter")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import keras
 
-from cellerate.data.batches import BatchSource
+from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.files import remove_unfinished
 from cellerate.layers.accelerate import accelerate
@@ -22,30 +22,28 @@ from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
 from cellerate.training.beginning import Begin, begun, checkpoint_to_resume, layers_held, progress_of
 from cellerate.training.callback_list import WhenDue, check_callbacks
-from cellerate.training.callbacks import Conductor, Interrupted
-from cellerate.training.checkpoint import (
-    Checkpoint,
-    Position,
-    architecture_of,
-    restore,
-)
+from cellerate.training.callbacks import Conductor, EarlyStopping, Interrupted, ReduceLROnPlateau
+from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.display import Display, Plan
 from cellerate.training.divergence import GradientNorm
-from cellerate.training.history import write_history
 from cellerate.training.kernels_used import kernels_used
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
 from cellerate.training.precision import precision_for
 from cellerate.training.probe import end_probe, is_probe
-from cellerate.training.resumable import EarlyStopping, ReduceLROnPlateau
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
-from cellerate.training.telemetry import Sample, Telemetry
+from cellerate.training.telemetry import (
+    Display,
+    Plan,
+    Sample,
+    Telemetry,
+    check_trackers,
+    write_history,
+)
 from cellerate.training.time_limits import SampleSize, TimeLimits, judged_part
-from cellerate.training.trackers import check_trackers
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.shares import share_of
+from cellerate.data.arrays import BatchSource
+from cellerate.data.windows import share_of
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import describe, rebuild

@@ -12,13 +12,13 @@ from typing import Any
 
 import keras
 
-from cellerate.data.batches import BatchSource
+from cellerate.data.arrays import BatchSource
 from cellerate.errors import in_a_line
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import with_dtype_policy
-from cellerate.training.display import Display
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.telemetry import Display
 from cellerate.training.trial import try_training
 
 _TIMED_STEPS = 24

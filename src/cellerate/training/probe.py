@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.shares import share_of
+from cellerate.data.arrays import BatchSource
+from cellerate.data.windows import share_of
 from cellerate.machine.environment import PROBE_VARIABLE, peak_memory_bytes
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings

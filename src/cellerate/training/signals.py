@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from cellerate.training.callbacks import Conductor
-from cellerate.training.display import Display
+from cellerate.training.telemetry import Display
 
 
 @contextlib.contextmanager

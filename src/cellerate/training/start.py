@@ -9,7 +9,7 @@ from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.machine.environment import require
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.parallel import Processes
-from cellerate.training.trackers import check_trackers
+from cellerate.training.telemetry import check_trackers
 
 # What a run needs beside Keras, and what for.
 _PACKAGES = {"safetensors": "a checkpoint", "psutil": "measuring memory"}

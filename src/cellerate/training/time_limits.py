@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import keras
 
-from cellerate.data.batches import BatchSource
+from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
-from cellerate.data.sampled import SampledBatches
+from cellerate.data.windows import SampledBatches
 from cellerate.format import duration
 from cellerate.training.callbacks import Progress
 from cellerate.training.parallel import Processes

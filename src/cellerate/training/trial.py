@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
+from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.measure import Timing, as_timing
 from cellerate.training.optimizers import build_optimizer

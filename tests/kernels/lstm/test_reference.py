@@ -12,8 +12,7 @@ from cellerate.activations import on_backend
 from cellerate.errors import ConfigError
 from cellerate.kernels.lstm.reference import Forward, backward, forward
 from cellerate.kernels.lstm.reference_activations import activation_of
-from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES
-from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES, MASKED_OUTPUTS, LstmOptions
 from support.activation_names import IN_FILES, IN_KERNELS, in_keras
 from support.pairwise import marked
 

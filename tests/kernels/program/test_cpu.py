@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from cellerate.kernels import native
 from cellerate.kernels.lstm import reference
@@ -15,7 +14,7 @@ from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.kernels.program import cpu
 from cellerate.kernels.program.cpu import CompiledProgram
 from cellerate.program import PRECISIONS, Node, Program
-from cellerate.runtime import interpreter, operations, shapes
+from cellerate.runtime.program import interpreter, operations, shapes
 from support.graphs import Graph, draw
 from support.programs import (
     PROGRAMS,

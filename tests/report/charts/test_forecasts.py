@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cellerate.data.time_form import TimeForm
+from cellerate.data.times.form import TimeForm
 from cellerate.report.charts import draw_forecasts
 from cellerate.report.charts.forecasts import bands, by_the_clock, middle
 from support.charts import example, shown

@@ -40,8 +40,8 @@ class Cancellation:
 class SamplingRules:
     """How the native core draws an id. Up to `min_p`, the rules apply in the order of the attributes.
 
-    All arithmetic is in float64, as in `cellerate.runtime.sampling`, which does the same in NumPy. Random numbers come
-    from Philox4x32-10, with the seed as key, and the position of the id and the stream as counter, so an id can be
+    All arithmetic is in float64, as in `cellerate.runtime.text.sampling`, which does the same in NumPy. Random numbers
+    come from Philox4x32-10, with the seed as key, and the position of the id and the stream as counter, so an id can be
     drawn again without those before it.
 
     Attributes:

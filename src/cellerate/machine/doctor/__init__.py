@@ -6,6 +6,7 @@ and runs all checks. Nothing here imports a framework.
 
 from cellerate.machine.doctor.core import Core
 from cellerate.machine.doctor.examination import examine
-from cellerate.machine.doctor.finding import STATUSES, Finding, Status
+from cellerate.machine.doctor.finding import Finding
+from cellerate.machine.doctor.load import Others, busy_now
 
-__all__ = ["STATUSES", "Core", "Finding", "Status", "examine"]
+__all__ = ["Core", "Finding", "Others", "busy_now", "examine"]

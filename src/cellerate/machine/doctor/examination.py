@@ -14,8 +14,16 @@ from types import ModuleType
 
 from cellerate.files import cache_dir
 from cellerate.machine import gpu
-from cellerate.machine.doctor import core as native_core
-from cellerate.machine.doctor import disk, gpus, load, memory, packages, processors, settings
+from cellerate.machine.doctor import (
+    core as native_core,
+    disk,
+    gpus,
+    load,
+    memory,
+    packages,
+    processors,
+    settings,
+)
 from cellerate.machine.doctor.core import Core, peak_of
 from cellerate.machine.doctor.finding import STATUSES, Finding, read
 from cellerate.machine.doctor.memory import Usage

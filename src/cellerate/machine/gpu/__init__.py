@@ -8,14 +8,13 @@ Example:
     "JAX 0.10.2 has no CUDA plugin: pip install 'jax[cuda13]'"
 """
 
-from cellerate.machine.gpu.builds import Build, build_of
+from cellerate.machine.gpu.builds import build_of
 from cellerate.machine.gpu.diagnosis import KERNELS_CAPABILITY, describe, diagnose, diagnose_kernels, memory
 from cellerate.machine.gpu.machine import SETTINGS, Device, GpuFacts, facts
 
 __all__ = [
     "KERNELS_CAPABILITY",
     "SETTINGS",
-    "Build",
     "Device",
     "GpuFacts",
     "build_of",

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from cellerate import format as shown
 from cellerate.observe.bench.compare import CONFIDENCE, Comparison, Effect
-from cellerate.report.bench_page import Bar, BenchPage, RatioChart, Section
+from cellerate.report.bench_page import BenchPage, Section
+from cellerate.report.svg import Bar, RatioChart
 from cellerate.report.tables import Cell, Figure, Table, cells, table
 
 _HEADS = ("Job", ">before", ">after", ">after / before", f">{CONFIDENCE:.0%} interval", "Verdict")

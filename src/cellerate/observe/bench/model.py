@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.data.tokenizers import CharacterTokenizer
 from cellerate.kernels.lstm import reference
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import write_cell

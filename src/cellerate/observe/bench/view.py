@@ -10,7 +10,8 @@ from cellerate import format as shown
 from cellerate.observe.bench.cases import CASES
 from cellerate.observe.bench.compare import BUSY, STOLEN, name_of
 from cellerate.observe.bench.record import Entry, Record
-from cellerate.report.bench_page import Bar, BarChart, BenchPage, Section
+from cellerate.report.bench_page import BenchPage, Section
+from cellerate.report.svg import Bar, BarChart
 from cellerate.report.tables import Cell, Figure, Table, cells, table
 from cellerate.report.view import Tile
 

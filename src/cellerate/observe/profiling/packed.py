@@ -9,12 +9,11 @@ from cellerate.errors import BackendError, ModelError
 from cellerate.format import milliseconds
 from cellerate.kernels import native
 from cellerate.kernels.decoder.sampling import SamplingRules
-from cellerate.machine.doctor.load import Others
+from cellerate.machine.doctor import Others
 from cellerate.observe.profiling.record import Change, Part, Profile, bottleneck
 from cellerate.observe.profiling.surroundings import surroundings
-from cellerate.runtime.engine import Engine
-from cellerate.runtime.explanation import ProgramExplanation, explain
 from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.program import Engine, ProgramExplanation, explain
 
 _WIDER = 16
 _SMALLEST = 0.05

@@ -1,6 +1,6 @@
 """Where a profile was taken, and what else ran meanwhile, in words."""
 
-from cellerate.machine.doctor.load import Others
+from cellerate.machine.doctor import Others
 from cellerate.machine.environment import machine, versions
 
 

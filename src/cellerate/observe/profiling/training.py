@@ -12,7 +12,7 @@ import keras
 
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_folder, check_writable
-from cellerate.machine.doctor.load import Others
+from cellerate.machine.doctor import Others
 from cellerate.machine.environment import resident_memory_bytes
 from cellerate.observe.profiling.changes import Found, find_changes, is_cold
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, first_batch, inputs_of, keep, rows_of

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 import keras
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.sampled import spread
+from cellerate.data.arrays import BatchSource
+from cellerate.data.windows import spread
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged

@@ -7,9 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.line_files import read_lines
-from cellerate.data.lines import BOUND_MULTIPLE, LineBatches, encode_batches
+from cellerate.data.arrays import BatchSource
+from cellerate.data.text import BOUND_MULTIPLE, LineBatches, encode_batches, read_lines
 from cellerate.errors import ConfigError, DataError
 from cellerate.models.autoencoder import encoder_and_decoder
 from cellerate.models.storage import TaskRecord

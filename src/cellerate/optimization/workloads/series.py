@@ -8,10 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.covariates import Inputs
-from cellerate.data.sampled import spread
+from cellerate.data.arrays import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.windows import Inputs, spread
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.optimization.clocks import Use, predict_uses
@@ -21,10 +20,14 @@ from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, Sample
 from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.tasks.intervals import calibrate
-from cellerate.tasks.series import series_loss, series_model_of
-from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
-from cellerate.tasks.series_errors import raw_windows
+from cellerate.tasks.judging import calibrate, raw_windows
+from cellerate.tasks.series import (
+    check_series_model,
+    count_windows,
+    series_loss,
+    series_model_of,
+    series_sources,
+)
 from cellerate.tasks.settings import SeriesOptions
 
 _ROWS = 256

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.decoding import READ_AS
-from cellerate.data.sampled import spread
+from cellerate.data.arrays import BatchSource
+from cellerate.data.files import READ_AS
 from cellerate.data.text import open_text
 from cellerate.data.tokenizers import tokenizer_from_config
+from cellerate.data.windows import spread
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.format import percent
 from cellerate.keras_graph.graph import forget_states
@@ -26,11 +26,16 @@ from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predic
 from cellerate.report.quality import Metric
 from cellerate.report.record import Sample
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.scoring import score_ids
-from cellerate.tasks.generating import generate_text
+from cellerate.runtime.text import score_ids
 from cellerate.tasks.settings import TextOptions
-from cellerate.tasks.text import TextModel, text_loss
-from cellerate.tasks.text_batches import check_text_model, predicts_every_step, text_sources
+from cellerate.tasks.text import (
+    TextModel,
+    check_text_model,
+    generate_text,
+    predicts_every_step,
+    text_loss,
+    text_sources,
+)
 
 _MOST_WINDOWS = 1600
 _ROWS = 64

@@ -8,7 +8,7 @@ import numpy as np
 
 from cellerate.report.charts import canvas
 from cellerate.report.charts.forecasts import bands, by_the_clock, middle
-from cellerate.runtime.forecasting import Example
+from cellerate.runtime.forecast import Example
 
 _MOST_PANELS = 6
 # How much to show before the first origin, in forecast lengths; and in rows, if that is more.

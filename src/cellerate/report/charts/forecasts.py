@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.time_zones import to_local
+from cellerate.data.times import to_local
 from cellerate.report.charts import canvas
-from cellerate.runtime.forecasting import Example
+from cellerate.runtime.forecast import Example
 
 # How much of the past to show, in forecast lengths, so that the forecast is not a sliver; and in rows, if that is more.
 _PAST_HORIZONS = 4

@@ -3,22 +3,29 @@
 `canvas` has the parts that all charts use; each of the others draws one kind of chart.
 """
 
-from cellerate.report.svg.canvas import Chart
+from cellerate.report.svg.bars import Bar, BarChart, RatioChart
+from cellerate.report.svg.canvas import Chart, clean
 from cellerate.report.svg.forecast import ForecastChart
 from cellerate.report.svg.lines import Line, LineChart
-from cellerate.report.svg.parts import PartBar, PartsChart
-from cellerate.report.svg.scatter import Dot, ScatterChart
+from cellerate.report.svg.parts import WAITING, PartBar, PartsChart
+from cellerate.report.svg.scatter import Dot, Kind, ScatterChart
 from cellerate.report.svg.waterfall import Step, WaterfallChart
 
 __all__ = [
+    "WAITING",
+    "Bar",
+    "BarChart",
     "Chart",
     "Dot",
     "ForecastChart",
+    "Kind",
     "Line",
     "LineChart",
     "PartBar",
     "PartsChart",
+    "RatioChart",
     "ScatterChart",
     "Step",
     "WaterfallChart",
+    "clean",
 ]

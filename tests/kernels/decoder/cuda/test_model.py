@@ -12,8 +12,7 @@ from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.kernels.cuda import build, launch
 from cellerate.kernels.cuda.launch import Memory
 from cellerate.kernels.decoder.cpu import StepModel
-from cellerate.kernels.decoder.cuda import batch, plan
-from cellerate.kernels.decoder.cuda import model as cuda_model
+from cellerate.kernels.decoder.cuda import batch, model as cuda_model, plan
 from cellerate.kernels.decoder.cuda.model import CudaStepModel
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.decoder.sampling import DIVERGED, Cancellation, Request, SamplingRules

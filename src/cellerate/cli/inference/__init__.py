@@ -1,0 +1,1 @@
+"""Verbs that use a trained model: generate, forecast, detect, embed and judge."""

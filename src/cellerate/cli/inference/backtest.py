@@ -1,0 +1,167 @@
+"""`cellerate backtest`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.figures import Rank, Statistics, in_options, show_figures, shown
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.output import emit, emit_json, json_text, outputs
+from cellerate.cli.running import progress_bar
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
+from cellerate.data.settings import TableOptions
+from cellerate.errors import ConfigError
+from cellerate.tasks.settings import ReadingOptions
+
+# Of more folds only the first ones are shown; --json has all.
+_MOST_FOLDS = 40
+
+
+@with_settings("reading", ReadingOptions, panel="Reading")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+def backtest(
+    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
+    data: Annotated[
+        list[str],
+        typer.Argument(help="The series: tables of any format, or a packed series.", show_default=False),
+    ],
+    reading: ReadingOptions,
+    table: TableOptions,
+    folds: Annotated[
+        int, typer.Option(help="Origins to forecast from; the last fold ends with the data.", min=1)
+    ] = 20,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows from one origin to the next. Default: the horizon.", min=1, show_default=False
+        ),
+    ] = None,
+    refit: Annotated[
+        bool,
+        typer.Option("--refit", help="Train a model for each fold anew, on the rows before its origin only."),
+    ] = False,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --refit: epochs a fold. Default: those of the training.", min=1, show_default=False
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float, typer.Option(help="With --refit: the most seconds of training a fold.")
+    ] = 60.0,
+    baselines: Annotated[
+        bool, typer.Option(help="Also judge a linear forecast; the naive ones cost nothing.")
+    ] = True,
+    statistical: Statistics = None,
+    level: Level = None,
+    intervals: WithIntervals = True,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Also write the forecasts (*.csv, *.parquet) or all figures (*.json).",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the folds: past, forecast and truth.", show_default=False)
+    ] = None,
+    rank: Rank = 10,
+    backend: Backend = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Judge a forecaster at many times of the past: each fold forecasts from the rows before its origin only.
+
+    Examples:
+        cellerate backtest ett.keras ETTh1.csv --folds 20
+
+        cellerate backtest ett.cell ETTh1.csv --folds 100 --step 1 -o folds.csv --plot folds.png
+
+        cellerate backtest ett.keras ETTh1.csv --folds 5 --refit --epochs 3
+
+        cellerate backtest ett.keras ETTh1.csv --statistical theta --statistical arima
+    """
+    levels = levels_of(level, intervals)
+    if output is not None:
+        if output.suffix not in (".csv", ".parquet", ".json"):
+            raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
+        check_table(output)
+    if plot is not None:
+        from cellerate.report.charts import check_chart, draw_backtest
+
+        check_chart(plot)
+    if model.suffix != ".cell":
+        start_backend(backend)
+    say_written = outputs(output, plot)
+    from cellerate.tasks.backtest import backtest as run_backtest
+
+    with told_of_tables(quiet) as tell, progress_bar("forecasting folds", quiet) as progress:
+        found = run_backtest(
+            model,
+            data,
+            folds=folds,
+            step=step,
+            refit=refit,
+            epochs=epochs,
+            max_seconds=max_seconds,
+            baselines=baselines,
+            statistical=statistical or (),
+            levels=levels,
+            progress=progress,
+            tell=tell,
+            **vars(reading),
+            **vars(spoken(table, quiet)),
+        )
+    if output is not None:
+        _write(output, found)
+    if plot is not None:
+        draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: backtest")
+    if json:
+        emit_json(found.record())
+    else:
+        _show(found, rank)
+    say_written()
+
+
+def _write(output: Path, found: Any) -> None:
+    from cellerate.files import atomic_write, write_csv, write_parquet
+
+    if output.suffix == ".csv":
+        write_csv(output, *found.table())
+    elif output.suffix == ".parquet":
+        write_parquet(output, found.columns())
+    else:
+        with atomic_write(output) as beside:
+            beside.write_text(json_text(found.record()))
+
+
+def _show(found: Any, rank: int) -> None:
+    from cellerate.format import aligned
+    from cellerate.tasks.judging import LABELS
+
+    figures = found.folds[0].figures
+    figure, unit = (
+        ("mae", "MAE") if "mae" in figures["model"] else ("scaled_mae", "MAE in standard deviations")
+    )
+    names = [name for name in LABELS if name in figures]
+    rows = [["fold", "from", *(LABELS[name] for name in names)]]
+    for fold in found.folds[:_MOST_FOLDS]:
+        values = [shown(fold.figures[name][figure]) for name in names]
+        rows.append([str(fold.number), str(fold.origin), *values])
+    emit(
+        f"{len(found.folds)} folds of {found.horizon} rows, every {found.step} rows: {in_options(found.told)}"
+    )
+    emit(f"{unit} of each fold")
+    for line in aligned(rows, [0, *range(2, len(rows[0]))]):
+        emit(line)
+    if len(found.folds) > _MOST_FOLDS:
+        emit(f"and {len(found.folds) - _MOST_FOLDS} more folds (all of them: --json)")
+    if found.left_out:
+        emit(f"left out, too short for any fold: {len(found.left_out):,} series")
+    emit(f"\nall folds, {found.figures['windows']:,} forecasts")
+    show_figures(found.figures, rank)

@@ -1,0 +1,172 @@
+"""`cellerate detect`."""
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.output import emit, emit_json, outputs, written
+from cellerate.cli.running import progress_bar
+from cellerate.cli.tables import check_table, spoken, told_of_tables
+from cellerate.data.settings import TableOptions
+from cellerate.files import atomic_write, write_csv, write_parquet
+from cellerate.tasks.settings import ReadingOptions
+
+if TYPE_CHECKING:
+    from cellerate.tasks.detect import Anomalies
+
+
+@with_settings("reading", ReadingOptions, panel="Reading")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+def detect(
+    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
+    data: Annotated[
+        list[str],
+        typer.Argument(help="The series: tables of any format, or a packed series.", show_default=False),
+    ],
+    reading: ReadingOptions,
+    table: TableOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write every row and its score: *.csv, *.parquet or *.json.",
+            show_default=False,
+        ),
+    ] = None,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="The share of usual rows that are not to be found. Default: 0.99, or the highest that a short "
+            "validation part allows.",
+            show_default=False,
+        ),
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="How many anomalies to show.")] = 10,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the series and its anomalies.", show_default=False)
+    ] = None,
+    backend: Backend = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Find rows of a series that the model did not expect.
+
+    A row is an anomaly if it is further from what was forecast for it than the share --level of the rows that were held
+    out in training.
+
+    Examples:
+        cellerate detect ett.keras ETTh1.csv -o anomalies.csv
+
+        cellerate detect ett.cell ETTh1.csv --level 0.999 --plot anomalies.png
+    """
+    from cellerate.tasks.detect import check_anomalies_path
+
+    if output is not None:
+        check_anomalies_path(output)
+        check_table(output)
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
+    if model.suffix != ".cell":
+        start_backend(backend)
+    say_written = outputs(output, plot)
+    from cellerate.tasks import detect as task
+
+    with told_of_tables(quiet) as tell, progress_bar("judging rows", quiet) as progress:
+        found = task.detect(
+            model,
+            data,
+            level=level,
+            progress=progress,
+            tell=tell,
+            **vars(reading),
+            **vars(spoken(table, quiet)),
+        )
+    if output is not None:
+        _write(output, found)
+    if plot is not None:
+        _draw(plot, found, f"{model.stem}: what was not expected")
+    shown = _rows(found, found.worst(worst))
+    count = int(found.anomaly.sum())
+    if json:
+        emit_json({"level": found.level, "rows": len(found), "anomalies": count, "worst": shown})
+    else:
+        emit(
+            f"{count:,} of {len(found):,} rows ({count / len(found):.2%}) are further from their forecast than "
+            f"{found.level:.6g} of the held-out rows were"
+        )
+        if shown:
+            _show(shown)
+    say_written()
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    names = [name for name in rows[0] if name != "anomaly"]
+    cells = [names] + [
+        [written(row[name], 5) if isinstance(row[name], float) else str(row[name]) for name in names]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        emit("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _rows(found: "Anomalies", places: Any) -> list[dict[str, Any]]:
+    """Some rows as values for people and JSON."""
+    columns = {name: column[places].tolist() for name, column in found.columns().items()}
+    columns["time"] = found.form.write(found.time[places])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _write(path: Path, found: "Anomalies") -> None:
+    if path.suffix.lower() == ".parquet":
+        columns: dict[str, Any] = {
+            name: one.tolist() if one.dtype.kind == "O" else one for name, one in found.columns().items()
+        }
+        write_parquet(path, columns | {"time": found.form.column(found.time)})
+        return
+    import numpy as np
+
+    rows = _rows(found, np.arange(len(found)))
+    if path.suffix.lower() == ".csv":
+        write_csv(path, list(rows[0]), [list(row.values()) for row in rows])
+        return
+    import json
+
+    with atomic_write(path) as beside:
+        beside.write_text(json.dumps({"level": found.level, "rows": rows}) + "\n")
+
+
+def _draw(path: Path, found: "Anomalies", title: str) -> None:
+    """One panel for each series and target."""
+    import numpy as np
+
+    from cellerate.data.times import to_local
+    from cellerate.report.charts import AnomalyPanel, draw_anomalies
+
+    same = (found.series[1:] == found.series[:-1]) & (found.target[1:] == found.target[:-1])
+    edges = [0, *(np.flatnonzero(~same) + 1).tolist(), len(found)]
+    times = found.time if found.time.dtype.kind != "M" else to_local(found.time, found.form.zone)
+    panels = []
+    for first, stop in itertools.pairwise(edges):
+        rows = slice(first, stop)
+        panels.append(
+            AnomalyPanel(
+                " · ".join(filter(None, [found.series[first], found.target[first]])),
+                times[rows],
+                found.value[rows],
+                found.expected[rows],
+                found.low[rows],
+                found.high[rows],
+                found.anomaly[rows],
+                level=found.level,
+            )
+        )
+    draw_anomalies(path, panels, title)

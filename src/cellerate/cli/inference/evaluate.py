@@ -1,0 +1,194 @@
+"""`cellerate evaluate`."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.figures import Rank, Statistics, in_options, show_figures
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.output import emit, emit_json, note, outputs
+from cellerate.cli.running import progress_bar
+from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
+from cellerate.cli.tables import spoken, told_of_tables
+from cellerate.data.settings import TableOptions
+from cellerate.errors import ConfigError
+from cellerate.tasks.settings import ReadingOptions
+
+
+@with_settings("reading", ReadingOptions, panel="Reading of series")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+def evaluate(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A model that `train` wrote, or a packed one of text or of series.", show_default=False
+        ),
+    ],
+    data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
+    reading: ReadingOptions,
+    table: TableOptions,
+    part: Annotated[
+        Literal["all", "held-out"] | None,
+        typer.Option(
+            help="All of it, or the share that training on the same data held out (text and series). Without it, all; "
+            "but of the data that a forecaster was trained on, what was held out.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Lines: the column of a Parquet file.", show_default=False)
+    ] = None,
+    errors: Annotated[
+        Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
+    ] = "strict",
+    batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 128,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Series: a folder for the errors of each stretch, as Parquet files.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Series: draw how the errors grow with the steps ahead: *.png or *.svg.", show_default=False
+        ),
+    ] = None,
+    statistical: Statistics = None,
+    rank: Rank = 10,
+    processes: Processes = 1,
+    backend: Backend = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Judge a model: bits per character, forecast errors beside those of baselines, or reconstruction.
+
+    Examples:
+        cellerate evaluate book.keras other.txt
+
+        cellerate evaluate ett.keras ETTh1.csv --part held-out --json
+
+        cellerate evaluate book.cell other.txt
+
+        cellerate evaluate sales.cell sales.series -o errors/ --processes 4
+    """
+    check_processes(processes, output)
+    say_written = outputs(plot)
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
+    if output is not None or processes > 1:
+        if plot is not None:
+            raise ConfigError("plot is for one process that writes no folder: leave it out.")
+        if statistical:
+            raise ConfigError("statistical is for one process that writes no folder: leave it out.")
+        found = _in_pieces(model, data, output, part, processes, backend, quiet, reading, table)
+    else:
+        if model.suffix != ".cell":
+            start_backend(backend)
+        from cellerate.tasks import inference
+
+        with told_of_tables(quiet) as tell:
+            found = inference.evaluate(
+                model,
+                data,
+                part=part,
+                column=column,
+                errors=errors,
+                batch_size=batch_size,
+                by_step=plot is not None,
+                statistical=statistical or (),
+                tell=tell,
+                **vars(reading),
+                **vars(spoken(table, quiet)),
+            )
+    if plot is not None:
+        _draw(plot, found, f"{model.stem}: errors by the step ahead")
+    if json:
+        emit_json(found)
+    elif "verdict" in found:
+        emit(f"judged on {found['windows']:,} windows: {in_options(found['judged'])}")
+        show_figures(found, rank)
+    else:
+        for name, value in found.items():
+            emit(f"{name:<22} {_shown(value)}")
+    say_written()
+
+
+def _draw(path: Path, found: dict[str, Any], title: str) -> None:
+    import numpy as np
+
+    from cellerate.report.charts import draw_errors
+    from cellerate.tasks.judging import LABELS
+
+    targets = found["targets"]
+    draw_errors(
+        path,
+        {LABELS[name]: np.array(values) for name, values in found["by_step"].items()},
+        title,
+        unit=targets[0] if len(targets) == 1 else "in standard deviations",
+    )
+
+
+def _in_pieces(
+    model: Path,
+    data: list[str],
+    output: Path | None,
+    part: str | None,
+    processes: int,
+    backend: str | None,
+    quiet: bool,
+    reading: ReadingOptions,
+    table: TableOptions,
+) -> dict[str, Any]:
+    """The figures of a forecaster, whose errors are written into a folder: one that goes again if none is named."""
+    from cellerate.distributed.group import own_share
+
+    if output is not None and not is_folder(output):
+        raise ConfigError(f"the errors of each stretch go into a folder, and {output} is a file.")
+    with contextlib.ExitStack() as opened:
+        further = []
+        if output is None:
+            if own_share()[1] > 1:
+                raise ConfigError("processes that were started elsewhere share a folder: name it with -o.")
+            output = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cellerate-")), "errors")
+            further = ["--output", str(output)]
+        opened.enter_context(shared_pass(model, processes, output, *further))
+        if model.suffix != ".cell":
+            start_backend(backend)
+        from cellerate.tasks.bulk import judge_files
+
+        with told_of_tables(quiet) as tell, progress_bar("judging windows", quiet) as progress:
+            done, report = judge_files(
+                model,
+                data,
+                output,
+                part=part,
+                reading=reading.given,
+                table=spoken(table, quiet),
+                progress=progress,
+            )
+            for told in done.notes:
+                tell(told)
+    if report is None:
+        note("other processes are still at work; once they have ended, the same command tells the figures.")
+    return report or pass_record(done)
+
+
+def _shown(value: Any) -> str:
+    return (
+        f"{value:,.4f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )

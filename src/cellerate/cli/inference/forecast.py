@@ -1,0 +1,176 @@
+"""`cellerate forecast`."""
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.output import emit_json, outputs, show, written
+from cellerate.cli.running import progress_bar
+from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
+from cellerate.data.settings import TableOptions
+from cellerate.errors import ConfigError
+from cellerate.tasks.settings import ReadingOptions
+
+if TYPE_CHECKING:
+    from cellerate.runtime.forecast import Example
+
+
+@with_settings("reading", ReadingOptions, panel="Reading")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+def forecast(
+    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            help="The series so far: tables of any format, or a packed series.", show_default=False
+        ),
+    ],
+    reading: ReadingOptions,
+    table: TableOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Also write the forecasts: *.csv, *.parquet, or a folder of Parquet files.",
+            show_default=False,
+        ),
+    ] = None,
+    future: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A table of the columns that are known in advance; without it, rows without targets at the end of the "
+            "series.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw history, forecast and intervals, of 12 series at most: *.png or *.svg.",
+            show_default=False,
+        ),
+    ] = None,
+    level: Level = None,
+    intervals: WithIntervals = True,
+    processes: Processes = 1,
+    backend: Backend = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Forecast what comes after the end of each series.
+
+    Into a folder it goes block by block, for any number of series, shows nothing, and the same command goes on with
+    what is left to do.
+
+    Examples:
+        cellerate forecast ett.keras ETTh1.csv
+
+        cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
+
+        cellerate forecast ett.cell ETTh1.csv --level 0.5 --level 0.9
+        cellerate forecast sales.cell sales.csv --future prices-of-next-week.csv
+
+        cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
+    """
+    from cellerate.files import write_csv, write_parquet
+
+    levels = levels_of(level, intervals)
+    if processes > 1 and output is None:
+        raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
+    check_processes(processes, output)
+    if output is not None and is_folder(output):
+        if plot is not None:
+            raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
+        with shared_pass(model, processes, output):
+            if model.suffix != ".cell":
+                start_backend(backend)
+            from cellerate.tasks.bulk import forecast_files
+
+            with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
+                done = forecast_files(
+                    model,
+                    data,
+                    output,
+                    future=future or None,
+                    reading=reading.given,
+                    table=spoken(table, quiet),
+                    levels=levels,
+                    progress=progress,
+                )
+                for told in done.notes:
+                    tell(told)
+        tell_pass(done, json)
+        return
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
+    if model.suffix != ".cell":
+        start_backend(backend)
+    from cellerate.tasks import inference
+    from cellerate.tasks.judging import example_record, forecast_columns, forecast_table
+
+    if output is not None:
+        if output.suffix.lower() not in (".csv", ".parquet"):
+            raise ConfigError(
+                f"the output ends in .csv or .parquet, or is a folder, and {output} is neither."
+            )
+        check_table(output)
+    say_written = outputs(output, plot)
+    with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
+        examples = inference.forecast(
+            model,
+            data,
+            future=future or None,
+            levels=levels,
+            progress=progress,
+            tell=tell,
+            **vars(reading),
+            **vars(spoken(table, quiet)),
+        )
+    columns, rows = forecast_table(examples)
+    if output is not None and output.suffix.lower() == ".parquet":
+        write_parquet(output, forecast_columns(examples))
+    elif output is not None:
+        write_csv(output, columns, rows)
+    if plot is not None:
+        from cellerate.report.charts import draw_forecasts
+
+        draw_forecasts(plot, examples, f"{model.stem}: the next {_ahead(examples[0])}")
+    if json:
+        forecasts = [example_record(example) for example in examples]
+        emit_json({"forecasts": forecasts, "left_out_series": dict(examples.left_out)})
+    else:
+        shown = io.StringIO()
+        writer = csv.writer(shown, lineterminator="\n")
+        writer.writerow(columns)
+        time = columns.index("time")
+        writer.writerows(
+            [written(v, 6) if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
+            for row in rows
+        )
+        show(shown.getvalue())
+    say_written()
+
+
+def _ahead(example: "Example") -> str:
+    """How far a forecast reaches: "24 hours", "business day"; "96 rows" where there is no plain word for a row."""
+    import numpy as np
+
+    from cellerate.data.times import find_frequency
+
+    count = len(example.times)
+    times = np.concatenate([example.past_times, example.times])
+    found = None
+    if times.dtype.kind == "M":
+        found = find_frequency(times, np.ones(len(times) - 1, bool), example.form.zone)
+    many = "rows" if found is None or not found.name[0].isalpha() else found.name
+    return f"{count:,} {many}" if count > 1 else many.removesuffix("s")

@@ -1,0 +1,230 @@
+"""`cellerate generate`."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary
+from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.prompts import at_terminal, prompts
+from cellerate.cli.words import Verb, in_options
+from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
+from cellerate.training.settings import Implementation
+
+# The options that say how to draw an id.
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
+
+def generate(
+    context: typer.Context,
+    model: Annotated[
+        Path,
+        typer.Argument(help="A model of `train text`, packed, or your own Keras model.", show_default=False),
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to continue. Without it: each line that you type, or of stdin.", show_default=False
+        ),
+    ] = None,
+    vocabulary: Vocabulary = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", help="Characters (or bytes, or tokens) to generate at most.")
+    ] = 400,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 always takes the likeliest; 1 is the model's own.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from the k likeliest only.", show_default=False)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the likeliest that make up this share.", show_default=False),
+    ] = None,
+    min_p: Annotated[
+        float, typer.Option(help="Draw from those at least this share as likely as the likeliest.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, makes what stands in the text already less likely.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed draws the same text.", show_default=False)
+    ] = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw nothing: search the likeliest continuation with this many candidates.",
+            show_default=False,
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; may be given again.", show_default=False)
+    ] = None,
+    errors: Annotated[
+        Literal["strict", "ignore"],
+        typer.Option(help="Characters of the prompt that the model never saw: refuse or leave out."),
+    ] = "strict",
+    implementation: Annotated[
+        Implementation,
+        typer.Option(
+            help="Who computes: cellerate-cpu, the native engine; cellerate-cuda, the same on an NVIDIA GPU (of a "
+            "packed model with --device cuda); keras, step by step; auto, the first that can."
+        ),
+    ] = "auto",
+    device: Device = "cpu",
+    backend: Backend = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Continue a text, shown as it is written.
+
+    Examples:
+        cellerate generate book.keras "Well, Prince," --seed 7
+
+        cellerate generate book.cell "Chapter " -n 1000 -t 0.6 --stop "Chapter"
+
+        cellerate generate book.cell "Well, Prince," -n 60 --beams 8
+
+        cellerate generate book.cell "Well, Prince," -n 100000 --device cuda
+
+        cellerate generate mine.keras "Well, Prince," --vocabulary book.txt
+
+        cellerate generate book.keras
+
+        cellerate generate book.keras -n 40 < prompts.txt
+    """
+    from cellerate.runtime.text import sampling_rules
+
+    rules = sampling_rules(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    if beams is not None:
+        _check_search(context, implementation)
+    opened: Any
+    if model.suffix == ".cell":
+        from cellerate.runtime.packed import load
+        from cellerate.runtime.text import check_implementation
+
+        check_implementation(implementation, device)
+        opened = load(model, device=device)
+        if vocabulary is not None:
+            opened = opened.with_vocabulary(vocabulary)
+    else:
+        if device != "cpu":
+            raise ConfigError(
+                f"{model} is not packed, and --device is for a packed model: give --implementation cellerate-cuda to "
+                "generate on a GPU, or pack it."
+            )
+        start_backend(backend)
+        from cellerate.models.storage import load_model
+        from cellerate.tasks.text import text_model_of
+
+        opened = text_model_of(*load_model(model), str(model), vocabulary)
+    _check_writes(opened, model)
+
+    def written(text: str) -> Iterable[str]:
+        try:
+            if beams is not None:
+                return _searched(opened, text, beams, max_tokens, stop or (), implementation)
+            if model.suffix == ".cell":
+                return opened.generate_text(text, max_tokens=max_tokens, rules=rules, stop=stop or ())
+            from cellerate.tasks.text import generate_text
+
+            return generate_text(
+                opened,
+                text,
+                max_tokens=max_tokens,
+                rules=rules,
+                stop=stop or (),
+                implementation=implementation,
+            )
+        except DataError as error:
+            if opened.tokenizer.known(text) == text:
+                raise
+            raise DataError(f"{error} --errors ignore leaves such characters out.") from error
+
+    def answer(line: str) -> None:
+        text = opened.tokenizer.known(line) if errors == "ignore" else line
+        _write(text, written(text), json)
+
+    if prompt is not None:
+        answer(prompt)
+    elif at_terminal() and not json:
+        _converse(answer, context.command)
+    else:
+        asked = False
+        for line in prompts():
+            answer(line)
+            asked = True
+        if not asked:
+            raise ConfigError("there is no prompt: give one behind the model, or lines on stdin.")
+
+
+def _write(prompt: str, pieces: Iterable[str], json: bool) -> None:
+    """Shows a prompt and what follows as it is written, or both as JSON."""
+    if json:
+        began = time.perf_counter()
+        text = "".join(pieces)
+        emit_json({"prompt": prompt, "text": text, "seconds": time.perf_counter() - began})
+        return
+    show(prompt)
+    for piece in pieces:
+        show(piece)
+    show("\n")
+
+
+def _converse(answer: Callable[[str], None], verb: Verb) -> None:
+    """Continues what is typed, one line after the other; an error ends only its own line."""
+    note("Type a text to continue. Ctrl-C stops what is being written, Ctrl-D ends.")
+    for line in prompts("> "):
+        try:
+            answer(line)
+        except CellerateError as error:
+            note(f"error: {in_options(str(error), verb)}")
+        except KeyboardInterrupt:
+            show("\n")
+
+
+def _check_writes(opened: Any, model: Path) -> None:
+    """Raises `ModelError` for a packed model that writes no text, with the verb that it is for."""
+    verbs = {"series": ("a forecaster", "forecast"), "embed": ("a model of lines", "embed")}
+    if (task := getattr(opened, "task", None)) in verbs:
+        what, verb = verbs[task]
+        raise ModelError(f"{model} is {what} and writes no text: use `cellerate {verb}`.")
+
+
+def _check_search(context: typer.Context, implementation: Implementation) -> None:
+    """Raises `ConfigError` if the command line has options beside --beams that a search cannot follow."""
+    if implementation == "keras":
+        raise ConfigError("--beams searches on the native engine: leave --implementation keras out.")
+    # A configuration file may set these for other calls; on the command line they would be ignored.
+    sources = {name: context.get_parameter_source(name) for name in _DRAWING}
+    said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if said:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise ConfigError(
+            f"--beams draws nothing: it searches the likeliest continuation, and would ignore {options}. Leave out "
+            "either --beams or what says how to draw."
+        )
+
+
+def _searched(
+    opened: Any, prompt: str, beams: int, max_tokens: int, stop: Sequence[str], implementation: Implementation
+) -> list[str]:
+    """The best continuation that beam search finds, on the native engine or a GPU."""
+    if not hasattr(opened, "beam_search"):
+        from cellerate.models.storage import TaskRecord
+        from cellerate.tasks.packing import packed
+
+        device = "cuda" if implementation == "cellerate-cuda" else "cpu"
+        opened = packed(opened.model, TaskRecord("text", opened.record), device=device)
+    return [opened.beam_search(prompt, beams=beams, max_tokens=max_tokens, stop=stop)[0].text]

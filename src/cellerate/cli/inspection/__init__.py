@@ -1,0 +1,1 @@
+"""Verbs that explain, measure and report: a model, a run, this machine."""

@@ -1,0 +1,121 @@
+"""`cellerate export`: a trained model for another runtime."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.backend import start_backend, without_notes
+from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.output import emit, emit_json
+from cellerate.errors import ConfigError
+from cellerate.format import size
+
+
+def export(
+    model: Annotated[
+        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option(help="The format: onnx, savedmodel for TensorFlow, or litert.")] = "onnx",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file to write, or the folder of versions; beside the model if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            "--dtype",
+            help="How weights are kept: float32; int8 in onnx and litert, float16 in litert.",
+        ),
+    ] = "float32",
+    stateful: Annotated[
+        bool, typer.Option("--stateful", help="Let the states of the LSTMs go in and out, for streams.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(help="Rows of a LiteRT model; the others take any number.")] = 1,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Data of the model's task, to judge the exported model on in its runtime.",
+            show_default=False,
+        ),
+    ] = None,
+    max_quality_loss: Annotated[
+        float, typer.Option(help="How much worse it may become on the data, as a share.")
+    ] = 0.01,
+    backend: Backend = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Write a model for another runtime, and try it there.
+
+    Examples:
+        cellerate export book.keras --to onnx
+
+        cellerate export ett.cell --to onnx --stateful -o stream.onnx
+
+        cellerate export book.keras --to savedmodel -o models/book
+
+        cellerate export book.keras --to litert --precision int8 --data book.txt
+    """
+    if to == "savedmodel":
+        if backend not in (None, "tensorflow"):
+            raise ConfigError(
+                f"an export to savedmodel is written by TensorFlow; got --backend {backend}. Leave it out."
+            )
+        start_backend("tensorflow")
+    elif model.suffix != ".cell":
+        start_backend(backend)
+    from cellerate.tasks.exporting import FORMATS, check_export, export as export_model
+
+    target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
+    check_export(target, to, precision)
+    # A SavedModel becomes a version of its own.
+    replaced = target.is_file()
+    judge = None
+    if data:
+        from cellerate.optimization.exported_quality import quality_judge
+
+        judge = quality_judge(model, data, max_loss=max_quality_loss)
+    with without_notes():
+        done = export_model(
+            model,
+            target,
+            to=to,
+            precision=precision,
+            stateful=stateful,
+            batch_size=batch_size,
+            judge=judge,
+        )
+    parts = done.path.rglob("*") if done.path.is_dir() else [done.path]
+    written = sum(part.stat().st_size for part in parts if part.is_file())
+    if json:
+        emit_json(dataclasses.asdict(done) | {"path": str(done.path), "output_bytes": written})
+        return
+    emit(f"{done.path}: {size(written)}, {to}, {precision}{', replaced' * replaced}")
+    emit(f"inputs   {', '.join(done.inputs)}")
+    emit(f"outputs  {', '.join(done.outputs)}")
+    allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
+    if done.own_error is not None:
+        allowed = f" ({done.own_error:.1e} in a .cell file of int8)"
+    emit(f"checked  {done.tried}: error {done.error:.1e}{allowed}")
+    if done.largest_pair is not None:
+        emit(f"exact    on every processor: two products add up to {done.largest_pair:,} at most, in 16 bits")
+    if done.elsewhere:
+        emit(f"also     {done.elsewhere}")
+    if done.quality is not None:
+        found = done.quality
+        change = f"{abs(found.loss):.2%} {'worse' if found.loss > 0 else 'better'}"
+        if abs(found.loss) < 5e-5:
+            change = "unchanged"
+        emit(
+            f"quality  {found.metric} {found.before:.4g} → {found.after:.4g}, {change} "
+            f"(at most {found.max_loss:.2%} worse)"
+        )

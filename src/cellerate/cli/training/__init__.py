@@ -1,0 +1,1 @@
+"""Verbs that prepare data, train, plan a training and watch one."""

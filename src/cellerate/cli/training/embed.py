@@ -1,0 +1,104 @@
+"""`cellerate train embed`."""
+
+import dataclasses
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.figures import judged_on
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.running import (
+    Overwrite,
+    finish_training,
+    start_training,
+    training_display,
+    training_report,
+)
+from cellerate.distributed.settings import ProcessSettings
+from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
+from cellerate.training.settings import TrainingSettings
+
+
+@with_settings("data", LineOptions, leave_out=["path"], panel="Lines")
+@with_settings("architecture", AutoencoderArchitecture, panel="Model")
+@with_settings("training", TrainingSettings, panel="Training")
+@with_settings("parallel", ProcessSettings, panel="Processes")
+def train_embed(
+    lines: Annotated[
+        Path,
+        typer.Argument(help="A text file with one line each, JSON lines, or Parquet.", show_default=False),
+    ],
+    output: Output,
+    data: LineOptions,
+    architecture: AutoencoderArchitecture,
+    training: TrainingSettings,
+    parallel: ProcessSettings,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Continue with this line model instead of a new one.", show_default=False),
+    ] = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Train a sequence autoencoder, whose encoder turns lines into vectors.
+
+    Examples:
+        cellerate train embed lines.txt -o lines.keras
+
+        cellerate train embed products.parquet --column title --latent 64 -o titles.keras
+
+        cellerate train embed products.jsonl --field title -o titles.keras
+    """
+    began = time.perf_counter()
+    start_training(backend, parallel, [str(lines)], output, quiet)
+    from cellerate.tasks.embed import train_on_lines
+
+    run = train_on_lines(
+        dataclasses.replace(data, path=lines),
+        output,
+        architecture=architecture,
+        model=model,
+        training=training,
+        resume=resume,
+        overwrite=overwrite,
+        display=training_display(quiet),
+        began=began,
+    )
+    if run.truncated and not quiet:
+        note(
+            f"{run.truncated:,} lines are longer than {data.max_length} characters and were cut (--max-length)"
+        )
+    if json:
+        emit_json({"training": training_report(run.training), "held_out": run.evaluation})
+    elif run.evaluation is not None:
+        judged = judged_on(run.evaluation, "lines", "lines")
+        emit(
+            f"held-out lines: {run.evaluation['token_accuracy']:.1%} of characters right with all before them "
+            f"given, {run.evaluation['free_token_accuracy']:.1%} written freely, "
+            f"{run.evaluation['exact_lines']:.1%} of lines whole; judged on {judged}"
+        )
+    finish_training(
+        run.training,
+        quiet,
+        next_steps=[
+            shlex.join(["cellerate", "embed", str(output), str(lines), *_reading(data), "-o", "vectors.npy"])
+        ],
+    )
+
+
+def _reading(data: LineOptions) -> list[str]:
+    """The options that the file was read with, as the next command needs them, too."""
+    usual = LineOptions()
+    words = []
+    for name in ("column", "field", "encoding", "errors"):
+        if (value := getattr(data, name)) != getattr(usual, name):
+            words += [f"--{name}", value]
+    return words

@@ -1,0 +1,127 @@
+"""`cellerate train series`."""
+
+import dataclasses
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.backend import arrow_without_pandas
+from cellerate.cli.figures import Rank, judged_on, show_figures
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.output import emit, emit_json, note, tell
+from cellerate.cli.running import (
+    Overwrite,
+    finish_training,
+    progress_bar,
+    start_training,
+    training_display,
+    training_report,
+)
+from cellerate.cli.tables import spoken, table_words
+from cellerate.data.settings import TableOptions
+from cellerate.distributed.settings import ProcessSettings
+from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.settings import TrainingSettings
+
+
+@with_settings("options", SeriesOptions, leave_out=["paths"], panel="Series")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("architecture", ForecastArchitecture, panel="Model")
+@with_settings("training", TrainingSettings, panel="Training")
+@with_settings("parallel", ProcessSettings, panel="Processes")
+def train_series(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or a packed series.",
+            show_default=False,
+        ),
+    ],
+    output: Output,
+    options: SeriesOptions,
+    table: TableOptions,
+    architecture: ForecastArchitecture,
+    training: TrainingSettings,
+    parallel: ProcessSettings,
+    model: Annotated[
+        Path | None, typer.Option(help="Train this .keras model instead of building one.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to draw forecasts of the test part: *.png or *.svg; else into the run's folder.",
+            show_default=False,
+        ),
+    ] = None,
+    rank: Rank = 10,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Train a forecaster on time series, and judge it against naive forecasts and a linear one.
+
+    Examples:
+        cellerate train series ETTh1.csv --target OT --window 96 --horizon 24 -o ett.keras
+
+        cellerate train series umsatz.csv --target umsatz --decimal , --date-order dmy -o umsatz.keras
+
+        cellerate train series sales.parquet --target units --series-column shop --quantile 0.1 --quantile 0.5
+        --quantile 0.9 -o sales.keras
+    """
+    began = time.perf_counter()
+    from cellerate.machine.environment import package_version
+
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
+    start_training(backend, parallel, paths, output, quiet)
+    draws = plot is not None or package_version("matplotlib") is not None
+    if not draws and not quiet:
+        note("no chart will be drawn: pip install 'cellerate[plots]'")
+    arrow_without_pandas()
+    from cellerate.tasks.series import train_on_series
+
+    with progress_bar("reading rows", quiet) as reading:
+        run = train_on_series(
+            dataclasses.replace(options, paths=paths),
+            output,
+            architecture=architecture,
+            model=model,
+            training=training,
+            resume=resume,
+            overwrite=overwrite,
+            display=training_display(quiet),
+            reading=reading,
+            table=spoken(table, quiet),
+            tell=None if quiet else tell,
+            began=began,
+        )
+    chart = None
+    if plot is not None and not run.examples:
+        note("no chart was drawn: the test part has no window")
+    if run.examples and draws:
+        from cellerate.report.charts import draw_forecasts
+
+        chart = plot or run.training.folder / "forecast.png"
+        draw_forecasts(chart, run.examples, f"{output.stem}: forecasts on the test part")
+    if json:
+        emit_json(
+            {"training": training_report(run.training), "test": run.test, "chart": chart and str(chart)}
+        )
+    elif run.test is not None:
+        emit(f"test part, {judged_on(run.test, 'windows', 'windows')}")
+        show_figures(run.test, rank)
+    if chart is not None and not quiet:
+        note(f"chart: {chart}")
+    finish_training(
+        run.training,
+        quiet,
+        next_steps=[shlex.join(["cellerate", "forecast", str(output), *paths, *table_words(table)])],
+    )

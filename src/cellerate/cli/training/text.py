@@ -1,0 +1,158 @@
+"""`cellerate train text`."""
+
+import dataclasses
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.figures import in_options, judged_on
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.running import (
+    Overwrite,
+    finish_training,
+    progress_bar,
+    start_training,
+    training_display,
+    training_report,
+)
+from cellerate.distributed.settings import ProcessSettings
+from cellerate.tasks.presets import Preset, preset_options, preset_sentence
+from cellerate.tasks.settings import TextArchitecture, TextOptions
+from cellerate.training.settings import TrainingSettings
+
+
+@with_settings("data", TextOptions, leave_out=["paths"], panel="Text")
+@with_settings("architecture", TextArchitecture, panel="Model")
+@with_settings("training", TrainingSettings, panel="Training")
+@with_settings("parallel", ProcessSettings, panel="Processes")
+def train_text(
+    context: typer.Context,
+    paths: Annotated[
+        list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)
+    ],
+    output: Output,
+    data: TextOptions,
+    architecture: TextArchitecture,
+    training: TrainingSettings,
+    parallel: ProcessSettings,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Train this .keras model instead of building one.", show_default=False),
+    ] = None,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="A size of model with the settings to train it; options given beside it win.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(help="Generate from this prompt before and after training.", show_default=False),
+    ] = None,
+    sample_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Show what the model writes after so many steps and after each epoch, from the prompt of --sample "
+            "or the beginning of the held-out part.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Train a next-character model on text.
+
+    Examples:
+        cellerate train text book.txt -o book.keras
+
+        cellerate train text src/ --include '*.py' --preset medium --layers 2 -o code.keras
+
+        cellerate train text posts.jsonl --field body --sample-every 500 -o posts.keras
+
+        cellerate train text book.txt -o book.keras --resume
+    """
+    began = time.perf_counter()
+    if preset is not None:
+        chosen = preset_options(preset, _given(context), model=model)
+        sizes = {name: value for name, value in chosen.items() if hasattr(architecture, name)}
+        architecture = dataclasses.replace(architecture, **sizes)
+        training = dataclasses.replace(training, **{k: v for k, v in chosen.items() if k not in sizes})
+        if not quiet:
+            note(preset_sentence(preset, chosen))
+    several = start_training(backend, parallel, paths, output, quiet)
+    from cellerate.kernels.decoder.sampling import SamplingRules
+    from cellerate.tasks.text import TextModel, generate_text, load_text_model, train_on_text
+
+    def show_sample(title: str, text_model: TextModel) -> None:
+        if sample is not None:
+            pieces = generate_text(
+                text_model, sample, max_tokens=300, rules=SamplingRules(temperature=0.6, seed=training.seed)
+            )
+            note(f"--- sample {title} ---\n{sample}{''.join(pieces)}\n---")
+
+    def on_ready(untrained: TextModel) -> None:
+        if not quiet:
+            note(
+                f"{untrained.record['data']['characters']:,} characters, vocabulary of "
+                f"{untrained.tokenizer.vocabulary_size}, {untrained.model.count_params():,} weights"
+            )
+        # The untrained weights may lie in arrays that span all processes.
+        if not several:
+            show_sample("before training", untrained)
+
+    with progress_bar("reading", quiet, in_bytes=True) as reading:
+        run = train_on_text(
+            dataclasses.replace(data, paths=paths),
+            output,
+            architecture=architecture,
+            model=model,
+            training=training,
+            resume=resume,
+            overwrite=overwrite,
+            sample_every=sample_every,
+            prompt=sample,
+            display=training_display(quiet),
+            reading=reading,
+            on_ready=on_ready,
+            began=began,
+        )
+    report = {"training": training_report(run.training), "held_out": run.evaluation}
+    if sample is not None and run.training.here and run.training.status != "interrupted":
+        show_sample("after training", load_text_model(output))
+    if json:
+        emit_json(report)
+    elif run.evaluation is not None:
+        evaluation = run.evaluation
+        emit(f"held-out: {evaluation['bits_per_character']:.3f} bits per character")
+        if "sampled_from" in evaluation:
+            emit(f"judged on {judged_on(evaluation, 'tokens', run.tokenizer.unit)}")
+        if not quiet:
+            if not evaluation["verdict"]["beats_counting"]:
+                note(in_options(evaluation["verdict"]["sentence"]))
+            note(
+                f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the "
+                f"{run.tokenizer.unit} occurs alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
+            )
+    finish_training(
+        run.training,
+        quiet,
+        next_steps=[
+            f'cellerate generate {shlex.quote(str(output))} "..."',
+            f"cellerate explain {shlex.quote(str(output))}",
+        ],
+    )
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The options that the user gave, on the command line or in a file."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]

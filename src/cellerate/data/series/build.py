@@ -1,0 +1,386 @@
+"""Makes a packed series out of tables: reads them, brings the rows of each series together, finds its stretches.
+
+It takes a constant amount of memory, and goes on where a killed process stopped reading.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from cellerate.data.arrays import digest
+from cellerate.data.series.fill import blocks_of
+from cellerate.data.series.layout import lay_out, sort_rows
+from cellerate.data.series.order import ORIGIN, Ordered, Sorting, order_rows
+from cellerate.data.series.pack import PackedSeries, describe, open_packed
+from cellerate.data.series.read import NOTE, SERIES, TIMES, VALUES, Progress, Reader, npy_header
+from cellerate.data.series.reading import Columns
+from cellerate.data.series.sentinels import Sentinels
+from cellerate.data.settings import Duplicates, Gaps, Missing, Storage
+from cellerate.data.tables import NpyTable, Table
+from cellerate.data.times import (
+    LOOKED_AT,
+    TimeForm,
+    check_zone,
+    decide_order,
+    parse_frequency,
+    swap_day_and_month,
+)
+from cellerate.errors import ConfigError, DataError, OutputError
+from cellerate.files import exclusive, output_error, publish_folder
+from cellerate.settings import check_choice
+
+_BUILDING = ".building"
+_COPIED_BYTES, _SWAPPED_ROWS = 16 << 20, 1 << 20
+
+
+def build_series(
+    folder: Path,
+    key: str,
+    tables: Sequence[Table],
+    columns: Columns,
+    *,
+    missing: Missing,
+    gaps: Gaps,
+    dtype: Storage,
+    duplicates: Duplicates = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
+    notes: Sequence[str] = (),
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> PackedSeries:
+    """Packs tables into a folder, or waits while another process does.
+
+    Args:
+        folder: The packed series to make. What is done so far lies beside it, under its name and `.building`.
+        key: What is packed, and how.
+        tables: The tables, with the same columns.
+        columns: Which columns.
+        missing: See `open_series`.
+        gaps: See `open_series`.
+        dtype: Of the values.
+        duplicates: See `open_series`.
+        time_zone: See `open_series`.
+        frequency: See `open_series`.
+        notes: What is to be told of the columns.
+        cache: Whether the folder is one of the cache. There a `.npy` file that is what would be stored is used where
+            it lies, and what is damaged is made anew.
+        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
+
+    Raises:
+        DataError: See `open_series`.
+        OutputError: The folder cannot be written.
+    """
+    building = folder.with_name(folder.name + _BUILDING)
+    usable = _usable_in_place(tables, columns, dtype) if cache else None
+    with exclusive(building, wait=True):
+        if folder.exists():
+            found = _made_meanwhile(folder, usable, key, cache=cache)
+            if found is not None:
+                shutil.rmtree(building, ignore_errors=True)
+                return found
+        try:
+            how = _How(missing, gaps, duplicates, time_zone, frequency, notes)
+            made = _Build(building, key, tables, columns, how, np.dtype(dtype), progress)
+            packed, elsewhere = made.in_place(usable), True
+            if packed is None:
+                packed, elsewhere = made.on_disk(), False
+            describe(building, packed, in_place=elsewhere)
+            publish_folder(building, folder)
+        except DataError as error:
+            # Data that cannot be used are no better the next time; a disk that failed may be.
+            if not isinstance(error.__cause__, OSError):
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+        except OutputError:
+            raise
+        except OSError as error:
+            raise output_error(building, error) from error
+    return open_packed(folder, usable)
+
+
+def copy_columns(packed: PackedSeries, columns: Sequence[str], folder: Path, key: str) -> PackedSeries:
+    """Makes a packed series in the cache of some columns of another; without times.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    building = folder.with_name(folder.name + _BUILDING)
+    known = {name: place for place, name in enumerate(packed.columns)}
+    places = [known[name] for name in columns]
+    with exclusive(building, wait=True):
+        if folder.exists():
+            found = _made_meanwhile(folder, None, key, cache=True)
+            if found is not None:
+                shutil.rmtree(building, ignore_errors=True)
+                return found
+        try:
+            with (building / "values.npy").open("wb") as file:
+                file.write(npy_header(packed.values.dtype, (len(packed.values), len(places))))
+                for block in blocks_of(
+                    packed.values, _COPIED_BYTES // packed.values.dtype.itemsize // len(places)
+                ):
+                    file.write(np.ascontiguousarray(block[:, places]).data)
+            values = np.load(building / "values.npy", mmap_mode="r", allow_pickle=False)
+            made = dataclasses.replace(
+                packed, values=values, columns=tuple(columns), times=None, fingerprint=key
+            )
+            describe(building, made, in_place=False)
+            publish_folder(building, folder)
+        except OutputError:
+            raise
+        except OSError as error:
+            raise output_error(building, error) from error
+    return open_packed(folder)
+
+
+def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache: bool) -> PackedSeries | None:
+    """What another process made while this one waited; None if it is a damaged one of the cache, which goes."""
+    try:
+        found = open_packed(folder, usable)
+        if found.fingerprint == key:
+            return found
+    except DataError:
+        if cache:
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+    raise OutputError(
+        f"cannot write {folder}: another process packed something else there. Choose another name."
+    )
+
+
+def check_packing(
+    missing: str,
+    gaps: str,
+    dtype: str,
+    duplicates: str = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
+) -> None:
+    """Raises `ConfigError` for a setting that cannot be used."""
+    check_choice("duplicates", duplicates, get_args(Duplicates))
+    check_zone(time_zone)
+    if frequency is not None:
+        parse_frequency(frequency)
+    check_choice("missing", missing, get_args(Missing))
+    check_choice("gaps", gaps, get_args(Gaps))
+    check_choice("dtype", dtype, get_args(Storage))
+
+
+def packing_key(
+    tables: Sequence[Table],
+    columns: Columns,
+    *,
+    missing: str,
+    gaps: str,
+    dtype: str,
+    duplicates: str = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
+) -> str:
+    """A hash of the content of tables and of how they are packed."""
+    settings = {
+        "version": 4,
+        "files": [table.digest() for table in tables],
+        # How a file is written is found again each time, or said; it decides what is read.
+        "reading": [dict(table.reading) for table in tables if table.reading],
+        "table": tables[0].columns,
+        "columns": dataclasses.asdict(columns),
+        "missing": missing,
+        "gaps": gaps,
+        "dtype": dtype,
+        "times": [duplicates, time_zone, frequency],
+        # A file that begins a new series gives it its name.
+        "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
+    }
+    return digest(json.dumps(settings, sort_keys=True).encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """The settings of `build_series` that say how rows are treated."""
+
+    missing: Missing
+    gaps: Gaps
+    duplicates: Duplicates
+    time_zone: str | None
+    frequency: str | None
+    notes: Sequence[str]
+
+
+class _Build:
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        tables: Sequence[Table],
+        columns: Columns,
+        how: _How,
+        dtype: np.dtype,
+        progress: Progress | None,
+    ) -> None:
+        self._folder, self._key, self._tables, self._columns = folder, key, tables, columns
+        self._how, self._dtype, self._progress = how, dtype, progress
+
+    def in_place(self, values: np.ndarray | None) -> PackedSeries | None:
+        """A description of values that stay where they are, or None if they cannot."""
+        if values is None:
+            return None
+        reader = Reader(None, self._tables, self._columns, self._dtype, self._key, self._progress)
+        done = reader.read()
+        self._check_holes(reader)
+        if not done.complete and self._how.missing != "drop":
+            return None
+        return self._laid_out(values, None, reader.done.counts, reader, reader.place)
+
+    def on_disk(self) -> PackedSeries:
+        """Values and times in the folder, and their description."""
+        reader = Reader(self._folder, self._tables, self._columns, self._dtype, self._key, self._progress)
+        done = reader.read()
+        self._check_holes(reader)
+        # What follows changes what was read, so a process that is killed from here on begins anew.
+        (self._folder / NOTE).unlink(missing_ok=True)
+        form, told = self._form(reader)
+        files = [(VALUES, "values.npy")] + ([(TIMES, "times.npy")] if self._columns.time is not None else [])
+        for name, final in files:
+            source = self._folder / name
+            if done.sorted:
+                source.replace(self._folder / final)
+            else:
+                sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
+                source.unlink()
+        place = reader.place if done.sorted else self._place_before_sorting(reader)
+        marked = Sentinels(**done.sentinels).notes(self._columns.values)
+        times, counts, notes = None, done.counts, [*self._how.notes, *done.notes, *marked]
+        if self._columns.time is not None:
+            ordered, form = self._ordered(done.counts, form, place)
+            counts, notes = ordered.counts, [*notes, told, *ordered.notes]
+            if ordered.rewritten:
+                place = self._place_before_ordering(place)
+            times = np.load(self._folder / "times.npy", mmap_mode="r", allow_pickle=False)
+        values = np.load(self._folder / "values.npy", mmap_mode="r", allow_pickle=False)
+        packed = self._laid_out(values, times, counts, reader, place, form, notes)
+        for name in (SERIES, ORIGIN):
+            (self._folder / name).unlink(missing_ok=True)
+        return packed
+
+    def _form(self, reader: Reader) -> tuple[TimeForm, str]:
+        """How the times are written, what is told of it; puts right dates that were read with the day first."""
+        if self._columns.time is None:
+            return TimeForm(), ""
+        done, told = reader.done, ""
+        form = TimeForm.from_config(done.form) if done.form is not None else TimeForm("number")
+        times = np.load(self._folder / TIMES, mmap_mode="r+", allow_pickle=False)
+        undecided = done.undecided
+        if form.order == "?":
+            series = np.fromfile(self._folder / SERIES, np.int32, LOOKED_AT)
+            some = np.array(times[:LOOKED_AT])
+            form, told = decide_order(form, some, series, self._tables[0].path, self._columns.time)
+            undecided = len(times)
+        if form.order == "mdy":
+            for first in range(0, undecided, _SWAPPED_ROWS):
+                stop = min(undecided, first + _SWAPPED_ROWS)
+                times[first:stop] = swap_day_and_month(times[first:stop])
+        return form, told or (f"read as: {form.words}" if form.words else "")
+
+    def _ordered(
+        self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]
+    ) -> tuple[Ordered, TimeForm]:
+        """The rows in the order of time, and the form with its time zone."""
+        zone = self._how.time_zone
+        if zone is not None and form.kind == "number":
+            raise ConfigError(
+                f"time_zone is {zone!r}, but the column {self._columns.time!r} holds plain numbers: leave it out."
+            )
+        clock = zone if zone is not None and not form.zone else ""
+        how = Sorting(self._how.duplicates, clock, form, self._columns.values, place)
+        ordered = order_rows(self._folder, counts, how)
+        return ordered, dataclasses.replace(form, zone=zone, mixed=False) if zone is not None else form
+
+    def _check_holes(self, reader: Reader) -> None:
+        done = reader.done
+        if self._how.missing == "error" and done.first_hole is not None:
+            row, column = done.first_hole
+            raise DataError(
+                f"{reader.place(row)}: column {self._columns.values[column]!r} has no value "
+                f"({sum(done.holes)} values are missing in all). Choose what to do with missing values: "
+                f"missing='drop', 'ffill' or 'interpolate'."
+            )
+
+    def _laid_out(
+        self,
+        values: np.ndarray,
+        times: np.ndarray | None,
+        counts: Sequence[int],
+        reader: Reader,
+        place: Callable[[int], str],
+        form: TimeForm | None = None,
+        notes: Sequence[str] = (),
+    ) -> PackedSeries:
+        done, columns, how = reader.done, self._columns, self._how
+        names = [""] if not columns.series and len(done.names) == 1 else done.names
+        layout = lay_out(
+            None if done.complete else values,
+            times,
+            counts,
+            how.missing,
+            how.gaps,
+            place,
+            wanted=None if how.frequency is None or times is None else parse_frequency(how.frequency),
+            form=form,
+            names=names,
+        )
+        settings: dict[str, Any] = {
+            "time_column": columns.time,
+            "series_column": list(columns.series),
+            "missing": how.missing,
+            "missing_values": list(columns.missing_values),
+            "gaps": how.gaps,
+            "dtype": self._dtype.name,
+            "duplicates": how.duplicates,
+            "time_zone": how.time_zone,
+            "frequency": how.frequency,
+        }
+        return PackedSeries(
+            values,
+            tuple(columns.values),
+            times,
+            layout.segments,
+            tuple(names),
+            layout.step,
+            settings,
+            self._key,
+            layout.frequency,
+            form or TimeForm(),
+            tuple(filter(None, [*notes, *layout.notes])),
+        )
+
+    def _place_before_ordering(self, place: Callable[[int], str]) -> Callable[[int], str]:
+        def before(row: int) -> str:
+            return place(int(np.memmap(self._folder / ORIGIN, np.int64, mode="r")[row]))
+
+        return before
+
+    def _place_before_sorting(self, reader: Reader) -> Callable[[int], str]:
+        def place(row: int) -> str:
+            ends = np.cumsum(reader.done.counts)
+            code = int(np.searchsorted(ends, row, side="right"))
+            own = np.flatnonzero(np.memmap(self._folder / SERIES, np.int32, mode="r") == code)
+            return reader.place(int(own[row - int(ends[code]) + reader.done.counts[code]]))
+
+        return place
+
+
+def _usable_in_place(tables: Sequence[Table], columns: Columns, dtype: Storage) -> np.ndarray | None:
+    """The matrix of a single `.npy` file, if it is exactly what would be stored."""
+    table = tables[0]
+    whole = not (columns.time or columns.series or columns.missing_values)
+    if len(tables) > 1 or not isinstance(table, NpyTable) or not whole:
+        return None
+    same = table.values.dtype == np.dtype(dtype) and tuple(columns.values) == table.columns
+    return table.values if same and table.values.flags.c_contiguous else None

@@ -1,0 +1,160 @@
+"""Chooses the columns of a series: what is forecast, from what, and which column holds times."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cellerate.data.tables import NpyTable, Table, columns_of_time, of_parts, with_clock
+from cellerate.errors import ConfigError, DataError
+
+_TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
+# Columns of these names hold times only if their values are some.
+_LIKELY_NAMES = (
+    "month", "ts", "day", "week", "period", "date_time", "quarter", "datum", "zeit", "zeitpunkt", "zeitstempel",
+    "fecha", "jour", "data", "t", "index", "",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenColumns:
+    """Which columns are read.
+
+    Attributes:
+        values: Those that are stored.
+        features: Those of them that are inputs.
+        time: The column of times, or None.
+        series: The columns that tell series apart.
+        note: What is to be told of the column of times, or "".
+        left_out: Columns that nobody named and that are not of numbers.
+    """
+
+    values: list[str]
+    features: list[str]
+    time: str | None
+    series: tuple[str, ...]
+    note: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+def choose_columns(
+    path: Path,
+    names: Sequence[str],
+    kinds: Mapping[str, str],
+    targets: list[str],
+    features: Sequence[str] | None,
+    time_column: str | None,
+    series_column: Sequence[str] | str | None,
+    look: Table | None = None,
+    empty: Sequence[str] = (),
+) -> ChosenColumns:
+    """Which columns of a table are read, and as what.
+
+    Args:
+        path: The table, for messages.
+        names: Its columns.
+        kinds: What each holds: "number", "time" or something else.
+        targets: Columns to forecast.
+        features: Columns to forecast from; None for all numbers.
+        time_column: The column of times, "" for none, None to find it.
+        series_column: The columns that tell series apart.
+        look: The table, whose first rows are asked where neither name nor type say what a column holds.
+        empty: Columns without any value, which are no features unless they are named.
+
+    Raises:
+        ConfigError: Columns contradict each other.
+        DataError: The table has no such column.
+    """
+    if isinstance(features, str):
+        raise ConfigError(f"features is {features!r}; expected a list of column names.")
+    asked = {"targets": targets, "features": list(features or ())}
+    asked |= {"time_column": [time_column] if time_column else []}
+    series = (series_column,) if isinstance(series_column, str) else tuple(series_column or ())
+    asked |= {"series_column": list(series)}
+    for argument, wanted in asked.items():
+        for name in wanted:
+            if name not in names and not (argument == "time_column" and columns_of_time(name, names)):
+                raise DataError(f"{path} has no column {name!r} ({argument}). It has: {', '.join(names)}.")
+        if len(set(wanted)) < len(wanted):
+            raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
+    note, left_out = "", []
+    if time_column == "":
+        time_column = None
+    elif time_column is None:
+        time_column, note = _time_column(names, kinds, {*targets, *(features or ()), *series}, look)
+    of_time = columns_of_time(time_column, names) if time_column is not None else []
+    if features is None:
+        # A column without a name is an index that some program added.
+        others = {*of_time, *series, "", *empty}
+        features = [name for name in names if kinds[name] == "number" and name not in others]
+        told = {*features, *targets, *of_time, *series, *empty}
+        left_out = [name for name in names if name not in told]
+        # Reading a target then names its first value that is no number.
+        features = features or list(targets)
+        if not features:
+            raise DataError(_no_numbers(path, names, look))
+    elif not features:
+        raise ConfigError("features is empty; expected at least one column, or None for all of them.")
+    special = [*(("time", name) for name in of_time), *(("series", name) for name in series)]
+    for what, column in special:
+        if column is not None and column in (*targets, *features):
+            raise ConfigError(f"the {what} column {column!r} cannot be a target or a feature as well.")
+    for name in of_time:
+        if name in series:
+            raise ConfigError(f"{name!r} cannot be both the time column and the series column.")
+    values = list(dict.fromkeys([*features, *targets]))
+    return ChosenColumns(values, list(features), time_column, series, note, tuple(left_out))
+
+
+def _time_column(
+    names: Sequence[str], kinds: Mapping[str, str], taken: set[str], look: Table | None
+) -> tuple[str | None, str]:
+    """The column of times that nobody named, and what is to be told of it."""
+    free = [name for name in names if name not in taken]
+    found, note = _one_column(names, free, kinds, look)
+    if look is None:
+        return found, note
+    if found is None:
+        whole = of_parts(free, kinds, look.texts)
+        if whole is None:
+            return None, note
+    else:
+        place = names.index(found) + 1
+        after = names[place] if place < len(names) and kinds[names[place]] != "number" else None
+        whole = with_clock(found, [name for name in free if name != found], look.texts, after)
+    several = columns_of_time(whole, names)
+    if len(several) > 1:
+        return whole, f"times from the columns {', '.join(map(repr, several[:-1]))} and {several[-1]!r}"
+    return found, note
+
+
+def _one_column(
+    names: Sequence[str], free: Sequence[str], kinds: Mapping[str, str], look: Table | None
+) -> tuple[str | None, str]:
+    named = [name for name in free if name.lower() in _TIME_NAMES]
+    typed = [name for name in free if kinds[name] == "time"]
+    if named or typed:
+        return (named + typed)[0], ""
+    likely = [name for name in free if name.lower() in _LIKELY_NAMES]
+    likely += [name for name in names[:1] if name in free and kinds[name] == "other" and name not in likely]
+    for name in likely if look is not None else ():
+        if look is not None and _holds_times(look, name):
+            return name, f"times from the column {name!r}"
+    return None, "no time column found: rows count as steps; name it with time_column"
+
+
+def _holds_times(table: Table, column: str) -> bool:
+    """True if the first values of a column are times, as texts or numbers of dates."""
+    if isinstance(table, NpyTable):
+        return False
+    try:
+        block = next(iter(table.blocks([], column, [], 0)), None)
+    except DataError:
+        return False
+    return block is not None and block.times is not None and block.times.dtype.kind == "M"
+
+
+def _no_numbers(path: Path, names: Sequence[str], look: Table | None) -> str:
+    """Say that a table has no column of numbers, and what its columns hold."""
+    held = look.left_out(names) if look is not None else []
+    what = "; ".join(line.removeprefix("left out").lstrip(":, ").removeprefix("because ") for line in held)
+    return f"{path} has no column of numbers to forecast from" + (f": {what}." if what else ".")

@@ -1,0 +1,193 @@
+"""Values known in advance: the rows of a table after the last known target, or a table of their own.
+
+The same file may hold what is known of the future, as rows without targets. They are recognised, told from the rows of
+the past, and looked up by series and time.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.tables import as_sources, check_readers, find_tables
+from cellerate.errors import DataError
+
+
+class FutureRows:
+    """The columns that are known in advance, by series and time.
+
+    Args:
+        open_data: Opens a series with these columns alone, where a row that misses one of them is in no segment.
+        columns: The columns.
+        source: What messages call the table.
+    """
+
+    def __init__(self, open_data: Callable[[], SeriesData], columns: Sequence[str], source: str) -> None:
+        self._open, self._columns, self._source = open_data, list(columns), source
+
+    def rows(self, series: str, times: np.ndarray) -> np.ndarray:
+        """The values at times of a series.
+
+        Args:
+            series: Its name, or "".
+            times: (horizon,) datetime64 or numbers; row numbers where the tables have no times.
+
+        Returns:
+            (horizon, columns) as stored.
+
+        Raises:
+            DataError: A row, or a value of it, is missing.
+        """
+        data = self._data
+        if data.times is None:
+            raise DataError(
+                f"the rows of {self._source} have no times, so what is known in advance cannot be told from the past: "
+                "name the time column (time_column)."
+            )
+        stretches = self._stretches.get(series, [])
+        known = np.concatenate(
+            [np.asarray(data.times[first:stop]) for first, stop in stretches] or [times[:0]]
+        )
+        numbers = np.concatenate([np.arange(first, stop) for first, stop in stretches] or [np.empty(0, int)])
+        place = np.minimum(np.searchsorted(known, times), max(0, len(known) - 1))
+        found = known[place] == times if len(known) else np.zeros(len(times), bool)
+        if not found.all():
+            missing = times[int(np.argmin(found))]
+            whose = f" of series {series!r}" if series else ""
+            at, first, last = data.form.write(np.array([missing, times[0], times[-1]]))
+            raise DataError(
+                f"{self._source} has no {', '.join(map(repr, self._missing(missing)))}{whose} at {at}, and the "
+                f"model needs {'it' if len(self._columns) == 1 else 'them'} from {first} to {last}: add these "
+                "rows at the end of the data with empty targets, or give a table of them (future)."
+            )
+        columns = [data.columns.index(name) for name in self._columns]
+        return np.asarray(data.values[numbers[place]][:, columns])
+
+    def _missing(self, time: Any) -> list[str]:
+        """The columns without a value in a row at a time; all if there is no such row."""
+        data = self._data
+        assert data.times is not None  # noqa: S101 (the caller looked)
+        rows = np.asarray(data.values[np.flatnonzero(np.asarray(data.times) == time)])
+        empty = [name for name in self._columns if np.isnan(rows[:, data.columns.index(name)]).any()]
+        return empty or self._columns
+
+    @functools.cached_property
+    def _data(self) -> SeriesData:
+        return self._open()
+
+    @functools.cached_property
+    def _stretches(self) -> Mapping[str, list[tuple[int, int]]]:
+        found: dict[str, list[tuple[int, int]]] = {}
+        for first, stop, series in self._data.segments:
+            found.setdefault(series, []).append((first, stop))
+        return found
+
+
+def open_known(
+    paths: Any, reading: Mapping[str, Any], columns: Sequence[str], future: Any = None
+) -> SeriesData:
+    """Opens a series up to its last known target, with what is known of the rows after it.
+
+    Args:
+        paths: As `open_series` takes them.
+        reading: The other arguments of `open_series`.
+        columns: The columns that are known in advance.
+        future: Tables that hold them, as `paths`; None for the rows of the series itself that have no targets.
+
+    Returns:
+        The series; `ahead` looks up what comes after it.
+
+    Raises:
+        BackendError: A package that reads the tables is not installed.
+        DataError: See `open_series`.
+    """
+    if not columns:
+        return open_series(paths, **reading)
+    # A reader gives its rows once, and they are looked at more than once.
+    paths = as_sources(paths)
+    if future is not None:
+        check_readers(find_tables(future))
+    data = _without_trailing(paths, reading)
+    for name in columns:
+        if name not in data.feature_names:
+            raise DataError(
+                f"future names {name!r}, which is no column of numbers beside the times and series of "
+                f"{_named(paths)}. These are: {', '.join(data.feature_names)}."
+            )
+    table = reading.get("table")
+    alone = {
+        **reading,
+        "progress": None,
+        # How the same tables are written was told.
+        "table": dataclasses.replace(table, told=None) if table is not None and future is None else table,
+        "targets": list(columns),
+        "features": list(columns),
+        "missing": "drop",
+        "gaps": "ignore",
+    }
+    where = paths if future is None else as_sources(future)
+    ahead = FutureRows(functools.partial(open_series, where, **alone), columns, _named(where))
+    return dataclasses.replace(data, ahead=ahead)
+
+
+def _named(sources: Sequence[Any]) -> str:
+    return ", ".join(str(getattr(one, "path", one)) for one in sources)
+
+
+def _without_trailing(paths: Any, reading: Mapping[str, Any]) -> SeriesData:
+    """The series without the rows at the end of each that have no targets."""
+    missing = reading.get("missing", "error")
+    dropped = functools.partial(open_series, paths, **{**reading, "missing": "drop"})
+    if missing == "drop":
+        return open_series(paths, **reading)
+    if missing == "error":
+        try:
+            return open_series(paths, **reading)
+        except DataError:
+            with contextlib.suppress(DataError):
+                found = dropped()
+                if _only_trailing(found):
+                    return found
+            raise
+    data = open_series(paths, **reading)
+    if data.packed_with is not None:
+        return data
+    # Filling went on to the last row: the targets of rows that are still to come were made up.
+    return dataclasses.replace(data, segments=_cut(data, dropped()))
+
+
+def _only_trailing(data: SeriesData) -> bool:
+    """Whether all rows outside the stretches are ones without targets, behind the last stretch of a series."""
+    begins = [first for first, _, _ in data.segments] + [len(data.values)]
+    names: list[str | None] = [series for _, _, series in data.segments] + [None]
+    if begins[0] > 0:
+        return False
+    for (_, stop, series), begin, following in zip(data.segments, begins[1:], names[1:], strict=True):
+        if stop < begin and (following == series or not _no_target(data, stop, begin).all()):
+            return False
+    return True
+
+
+def _cut(filled: SeriesData, dropped: SeriesData) -> tuple[tuple[int, int, str], ...]:
+    """The stretches of a filled series up to the last known target of each series."""
+    last = {series: stop for _, stop, series in dropped.segments}
+    cut = []
+    for first, stop, series in filled.segments:
+        known = last.get(series, first)
+        begin = max(first, known)
+        if begin < stop:
+            targets = np.flatnonzero(~_no_target(dropped, begin, stop))
+            stop = begin + int(targets[-1]) + 1 if len(targets) else begin
+        if first < stop:
+            cut.append((first, stop, series))
+    return tuple(cut)
+
+
+def _no_target(data: SeriesData, first: int, stop: int) -> np.ndarray:
+    """(stop - first,) whether a row misses all of its targets."""
+    rows = np.asarray(data.values[first:stop])[:, list(data.target_columns)]
+    return np.isnan(rows).all(axis=1)

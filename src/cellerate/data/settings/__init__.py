@@ -1,0 +1,21 @@
+"""Settings of how data are read, as a user writes them, with their checks.
+
+The command line makes its options of them, so nothing here imports NumPy.
+"""
+
+from cellerate.data.settings.calendar import PARTS, CalendarPart, check_calendar
+from cellerate.data.settings.choices import Duplicates, Gaps, Missing, Padding, Storage
+from cellerate.data.settings.tables import TableOptions, with_missing
+
+__all__ = [
+    "PARTS",
+    "CalendarPart",
+    "Duplicates",
+    "Gaps",
+    "Missing",
+    "Padding",
+    "Storage",
+    "TableOptions",
+    "check_calendar",
+    "with_missing",
+]

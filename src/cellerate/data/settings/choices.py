@@ -1,0 +1,9 @@
+"""The choices that a user has where data are read, each said once."""
+
+from typing import Literal
+
+Missing = Literal["error", "drop", "ffill", "interpolate"]
+Gaps = Literal["split", "error", "ignore"]
+Duplicates = Literal["error", "first", "last", "mean"]
+Storage = Literal["float32", "float16"]
+Padding = Literal["right", "left"]

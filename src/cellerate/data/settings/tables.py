@@ -1,0 +1,123 @@
+"""How the files of tables are written: what cannot be seen in them, or is to be read in another way than it looks."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, get_args
+
+from cellerate.data.files import check_codec
+from cellerate.errors import ConfigError
+from cellerate.settings import check_choice, check_number
+
+DateOrder = Literal["auto", "ymd", "mdy", "dmy"]
+Header = Literal["auto", "yes", "no"]
+_SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+_THOUSANDS = (",", ".", " ", "'", "")
+_THOUSANDS_WORDS = {"space": " ", "none": "", "comma": ",", "point": ".", "apostrophe": "'"}
+_DECIMAL_WORDS = {"comma": ",", "point": "."}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How tables are written. It is a property of files, not of a model, so a model does not remember it.
+
+    Attributes:
+        separator: What stands between the columns of a CSV file, such as ";" or "tab"; without it, it is found.
+        decimal: The decimal mark of a CSV file, "." or ","; without it, it is found.
+        thousands: What groups the digits of a CSV file's numbers: ",", ".", "space", "'" or "none"; without it, it is
+            found.
+        date_order: The order in dates such as 03/04/2024: "ymd", "mdy", "dmy", or "auto" to find it.
+        encoding: The encoding of a CSV file or of JSON lines; without it, UTF-8, UTF-16 and Windows-1252 are told
+            apart.
+        header: Whether the first row of a CSV file or of a sheet has the names of the columns: "yes", "no", or "auto"
+            to find it. Without names, the columns are 0, 1, ...
+        skip_lines: Lines of a CSV file, or rows of a sheet, before the table begins.
+        sheet: The sheet of an Excel file; without it, the first one.
+        missing_values: What stands for a missing number beside the usual words: numbers such as -999, or words; several
+            with commas between them. A model remembers these.
+        told: Called with a line that says how a file was read, if that is not the plain way.
+    """
+
+    separator: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    date_order: DateOrder = "auto"
+    encoding: str | None = None
+    header: Header = "auto"
+    skip_lines: int = 0
+    sheet: str | None = None
+    missing_values: Sequence[str] = ()
+    told: Callable[[str], None] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Checks every field, and puts marks in the place of their names.
+
+        Raises:
+            ConfigError: A field cannot be used.
+        """
+        for name, words in (
+            ("separator", _SEPARATORS),
+            ("decimal", _DECIMAL_WORDS),
+            ("thousands", _THOUSANDS_WORDS),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} must be a character such as ';', not {value!r}.")
+            if value in words:
+                object.__setattr__(self, name, words[value])
+        object.__setattr__(self, "missing_values", as_words(self.missing_values))
+        # As pandas and others have it.
+        booleans: dict[object, Header] = {True: "yes", False: "no", None: "auto"}
+        object.__setattr__(self, "header", booleans.get(self.header, self.header))
+        if self.separator is not None and (
+            len(self.separator) != 1 or ord(self.separator) > 127 or self.separator in '"\r\n'
+        ):
+            raise ConfigError(
+                f"separator must be one ASCII character such as ';', or tab, not {self.separator!r}."
+            )
+        if self.decimal is not None and self.decimal not in (".", ","):
+            raise ConfigError(f"decimal must be '.' or ',', not {self.decimal!r}.")
+        if self.thousands is not None and self.thousands not in _THOUSANDS:
+            raise ConfigError(
+                f"thousands must be ',', '.', 'space', an apostrophe or 'none', not {self.thousands!r}."
+            )
+        if self.decimal is not None and self.decimal == self.thousands:
+            raise ConfigError(
+                f"decimal and thousands cannot be the same: {self.decimal!r} stands for one of them only."
+            )
+        check_choice("date_order", self.date_order, get_args(DateOrder))
+        check_choice("header", self.header, get_args(Header))
+        check_number("skip_lines", self.skip_lines, at_least=0, whole=True)
+        if self.encoding is not None:
+            check_codec(self.encoding)
+
+    @property
+    def given(self) -> str:
+        """The fields that are not left out, as arguments."""
+        fields = [field for field in dataclasses.fields(self) if field.compare]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        defaults = {field.name: field.default for field in fields}
+        return ", ".join(f"{name}={value!r}" for name, value in values.items() if value != defaults[name])
+
+    def tell(self, line: str) -> None:
+        """Says how a file was read to whoever wants to know."""
+        if self.told is not None:
+            self.told(line)
+
+
+def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
+    """What stands for missing values, a word each; one text may hold several between commas.
+
+    Raises:
+        ConfigError: It is not a list of words and numbers.
+    """
+    given = [missing_values] if isinstance(missing_values, str) else missing_values
+    if not isinstance(given, Iterable) or not all(isinstance(one, str | int | float) for one in given):
+        raise ConfigError(f"missing_values must be words or numbers such as -999, not {missing_values!r}.")
+    words = [word.strip() for one in given for word in str(one).split(",")]
+    return tuple(dict.fromkeys(filter(None, words)))
+
+
+def with_missing(table: TableOptions | None, missing_values: Sequence[str]) -> TableOptions:
+    """The options of tables, with what stands for missing values unless they say so."""
+    table = table or TableOptions()
+    return table if table.missing_values else dataclasses.replace(table, missing_values=missing_values)

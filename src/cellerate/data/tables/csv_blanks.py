@@ -1,0 +1,61 @@
+"""Tables whose columns stand apart by any number of blanks: read as if one tab stood between them."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cellerate.data.tables.csv_header import is_plain
+
+_CHUNK_BYTES = 1 << 20
+_BLANKS, _EDGES = re.compile(rb"[ \t]+"), re.compile(rb"^[ \t]+|[ \t]+(?=\r?$)", re.MULTILINE)
+_LEAST_ROWS, _LEAST_FITTING, _LEAST_PLAIN = 3, 0.98, 0.5
+
+
+def tabbed(line: str) -> str:
+    """A line with one tab in the place of each run of blanks."""
+    end = "\n" if line.endswith("\n") else ""
+    return "\t".join(line.split()) + end
+
+
+def stands_apart(lines: Sequence[str]) -> bool:
+    """True for rows of a table with blanks between columns: as many values each, most of them numbers."""
+    rows = [line.split() for line in lines if line.strip()]
+    if len(rows) < _LEAST_ROWS or len(rows[0]) < 2:
+        return False
+    fitting = [row for row in rows if len(row) == len(rows[0])]
+    cells = [cell for row in fitting[1:] for cell in row]
+    plain = sum(is_plain(cell, ".", "") or is_plain(cell, ",", "") for cell in cells)
+    return len(fitting) >= _LEAST_FITTING * len(rows) and plain >= _LEAST_PLAIN * len(cells)
+
+
+class Tabbed(io.RawIOBase):
+    """A file of such a table, which may be compressed, as one with tabs."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._chunks, self._rest = self._tabbed(path), b""
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
+        """Fills a buffer; gives how many bytes it has now, 0 at the end."""
+        self._rest = self._rest or next(self._chunks, b"")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def _tabbed(self, path: Path) -> Iterator[bytes]:
+        import pyarrow as pa
+
+        rest = b""
+        with pa.input_stream(str(path), compression="detect") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                whole, end, rest = (rest + chunk).rpartition(b"\n")
+                if end:
+                    yield _BLANKS.sub(b"\t", _EDGES.sub(b"", whole)) + end
+        if rest:
+            yield _BLANKS.sub(b"\t", _EDGES.sub(b"", rest))

@@ -1,0 +1,161 @@
+"""Sheets of Excel files, read with openpyxl."""
+
+import datetime
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.data.settings import TableOptions
+from cellerate.data.tables.csv_header import header_rows, names_of
+from cellerate.data.tables.frames import FrameTable
+from cellerate.data.tables.table import MISSING
+from cellerate.errors import ConfigError, DataError
+
+_MOST_SHOWN = 10
+# Rows times columns; a sheet of Excel may have a million rows of 16,384 cells.
+_MOST_CELLS = 1 << 27
+# The XML of a sheet packs to a tenth, of equal rows to a hundredth.
+_SMALL_BYTES, _MOST_PACKED, _MOST_BYTES = 16 << 20, 300, 4 << 30
+
+
+def excel_table(path: Path, options: TableOptions) -> FrameTable:
+    """Reads a sheet, of which formulas count as the values that Excel stored for them.
+
+    A sheet has at most a million rows, so it is held in memory.
+
+    Raises:
+        ConfigError: There is no such sheet.
+        DataError: The file is damaged, or the sheet is empty.
+    """
+    import pyarrow as pa
+
+    name, sheets, rows = _sheet(path, options)
+    if not rows:
+        raise DataError(f"{path} is empty: the sheet {name!r} holds no value. Name another one (sheet).")
+    width = max(max(place for place, value in enumerate(row) if value is not None) for row in rows) + 1
+    if width * len(rows) > _MOST_CELLS:
+        raise DataError(
+            f"{path} has {len(rows):,} rows of up to {width:,} cells, of which most are empty: write the table as "
+            "CSV, or remove what stands far away from it."
+        )
+    rows = [[*row[:width], *[None] * (width - len(row))] for row in rows]
+    header = _has_header(rows, options)
+    top = header_rows(rows, lambda cell: cell is not None and not isinstance(cell, str)) if header else 0
+    named = [[_name(value) for value in row] for row in rows[:top]]
+    names = names_of(named) if header else [str(place) for place in range(width)]
+    body = rows[top:]
+    missing = {*MISSING, *options.missing_values}
+    columns = [_column([row[place] for row in body], missing) for place in range(width)]
+    told = []
+    if unnamed := names.count(""):
+        if unnamed == width:
+            raise DataError(
+                f"{path} has no column with a name in row {top}. Give the header (header='no' for none)."
+            )
+        told.append(
+            f"without {unnamed} columns that have no name"
+            if unnamed > 1
+            else "without a column that has no name"
+        )
+        named_places = [place for place, name in enumerate(names) if name]
+        columns, names = [columns[place] for place in named_places], [names[place] for place in named_places]
+    table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
+    if options.sheet is None and len(sheets) > 1:
+        told.append(f"the sheet {name!r}, the first of {len(sheets)}")
+    if top > 1:
+        told.append(f"{top} rows of names")
+    if not header:
+        told.append(f"no header, so the columns are 0 to {width - 1}")
+    table.read_as = ", ".join(filter(None, [*told, table.read_as]))
+    return table
+
+
+def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list[Any]]]:
+    """The name of the sheet that is read, those of all, and its rows that hold anything."""
+    import zipfile
+    import zlib
+
+    import openpyxl
+    from openpyxl.utils.exceptions import InvalidFileException
+
+    # The parser of XML raises a SyntaxError, also for entities that grow without end.
+    wrong = (
+        InvalidFileException,
+        zipfile.BadZipFile,
+        zlib.error,
+        SyntaxError,
+        KeyError,
+        ValueError,
+        TypeError,
+    )
+    try:
+        _check_parts(path)
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        try:
+            sheets = book.sheetnames
+            if options.sheet is not None and options.sheet not in sheets:
+                named = ", ".join(map(repr, sheets[:_MOST_SHOWN]))
+                raise ConfigError(f"sheet is {options.sheet!r}, but {path} has the sheets {named}.")
+            name = options.sheet or sheets[0]
+            sheet = book[name]
+            # What the file claims of its size would be filled with empty cells.
+            sheet.reset_dimensions()
+            rows = [
+                list(row)
+                for number, row in enumerate(sheet.iter_rows(values_only=True))
+                if number >= options.skip_lines and any(value is not None for value in row)
+            ]
+        finally:
+            book.close()
+    except (ConfigError, DataError):
+        raise
+    except (*wrong, OSError, EOFError, IndexError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read as an Excel file: {error}") from error
+    return name, sheets, rows
+
+
+def _check_parts(path: Path) -> None:
+    """Raises `DataError` for parts that become far larger than sheets do, or than memory may be, unpacked."""
+    import zipfile
+
+    with zipfile.ZipFile(path) as archive:
+        for part in archive.infolist():
+            packed = part.file_size > _SMALL_BYTES and part.file_size > _MOST_PACKED * max(
+                1, part.compress_size
+            )
+            if packed or part.file_size > _MOST_BYTES:
+                raise DataError(
+                    f"{path} is refused: its part {part.filename!r:.80} becomes {part.file_size:,} bytes out of "
+                    f"{part.compress_size:,}, as in no usual Excel file. Write the table as CSV."
+                )
+
+
+def _has_header(rows: Sequence[Sequence[Any]], options: TableOptions) -> bool:
+    if options.header != "auto":
+        return options.header == "yes"
+    return any(isinstance(value, str) for value in rows[0]) or len(rows) == 1
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        return value.date().isoformat()
+    return "" if value is None else str(value).strip()
+
+
+def _column(values: list[Any], missing: Collection[str]) -> Any:
+    """An Arrow array: of numbers or of times if all values are, else of strings."""
+    import pyarrow as pa
+
+    values = [None if isinstance(value, str) and value.strip() in missing else value for value in values]
+    there = [value for value in values if value is not None]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
+        return pa.array(values, pa.float64() if there else pa.null())
+    if all(isinstance(value, datetime.date) for value in there):
+        whole = [
+            value
+            if isinstance(value, datetime.datetime) or value is None
+            else datetime.datetime.combine(value, datetime.time())
+            for value in values
+        ]
+        return pa.array(whole, pa.timestamp("us"))
+    return pa.array([None if value is None else str(value) for value in values], pa.string())

@@ -1,0 +1,164 @@
+"""Opens tables, each by the format of its file, and finds those that paths name."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.data.settings import TableOptions
+from cellerate.data.tables.arrow_table import ArrowFileTable, ParquetTable
+from cellerate.data.tables.csv_table import CsvTable
+from cellerate.data.tables.frames import FrameTable, as_sources
+from cellerate.data.tables.npy_table import NpyTable
+from cellerate.data.tables.table import Block, Kind, Table
+from cellerate.errors import ConfigError, DataError
+from cellerate.machine.environment import require
+
+__all__ = ["Block", "Kind", "NpyTable", "Table", "find_tables", "open_table", "open_tables"]
+
+_TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
+_JSON_SUFFIXES = (".jsonl", ".ndjson")
+_PARQUET_SUFFIXES = (".parquet", ".pq")
+_ARROW_SUFFIXES = (".arrow", ".feather")
+_EXCEL_SUFFIXES = (".xlsx", ".xlsm")
+_SUFFIXES = (
+    *(*_TEXT_SUFFIXES, ".csv.gz", *_JSON_SUFFIXES, *(f"{one}.gz" for one in _JSON_SUFFIXES)),
+    *(*_PARQUET_SUFFIXES, *_ARROW_SUFFIXES, *_EXCEL_SUFFIXES, ".npy"),
+)
+
+
+def find_tables(paths: Any) -> list[Path | Table]:
+    """The tables that `paths` names: files, folders (the tables in them, sorted), patterns with `*`, and tables.
+
+    Raises:
+        ConfigError: It is something else.
+        DataError: A path does not exist, or nothing is found.
+    """
+    found: list[Path | Table] = []
+    for name in as_sources(paths):
+        if not isinstance(name, str | os.PathLike):
+            found.append(name)
+            continue
+        path = Path(name)
+        if path.is_dir():
+            inside = sorted(
+                p for p in path.rglob("*") if p.name.lower().endswith(_SUFFIXES) and _is_table(p, path)
+            )
+            if not inside:
+                raise DataError(f"the folder {path} holds no table ({', '.join(_SUFFIXES)}).")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        elif "*" in path.name:
+            matched = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+            if not matched:
+                raise DataError(f"no file matches {path}.")
+            found += matched
+        else:
+            raise DataError(f"there is no file {path}.")
+    if not found:
+        raise DataError(
+            "no file was given; expected at least one table, such as a CSV, Parquet or .npy file."
+        )
+    return found
+
+
+def _is_table(path: Path, folder: Path) -> bool:
+    """Whether it is a file, and none of those of a packed series in the folder, finished or not."""
+    above = path.relative_to(folder).parents
+    return path.is_file() and not any(one.name.endswith((".series", ".series.building")) for one in above)
+
+
+def open_table(
+    path: Path | Table, names: Sequence[str] | None = None, options: TableOptions | None = None
+) -> Table:
+    """Opens a table by its suffix: NumPy, Parquet, Arrow, Excel, JSON lines, everything else as CSV.
+
+    Args:
+        path: The file; a table that is open already is only checked.
+        names: Column names for an `.npy` file, or for a CSV file without a header; None for "0", "1", ...
+        options: How it is written.
+
+    Raises:
+        DataError: The file is empty, damaged, can be read in two ways, or has two columns of the same name.
+        BackendError: A package that reads such files is not installed.
+    """
+    options = options or TableOptions()
+    if isinstance(path, Path):
+        table = _by_suffix(path, names, options)
+    else:
+        table = path.with_options(options) if isinstance(path, FrameTable) else path
+    # Separators at the ends of lines make columns without a name.
+    twice = sorted(name for name, count in collections.Counter(table.columns).items() if name and count > 1)
+    if twice:
+        raise DataError(f"{table.path} has more than one column named {twice[0]!r}; rename one of them.")
+    if table.read_as:
+        options.tell(f"{table.path} read as: {table.read_as}")
+    return table
+
+
+def check_readers(paths: Sequence[Path | Table]) -> None:
+    """Raise `BackendError`, before anything is read, if a package that reads one of the files is not installed."""
+    for path in paths:
+        name = path.name.lower() if isinstance(path, Path) else ".npy"
+        if not name.endswith(".npy"):
+            require("pyarrow", "tables", "reading tables")
+        if name.endswith(_EXCEL_SUFFIXES):
+            require("openpyxl", "excel", f"reading the Excel file {path}")
+
+
+def _by_suffix(path: Path, names: Sequence[str] | None, options: TableOptions) -> Table:
+    name = path.name.lower()
+    if name.endswith(".npy"):
+        return NpyTable(path, names)
+    check_readers([path])
+    if name.endswith(_PARQUET_SUFFIXES):
+        return ParquetTable(path, options)
+    if name.endswith(_ARROW_SUFFIXES):
+        return ArrowFileTable(path, options)
+    if name.endswith(_EXCEL_SUFFIXES):
+        from cellerate.data.tables.excel_table import excel_table
+
+        return excel_table(path, options)
+    if name.removesuffix(".gz").endswith(_JSON_SUFFIXES):
+        from cellerate.data.tables.json_table import JsonTable
+
+        return JsonTable(path, options)
+    if options.sheet is not None:
+        raise ConfigError(f"sheet is for Excel files, and {path} is none: leave it out.")
+    return CsvTable(path, options, names)
+
+
+def open_tables(
+    paths: Sequence[Path | Table],
+    names: Sequence[str] | None = None,
+    options: TableOptions | None = None,
+) -> list[Table]:
+    """Opens tables of the same columns; see `open_table`.
+
+    Raises:
+        DataError: One of them is unusable, or has other columns.
+        BackendError: See `open_table`.
+    """
+    check_readers(paths)
+    options = options or TableOptions()
+    said: set[str] = set()
+
+    def tell_once(line: str) -> None:
+        # Many files that are read in one way need one line.
+        how = line.partition(" read as: ")[2]
+        if how not in said:
+            said.add(how)
+            options.tell(line)
+
+    once = dataclasses.replace(options, told=tell_once)
+    tables = [open_table(path, names, once) for path in paths]
+    for table in tables[1:]:
+        if table.columns != tables[0].columns:
+            raise DataError(
+                f"{table.path} has the columns {', '.join(table.columns)}, but {tables[0].path} has "
+                f"{', '.join(tables[0].columns)}; files of one series need the same columns in the same order."
+            )
+    return tables

@@ -1,0 +1,43 @@
+"""Times: parsing a column of them, its form, order and zone, the frequency, and features of the calendar.
+
+Nothing here reads a file: it works on the texts and numbers that a table holds.
+"""
+
+from cellerate.data.times.calendar_features import Calendar, check_holidays, check_times, make_calendar
+from cellerate.data.times.column import TimeParser
+from cellerate.data.times.date_order import LOOKED_AT, decide_order, swap_day_and_month
+from cellerate.data.times.form import TimeForm
+from cellerate.data.times.frequency import (
+    WEEKDAYS,
+    Frequency,
+    check_agreement,
+    find_frequency,
+    parse_frequency,
+    season_of,
+    settled,
+)
+from cellerate.data.times.zones import check_zone, never_shown, to_instants, to_local, zones_of_repeats
+
+__all__ = [
+    "LOOKED_AT",
+    "WEEKDAYS",
+    "Calendar",
+    "Frequency",
+    "TimeForm",
+    "TimeParser",
+    "check_agreement",
+    "check_holidays",
+    "check_times",
+    "check_zone",
+    "decide_order",
+    "find_frequency",
+    "make_calendar",
+    "never_shown",
+    "parse_frequency",
+    "season_of",
+    "settled",
+    "swap_day_and_month",
+    "to_instants",
+    "to_local",
+    "zones_of_repeats",
+]

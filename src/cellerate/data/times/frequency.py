@@ -1,0 +1,310 @@
+"""How often a series has a row: constant steps, business or trading days, or months, and which times follow its last.
+
+The frequency is found from the times. It says where a gap is, and it gives the times of forecasts as the calendar has
+them: month ends, no weekends where the data have none, local clock times in a time zone.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.times.trading_days import come_back, missing_weekdays
+from cellerate.data.times.zones import to_instants, to_local
+from cellerate.errors import ConfigError, DataError
+
+_DAY = np.timedelta64(1, "D")
+_UNITS_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
+_UNITS_US["week"] = 7 * _UNITS_US["day"]
+_MONTHS = {"month": 1, "quarter": 3, "year": 12}
+# Short names, as pandas and others have them.
+_SHORT = {
+    **dict.fromkeys(["s", "sec"], "second"),
+    **dict.fromkeys(["min", "t"], "minute"),
+    **dict.fromkeys(["h", "hourly"], "hour"),
+    **dict.fromkeys(["d", "daily"], "day"),
+    **dict.fromkeys(["w", "weekly"], "week"),
+    **dict.fromkeys(["m", "ms", "me", "monthly"], "month"),
+    **dict.fromkeys(["q", "qs", "qe", "quarterly"], "quarter"),
+    **dict.fromkeys(["y", "ys", "ye", "a", "yearly", "annual"], "year"),
+    **dict.fromkeys(["b", "businessday", "bday", "weekday"], "business-day"),
+    **dict.fromkeys(["c", "tradingday"], "trading-day"),
+}
+WEEKDAYS = ("business-day", "trading-day")
+_EXAMPLES = "'15min', 'hour', 'day', 'business-day', 'trading-day', 'week', 'month', 'quarter', 'year'"
+_MOST_HOLIDAYS = 100_000
+# A time of month that is the last day of it, whichever that is.
+_MONTH_END = 31
+_OF_ITS_OWN_STEPS = 8
+# In microseconds what the times of NumPy can hold.
+_MOST_STEP = 2.0**63
+
+
+@dataclasses.dataclass(frozen=True)
+class Frequency:
+    """How often a series has a row.
+
+    Attributes:
+        unit: "time" for constant steps, "business-day" (Monday to Friday), "trading-day" (without holidays), "month",
+            or "number" where times are plain numbers.
+        step: Of "time" microseconds, of "month" months, of weekdays 1, of "number" the step.
+        day: Of "month" the day of the month, 31 for its end; else 0.
+        zone: The time zone or offset whose calendar it is; "" for the times as they stand.
+        holidays: Of "trading-day" the weekdays without a row in any series, as the data have them: ISO dates, rising.
+    """
+
+    unit: str
+    step: float
+    day: int = 0
+    zone: str = ""
+    holidays: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """In words: "15 minutes", "days", "business days", "trading days", "months", "quarters"."""
+        if self.unit == "number":
+            return f"steps of {self.step:g}"
+        if self.unit in WEEKDAYS:
+            return f"{self.unit.replace('-', ' ')}s"
+        sizes = _MONTHS if self.unit == "month" else _UNITS_US
+        for word, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            count = self.step / size
+            if count == int(count) and (count == 1 or word not in ("week", "quarter")):
+                return f"{word}s" if count == 1 else f"{int(count)} {word}s"
+        return str(np.timedelta64(round(self.step), "us"))
+
+    def after(self, last: Any, count: int) -> np.ndarray:
+        """The (count,) times that follow `last`, a datetime64[us] (in a zone the instant) or a number.
+
+        The holidays of the future are not known: trading days go on as business days.
+        """
+        numbers = np.arange(1, count + 1)
+        if self.unit == "number":
+            return float(last) + self.step * numbers
+        last = np.datetime64(last, "us")
+        if self.unit == "time" and self.step % _UNITS_US["day"]:
+            return last + (numbers * round(self.step)).astype("timedelta64[us]")
+        local = to_local(np.array([last]), self.zone)[0]
+        return to_instants(self._local_after(local, numbers), self.zone)
+
+    def gaps(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """(N,) where the row at time `after` does not follow the one at `before`, both (N,) in the type of times.
+
+        A constant step may be half a step early or late; a calendar is exact to the day.
+        """
+        if self.unit == "number" or (self.unit == "time" and self.step % _UNITS_US["day"]):
+            return np.abs((after - before).astype(np.float64) - self.step) > 0.5 * self.step
+        before, after = to_local(before, self.zone), to_local(after, self.zone)
+        if self.unit == "time":
+            return np.abs((after - before).astype(np.float64) - self.step) > 0.5 * self.step
+        if self.unit == "month":
+            return _months(after) - _months(before) != self.step
+        days = before.astype("datetime64[D]"), after.astype("datetime64[D]")
+        return np.busday_count(*days, holidays=np.array(self.holidays, "M8[D]")) != 1
+
+    def to_config(self) -> dict[str, Any]:
+        """It as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> "Frequency | None":
+        """What `to_config` gave; None for None.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        if config is None:
+            return None
+        holidays = config.get("holidays", ())
+        if len(holidays) > _MOST_HOLIDAYS:
+            raise ValueError(f"a frequency with {len(holidays):,} holidays")
+        days = tuple(np.datetime_as_string(np.array(holidays, "M8[D]")).tolist())
+        found = cls(str(config["unit"]), float(config["step"]), int(config["day"]), str(config["zone"]), days)
+        units = ("time", *WEEKDAYS, "month", "number")
+        if found.unit not in units or not 0 < found.step < _MOST_STEP or not 0 <= found.day <= _MONTH_END:
+            raise ValueError(f"a frequency of {config!r:.80}")
+        return found
+
+    def _local_after(self, local: np.datetime64, numbers: np.ndarray) -> np.ndarray:
+        day = local.astype("datetime64[D]")
+        clock = local - day.astype("datetime64[us]")
+        if self.unit == "time":
+            return local + (numbers * round(self.step)).astype("timedelta64[us]")
+        if self.unit in WEEKDAYS:
+            return np.busday_offset(day, numbers, roll="backward").astype("datetime64[us]") + clock
+        month = local.astype("datetime64[M]") + numbers * round(self.step)
+        ends = (month + 1).astype("datetime64[D]") - _DAY
+        # A last row on another day than the others (a holiday) does not move those to come.
+        wanted = (self.day or int((day - day.astype("datetime64[M]")).astype(int)) + 1) - 1
+        days = np.minimum(month.astype("datetime64[D]") + np.timedelta64(wanted, "D"), ends)
+        return days.astype("datetime64[us]") + clock
+
+
+def parse_frequency(text: str) -> Frequency:
+    """A frequency by its name, such as "month", "business-day", "15min" or "2 hours".
+
+    Raises:
+        ConfigError: It is not one.
+    """
+    match = re.fullmatch(r"(\d{0,6})\s*([A-Za-z _-]+)", text.strip()[:64]) if isinstance(text, str) else None
+    word = match[2].lower().replace("_", "-").replace(" ", "-") if match else ""
+    word = _SHORT.get(word, word)
+    single = word.removesuffix("s")
+    word = _SHORT.get(single, single) if word not in WEEKDAYS else word
+    count = int(match[1] or 1) if match else 0
+    if count >= 1:
+        if word in _UNITS_US:
+            return Frequency("time", count * _UNITS_US[word])
+        if word in _MONTHS:
+            return Frequency("month", count * _MONTHS[word])
+        if word in WEEKDAYS and count == 1:
+            return Frequency(word, 1)
+    raise ConfigError(f"frequency is {text!r}; expected one such as {_EXAMPLES}.")
+
+
+def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Frequency | None:
+    """Finds the frequency of some rows.
+
+    Args:
+        times: (N,) datetime64[us] or float64, rising inside each series.
+        inside: (N - 1,) whether a row and the one after it are of the same series.
+        zone: The time zone whose calendar holds.
+
+    Returns:
+        The frequency; None if there is no step.
+    """
+    if times.dtype.kind != "M":
+        steps = np.diff(times)[inside]
+        return Frequency("number", float(np.median(steps))) if len(steps) else None
+    local = to_local(times, zone)
+    steps = np.diff(local)[inside].astype(np.int64)
+    if not len(steps):
+        return None
+    median = round(float(np.median(steps)))
+    days = local.astype("datetime64[D]")
+    same_clock = bool(
+        (local - days.astype("datetime64[us]") == local[0] - days[0].astype("datetime64[us]")).all()
+    )
+    if same_clock and median >= 28 * _UNITS_US["day"]:
+        monthly = _monthly(local, days, inside, zone)
+        if monthly is not None:
+            return monthly
+    if same_clock and median == _UNITS_US["day"]:
+        before, after = days[:-1][inside], days[1:][inside]
+        crosses = np.busday_count(before, after) < (after - before).astype(np.int64)
+        if crosses.any() and np.is_busday(days).all():
+            missing = missing_weekdays(days, inside)
+            if come_back(missing, days.min(), days.max()):
+                return _trading(missing, zone)
+            return Frequency("business-day", 1, zone=zone)
+    if median % _UNITS_US["day"] == 0 and median:
+        return Frequency("time", median, zone=zone)
+    # Shorter steps go on across a change of the clock.
+    median = round(float(np.median(np.diff(times)[inside].astype(np.int64))))
+    return Frequency("time", median, zone=zone) if median else None
+
+
+def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency:
+    """A frequency that was named, with what the times of some rows say of its day of the month and its holidays.
+
+    Args:
+        wanted: The frequency.
+        times: See `find_frequency`.
+        inside: See `find_frequency`.
+        zone: See `find_frequency`.
+
+    Raises:
+        ConfigError: The times are plain numbers.
+    """
+    if times.dtype.kind != "M":
+        raise ConfigError(
+            f"frequency is {wanted.name}, but the times are plain numbers: leave it out, or name the column of dates "
+            "(time_column)."
+        )
+    days = to_local(times, zone).astype("datetime64[D]")
+    if wanted.unit == "trading-day":
+        return _trading(missing_weekdays(days, inside), zone)
+    day = _day_of_month(days) if wanted.unit == "month" else 0
+    return dataclasses.replace(wanted, day=day or 0, zone=zone)
+
+
+def season_of(frequency: Frequency | None) -> int | None:
+    """Rows of a season: a day of shorter steps, a week of days, a year of the rest; None if that is no whole number."""
+    if frequency is None or frequency.unit == "number":
+        return None
+    if frequency.unit in WEEKDAYS:
+        return 5
+    if frequency.unit == "month":
+        return int(12 / frequency.step) if frequency.step < 12 and 12 % frequency.step == 0 else None
+    for size, rows in ((_UNITS_US["day"], 7), (_UNITS_US["week"], 52)):
+        if frequency.step == size:
+            return rows
+    in_a_day = _UNITS_US["day"] / frequency.step
+    return round(in_a_day) if in_a_day >= 2 and abs(in_a_day - round(in_a_day)) < 1e-9 else None
+
+
+def check_agreement(
+    frequency: Frequency, times: np.ndarray, series: np.ndarray, names: Any, wanted: str = "gaps='ignore'"
+) -> None:
+    """Raises `DataError` if a series has rows at steps of its own, each of which would be a gap.
+
+    Args:
+        frequency: That of all series together.
+        times: (N,) of some rows, rising inside each series.
+        series: (N,) the number of each row's series, rising.
+        names: The names of the series.
+        wanted: What a message offers.
+    """
+    inside = series[1:] == series[:-1]
+    gap = np.zeros(len(times), bool)
+    gap[1:][inside] = frequency.gaps(times[:-1][inside], times[1:][inside])
+    codes, starts, counts = np.unique(series, return_index=True, return_counts=True)
+    lost = np.add.reduceat(gap, starts) == counts - 1
+    regular = np.flatnonzero(lost & (counts > _OF_ITS_OWN_STEPS))
+    if not len(regular) or len(codes) < 2:
+        return
+    for place in regular.tolist():
+        own = times[starts[place] : starts[place] + counts[place]]
+        found = find_frequency(own, np.ones(len(own) - 1, bool), frequency.zone)
+        if found is None or found.name == frequency.name or found.gaps(own[:-1], own[1:]).mean() > 0.1:
+            continue
+        other = next((code for code, few in zip(codes, lost, strict=True) if not few), codes[0])
+        raise DataError(
+            f"series {names[codes[place]]!r} has rows every {_each(found)}, but series {names[other]!r} and most rows "
+            f"every {_each(frequency)}. Train on series of one frequency, or choose {wanted}."
+        )
+
+
+def _trading(holidays: np.ndarray, zone: str) -> Frequency:
+    return Frequency("trading-day", 1, zone=zone, holidays=tuple(np.datetime_as_string(holidays).tolist()))
+
+
+def _each(frequency: Frequency) -> str:
+    name = frequency.name
+    return name.removesuffix("s") if not name[0].isdigit() else name
+
+
+def _monthly(local: np.ndarray, days: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
+    months = np.diff(_months(local))[inside]
+    count = round(float(np.median(months)))
+    if count < 1 or months.min() < 1 or (months % count).any():
+        return None
+    day = _day_of_month(days)
+    return None if day is None else Frequency("month", count, day, zone)
+
+
+def _day_of_month(days: np.ndarray) -> int | None:
+    """The day on which all rows lie, 31 for the end of the month, or None."""
+    month = days.astype("datetime64[M]")
+    number = (days - month.astype("datetime64[D]")).astype(np.int64) + 1
+    length = ((month + 1).astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64)
+    if (number == length).all():
+        return _MONTH_END
+    highest = int(number.max())
+    return highest if (number == np.minimum(highest, length)).all() else None
+
+
+def _months(times: np.ndarray) -> np.ndarray:
+    return times.astype("datetime64[M]").astype(np.int64)

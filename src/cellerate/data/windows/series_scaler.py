@@ -1,0 +1,155 @@
+"""A mean and a scale of each column for each series: series of very different size then look alike to a model.
+
+It stands beside the `Scaler` of all series, which says what is usual where a series alone says nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cellerate.data.windows.scaler import Scaler, held_by
+from cellerate.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from cellerate.data.series import SeriesPart
+
+MOST_NUMBERS = 200_000
+"""Means of all series and columns: more would make the model's record too long to be read."""
+
+_CHUNK_BYTES = 4 << 20
+# Deviations below so many roundings of a mean, or of the deviation of all series, are noise.
+_ROUNDINGS = 8
+
+
+class SeriesScaler:
+    """A mean and a scale for each series and column.
+
+    Args:
+        names: (S,) the names of the series.
+        mean: (S, C) in the units of the data.
+        scale: (S, C) positive, in the units of the data.
+        usual: The scaler of all series together, with the same columns.
+
+    Raises:
+        ModelError: Shapes differ, or a number is not finite, or a scale is not positive.
+    """
+
+    def __init__(self, names: Sequence[str], mean: np.ndarray, scale: np.ndarray, usual: Scaler) -> None:
+        shape = (len(names), len(usual.columns))
+        if mean.shape != shape or scale.shape != shape:
+            raise ModelError(
+                f"the scaler of the series needs {shape} numbers, got {mean.shape} and {scale.shape}; the file is "
+                "damaged."
+            )
+        # 1e30 fits into float32, with room for the subtraction.
+        if not (np.isfinite(mean).all() and np.isfinite(scale).all() and (scale > 0).all()) or (
+            max(np.abs(mean).max(initial=0), scale.max(initial=0)) > 1e30
+        ):
+            raise ModelError(
+                "the scaler of the series holds numbers that cannot be used; the file is damaged."
+            )
+        self.names = tuple(names)
+        self.usual = usual
+        self._mean, self._scale = mean, scale
+        self._place = {name: place for place, name in enumerate(self.names)}
+
+    @classmethod
+    def fit(cls, part: "SeriesPart", usual: Scaler) -> "SeriesScaler":
+        """Mean and standard deviation of each column over each series' rows of `part`, in one streamed pass.
+
+        A column that does not change in a series, or hardly, gets the scale that it has over all series: there is
+        nothing that would tell a change of it from noise.
+
+        Args:
+            part: The training part.
+            usual: The scaler of all series, fitted on it.
+
+        Raises:
+            DataError: There are more series and columns than a record holds.
+        """
+        data = part.data
+        names = list(dict.fromkeys(name for _, _, name in data.segments))
+        width = len(data.columns)
+        if len(names) * width > MOST_NUMBERS:
+            raise DataError(
+                f"scaling='series' keeps the scale of each of {len(names):,} series and {width:,} columns, and a model "
+                f"holds at most {MOST_NUMBERS:,}: choose scaling='global', or train on fewer columns."
+            )
+        place = {name: number for number, name in enumerate(names)}
+        firsts = [first for first, _, _ in data.segments]
+        count = np.zeros((len(names), 1))
+        mean, squares = np.zeros((len(names), width)), np.zeros((len(names), width))
+        rows = max(1, _CHUNK_BYTES // (8 * width))
+        for bound, own in zip(part.bounds, _segments(firsts, part.bounds), strict=True):
+            at = place[data.segments[own][2]]
+            one = type(part)(data, part.name, (bound,))
+            for chunk in one.chunks(rows):
+                values = chunk.astype(np.float64)
+                here = values.mean(axis=0)
+                total = count[at] + len(values)
+                away = here - mean[at]
+                squares[at] += ((values - here) ** 2).sum(axis=0) + away**2 * (
+                    count[at] * len(values) / total
+                )
+                mean[at] += away * (len(values) / total)
+                count[at] = total
+        deviation = np.sqrt(squares / np.maximum(count, 1))
+        mean = np.where(count > 0, mean, usual.mean)
+        return cls(names, mean, safe_scale(mean, deviation, usual, data.values.dtype), usual)
+
+    def known(self, names: Sequence[str]) -> np.ndarray:
+        """(N,) the place of each name among the series; -1 for those that were not trained on."""
+        return np.array([self._place.get(name, -1) for name in names], np.int64)
+
+    def of(self, places: np.ndarray, past: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the scale for each of B windows.
+
+        Args:
+            places: (B,) the series of each, from `known`; -1 takes them from the window itself.
+            past: (B, window, C) its rows in the units of the data.
+
+        Returns:
+            Twice (B, C) float64.
+        """
+        mean, scale = self._mean[places], self._scale[places]
+        strange = places < 0
+        if strange.any():
+            rows = past[strange].astype(np.float64)
+            mean[strange] = rows.mean(axis=1)
+            scale[strange] = safe_scale(mean[strange], rows.std(axis=1), self.usual, past.dtype)
+        return mean, scale
+
+    def to_config(self) -> dict[str, Any]:
+        """A description for `from_config`, ready for JSON."""
+        return {"names": list(self.names), "mean": self._mean.tolist(), "scale": self._scale.tolist()}
+
+    @classmethod
+    def from_config(cls, config: Any, usual: Scaler) -> "SeriesScaler":
+        """The scaler that `to_config` described, beside that of all series.
+
+        Raises:
+            ModelError: The description is not valid; a model file may hold anything.
+        """
+        try:
+            names = config["names"] if isinstance(config, Mapping) else None
+            if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+                raise ValueError("no names")
+            shape = (len(names), len(usual.columns))
+            mean, scale = (np.array(config[which], np.float64).reshape(shape) for which in ("mean", "scale"))
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ModelError("the scaler of the series cannot be used: the file is damaged.") from error
+        return cls(names, mean, scale, usual)
+
+
+def safe_scale(mean: np.ndarray, deviation: np.ndarray, usual: Scaler, dtype: np.dtype) -> np.ndarray:
+    """The deviation (S, C), and where it is but the noise of rounding to a type, that of all series."""
+    noise = _ROUNDINGS * np.finfo(held_by(dtype)).eps
+    flat = (deviation <= noise * np.abs(mean)) | (deviation <= noise * usual.scale)
+    return np.where(flat, usual.scale, deviation)
+
+
+def _segments(firsts: Sequence[int], bounds: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The number of the stretch that each bound lies in."""
+    begins = [begin for _, begin, _ in bounds]
+    return (np.searchsorted(firsts, begins, side="right") - 1).tolist()

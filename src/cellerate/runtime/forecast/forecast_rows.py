@@ -1,0 +1,171 @@
+"""Forecasts from rows in an array: what else the model sees comes with the call."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.windows import Covariates, Inputs, Scaler, Units, held_by, model_inputs
+from cellerate.errors import ConfigError, DataError
+
+
+class RowForecaster:
+    """Forecasts what comes after rows that are given as numbers.
+
+    Args:
+        predict: The model.
+        scaler: The scaler of all columns: the features, then other targets.
+        covariates: What the model sees beside the features.
+        window: Rows it sees.
+        horizon: Rows it forecasts.
+        features: The names of the features.
+        targets: Where the targets are among the columns.
+        quantiles: Whether it forecasts quantiles.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[Inputs], np.ndarray],
+        scaler: Scaler,
+        covariates: Covariates,
+        *,
+        window: int,
+        horizon: int,
+        features: Sequence[str],
+        targets: Sequence[int],
+        quantiles: bool,
+    ) -> None:
+        self._predict, self._scaler, self._covariates = predict, scaler, covariates
+        self._window, self._horizon = window, horizon
+        self._features, self._targets, self._quantiles = list(features), list(targets), quantiles
+        self._future = [scaler.columns.index(name) for name in covariates.future]
+
+    def forecast(
+        self, rows: np.ndarray, future: Any, times: Any, series: str | Sequence[str] | None
+    ) -> np.ndarray:
+        """Forecasts from B windows.
+
+        Args:
+            rows: (B, window, features) in the units of the data.
+            future: (horizon, future columns) or (B, horizon, future columns); None if the model sees none.
+            times: (T,) or (B, T), the last ones those of the window and of the horizon; None if it sees no calendar.
+            series: The series of all windows, or of each; None for an unknown one.
+
+        Returns:
+            (B, horizon, targets), or (B, horizon, targets, Q), float64.
+
+        Raises:
+            ConfigError: An argument is for another kind of model.
+            DataError: An argument is missing, or has another shape or type.
+        """
+        count, covariates = len(rows), self._covariates
+        ahead = self._ahead(future, count)
+        before, after = self._calendar(times, count)
+        names = self._names(series, count)
+        units = self._units(rows, names)
+        places = list(range(len(self._features)))
+        inputs = model_inputs(
+            covariates,
+            units.scaled(rows, places),
+            None if ahead is None else units.scaled(ahead, self._future),
+            before,
+            after,
+            None if covariates.series is None else covariates.ids(names),
+        )
+        made = np.asarray(self._predict(inputs), np.float32)
+        if made.ndim == 2:
+            made = made[..., None]
+        return units.of_data(made, self._targets, quantiles=self._quantiles)
+
+    def _units(self, rows: np.ndarray, names: Sequence[str]) -> Units:
+        scaling = self._covariates.scaling
+        if scaling is None:
+            return Units(self._scaler.mean, self._scaler.scale)
+        places = scaling.known(names)
+        # A target that is no feature is in no row: of an unknown series nothing is known of it.
+        others = len(self._scaler.columns) - len(self._features)
+        if others and (places < 0).any():
+            raise DataError(
+                "series must name a series of the training: the model forecasts columns that are not in the rows, so "
+                "these do not say its scale."
+            )
+        filled = np.concatenate([rows, np.zeros((*rows.shape[:2], others), rows.dtype)], axis=2)
+        return Units(*scaling.of(places, filled))
+
+    def _ahead(self, future: Any, count: int) -> np.ndarray | None:
+        names = self._covariates.future
+        if not names:
+            if future is not None:
+                raise ConfigError(
+                    "future is for models with columns that are known in advance: leave it out."
+                )
+            return None
+        wanted = (
+            f"numbers of shape ({self._horizon}, {len(names)}) or ({count}, {self._horizon}, {len(names)})"
+        )
+        columns = ", ".join(names)
+        if future is None:
+            raise DataError(
+                f"future is missing: the model sees {columns:.200} of the rows to forecast. Give {wanted}."
+            )
+        array = np.asarray(future)
+        if array.dtype.kind not in "fiub" or array.shape not in (
+            (self._horizon, len(names)),
+            (count, self._horizon, len(names)),
+        ):
+            raise DataError(
+                f"future must be {wanted}, the columns {columns:.200}; got {array.dtype} {array.shape}."
+            )
+        if not np.isfinite(array).all():
+            raise DataError("future holds a value that is missing or infinite: fill it in.")
+        return np.broadcast_to(array.astype(held_by(array.dtype)), (count, self._horizon, len(names)))
+
+    def _calendar(self, times: Any, count: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        calendar = self._covariates.calendar
+        if calendar is None:
+            if times is not None:
+                raise ConfigError("times is for models that see a calendar: leave it out.")
+            return None, None
+        span = self._window + self._horizon
+        wanted = (
+            f"the times of the rows and of the {self._horizon} that follow, datetime64 of shape (T,) or ({count}, T) "
+            f"with T at least {span}"
+        )
+        if times is None:
+            raise DataError(f"times is missing: the model sees a calendar. Give {wanted}.")
+        array = np.asarray(times)
+        if array.dtype.kind in "UO":
+            try:
+                array = array.astype("M8[us]")
+            except (TypeError, ValueError) as error:
+                raise DataError(f"times must be {wanted}: {error}.") from error
+        if (
+            array.dtype.kind != "M"
+            or array.ndim not in (1, 2)
+            or array.shape[-1] < span
+            or (array.ndim == 2 and len(array) != count)
+        ):
+            raise DataError(f"times must be {wanted}; got {array.dtype} {array.shape}.")
+        if np.isnat(array).any():
+            raise DataError("times holds one that is missing: fill it in.")
+        last = array[..., -span:].astype("M8[us]")
+        made = calendar.features(np.broadcast_to(last, (count, span)))
+        return made[:, : self._window], made[:, self._window :]
+
+    def _names(self, series: str | Sequence[str] | None, count: int) -> list[str]:
+        covariates = self._covariates
+        if covariates.series is None and covariates.scaling is None:
+            if series is not None:
+                raise ConfigError("series is for models that tell series apart: leave it out.")
+            return []
+        if series is None or isinstance(series, str):
+            # No file can name a series so, and no record does: it is unknown.
+            return [_NOBODY if series is None else series] * count
+        if len(series) != count:
+            raise DataError(
+                f"series must be a name, or {count} of them, one for each window; got {len(series)}."
+            )
+        return list(series)
+
+
+_NOBODY = "\0"

@@ -1,0 +1,251 @@
+"""Says how a packed model runs: each operation's kernel, its share of the time, and its share of the machine's peak.
+
+It runs the model on made-up rows and measures; it changes nothing.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.format import aligned, milliseconds, percent, short
+from cellerate.kernels import native
+from cellerate.kernels.program.cpu import Way, takes
+from cellerate.program import RECURRENT, Node
+from cellerate.runtime.program.engine import Anatomy, Engine
+from cellerate.runtime.program.prepared import input_sizes
+
+STEPS = 100
+"""What is measured where a model takes any number of steps, and none is named."""
+_MEASURED_S, _LEAST_CALLS, _MOST_CALLS = 0.3, 3, 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationReport:
+    """One operation of a packed model in one call.
+
+    Attributes:
+        name: The name of the layer that it comes from, or of the part of it.
+        operation: What it does, as `program.Node.op`.
+        kernel: What runs it, in words.
+        multiplications: How many products of two numbers it sums up.
+        seconds: What the first thread spends on it; None if another operation does it, or nothing was measured.
+        share: Of the time of all.
+        share_of_peak: Its rate beside the machine's peak in this precision; None where it multiplies nothing,
+            and on the target "scalar", which has no peak.
+    """
+
+    name: str
+    operation: str
+    kernel: str
+    multiplications: int
+    seconds: float | None = None
+    share: float | None = None
+    share_of_peak: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramExplanation:
+    """How a packed model runs; print it.
+
+    Attributes:
+        precision: How its matrices are kept and multiplied.
+        target: The instruction set of the native core; None if it does not run on it.
+        reason: Why it does not; "" if it does.
+        threads: How many the core may use.
+        batch: Rows of the measured call.
+        inputs: The shape of each input of that call.
+        seconds: The time of such a call, the median of `calls`.
+        calls: How many were measured.
+        share_of_peak: The rate of all products beside the machine's peak; None on the target "scalar".
+        operations: In the order they run.
+    """
+
+    precision: str
+    target: str | None
+    reason: str
+    threads: int
+    batch: int
+    inputs: Mapping[str, tuple[int, ...]]
+    seconds: float
+    calls: int
+    share_of_peak: float | None
+    operations: tuple[OperationReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain values for JSON."""
+        values = dataclasses.asdict(self)
+        return values | {
+            "inputs": {name: list(shape) for name, shape in self.inputs.items()},
+            "operations": list(values["operations"]),
+        }
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in self.inputs.items())
+        where = f"on {self.target}" if self.target else "an operation at a time"
+        peak = f", {percent(self.share_of_peak)} of the peak" if self.share_of_peak else ""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        lines = [
+            f"packed in {self.precision}, {where}, {threads}",
+            f"a call with {shapes}: {milliseconds(1e3 * self.seconds)}, "
+            f"{short(self.batch / self.seconds)} rows/s{peak}",
+        ]
+        if self.reason:
+            lines.append(f"not as one call, because {self.reason}")
+        rows = [("operation", "kernel", "time", "of the time", "of the peak")]
+        for one in self.operations:
+            rows.append(
+                (
+                    f"{one.name} ({one.operation})",
+                    one.kernel,
+                    "" if one.seconds is None else milliseconds(1e3 * one.seconds),
+                    "" if one.share is None else percent(one.share),
+                    "" if one.share_of_peak is None else percent(one.share_of_peak),
+                )
+            )
+        return "\n".join([*lines, "", *aligned(rows, range(2, 5))])
+
+
+def explain(
+    engine: Engine, precision: str, batch: int, steps: int | None, outputs: Sequence[str] | None
+) -> ProgramExplanation:
+    """Measures calls of one size.
+
+    Args:
+        engine: Runs the program.
+        precision: In which it does.
+        batch: Rows of a call.
+        steps: Time steps of a call; None for `STEPS` where any number will do.
+        outputs: Which outputs to compute; None for all.
+
+    Raises:
+        ConfigError: A size does not fit the model, or an output is unknown.
+        DataError: The model does not take batches of this size.
+    """
+    inputs = _made_up(engine, batch, STEPS if steps is None else steps, free_only=steps is None)
+    anatomy = engine.anatomy(inputs, outputs)
+    engine.run(inputs, outputs)
+    times: list[float] = []
+    while len(times) < _LEAST_CALLS or (sum(times) < _MEASURED_S and len(times) < _MOST_CALLS):
+        start = time.perf_counter()
+        engine.run(inputs, outputs)
+        times.append(time.perf_counter() - start)
+    reason = _why_not(anatomy)
+    on_core = native.why_unavailable() is None
+    # Plain C++ is as fast as the compiler makes each loop, that of the peak too, so the peak does not bound the others.
+    peak = native.measure_peak(precision) if on_core and native.target() != "scalar" else None
+    seconds = float(np.median(times))
+    operations = tuple(_operations(anatomy, precision, batch, len(times), peak))
+    products = sum(one.multiplications for one in operations)
+    return ProgramExplanation(
+        precision=precision if on_core else "float32",
+        target=native.target() if not reason else None,
+        reason=reason,
+        threads=native.num_threads() if on_core else 1,
+        batch=batch,
+        inputs={name: array.shape for name, array in inputs.items()},
+        seconds=seconds,
+        calls=len(times),
+        share_of_peak=2 * products / seconds / peak if peak and products else None,
+        operations=operations,
+    )
+
+
+def _made_up(engine: Engine, batch: int, steps: int, *, free_only: bool) -> dict[str, np.ndarray]:
+    """Random numbers, and ids that all tables have."""
+    random = np.random.default_rng(0)
+    program = engine.program
+    found: dict[str, np.ndarray] = {}
+    for name, (shape, dtype) in input_sizes(program, batch, steps, free_only=free_only).items():
+        if dtype == "int32":
+            reads = [node for node in program.nodes if node.inputs.get("ids") == program.inputs[name]]
+            rows = min((len(node.arrays["embeddings"]) for node in reads if node.arrays), default=2)
+            # An id of 0 may be masked.
+            found[name] = random.integers(min(1, rows - 1), rows, shape).astype(np.int32)
+        else:
+            found[name] = random.standard_normal(shape, np.float32)
+    return found
+
+
+def _why_not(anatomy: Anatomy) -> str:
+    """Why a call does not run as one on the native core; "" if it does."""
+    if anatomy.compiled is not None:
+        return ""
+    if (missing := native.why_unavailable()) is not None:
+        return missing
+    unknown = sorted({node.op for node in anatomy.nodes.values() if not takes([node])})
+    if unknown:
+        return f"the core does not take {', '.join(unknown)} here"
+    return "the core does not take values of these shapes"
+
+
+def _operations(
+    anatomy: Anatomy, precision: str, batch: int, calls: int, peak: float | None
+) -> Iterator[OperationReport]:
+    names = {number: node.name for number, node in anatomy.nodes.items()}
+    compiled = anatomy.compiled
+    if compiled is None:
+        for number, node in anatomy.nodes.items():
+            products = batch * _multiplications(anatomy, number, tabled=False)
+            yield OperationReport(node.name, node.op, _kernel(node, None, names, "float32"), products)
+        return
+    arrays = [np.ascontiguousarray(anatomy.given[number]) for number in compiled.inputs]
+    results = [np.empty((batch, *anatomy.shapes[number]), np.float32) for number in compiled.outputs]
+    each = np.zeros((calls, len(anatomy.nodes)))
+    for times in each:
+        compiled.run(anatomy.sizes, arrays, results, times)
+    # As of whole calls the median, which a call that lost its processor does not move.
+    times = np.median(each, axis=0)
+    ways = compiled.ways(batch, anatomy.sizes)
+    for (number, node), seconds in zip(anatomy.nodes.items(), times, strict=True):
+        way = ways[number]
+        products = batch * _multiplications(anatomy, number, tabled=way.tabled)
+        of_both = products
+        if way.partner is not None:
+            of_both += batch * _multiplications(anatomy, way.partner, tabled=ways[way.partner].tabled)
+        measured = seconds > 0
+        rate = None if peak is None or not measured or not of_both else 2 * of_both / float(seconds) / peak
+        # With several teams of threads, each works on rows of its own, and the first one's time is that of all.
+        yield OperationReport(
+            node.name,
+            node.op,
+            _kernel(node, way, names, precision),
+            products,
+            float(seconds) if measured else None,
+            float(seconds / times.sum()) if measured else None,
+            rate,
+        )
+
+
+def _multiplications(anatomy: Anatomy, number: int, *, tabled: bool) -> int:
+    """For a row."""
+    node = anatomy.nodes[number]
+    if node.op in ("dense", "unembedding"):
+        return math.prod(anatomy.shapes[node.inputs["x"]]) * int(node.arrays["kernel"].shape[1])
+    if node.op in RECURRENT:
+        inputs, columns = node.arrays["kernel"].shape
+        steps, units = anatomy.shapes[node.inputs["x"]][0], len(node.arrays["recurrent_kernel"])
+        return int(steps * columns * (units + (0 if tabled else inputs)))
+    return 0
+
+
+def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: str) -> str:
+    """What runs a node, in words."""
+    if node.op == "input":
+        return "the caller's array"
+    if way is not None and way.nothing:
+        return f"done by {names[next(iter(node.inputs.values()))]}"
+    if way is not None and way.looked_up:
+        return "rows looked up by the LSTMs that read them"
+    if node.op in RECURRENT:
+        inputs, units = len(node.arrays["kernel"]), len(node.arrays["recurrent_kernel"])
+        told = f"{precision}, {units} units"
+        told += ", inputs from a table" if way is not None and way.tabled else f", {inputs} inputs"
+        return told if way is None or way.partner is None else f"{told}, beside {names[way.partner]}"
+    if node.op in ("dense", "unembedding"):
+        rows, columns = node.arrays["kernel"].shape
+        return f"{precision}, {rows} x {columns}"
+    return "float32, element by element" if way is not None else "NumPy"

@@ -1,0 +1,332 @@
+"""The operations of a packed model on arrays: on the native core where it has a kernel, on NumPy otherwise.
+
+This module computes single operations; the `engine` decides their order and how long each result lives. All
+arithmetic is in float32. Without the native core every operation runs on NumPy, so that a machine without a
+compiler can run a packed model too, only slower.
+
+`cellerate.program` defines what an operation means, `shapes` which shapes it takes. Every operation computes each
+row of the batch by itself. On the native core the numbers of a row do not depend on the rows beside it, to the last
+bit. NumPy's matrix products, which replace the core, sum in an order that depends on the number of rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ModelError
+from cellerate.kernels import dense, native
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.reference_activations import activation_of
+from cellerate.kernels.lstm.spec import LstmOptions, validate
+from cellerate.program import MASKS, NORMALIZERS, Node
+from cellerate.runtime.program.over_time import States, over_time
+
+Given = Mapping[str, np.ndarray]
+"""What an operation reads: the name of an input → its array."""
+
+# If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
+_TABLE_SHARE = 0.5
+# These move elements around and keep their type, whatever it is.
+_MOVES = ("concatenate", "reshape", "repeat_vector", "crop", "take", "flip", "permute")
+
+
+def prepared(node: Node, transposed: dict[int, np.ndarray]) -> Node:
+    """The node as `run` and `shapes` take it: an unembedding gets its table transposed, once for all calls.
+
+    Args:
+        node: The node.
+        transposed: Tables transposed before, by the `id` of the table; nodes that share a table share this too.
+    """
+    if node.op != "unembedding":
+        return node
+    table = node.arrays["embeddings"]
+    if id(table) not in transposed:
+        transposed[id(table)] = np.ascontiguousarray(table.T)
+    return dataclasses.replace(node, arrays={"kernel": transposed[id(table)]})
+
+
+def result_type(node: Node, types: Mapping[str, str]) -> str:
+    """The type of a node's result: "float32", "int32" (ids) or "bool" (a mask).
+
+    Args:
+        node: The node.
+        types: The type of each of its inputs.
+
+    Raises:
+        ModelError: An input has a type that the operation does not read, or the operation works along the batch.
+    """
+    if node.options.get("axis") == 0:
+        raise ModelError(
+            f"{node.name}: {node.op} must work along an axis after the batch, got axis 0; rows of a batch are "
+            "computed apart, so pack a model that does not mix them."
+        )
+    if node.op == "input":
+        return str(node.options["dtype"])
+    if node.op in _MOVES and len(set(types.values())) == 1:
+        return next(iter(types.values()))
+    for name, found in types.items():
+        expected = {"ids": "int32", "mask": "bool"}.get(name, "bool" if node.op == "any_mask" else "float32")
+        if found != expected:
+            raise ModelError(
+                f"{node.name}: input {name!r} of {node.op} must be {expected}, got {found}; pack the model again."
+            )
+    return "bool" if node.op in MASKS else "float32"
+
+
+def run(node: Node, given: Given) -> np.ndarray:
+    """Runs one operation.
+
+    Args:
+        node: As `prepared` gives it; not an "input", and none of `program.RECURRENT` or their states.
+        given: Its inputs, each with at least one row, in shapes that `shapes.row_shape` takes; they are not
+            changed.
+
+    Returns:
+        The result, C-contiguous; it may share memory with an input.
+
+    Raises:
+        IndexError: An id is not a row of the table.
+    """
+    return np.ascontiguousarray(_OPERATIONS[node.op](node, given))
+
+
+def lstm(
+    node: Node, given: Given, table: np.ndarray | None = None, *, sequences: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs an LSTM layer.
+
+    Args:
+        node: Its node.
+        given: Its inputs.
+        table: Embeddings (V, D) whose rows are the inputs; then `given["x"]` holds their ids (B, T), and negative
+            ones count from the end.
+        sequences: Whether to give all outputs or only the last.
+
+    Returns:
+        The outputs (B, T, H), or the last (B, H); h_T (B, H) and c_T (B, H).
+
+    Raises:
+        ValueError, IndexError: As `run`.
+    """
+    options = LstmOptions(
+        **{field.name: _option(node, field.name) for field in dataclasses.fields(LstmOptions)}
+    )
+    arrays = {**node.arrays, **given}
+    here = native.why_unavailable() is None
+    if table is not None:
+        ids = arrays.pop("x")
+        # Both ways give the same bits: they sum over the features in order, starting from the bias.
+        if here and len(table) <= _TABLE_SHARE * ids.size:
+            arrays |= {"ids": np.where(ids < 0, ids + len(table), ids), "embeddings": table}
+        else:
+            arrays["x"] = table.take(ids, axis=0)
+    if not here:
+        return _numpy_lstm(**arrays, options=options, sequences=sequences)
+    done = cpu.forward(cpu.Arguments(**arrays), options, return_sequences=sequences, keep=False)
+    return done.outputs, done.h_T, done.c_T
+
+
+def _numpy_lstm(
+    x: np.ndarray,
+    kernel: np.ndarray,
+    recurrent_kernel: np.ndarray,
+    bias: np.ndarray | None = None,
+    h0: np.ndarray | None = None,
+    c0: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+    *,
+    options: LstmOptions,
+    sequences: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The layer as in `kernels.lstm.reference`, in float32 and without what backward needs."""
+    shape = validate(x, kernel, recurrent_kernel, bias=bias, h0=h0, c0=c0, mask=mask)
+    zeros = np.zeros((shape.batch, shape.units), np.float32)
+
+    def step(t: int, states: States) -> States:
+        h, c = states
+        z = x[:, t] @ kernel + h @ recurrent_kernel
+        if bias is not None:
+            z += bias
+        z_i, z_f, z_c, z_o = np.split(z, 4, axis=1)
+        i, f, o = (activate(options.recurrent_activation, each) for each in (z_i, z_f, z_o))
+        c = f * c + i * activate(options.activation, z_c)
+        return o * activate(options.activation, c), c
+
+    states = (zeros if h0 is None else h0, zeros if c0 is None else c0)
+    outputs, (h, c) = over_time(
+        step, states, shape.steps, mask, dataclasses.asdict(options), sequences=sequences
+    )
+    return outputs, h, c
+
+
+def activate(name: str, x: np.ndarray) -> np.ndarray:
+    """An activation of float32 numbers, as a node names it."""
+    if name in NORMALIZERS:
+        # Subtracting the maximum keeps exp from overflowing, and the sum at 1 or more.
+        x = x - x.max(axis=-1, keepdims=True)
+        weights = np.exp(x)
+        total = weights.sum(axis=-1, keepdims=True)
+        return weights / total if name == "softmax" else x - np.log(total)
+    value = _gelu if name == "gelu" else activation_of(name).value
+    return np.asarray(value(x), np.float32)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    # The oracle calls math.erfc number by number, which is slow. This is the Chebyshev fit of erfc in Press et al.,
+    # Numerical Recipes in C, 2nd edition, 6.2. Its relative error stays below 1.2e-7, float32's epsilon, even far
+    # below 0.
+    z = np.abs(x).astype(np.float64) / np.sqrt(2)
+    t = 1 / (1 + z / 2)
+    exponent = np.zeros_like(t)
+    for factor in _ERFC:
+        exponent = exponent * t + factor
+    erfc = t * np.exp(exponent - z * z)
+    return x * np.where(x > 0, 2 - erfc, erfc) / 2
+
+
+# From the highest power of t down.
+_ERFC = (
+    *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
+    *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
+)
+
+
+def product(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """X (..., K) times a kernel (K, N), plus a bias (N,): float32 (..., N)."""
+    rows = x.reshape(-1, len(kernel))
+    if native.why_unavailable() is None:
+        y = dense.dense(rows, kernel, bias)
+    else:
+        y = rows @ kernel
+        if bias is not None:
+            y += bias
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def _dense(node: Node, given: Given) -> np.ndarray:
+    return product(given["x"], node.arrays["kernel"], node.arrays.get("bias"))
+
+
+def _unembedding(node: Node, given: Given) -> np.ndarray:
+    logits, soft_cap = _dense(node, given), _option(node, "soft_cap")
+    return logits if soft_cap is None else np.tanh(logits / soft_cap) * soft_cap
+
+
+def _layer_norm(node: Node, given: Given) -> np.ndarray:
+    x, epsilon = given["x"], _option(node, "epsilon")
+    gamma, beta = node.arrays.get("gamma"), node.arrays.get("beta")
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    if gamma is not None:
+        y *= gamma
+    if beta is not None:
+        y += beta
+    return y
+
+
+def _affine(node: Node, given: Given) -> np.ndarray:
+    return given["x"] * node.arrays["scale"] + node.arrays["offset"]
+
+
+def _features_mask(node: Node, given: Given) -> np.ndarray:
+    return np.any(given["x"] != _option(node, "mask_value"), axis=-1)
+
+
+def _masked(node: Node, given: Given) -> np.ndarray:
+    return np.where(given["mask"][..., np.newaxis], given["x"], 0)
+
+
+def _where(node: Node, given: Given) -> np.ndarray:
+    x, other = _aligned([given["x"], given["other"]])
+    return np.where(given["mask"][..., np.newaxis], x, other)
+
+
+def _mean_over_time(node: Node, given: Given) -> np.ndarray:
+    x, mask = given["x"], given.get("mask")
+    if mask is None:
+        mean = x.mean(axis=1, dtype=np.float64)
+    else:
+        live = mask[..., np.newaxis]
+        mean = np.where(live, x, 0).sum(axis=1, dtype=np.float64) / live.sum(axis=1)
+    return np.asarray(mean, np.float32)
+
+
+def _reshape(node: Node, given: Given) -> np.ndarray:
+    return given["x"].reshape(len(given["x"]), *_option(node, "shape"))
+
+
+def _crop(node: Node, given: Given) -> np.ndarray:
+    return given["x"][:, _option(node, "begin") : _option(node, "end")]
+
+
+def _take(node: Node, given: Given) -> np.ndarray:
+    return np.take(given["x"], _option(node, "indices"), axis=_option(node, "axis"))
+
+
+def _permute(node: Node, given: Given) -> np.ndarray:
+    return given["x"].transpose(0, *_option(node, "axes"))
+
+
+def _aligned(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arrays with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    axes = max(array.ndim for array in arrays)
+    return [array.reshape(len(array), *[1] * (axes - array.ndim), *array.shape[1:]) for array in arrays]
+
+
+def _merge(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Node, Given], np.ndarray]:
+    """Joins all inputs, two by two."""
+
+    def merge(node: Node, given: Given) -> np.ndarray:
+        merged, *others = _aligned([given[name] for name in map(str, range(len(given)))])
+        for other in others:
+            merged = function(merged, other)
+        return merged
+
+    return merge
+
+
+_sum = _merge(np.add)
+
+
+def _concatenate(node: Node, given: Given) -> np.ndarray:
+    arrays = [given[name] for name in map(str, range(len(given)))]
+    return np.concatenate(arrays, axis=_option(node, "axis"))
+
+
+def _option(node: Node, name: str) -> Any:
+    """An option, whose type `Program` has checked."""
+    return node.options[name]
+
+
+_OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
+    "embedding": lambda node, given: node.arrays["embeddings"].take(given["ids"], axis=0),
+    "unembedding": _unembedding,
+    "ids_mask": lambda node, given: given["ids"] != 0,
+    "features_mask": _features_mask,
+    "masked": _masked,
+    "where": _where,
+    "dense": lambda node, given: activate(_option(node, "activation"), _dense(node, given)),
+    "activation": lambda node, given: activate(_option(node, "activation"), given["x"]),
+    "layer_norm": _layer_norm,
+    "affine": _affine,
+    "add": _sum,
+    "subtract": _merge(np.subtract),
+    "multiply": _merge(np.multiply),
+    "average": lambda node, given: _sum(node, given) / len(given),
+    "maximum": _merge(np.maximum),
+    "minimum": _merge(np.minimum),
+    "concatenate": _concatenate,
+    "reshape": _reshape,
+    "repeat_vector": lambda node, given: np.repeat(given["x"][:, np.newaxis], _option(node, "n"), axis=1),
+    "crop": _crop,
+    "take": _take,
+    "cumsum": lambda node, given: np.cumsum(given["x"], axis=_option(node, "axis")),
+    "flip": lambda node, given: np.flip(given["x"], axis=_option(node, "axis")),
+    "permute": _permute,
+    "mean_over_time": _mean_over_time,
+    "max_over_time": lambda node, given: given["x"].max(axis=1),
+    "flip_mask": lambda node, given: np.flip(given["mask"], axis=1),
+    "any_mask": _merge(np.logical_or),
+}

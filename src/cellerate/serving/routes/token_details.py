@@ -1,0 +1,108 @@
+"""The log probabilities of ids and of those that could have come in their place, as OpenAI's protocol lists them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.tokenizers import Tokenizer
+from cellerate.kernels.decoder.contract import Steps
+
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Details:
+    """Four parallel lists, one entry an id, put together from parts."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, list[Any]] | None = None
+
+    def add(self, part: dict[str, list[Any]] | None) -> None:
+        """Appends a part; None for none."""
+        if part is None:
+            return
+        if self.all is None:
+            self.all = {name: list(values) for name, values in part.items()}
+            return
+        for name, values in part.items():
+            self.all[name] += values
+
+
+class TokenReader:
+    """Reads a text id by id along with the model, and tells of each id how likely it and the likeliest were.
+
+    Args:
+        steps: The model.
+        tokenizer: What its ids mean.
+        count: How many of the likeliest ids to tell.
+        text: The prompt; places are counted from its beginning.
+    """
+
+    def __init__(self, steps: Steps, tokenizer: Tokenizer, count: int, text: str) -> None:
+        self._steps, self._tokenizer, self._count = steps, tokenizer, count
+        self._text = text
+        self._decoder = tokenizer.stream_decoder()
+        self._offset = 0
+        self._state = steps.initial_state()
+        self._logits: np.ndarray | None = None
+        self._names: dict[int, str] = {}
+
+    def prompt(self, ids: np.ndarray, *, tell: bool) -> dict[str, list[Any]] | None:
+        """Reads (N,) ids of the prompt; returns their details if they are to be told."""
+        if tell:
+            return self.drawn(ids)
+        self._state, self._logits = self._steps.read(self._state, ids[np.newaxis])
+        self._offset = len(self._text)
+        return None
+
+    def drawn(self, ids: np.ndarray) -> dict[str, list[Any]]:
+        """Reads the next (N,) ids; returns their details. The first id of all has no log probability: None."""
+        details: dict[str, list[Any]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        for number in ids.tolist():
+            details["tokens"].append(self._name(number))
+            details["text_offset"].append(self._offset)
+            likely, top = self._likelihoods(number)
+            details["token_logprobs"].append(likely)
+            details["top_logprobs"].append(top)
+            self._offset += len(self._decoder.push(number))
+            self._state, self._logits = self._steps.step(self._state, np.array([number]))
+        return details
+
+    def _likelihoods(self, number: int) -> tuple[float | None, dict[str, float] | None]:
+        if self._logits is None:
+            return None, None
+        logits = self._logits[0].astype(np.float64)
+        logits -= logits.max()
+        logits -= np.log(np.exp(logits).sum())
+        top = {self._name(each): float(logits[each]) for each in _largest(logits, self._count)}
+        # The id itself is always among them, as clients expect.
+        if self._count:
+            top.setdefault(self._name(number), float(logits[number]))
+        return float(logits[number]), top
+
+    def _name(self, number: int) -> str:
+        """What stands for an id: its text, or its byte where that is no whole character."""
+        if number not in self._names:
+            text = self._tokenizer.decode([number])
+            if _UNREADABLE in text or not text:
+                text = f"bytes:\\x{number:02x}" if self._tokenizer.kind == "bytes" else f"token_id:{number}"
+            self._names[number] = text
+        return self._names[number]
+
+
+def _largest(values: np.ndarray, count: int) -> Sequence[int]:
+    """The places of the largest values, the largest first; of equal ones the first."""
+    count = min(count, len(values))
+    if count == 0:
+        return []
+    if count < len(values):
+        # All that may be among them, then in order.
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        places = np.flatnonzero(values >= least)
+    else:
+        places = np.arange(len(values))
+    order = np.argsort(-values[places], kind="stable")[:count]
+    found: list[int] = places[order].tolist()
+    return found

@@ -1,0 +1,167 @@
+"""The Open Inference Protocol V2 over HTTP, as Triton's clients speak it; a sequence is a session.
+
+Source: https://github.com/kserve/open-inference-protocol, and Triton's extensions for sequences, binary tensor data
+and model repositories.
+"""
+
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cellerate import __version__
+from cellerate.serving.answers import RequestError, json_answer, unless_gone
+from cellerate.serving.compression import packed
+from cellerate.serving.models import Models, Served
+from cellerate.serving.routes.pushing import push_one, worker_of
+from cellerate.serving.routes.v2_tensors import InferRequest, chosen_outputs, read_request, written_response
+from cellerate.serving.server_state import VERSION, body_of, metrics_of, models_of, served_of
+
+
+async def server(request: Request) -> Response:
+    """`GET /v2`."""
+    return json_answer(
+        {
+            "name": "cellerate",
+            "version": __version__,
+            "extensions": ["binary_tensor_data", "sequence", "sequence(string_id)", "model_repository"],
+        }
+    )
+
+
+async def live(request: Request) -> Response:
+    """`GET /v2/health/live`."""
+    return json_answer({"live": True})
+
+
+async def ready(request: Request) -> Response:
+    """`GET /v2/health/ready`."""
+    refused = any(
+        served.sessions is not None and served.sessions.sessions.disk.refuses for served in models_of(request)
+    )
+    return json_answer({"ready": not refused}, 503 if refused else 200)
+
+
+async def metadata(request: Request) -> Response:
+    """`GET /v2/models/NAME`."""
+    served = served_of(request)
+    nodes = served.model.cell.program.nodes
+    inputs = served.model.cell.program.inputs
+    return json_answer(
+        {
+            "name": served.name,
+            "versions": [VERSION],
+            "platform": "cellerate",
+            "inputs": [
+                {
+                    "name": name,
+                    "datatype": "INT32" if nodes[at].options["dtype"] == "int32" else "FP32",
+                    "shape": list(served.model.inputs[name]),
+                }
+                for name, at in inputs.items()
+            ],
+            # How many axes an output has depends on the inputs; the first is the batch.
+            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in served.model.outputs],
+        }
+    )
+
+
+async def model_ready(request: Request) -> Response:
+    """`GET /v2/models/NAME/ready`."""
+    return json_answer({"name": served_of(request).name, "ready": True})
+
+
+async def infer(request: Request) -> Response:
+    """`POST /v2/models/NAME/infer`."""
+    served = served_of(request)
+    body = await body_of(request)
+    asked, tensors = read_request(body, request.headers.get("inference-header-content-length"))
+    sequence = _sequence(asked)
+    names = chosen_outputs(asked, worker_of(served).sessions.outputs if sequence else served.model.outputs)
+    if sequence:
+        outputs = await unless_gone(request, _pushed(served, request, asked, sequence, tensors))
+        outputs = outputs if names is None else {name: outputs[name] for name in names}
+    else:
+        outputs = await _computed(served, request, tensors, names)
+    told = {"model_name": served.name, "model_version": VERSION} | ({"id": asked.id} if asked.id else {})
+    parts, length = written_response(asked, told, outputs)
+    body, how = packed(b"".join(parts), request.headers.get("accept-encoding", ""))
+    headers = {} if length is None else {"inference-header-content-length": str(length)}
+    if how is not None:
+        headers |= {"content-encoding": how, "vary": "accept-encoding"}
+    kind = "application/json" if length is None else "application/octet-stream"
+    return Response(body, headers=headers, media_type=kind)
+
+
+async def index(request: Request) -> Response:
+    """`POST /v2/repository/index`."""
+    return json_answer(
+        [
+            {"name": each.name, "version": VERSION, "state": "READY", "reason": ""}
+            for each in models_of(request)
+        ]
+    )
+
+
+async def load(request: Request) -> Response:
+    """`POST /v2/repository/models/NAME/load`: reads the model's file again."""
+    models: Models = models_of(request)
+    changed = await models.reload(request.path_params["name"])
+    return json_answer({"changed": changed})
+
+
+async def _computed(
+    served: Served, request: Request, tensors: dict[str, np.ndarray], names: list[str] | None
+) -> dict[str, np.ndarray]:
+    metrics, limits = metrics_of(request), models_of(request).limits
+    if served.size is not None:
+        served.size.check(tensors, limits)
+
+    def call() -> dict[str, np.ndarray]:
+        found = served.model.predict(tensors, names)
+        return found if isinstance(found, dict) else {(names or served.model.outputs)[0]: found}
+
+    with metrics.call_s.labels(served.name).time():
+        outputs = await unless_gone(request, served.calls.run(call, limits.request_s))
+    metrics.inferences.labels(served.name).inc(len(next(iter(tensors.values()))))
+    return outputs
+
+
+async def _pushed(
+    served: Served, request: Request, asked: InferRequest, sequence: str, tensors: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Pushes the tensors, of one row, to the session of a sequence."""
+    for name, array in tensors.items():
+        if array.ndim < 2 or len(array) != 1:
+            raise RequestError(
+                400,
+                f"input {name!r:.100} has shape {list(array.shape)}; a sequence takes one row: [1, steps, ...].",
+            )
+    found = await push_one(
+        served,
+        metrics_of(request),
+        models_of(request).limits,
+        sequence,
+        {name: array[0] for name, array in tensors.items()},
+        begin=_flag(asked, "sequence_start"),
+        end=_flag(asked, "sequence_end"),
+    )
+    return {name: array[np.newaxis] for name, array in found.items()}
+
+
+def _sequence(asked: InferRequest) -> str:
+    """The sequence that a request belongs to; "" for none."""
+    given = asked.parameters.get("sequence_id", 0)
+    if isinstance(given, str):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int) or not -(2**63) <= given < 2**64:
+        raise RequestError(400, f"sequence_id is {given!r:.40}; expected a text or an integer of 64 bits.")
+    return str(given) if given else ""
+
+
+def _flag(asked: InferRequest, name: str) -> bool:
+    given: Any = asked.parameters.get(name, False)
+    if not isinstance(given, bool):
+        raise RequestError(400, f"{name} is {given!r:.40}; expected true or false.")
+    return given

@@ -1,0 +1,360 @@
+"""Backtests: what a forecaster would have said at many times of the past, held against what came.
+
+The origin rolls: each fold forecasts the rows from its origin on, from rows before it only, and the last fold ends with
+the data. One model for all folds is asked once, for all folds and series together. With `refit`, each fold has a model
+of its own, trained on what was known then.
+
+Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed., section 5.10.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.settings import TableOptions
+from cellerate.errors import ConfigError
+from cellerate.runtime.forecast import Example, Intervals, row_times
+from cellerate.runtime.packed import PackedModel
+from cellerate.settings import check_counts, check_number, one_or_more, record_of, takes_fields_of
+from cellerate.tasks.backtest.baselines import baselines_before, fitted_again
+from cellerate.tasks.backtest.folds import FoldRows, FoldWindows, fold_windows, rows_around, rows_before
+from cellerate.tasks.judging import (
+    Baselines,
+    Judging,
+    SeriesErrors,
+    SeriesForecaster,
+    add_errors,
+    check_statistical,
+    forecast_columns,
+    forecast_table,
+    judging_of,
+    series_names,
+)
+from cellerate.tasks.opening import Model, Opened, forecaster_of, open_model
+from cellerate.tasks.settings import ReadingOptions
+
+if TYPE_CHECKING:
+    from cellerate.models.storage import TaskRecord
+
+# A Keras model holds its results for all of them in memory.
+_AT_ONCE = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fold:
+    """One origin, and what was forecast from it, which is made when it is asked for: there may be thousands.
+
+    Attributes:
+        number: From 1, in the order of time.
+        origin_time: The time (or the number) of the first row that is forecast, of the first series.
+    """
+
+    number: int
+    origin_time: Any
+    _forecasts: Callable[[], tuple[Example, ...]] = dataclasses.field(repr=False)
+    _judged: Callable[[], Mapping[str, Any]] = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """One a series, with the truth."""
+        return self._forecasts()
+
+    @functools.cached_property
+    def figures(self) -> Mapping[str, Any]:
+        """Those of `Backtest.figures`, of this fold alone."""
+        return self._judged()
+
+    @property
+    def origin(self) -> Any:
+        """`origin_time` as the data write it."""
+        return _written(self.examples[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Backtest:
+    """What came of a backtest.
+
+    Attributes:
+        folds: The folds, in the order of time.
+        figures: Those of all folds together: `model`, `last_value`, `seasonal_naive`, `nlinear`, `by_target`,
+            `by_series`, `verdict` and more, as `series_errors.forecaster_report` describes them; and `intervals`, how
+            much each of them holds.
+        horizon: Rows that each fold forecasts.
+        step: Rows from one origin to the next.
+        refit: Whether each fold has a model of its own.
+        left_out: Names of the series that are too short for any fold.
+        told: What the model knew of the folds, in a sentence.
+    """
+
+    folds: tuple[Fold, ...]
+    figures: Mapping[str, Any]
+    horizon: int
+    step: int
+    refit: bool
+    left_out: tuple[str, ...]
+    told: str
+
+    def record(self) -> dict[str, Any]:
+        """All figures as JSON values; `columns` has the forecasts."""
+        folds = [{"fold": fold.number, "origin": fold.origin, **fold.figures} for fold in self.folds]
+        settings = {"horizon": self.horizon, "step": self.step, "refit": self.refit, "told": self.told}
+        return {**settings, "left_out_series": list(self.left_out), **self.figures, "folds": folds}
+
+    def columns(self) -> dict[str, Any]:
+        """All forecasts as columns, with a row for each fold, series and time.
+
+        `fold`, `origin`, `series` (if they have names), `time`, the columns of a table of forecasts, and for each
+        target `OT_true`, what came.
+        """
+        before, examples, after = self._beside()
+        return {**before, **forecast_columns(examples), **after}
+
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """`columns` as a table for people: its column names, and its rows."""
+        before, examples, after = self._beside()
+        names, rows = forecast_table(examples)
+        first, last = (zip(*columns.values(), strict=True) for columns in (before, after))
+        whole = [[*one, *row, *came] for one, row, came in zip(first, rows, last, strict=True)]
+        return [*before, *names, *after], whole
+
+    def _beside(self) -> tuple[dict[str, list[Any]], list[Example], dict[str, list[Any]]]:
+        """What stands before the columns of the forecasts, the forecasts, and what stands behind them."""
+        pairs = [(fold, example) for fold in self.folds for example in fold.examples]
+        before = {
+            "fold": [fold.number for fold, example in pairs for _ in example.times],
+            "origin": [origin for _, example in pairs for origin in [_written(example)] * len(example.times)],
+        }
+        truth = np.concatenate([example.truth for _, example in pairs if example.truth is not None])
+        after = {f"{name}_true": truth[:, n].tolist() for n, name in enumerate(pairs[0][1].targets)}
+        return before, [example for _, example in pairs], after
+
+
+@takes_fields_of(ReadingOptions, TableOptions)
+def backtest(
+    model: Model,
+    data: Any,
+    *,
+    record: "TaskRecord | None" = None,
+    folds: int = 20,
+    step: int | None = None,
+    refit: bool = False,
+    epochs: int | None = None,
+    max_seconds: float = 60.0,
+    baselines: bool = True,
+    statistical: Sequence[str] = (),
+    levels: Sequence[float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Backtest:
+    """Judges a forecaster at a rolling origin: the last fold ends with the data, each forecasts `horizon` rows.
+
+    Args:
+        model: A forecaster's `.keras` or `.cell` file, a Keras model with its record, or the result of `load`.
+        data: The series: tables, in files or frames, or one packed series.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        folds: How many origins.
+        step: Rows from one origin to the next; None for `horizon`, so that no row is forecast twice.
+        refit: Trains a model for each fold anew, from fresh weights, on the rows before its origin. Training the given
+            weights further would be faster, but they have seen rows that come later. Not for packed models.
+        epochs: With `refit`, the most epochs a fold; None for as many as the model was trained for.
+        max_seconds: With `refit`, the most seconds of training a fold.
+        baselines: Whether to judge a linear forecast, too. The naive ones cost nothing.
+        statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
+            AutoARIMA). They are fitted on the rows before the first fold, 10,000 at most, with `refit` before
+            each, and see the rows before each origin.
+        levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
+            those are too few, as the model keeps it; with `refit` on the validation part of each fold.
+        progress: Called with how many folds are done, and of how many.
+        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
+            be found out; listed below.
+
+    Returns:
+        The folds, and the figures of the model and of the baselines. The linear one is fitted on the rows before the
+        first fold, with `refit` on those before each. MASE is scaled by the rows before the first fold.
+
+    Raises:
+        CellerateError: Anything wrong with the model or the data; or the series have too few rows.
+
+    Example:
+        >>> found = cellerate.backtest("ett.keras", "ETTh1.csv", folds=20)
+        >>> found.figures["verdict"]["sentence"]
+    """
+    check_counts(folds=folds)
+    check_number("step", step, at_least=1, whole=True, optional=True)
+    check_number("epochs", epochs, at_least=1, whole=True, optional=True)
+    check_number("max_seconds", max_seconds, above=0)
+    statistical = one_or_more(statistical)
+    check_statistical(statistical)
+    opened = open_model(model, record)
+    if refit and isinstance(opened, PackedModel):
+        raise ConfigError(
+            "refit=True trains a model for each fold, which a packed one cannot be: give the .keras file it was "
+            "packed from, or leave refit out."
+        )
+    forecaster = forecaster_of(opened)
+    reading = record_of(ReadingOptions, options)
+    series = forecaster.open(data, table=record_of(TableOptions, options), **reading.given)
+    if tell is not None:
+        for note in series.notes:
+            tell(note)
+    step = step or forecaster.settings.horizon
+    windows, left_out = fold_windows(series, forecaster, folds, step)
+    about = judging_of(forecaster, series)
+    before = rows_before(series, windows, 0)
+    fitted = baselines_before(forecaster, before, windows, linear=baselines, statistical=statistical)
+    names = ["model", *fitted.names(forecaster.settings.window)]
+    scales = fitted.scales_of(windows.series, len(about.targets))
+    errors = SeriesErrors.zeros(windows.series, np.ones(len(windows.origins), int), names, about, scales)
+    made: list[np.ndarray] = []
+    around: list[Intervals | None] = []
+    if refit:
+        trainer = _trainer(opened, forecaster, epochs, max_seconds)
+        for fold in range(folds):
+            chosen = np.flatnonzero(windows.folds == fold)
+            known = rows_before(series, windows, fold)
+            trained = trainer(known, fold)
+            own = fitted_again(fitted, known, forecaster, windows.origins[chosen])
+            made.append(_judge(trained, series, windows, chosen, own, errors))
+            around.append(_intervals(trained, series, known, levels, newest=False))
+            # As the first fold, which has the fewest rows to calibrate on, so all.
+            levels = () if around[0] is None else tuple(around[0].reach)
+            if progress is not None:
+                progress(fold + 1, folds)
+        told = "each fold has a model of its own, which was trained on the rows before its origin only"
+    else:
+        around = [_intervals(forecaster, series, before, levels)] * folds
+        for begin in range(0, len(windows.origins), _AT_ONCE):
+            chosen = np.arange(begin, min(begin + _AT_ONCE, len(windows.origins)))
+            made.append(_judge(forecaster, series, windows, chosen, fitted, errors))
+            if progress is not None:
+                progress(int(windows.folds[chosen[-1]]) + 1, folds)
+        told = _seen(forecaster, series, windows, folds)
+    rows = FoldRows.of(forecaster, series, windows, np.concatenate(made), around)
+    every = _folds(forecaster, series, windows, rows, errors, about)
+    figures = errors.report(about) | rows.held(slice(None))
+    if fitted.left_out:
+        figures["left_out"] = fitted.left_out
+    if len(set(windows.series)) > 1:
+        figures["by_series"] = errors.ranking(about)
+    return Backtest(every, figures, forecaster.settings.horizon, step, refit, left_out, told)
+
+
+def _judge(
+    forecaster: SeriesForecaster,
+    data: SeriesData,
+    windows: FoldWindows,
+    chosen: np.ndarray,
+    baselines: Baselines,
+    errors: SeriesErrors,
+) -> np.ndarray:
+    """Forecasts some windows, adds their errors, and gives the forecasts."""
+    origins, settings = windows.origins[chosen], forecaster.settings
+    made = forecaster.forecast_at(data, origins)
+    past = rows_around(data, origins, -settings.window, 0)
+    truth = rows_around(data, origins, 0, settings.horizon)
+    others = baselines.forecasts(data, origins, past, errors.scales[chosen])
+    add_errors(errors, chosen, made, truth, others, settings.quantiles)
+    return made
+
+
+def _folds(
+    forecaster: SeriesForecaster,
+    data: SeriesData,
+    windows: FoldWindows,
+    rows: FoldRows,
+    errors: SeriesErrors,
+    about: Judging,
+) -> tuple[Fold, ...]:
+    window, horizon = forecaster.settings.window, forecaster.settings.horizon
+
+    def examples(chosen: np.ndarray) -> tuple[Example, ...]:
+        return tuple(
+            Example(
+                targets=data.target_names,
+                past_times=row_times(data, origin - window, origin),
+                past=rows.past[place],
+                times=row_times(data, origin, origin + horizon),
+                truth=rows.truth[place],
+                forecast=rows.made[place],
+                quantiles=forecaster.settings.quantiles,
+                series=windows.series[place],
+                intervals={level: both[place] for level, both in rows.bounds.items()},
+                form=data.form,
+            )
+            for place, origin in zip(chosen.tolist(), windows.origins[chosen].tolist(), strict=True)
+        )
+
+    def judged(chosen: np.ndarray) -> dict[str, Any]:
+        return errors.only(chosen).report(about) | rows.held(chosen)
+
+    edges = np.searchsorted(windows.folds, np.arange(int(windows.folds[-1]) + 2))
+    found = []
+    for number, (first, stop) in enumerate(itertools.pairwise(edges.tolist())):
+        chosen, begin = np.arange(first, stop), int(windows.origins[first])
+        time = row_times(data, begin, begin + 1)[0]
+        found.append(
+            Fold(
+                number + 1,
+                time,
+                functools.partial(examples, chosen),
+                functools.partial(judged, chosen),
+            )
+        )
+    return tuple(found)
+
+
+def _intervals(
+    forecaster: SeriesForecaster,
+    data: SeriesData,
+    before: SeriesPart,
+    levels: Sequence[float] | None,
+    *,
+    newest: bool = True,
+) -> Intervals | None:
+    """What puts intervals around forecasts, calibrated on the rows before them or as the model keeps it."""
+    forecast = functools.partial(forecaster.forecast_at, data)
+    return Intervals.of(before.data, forecaster.settings, forecast, levels, newest=newest)
+
+
+def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, folds: int) -> str:
+    """What a model that was trained before knew of the folds."""
+    if forecaster.trained_on is None or data.fingerprint != forecaster.trained_on:
+        return (
+            "the data are not those of the training, so which of these rows the model has seen is not known"
+        )
+    begins = {name: len(data.values) for _, _, name in data.segments}
+    held = [begin for _, begin, _ in forecaster.options.split(data).test.bounds]
+    for begin, name in zip(held, series_names(data, held), strict=True):
+        begins[name] = min(begins[name], begin)
+    early = windows.origins < np.array([begins[name] for name in windows.series])
+    seen = len(np.unique(windows.folds[early]))
+    if not seen:
+        return "all folds lie in the part that training held out"
+    return (
+        f"{seen} of {folds} folds lie, wholly or partly, in rows that training or validation used, so the model looks "
+        "better than it is: take fewer folds, a smaller step, or refit=True"
+    )
+
+
+def _trainer(
+    opened: Opened, forecaster: SeriesForecaster, epochs: int | None, max_seconds: float
+) -> Callable[[SeriesPart, int], SeriesForecaster]:
+    """What trains the model of a fold on the rows before it."""
+    from cellerate.tasks.backtest.refit import Refit
+
+    assert not isinstance(opened, PackedModel)  # noqa: S101 (those were refused)
+    network, record, _ = opened
+    assert record is not None  # noqa: S101 (it is a forecaster)
+    return Refit(network, record.payload, forecaster, epochs, max_seconds)
+
+
+def _written(example: Example) -> Any:
+    """The first time of a forecast as the data write it, or the number of its row."""
+    return example.form.write(example.times[:1])[0]

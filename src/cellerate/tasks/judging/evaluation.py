@@ -1,0 +1,128 @@
+"""Judges a forecaster on series: its errors beside those of the baselines, its intervals, its errors step by step."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from cellerate.data.series import SeriesPart
+from cellerate.data.settings import TableOptions
+from cellerate.errors import ConfigError
+from cellerate.runtime.forecast import trained_until
+from cellerate.tasks.judging.errors import (
+    JudgedPart,
+    Progress,
+    SeriesForecaster,
+    baselines_for,
+    forecaster_report,
+    judge_windows,
+    judging_of,
+    part_of,
+)
+from cellerate.tasks.judging.intervals import calibrate, judge_intervals
+from cellerate.tasks.judging.statistical import check_statistical
+from cellerate.tasks.judging.step_errors import StepErrors
+from cellerate.tasks.settings import ReadingOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What `evaluate_forecaster` is asked for; see its arguments."""
+
+    part: Literal["all", "held-out"] | None = None
+    reading: ReadingOptions | None = None
+    table: TableOptions | None = None
+    by_step: bool = False
+    statistical: Sequence[str] = ()
+    tell: Callable[[str], None] | None = None
+
+    def check_unused(self) -> None:
+        """Raises `ConfigError` if something is asked for that has no meaning for a model that is no forecaster."""
+        given = dict(self.reading.given) if self.reading is not None else {}
+        given |= {"by_step": True} if self.by_step else {}
+        given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
+        table = self.table.given if self.table is not None else ""
+        named = ", ".join(filter(None, [*(f"{name}={value!r}" for name, value in given.items()), table]))
+        if named:
+            raise ConfigError(
+                f"this model is no forecaster, and only those read tables of series: leave out {named}."
+            )
+
+
+def evaluate_forecaster(
+    model: SeriesForecaster,
+    paths: Any,
+    *,
+    part: str | None = None,
+    reading: ReadingOptions | None = None,
+    table: TableOptions | None = None,
+    by_step: bool = False,
+    statistical: Sequence[str] = (),
+    tell: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Judges a forecaster against the baselines, on every window of the data.
+
+    Args:
+        model: The forecaster.
+        paths: The data; columns and options for missing values and gaps are those of the training.
+        part: "all", or "held-out" for the part after training and validation. None takes the held-out part of the
+            data that the model was trained on, and all of other data.
+        reading: In what the tables are read otherwise than in training.
+        table: How tables are written, where that is not to be found out.
+        by_step: Whether to give the errors of each step ahead.
+        statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima".
+        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        progress: See `judge_windows`.
+
+    Returns:
+        See `forecaster_report`. Of a calibrated model also `intervals`, as `judged_intervals` gives them. With
+        `by_step` also that: of the model and of each baseline the mean absolute error of each step, in the unit of
+        the target or, with several, in standard deviations.
+    """
+    check_statistical(statistical)
+    data = model.open(paths, table=table, **(reading.given if reading is not None else {}))
+    if tell is not None:
+        for told in data.notes:
+            tell(told)
+    judged = part_of(model, data, part)
+    baselines = baselines_for(model, judged, statistical)
+    steps = StepErrors(judging_of(model, data).deviations) if by_step else None
+    errors = judge_windows(model, judged.part, baselines, progress, steps)
+    report = forecaster_report(model, judged, baselines, errors) | judged_intervals(model, judged)
+    return report if steps is None else report | {"by_step": steps.means()}
+
+
+def judged_intervals(model: SeriesForecaster, judged: JudgedPart) -> dict[str, Any]:
+    """How much the calibrated intervals of a model hold, of rows that it was not trained on.
+
+    Of data that may or may not be those of the training, only rows after the last one of the training count.
+
+    Returns:
+        `intervals`, as `tasks.intervals.judge_intervals` gives them; empty if the model was not calibrated, or nobody
+        knows of any row whether the model was trained on it.
+    """
+    calibration = model.settings.calibration
+    if calibration is None or judged.seen:
+        return {}
+    if judged.seen == 0:
+        # As at the end of training: scores of the validation part are known in the test part.
+        known = calibrate(model, model.options.split(judged.part.data))
+        found = judge_intervals(model, judged.part, calibration, None if known is None else known[1])
+    else:
+        found = judge_intervals(model, _after_training(model, judged.part), calibration)
+    return {"intervals": found} if found else {}
+
+
+def _after_training(model: SeriesForecaster, part: SeriesPart) -> SeriesPart:
+    """The rows of a part that are newer than those of the training; none if the data have no times."""
+    data, until = part.data, trained_until(part.data, model.settings.calibration)
+    if until is None or data.times is None:
+        return dataclasses.replace(part, bounds=())
+    bounds = []
+    for first, begin, stop in part.bounds:
+        newer = begin + int(np.searchsorted(data.times[begin:stop], until, side="right"))
+        if newer < stop:
+            bounds.append((first, newer, stop))
+    return dataclasses.replace(part, bounds=tuple(bounds))

@@ -1,0 +1,171 @@
+"""The linear forecast that a network has to beat: from the window to the horizon in one matrix, in closed form.
+
+It is NLinear: the last value is subtracted from the window, one linear map gives the horizon, and the last value is
+added again. Where NLinear is trained by gradient descent, this is the least squares solution, in one pass over the
+training windows and float64. `tasks.linear_start` begins a forecaster with it.
+
+Source: Zeng, Chen, Zhang & Xu 2023, "Are Transformers Effective for Time Series Forecasting?".
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from cellerate.data.arrays import WindowIndex, open_rows
+from cellerate.data.series import SeriesPart
+from cellerate.data.windows import spread
+
+# More windows than these change the solution little; of more, every so many are taken.
+MOST_WINDOWS = 200_000
+# The penalty on the coefficients, as a share of the mean variance of the inputs.
+_RIDGE = 1e-3
+# What its matrices may hold: 512 MiB.
+_MOST_NUMBERS = 1 << 26
+# With more targets they share one map: in a model, each map of a target is an operation of its own once it is packed.
+_MOST_OWN = 1000
+# Windows are taken together up to so many numbers: 2 MB stay in a cache.
+_NUMBERS_AT_ONCE = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True)
+class NLinear:
+    """A fitted linear forecast; each target is forecast from its own past.
+
+    Attributes:
+        coefficients: (targets, window + 1, horizon), or (1, window + 1, horizon) if all targets share one map; the last
+            row is the constant, in the units that it was fitted in.
+        windows: The number of windows that it was fitted on.
+    """
+
+    coefficients: np.ndarray
+    windows: int
+
+    def forecast(self, past: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """Continues windows.
+
+        Args:
+            past: (B, window, targets) in the units of the data.
+            units: (B, targets) those of the constant, by the series that each window is of; see `fit_linear`.
+
+        Returns:
+            (B, horizon, targets) in the units of the data.
+        """
+        last = past[:, -1:]
+        each = np.broadcast_to(self.coefficients, (past.shape[2], *self.coefficients.shape[1:]))
+        made = np.einsum("bwt,twh->bht", past - last, each[:, :-1], optimize=True)
+        return last + made + each[:, -1].T * units[:, None]
+
+
+def scale_or_one(scales: np.ndarray) -> np.ndarray:
+    """Scales of series, with 1 where none is known."""
+    return np.where(np.isfinite(scales), scales, 1.0)
+
+
+def too_large(window: int, horizon: int) -> bool:
+    """Whether the matrices of a fit would take more memory than a baseline is worth."""
+    return (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
+
+
+def shares_map(targets: int, window: int, horizon: int) -> bool:
+    """Return True if all targets have the same map, because there are too many for each to have its own."""
+    return targets > _MOST_OWN or targets * (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
+
+
+def fit_linear(
+    part: SeriesPart,
+    window: int,
+    horizon: int,
+    scales: Mapping[str, np.ndarray],
+    units: Mapping[str, np.ndarray] | None = None,
+    *,
+    shared: bool | None = None,
+) -> NLinear | None:
+    """Fits the linear forecast on the windows of a training part.
+
+    Args:
+        part: The training part. Of more than 200,000 windows, evenly spaced ones are taken.
+        window: Rows it sees.
+        horizon: Rows it forecasts.
+        scales: (targets,) for each series, as `metrics.in_sample_errors` gives them: so that a series of large
+            numbers counts no more than one of small ones. What is not known counts as 1.
+        units: (targets,) for each series, what the constant is a multiple of; None takes the scales.
+        shared: Whether all targets have one map; None decides as `shares_map`.
+
+    Returns:
+        The forecast; None if the part has fewer windows than two.
+    """
+    data = part.data
+    targets = len(data.target_columns)
+    if shared is None:
+        shared = shares_map(targets, window, horizon)
+    windows = TargetWindows(part, window, horizon, MOST_WINDOWS)
+    if windows.count < 2:
+        return None
+    scale = windows.by_series(scales)
+    constant = np.ones_like(scale) if units is None else windows.by_series(units) / scale
+    maps = 1 if shared else targets
+    moments = np.zeros((maps, window + 1, window + 1))
+    products = np.zeros((maps, window + 1, horizon))
+    for some, values in windows.read():
+        last = values[..., window - 1 : window]
+        cut = (values - last) / scale[some].T[..., None]
+        inputs = np.concatenate([cut[..., :window], constant[some].T[..., None]], axis=-1)
+        ahead = cut[..., window:]
+        if shared:
+            inputs, ahead = inputs.reshape(1, -1, window + 1), ahead.reshape(1, -1, horizon)
+        moments += inputs.swapaxes(1, 2) @ inputs
+        products += inputs.swapaxes(1, 2) @ ahead
+    penalty = _RIDGE * np.trace(moments[:, :-1, :-1], axis1=1, axis2=2) / window + 1e-12
+    diagonal = np.arange(window)
+    moments[:, diagonal, diagonal] += penalty[:, None]
+    # The last value, less itself, is always 0, and a series that never changes has nothing else: the penalty keeps
+    # both solvable.
+    return NLinear(np.linalg.solve(moments, products), windows.count)
+
+
+class TargetWindows:
+    """The targets of windows of a training part, read in float64 and in bounded memory.
+
+    Args:
+        part: The part.
+        window: Rows of the past.
+        horizon: Rows after it.
+        most: Of more windows, so many evenly spaced ones.
+
+    Attributes:
+        count: The number of windows.
+    """
+
+    def __init__(self, part: SeriesPart, window: int, horizon: int, most: int) -> None:
+        self._data, self._span = part.data, window + horizon
+        spans = [(first, last) for first, last in part.spans(window) if last - first >= self._span]
+        every = WindowIndex(np.array(spans).reshape(-1, 2), self._span, 1)
+        numbers = np.array(spread(every.count, most), np.int64)
+        self.count = len(numbers)
+        self._starts = every.starts(numbers) if self.count else numbers
+
+    def by_series(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(windows, targets) of the series of each window; 1 for what is not known."""
+        segments = self._data.segments
+        unknown = np.full(len(self._data.target_columns), np.nan)
+        places = np.searchsorted([first for first, _, _ in segments], self._starts, side="right") - 1
+        return np.array([scale_or_one(values.get(name, unknown)) for _, _, name in segments])[places]
+
+    def read(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Some windows at a time: which, and their values (targets, B, window + horizon)."""
+        targets, starts = list(self._data.target_columns), self._starts
+        stored = self._data.values
+        reader = open_rows(stored)
+        some = max(1, _NUMBERS_AT_ONCE // (self._span * len(targets)))
+        begin = 0
+        while begin < len(starts):
+            # Windows that begin within so many rows: what is read stays small, however far apart they are.
+            end = min(begin + some, int(np.searchsorted(starts, starts[begin] + some, side="left")))
+            first = int(starts[begin])
+            rows = np.empty((int(starts[end - 1]) + self._span - first, stored.shape[1]), stored.dtype)
+            reader.read(first, rows)
+            values = np.ascontiguousarray(rows[:, targets].T, np.float64)
+            whole = np.lib.stride_tricks.sliding_window_view(values, self._span, axis=1)
+            yield slice(begin, end), whole[:, starts[begin:end] - first]
+            begin = end

@@ -1,0 +1,75 @@
+"""The network of a forecaster that `train series` builds, and what it sees beside the features."""
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
+from cellerate.data.times import make_calendar
+from cellerate.data.windows import Covariates, Scaler, SeriesScaler
+from cellerate.errors import ConfigError
+from cellerate.models.forecast import build_forecast_model
+from cellerate.tasks.judging import shares_map
+from cellerate.tasks.series.batches import known_series
+from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+
+
+def build_network(
+    part: SeriesPart, options: SeriesOptions, architecture: ForecastArchitecture, seed: int
+) -> keras.Model:
+    """The network of an architecture, for a training part."""
+    data, settings = part.data, dataclasses.asdict(architecture)
+    quantiles = settings.pop("quantile")
+    calendar = make_calendar(options.calendar, options.holidays, data.times, data.form.zone)
+    width = 0 if calendar is None else calendar.width
+    if architecture.series_embedding and len(series_of(data)) < 2:
+        raise ConfigError(
+            "series_embedding is for several series, and the data hold one: name the column that tells series apart "
+            "(series_column), or leave series_embedding out."
+        )
+    inside = all(column in data.feature_columns for column in data.target_columns)
+    # The model cannot continue a target that it does not see.
+    settings["residual"] = settings["residual"] and inside
+    targets, seen = range(len(options.target)), data.feature_columns
+    places = [seen.index(column) for column in data.target_columns] if inside else targets
+    known = [data.feature_names.index(name) for name in options.future]
+    return build_forecast_model(
+        options.window,
+        len(data.feature_columns) + width,
+        options.horizon,
+        len(data.target_columns),
+        target_columns=list(places),
+        quantiles=list(quantiles) or None,
+        absolute=[*known, *range(len(data.feature_columns), len(data.feature_columns) + width)],
+        future=len(options.future) + width,
+        series=max(1, len(known_series(part, options))),
+        shared_linear=shares_map(len(data.target_columns), options.window, options.horizon),
+        seed=seed,
+        **settings,
+    )
+
+
+def covariates_of(
+    data: SeriesData, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, *, by_id: bool
+) -> Covariates:
+    """The inputs of the model beside the features; `by_id` if it has one for the id of the series."""
+    return Covariates(
+        tuple(options.future),
+        make_calendar(options.calendar, options.holidays, data.times, data.form.zone),
+        known_series(split.train, options) if by_id else None,
+        SeriesScaler.fit(split.train, scaler) if options.scaling == "series" else None,
+    )
+
+
+def identity_of(architecture: ForecastArchitecture) -> dict[str, Any]:
+    """The part of an architecture that tells it from others; a run from before there were embeddings goes on."""
+    settings = dataclasses.asdict(architecture)
+    if not settings["series_embedding"]:
+        del settings["series_embedding"]
+    return settings
+
+
+def series_of(data: SeriesData) -> list[str]:
+    """The names of the series, each once."""
+    return list(dict.fromkeys(series for _, _, series in data.segments))

@@ -1,0 +1,115 @@
+"""What a text gives a model to learn from and to be judged by: is it enough, and what does counting achieve?
+
+Both come from one count of the ids of each part.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.tokenizers import Tokenizer
+
+_CHUNK = 1 << 22
+# Each character of a vocabulary occurs at least so often, on average, in a text that a model can learn well from; a
+# megabyte of English has more than ten thousand of each.
+_FEW_OF_EACH = 50
+# With fewer, the bits per character of a well trained model are uncertain by a tenth and more.
+_FEW_TO_JUDGE = 500
+_NAMED = 5
+_BYTES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSplit:
+    """The two parts of a text, counted.
+
+    Attributes:
+        tokenizer: What the ids mean.
+        head: (V,) how often each id occurs in the part to train on.
+        tail: (V,) how often in the held-out part.
+        asked: Whether a part was to be held out.
+    """
+
+    tokenizer: Tokenizer
+    head: np.ndarray
+    tail: np.ndarray
+    asked: bool
+
+    def remarks(self) -> list[str]:
+        """What the user should know before training: where the text is too small, a sentence each."""
+        unit = self.tokenizer.unit
+        trained, held = int(self.head.sum()), int(self.tail.sum())
+        different = int(np.count_nonzero(self.head))
+        said = []
+        if trained < _FEW_OF_EACH * different:
+            smaller = (
+                f", or a smaller vocabulary (--tokenizer bytes has {_BYTES})" if different > _BYTES else ""
+            )
+            said.append(
+                f"the text is small for its vocabulary: {trained:,} {unit} to train on, {different:,} different ones, "
+                f"so each occurs {trained / max(1, different):.1f} times on average, where {_FEW_OF_EACH} and more are "
+                f"wanted. Give a longer text{smaller}."
+            )
+        if not self.asked:
+            return said
+        if held < 2:
+            return [
+                *said,
+                f"nothing is held out: of {trained + held:,} {unit} the share asked for is {held}. No epoch is judged.",
+            ]
+        unseen = np.flatnonzero((self.tail > 0) & (self.head == 0))
+        if len(unseen):
+            names = ", ".join(repr(self.tokenizer.decode([one])) for one in unseen[:_NAMED])
+            more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
+            verb = "occurs" if len(unseen) == 1 else "occur"
+            said.append(
+                f"{names}{more} {verb} in the held-out part only, {self.tail[unseen].sum() / held:.1%} of it: the "
+                "model cannot learn them, and is judged by them. Give a longer text, or hold out another share "
+                "(--validation-fraction)."
+            )
+        if held < _FEW_TO_JUDGE:
+            said.append(
+                f"the held-out part has {held:,} {unit}: too few to tell one model from another. Give a longer text, "
+                "or hold out more (--validation-fraction)."
+            )
+        return said
+
+    def unigram_bits(self) -> float:
+        """Bits per id of the held-out part for a model that knows only how often each id occurs in the other part.
+
+        Each id counts once more than it occurs, so that none is impossible.
+        """
+        chances = (self.head + 1) / (self.head.sum() + len(self.head))
+        return float(-(self.tail * np.log(chances)).sum() / self.tail.sum() / math.log(2))
+
+
+def count_split(tokenizer: Tokenizer, head: np.ndarray, tail: np.ndarray, *, asked: bool) -> TextSplit:
+    """Counts both parts of a text; the arguments are those of `TextSplit`, but (N,) and (M,) ids."""
+    size = tokenizer.vocabulary_size
+    return TextSplit(tokenizer, _counts(head, size), _counts(tail, size), asked)
+
+
+def counting_verdict(model: float, counting: float, why_not: str) -> dict[str, Any]:
+    """Holds a text model against counting characters.
+
+    Args:
+        model: Its bits per character.
+        counting: Those of a model that knows only how often each character occurs.
+        why_not: What to say of a model that is worse.
+
+    Returns:
+        `beats_counting` and the `sentence`.
+    """
+    better = model < counting
+    values = f"{model:,.2f} bits per character against {counting:.2f} by how often each occurs"
+    sentence = f"Better than counting: {values}." if better else f"Worse than counting: {values}. {why_not}"
+    return {"beats_counting": better, "sentence": sentence.strip()}
+
+
+def _counts(ids: np.ndarray, size: int) -> np.ndarray:
+    found = np.zeros(size, np.int64)
+    for start in range(0, len(ids), _CHUNK):
+        found += np.bincount(ids[start : start + _CHUNK], minlength=size)
+    return found

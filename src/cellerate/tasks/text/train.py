@@ -1,0 +1,383 @@
+"""The text task: train a next-character model on files, and judge it in bits per character.
+
+Each function only combines data, model and training loop; how those work is in their own modules.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from cellerate.data.files import READ_AS
+from cellerate.data.pipeline import KerasBatches
+from cellerate.data.text import EncodedText, open_text
+from cellerate.data.tokenizers import (
+    HAS_OWN_VOCABULARY,
+    Tokenizer,
+    Vocabulary,
+    open_vocabulary,
+    tokenizer_from_config,
+)
+from cellerate.data.windows import SampledBatches
+from cellerate.errors import BackendError, ConfigError, DataError, ModelError
+from cellerate.keras_graph.step_graph import gives_probabilities
+from cellerate.models.rewrite import same_layers
+from cellerate.models.storage import TaskRecord, check_task, load_model, save_model
+from cellerate.models.text import build_text_model
+from cellerate.settings import check_number
+from cellerate.tasks.packing import packed
+from cellerate.tasks.settings import TextArchitecture, TextOptions
+from cellerate.tasks.text.batches import (
+    check_looks_back,
+    check_text_model,
+    every_window,
+    predicts_every_step,
+    text_sources,
+)
+from cellerate.tasks.text.split import count_split, counting_verdict
+from cellerate.training.divergence import reference_loss, why_not_better
+from cellerate.training.loop import TrainingResult, train
+from cellerate.training.parallel import Processes, apart
+from cellerate.training.settings import TrainingSettings
+from cellerate.training.start import check_start
+from cellerate.training.telemetry import Display, Sample
+from cellerate.training.time_limits import SampleSize, TimeLimits
+
+_NATS_PER_BIT = math.log(2)
+# Of a sample: the tokens it goes on from, those it makes, and how they are drawn.
+_PROMPT, _SAMPLE, _TEMPERATURE = 60, 200, 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRun:
+    """A finished training of a text model.
+
+    Attributes:
+        training: The result of the training loop.
+        tokenizer: The model's tokenizer.
+        evaluation: `evaluate_text` of the best model on the held-out part, and beside it
+            `unigram_bits_per_character`, of a model that knows only how often each character (or byte, or token)
+            occurs, and the `verdict` of `text_split.counting_verdict`. Where a time limit left no time to judge on all
+            of the part, `tokens` is how many were judged and `sampled_from` how many there are. None without a
+            held-out part.
+    """
+
+    training: TrainingResult
+    tokenizer: Tokenizer
+    evaluation: dict[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TextModel:
+    """A model and the tokenizer that belongs to it."""
+
+    model: keras.Model
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+
+
+def load_text_model(path: str | Path) -> TextModel:
+    """Opens a text model that Cellerate wrote.
+
+    Raises:
+        ModelError: The file is damaged, its model is for another task, or it holds no tokenizer.
+    """
+    model, record = load_model(path, need_task="text")
+    return text_model_of(model, record, str(path))
+
+
+def text_model_of(
+    model: keras.Model, record: TaskRecord | None, name: str, vocabulary: Vocabulary | None = None
+) -> TextModel:
+    """A text model that is already open.
+
+    Args:
+        model: The model.
+        record: Its record; None for a model that Cellerate did not train.
+        name: What messages call it.
+        vocabulary: What the ids of a model without a record mean, as `cellerate.generate` takes it.
+
+    Raises:
+        ConfigError: There is neither a record nor a vocabulary, or there are both.
+        DataError: The vocabulary cannot be used.
+        ModelError: The model is for another task, its record holds no tokenizer, or it predicts another number of ids
+            than the vocabulary has.
+    """
+    if record is not None:
+        check_task(name, record, "text")
+        if vocabulary is not None:
+            raise ConfigError(HAS_OWN_VOCABULARY)
+        return TextModel(model, _tokenizer(record), record.payload)
+    if vocabulary is None:
+        raise ConfigError(
+            f"{name} does not say which characters its ids mean: give it the text that it was trained on, such as "
+            "vocabulary='book.txt', or a list of the characters in the order of their ids."
+        )
+    outputs: Any = model.outputs or ()
+    size = outputs[0].shape[-1] if len(outputs) == 1 else None
+    if size is None:
+        raise ModelError(
+            f"{name} is not a next-token model, which has one output of as many values as there are different ids."
+        )
+    tokenizer = open_vocabulary(vocabulary, size)
+    return TextModel(model, tokenizer, {"tokenizer": tokenizer.to_config()})
+
+
+def train_on_text(
+    data: TextOptions,
+    output: str | Path,
+    *,
+    architecture: TextArchitecture | None = None,
+    model: str | Path | keras.Model | None = None,
+    training: TrainingSettings | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    sample_every: int | None = None,
+    prompt: str | None = None,
+    display: Display | None = None,
+    reading: Callable[[int, int], None] | None = None,
+    on_ready: Callable[[TextModel], None] = lambda untrained: None,
+    began: float | None = None,
+) -> TextRun:
+    """Trains a next-character model.
+
+    Args:
+        data: The text.
+        output: A `.keras` path for the model.
+        architecture: The model to build.
+        model: Your own model instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
+        training: How to train.
+        resume: Continues from the checkpoint beside `output`.
+        overwrite: Replaces a model or an unfinished run of the same name.
+        callbacks: Keras callbacks of your own; see `training.loop.train`.
+        sample_every: Shows what the model writes after so many steps, and after each epoch; None shows nothing.
+        prompt: What it then goes on from; None for the beginning of the held-out part.
+        display: Shows the progress.
+        reading: Called with the bytes read and the bytes in all while the text is encoded.
+        on_ready: Called with the untrained model and its tokenizer just before training.
+        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
+
+    Returns:
+        The run.
+
+    Raises:
+        CellerateError: Anything wrong with the text, the settings, the model or the output.
+    """
+    training = training or TrainingSettings()
+    limits = TimeLimits.of(training, began)
+    display = display if display is not None and Processes().first else Display()
+    check_number("sample_every", sample_every, at_least=1, whole=True, optional=True)
+    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
+    tokenizer: Tokenizer | None = None
+    if isinstance(model, str | Path):
+        model, record = load_model(model)
+        if record is not None and record.task != "text":
+            raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
+        tokenizer = _tokenizer(record) if record else None
+        if tokenizer is not None and data.tokenizer not in ("characters", tokenizer.kind):
+            raise ConfigError(
+                f"tokenizer is {data.tokenizer!r}, but the model to go on with keeps its own ({tokenizer.kind}): "
+                "leave tokenizer out."
+            )
+    text = _open(data, tokenizer, reading)
+    if data.field is not None and not text.records:
+        raise ConfigError(
+            f"field is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave field out."
+        )
+    if text.tokenizer.vocabulary_size < 2:
+        raise DataError(
+            f"the text has one distinct {text.tokenizer.unit.removesuffix('s')} only, so there is nothing to predict. "
+            "Give a text of at least two."
+        )
+    _tell_licence(text, data, display)
+    head, tail = text.split(data.validation_fraction)
+    built = {} if model is not None else dataclasses.asdict(architecture or TextArchitecture())
+    if model is None:
+        model = build_text_model(text.tokenizer.vocabulary_size, **built, seed=training.seed)
+        check_text_model(model, text.tokenizer, data)
+    else:
+        check_text_model(model, text.tokenizer, data)
+        check_looks_back(model, text.tokenizer)
+    source, validation = text_sources(model, data, text, head, tail, training.seed)
+    split = count_split(text.tokenizer, head, tail, asked=data.validation_fraction > 0)
+    for remark in split.remarks():
+        display.message(remark)
+    if prompt is not None:
+        # Raises if it has a character that the model will never see.
+        text.tokenizer.encode_prompt(prompt)
+    sample = _sampler(model, text.tokenizer, tail if len(tail) else head, prompt)
+    if sample is None and sample_every is not None:
+        raise ConfigError(
+            "sample_every needs a model that the native engine can run: leave it out for this one."
+        )
+    payload: dict[str, Any] = {
+        "tokenizer": text.tokenizer.to_config(),
+        "length": data.length,
+        "batch_size": data.batch_size,
+        "validation_fraction": data.validation_fraction,
+        "include": list(data.include),
+        "exclude": list(data.exclude),
+        **{name: getattr(data, name) for name in READ_AS},
+        "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
+        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
+    }
+    on_ready(TextModel(model, text.tokenizer, payload))
+    ignorant = math.log(text.tokenizer.vocabulary_size)
+    result = train(
+        model,
+        source,
+        output=output,
+        save=lambda trained, path: save_model(trained, path, TaskRecord("text", payload)),
+        loss=text_loss(model),
+        settings=training,
+        validation=validation,
+        # By these a message can say what differs from the run that is to go on.
+        identity=built
+        | {name: getattr(data, name) for name in ("length", "batch_size", "validation_fraction", *READ_AS)}
+        | {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters},
+        carry_states=data.carry_states,
+        resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
+        display=display,
+        bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
+        sample=sample,
+        sample_every=sample_every,
+        limits=limits,
+        ignorant=ignorant,
+    )
+    evaluation = None
+    if validation is not None and result.here and result.status != "interrupted":
+        trained = TextModel(result.model, text.tokenizer, payload)
+        with apart():
+            evaluation = _evaluate(trained, tail, data.length, data.batch_size, result.judged)
+        unigram = split.unigram_bits() * len(tail) / max(1, evaluation["characters"])
+        evaluation["unigram_bits_per_character"] = unigram
+        evaluation["verdict"] = counting_verdict(
+            evaluation["bits_per_character"],
+            unigram,
+            why_not_better(result.history, reference_loss(result.first_loss, ignorant), training),
+        )
+    return TextRun(result, text.tokenizer, evaluation)
+
+
+def evaluate_text(
+    text_model: TextModel, data: TextOptions, *, part: Literal["all", "held-out"] = "all"
+) -> dict[str, Any]:
+    """Judges a model on a text: every character but the first is predicted once, in windows of `length`.
+
+    Args:
+        text_model: The model.
+        data: The text; its `tokenizer` is ignored, because the model has its own.
+        part: "all" of the text, or the "held-out" share at its end.
+
+    Returns:
+        `bits_per_character`, `nats_per_token`, `perplexity` (per token), `tokens`, `characters`, `length`.
+    """
+    text = _open(data, text_model.tokenizer)
+    ids = text.split(data.validation_fraction)[1] if part == "held-out" else text.ids
+    if not len(ids):
+        raise ConfigError("the held-out part is empty: validation_fraction must be above 0.")
+    return _evaluate(text_model, ids, data.length, data.batch_size)
+
+
+def text_loss(model: keras.Model) -> keras.losses.Loss:
+    """The loss of a next-token model: the cross-entropy, of logits or of probabilities."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=not gives_probabilities(model))
+
+
+def _tokenizer(record: TaskRecord) -> Tokenizer:
+    return tokenizer_from_config(record.payload.get("tokenizer", {}))
+
+
+def _open(
+    data: TextOptions, tokenizer: Tokenizer | None, progress: Callable[[int, int], None] | None = None
+) -> EncodedText:
+    """The encoded text; `tokenizer` is the one that a model already has, if any."""
+    return open_text(
+        data.paths,
+        tokenizer=tokenizer or data.tokenizer,
+        errors=data.errors,
+        include=data.include,
+        exclude=data.exclude,
+        progress=progress,
+        **{name: getattr(data, name) for name in READ_AS},
+    )
+
+
+def _tell_licence(text: EncodedText, data: TextOptions, display: Display) -> None:
+    """Says that there is a licence in the text, which the model would learn, or that it was left out."""
+    files = f"{text.licensed:,} of {text.files:,} files" if text.files > 1 else "the text"
+    has = "has" if text.licensed == 1 else "have"
+    if text.licensed and data.strip_gutenberg:
+        display.message(f"the licence of Project Gutenberg was left out of {files}")
+    elif text.licensed:
+        display.message(
+            f"{files} {has} the licence of Project Gutenberg in it, which the model will learn, too: leave it out with "
+            "--strip-gutenberg"
+        )
+    elif data.strip_gutenberg:
+        display.message("the licence of Project Gutenberg was not found, and nothing is left out")
+
+
+def _sampler(
+    model: keras.Model, tokenizer: Tokenizer, ids: np.ndarray, prompt: str | None
+) -> Callable[[keras.Model], Sample] | None:
+    """What shows how a model goes on with a prompt, else with the beginning of some ids.
+
+    None if the native engine does not run the model.
+    """
+    given = tokenizer.decode(ids[:_PROMPT]) if prompt is None else prompt
+
+    def sample(trained: keras.Model) -> Sample:
+        engine = packed(trained)
+        engine.tokenizer = tokenizer
+        made = engine.generate(given, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore")
+        return Sample(given, made)
+
+    try:
+        return sample if packed(model).steps.outputs == tokenizer.vocabulary_size else None
+    except (BackendError, ModelError):
+        return None
+
+
+def _evaluate(
+    text_model: TextModel, ids: np.ndarray, length: int, batch_size: int, judged: SampleSize | None = None
+) -> dict[str, Any]:
+    """The figures of a model on ids, or on as many of them as training was `judged` on."""
+    tokenizer, model = text_model.tokenizer, text_model.model
+    every_step = predicts_every_step(model)
+    needed = 2 if every_step else length + 1
+    if len(ids) < needed:
+        raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}: at least {needed} are needed.")
+    source, predicted = every_window(
+        ids,
+        every_step,
+        length=length,
+        batch_size=model.inputs[0].shape[0] or batch_size,
+        item=tokenizer.unit,
+    )
+    sampled: dict[str, int] = {}
+    if judged is not None and (some := judged.items // source.items_per_batch) < len(source):
+        sampled = {"sampled_from": predicted}
+        source = SampledBatches(source, max(1, some))
+        predicted = len(source) * source.items_per_batch
+    judge = same_layers(model)
+    judge.compile(loss=text_loss(model))
+    nats = float(judge.evaluate(KerasBatches(source), verbose=0))
+    characters = len(tokenizer.decode(ids)) if tokenizer.unit != "characters" else len(ids)
+    tokens_per_character = len(ids) / characters
+    return {
+        "bits_per_character": nats / _NATS_PER_BIT * tokens_per_character,
+        "nats_per_token": nats,
+        "perplexity": math.exp(min(nats, 700.0)),
+        "tokens": predicted,
+        "characters": characters,
+        "length": length,
+        **sampled,
+    }

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+
+from cellerate.data.series.future_rows import open_known
+from cellerate.errors import DataError
+
+START = np.datetime64("2024-03-01T00", "us")
+HOUR = np.timedelta64(1, "h")
+READING = {"targets": ["y"], "features": ["y", "price"], "series_column": "shop"}
+
+
+def times(*numbers):
+    return START + np.array(numbers) * HOUR
+
+
+def write(path, known, rows, *, holes=(), shops="ab", header="date,shop,y,price"):
+    """`rows` hours a shop, of which `known` have a target; price is the hour, of b from 100 on."""
+    lines = [header]
+    for shop in shops:
+        for hour in range(rows):
+            price = "" if (shop, hour) in holes else hour + 100 * (shop == "b")
+            target = hour / 2 if hour < known else ""
+            cells = {
+                "date": f"{(START + hour * HOUR).item():%Y-%m-%d %H:%M}",
+                "shop": shop,
+                "y": target,
+                "price": price,
+            }
+            lines.append(",".join(str(cells[name]) for name in header.split(",")))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("missing", ["error", "drop", "ffill", "interpolate"])
+def test_rows_without_targets_at_the_end_are_the_future(tmp_path, missing):
+    path = write(tmp_path / "s.csv", known=10, rows=14)
+    data = open_known([path], READING | {"missing": missing}, ["price"])
+    assert data.segments == ((0, 10, "a"), (14, 24, "b"))
+    assert data.ahead.rows("b", times(10, 11, 12)).tolist() == [[110], [111], [112]]
+
+
+def test_rows_of_the_past_may_be_asked_for_too(tmp_path):
+    data = open_known([write(tmp_path / "s.csv", 10, 14)], READING, ["price"])
+    assert data.ahead.rows("a", times(8, 9, 10)).tolist() == [[8], [9], [10]]
+
+
+def test_table_of_the_future_is_looked_up(tmp_path):
+    path = write(tmp_path / "s.csv", 10, 10)
+    future = write(tmp_path / "f.csv", 0, 14, header="date,shop,price")
+    data = open_known([path], READING, ["price"], [future])
+    assert data.segments == ((0, 10, "a"), (10, 20, "b"))
+    assert data.ahead.rows("a", times(12, 13)).tolist() == [[12], [13]]
+
+
+def test_missing_rows_and_values_are_named(tmp_path):
+    path = write(tmp_path / "s.csv", 10, 14, holes=[("b", 12)])
+    ahead = open_known([path], READING, ["price"]).ahead
+    with pytest.raises(
+        DataError,
+        match=r"no 'price' of series 'b' at 2024-03-01 12:00, .* from 2024-03-01 10:00 to .*empty targets",
+    ):
+        ahead.rows("b", times(10, 11, 12))
+    with pytest.raises(DataError, match=r"series 'a' at 2024-03-01 14:00"):
+        ahead.rows("a", times(13, 14))
+    with pytest.raises(DataError, match="series 'c'"):
+        ahead.rows("c", times(10))
+
+
+def test_holes_in_the_past_are_still_refused(tmp_path):
+    path = write(tmp_path / "s.csv", 10, 14, holes=[("a", 4)])
+    with pytest.raises(DataError, match="data row 5: column 'price' has no value"):
+        open_known([path], READING, ["price"])
+    lines = path.read_text().splitlines()
+    lines[4] = lines[4].replace(",1.5,", ",,")
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="data row 4"):
+        open_known([path], READING, ["price"])
+
+
+def test_table_without_times_is_refused(tmp_path):
+    path = write(tmp_path / "s.csv", 10, 14, header="shop,y,price")
+    ahead = open_known([path], READING, ["price"]).ahead
+    with pytest.raises(DataError, match="have no times"):
+        ahead.rows("a", np.arange(10, 12))
+
+
+def test_without_columns_nothing_is_looked_for(tmp_path):
+    with pytest.raises(DataError, match="has no value"):
+        open_known([write(tmp_path / "s.csv", 10, 14)], READING, [])
+    assert open_known([write(tmp_path / "t.csv", 10, 10)], READING, []).ahead is None
+
+
+@pytest.mark.parametrize("name", ["cost", "date", "shop"])
+def test_column_that_is_none_of_numbers_is_refused_with_those_that_are(tmp_path, name):
+    path = write(tmp_path / "s.csv", 10, 14)
+    reading = {"targets": ["y"], "features": None, "series_column": "shop"}
+    with pytest.raises(DataError, match=rf"^future names '{name}', .*s\.csv\. These are: y, price\.$"):
+        open_known([path], reading, [name])

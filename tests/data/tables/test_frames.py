@@ -1,0 +1,122 @@
+import copy
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cellerate.data.series.series import open_series
+from cellerate.data.settings.tables import TableOptions
+from cellerate.data.tables.frames import FrameTable, as_sources
+from cellerate.errors import ConfigError, DataError
+
+DAYS = np.datetime64("2024-01-01", "us") + np.arange(40) * np.timedelta64(1, "D")
+COLUMNS = {"date": DAYS, "y": np.arange(40.0), "z": np.arange(40) % 7}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "cache"))
+
+
+FRAMES = {
+    "pandas": lambda: pd.DataFrame(COLUMNS),
+    "pandas with an index": lambda: pd.DataFrame(COLUMNS).set_index("date"),
+    "pandas with an index without a name": lambda: pd.DataFrame(COLUMNS).set_index("date").rename_axis(None),
+    "pandas with periods": lambda: pd.DataFrame(COLUMNS).set_index("date").to_period("D"),
+    "pandas of some rows": lambda: pd.concat([pd.DataFrame(COLUMNS)] * 2).iloc[:40],
+    "pandas with arrow types": lambda: pd.DataFrame(COLUMNS).convert_dtypes(dtype_backend="pyarrow"),
+    "polars": lambda: pl.DataFrame(COLUMNS),
+    "arrow": lambda: pa.table(COLUMNS),
+    "arrow batch": lambda: pa.table(COLUMNS).to_batches()[0],
+    "arrow reader": lambda: pa.table(COLUMNS).to_reader(max_chunksize=7),
+    "dict": lambda: COLUMNS,
+    "dict of lists": lambda: {name: values.tolist() for name, values in COLUMNS.items()},
+    "dict of series": lambda: {name: pl.Series(values) for name, values in COLUMNS.items()},
+    "structured array": lambda: pd.DataFrame(COLUMNS).to_records(index=False),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frame_is_read_as_its_file_is(name, tmp_path):
+    pq.write_table(pa.table(COLUMNS), tmp_path / "t.parquet")
+    expected = open_series(tmp_path / "t.parquet", targets=["y"])
+    data = open_series(FRAMES[name](), targets=["y"])
+    assert np.array_equal(data.values, expected.values)
+    assert np.array_equal(data.times, expected.times)
+    assert (data.columns, data.segments, data.step) == (expected.columns, expected.segments, expected.step)
+
+
+def test_frame_is_known_again_by_its_content():
+    frame = pd.DataFrame(COLUMNS)
+    assert not open_series(frame, targets=["y"]).cached
+    assert open_series(frame.copy(), targets=["y"]).cached
+    assert open_series(pa.table(COLUMNS).to_reader(max_chunksize=3), targets=["y"]).cached
+    frame.loc[3, "y"] = 7
+    assert not open_series(frame, targets=["y"]).cached
+
+
+def test_several_frames_are_read_one_after_another():
+    frame = pl.DataFrame(COLUMNS)
+    data = open_series([frame[:20], frame[20:]], targets=["y"])
+    assert data.segments == ((0, 40, "frame 1"),) or data.segments == ((0, 40, ""),)
+    assert [name for _, _, name in open_series([frame, frame], targets=["y"]).segments] == [
+        "frame 1",
+        "frame 2",
+    ]
+
+
+def test_array_has_columns_by_number_and_is_hashed():
+    values = np.arange(60.0).reshape(-1, 2)
+    data = open_series(values, targets=["1"])
+    assert data.columns == ("0", "1") and np.array_equal(data.values, values)
+    assert open_series(values.copy(), targets=["1"]).cached
+    assert not open_series(values + 1, targets=["1"]).cached
+
+
+def test_missing_values_of_frames_are_missing():
+    frame = pl.DataFrame({"y": [1, None, 3], "z": [1.0, float("nan"), 2.0]})
+    with pytest.raises(DataError, match="the frame, data row 2: column 'y' has no value"):
+        open_series(frame, targets=["y"])
+    data = open_series(frame, targets=["y"], missing="interpolate")
+    assert data.values.tolist() == [[1, 1], [2, 1.5], [3, 2]]
+
+
+@pytest.mark.parametrize("data", [3, None, [3], {1, 2}, object(), [["a.csv"]]])
+def test_what_is_no_table_raises_config_error(data):
+    with pytest.raises(ConfigError, match="the data must be paths of tables, or frames"):
+        open_series(data, targets=["y"])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"y": [1, 2], "z": [1]}, "the frame cannot be read as a table"),
+        (pd.DataFrame({"y": [1, "a"]}), "the frame cannot be read as a table"),
+        (pl.DataFrame({"y": ["a", "b"]}), "column 'y' holds 'a' in data row 1"),
+        (pl.DataFrame({"x": [1.0]}), "the frame has no column 'y' \\(targets\\)\\. It has: x"),
+        (pa.table([[1.0], [2.0]], names=["y", "y"]), "more than one column named 'y'"),
+        (np.array(["a"]), "the array holds an array of shape"),
+    ],
+)
+def test_frames_that_cannot_be_used_raise_data_error(data, message):
+    with pytest.raises(DataError, match=message):
+        open_series(data, targets=["y"])
+
+
+def test_open_frames_are_not_copied_with_the_settings_that_hold_them():
+    (table,) = as_sources(pa.table(COLUMNS))
+    assert isinstance(table, FrameTable) and copy.deepcopy(table) is table
+    assert as_sources(table) == [table]
+
+
+def test_order_of_dates_is_said_of_a_frame_and_is_part_of_what_is_cached():
+    columns = {"date": ["01/02/2024", "02/02/2024", "03/02/2024"], "y": [1.0, 2.0, 3.0]}
+    found = {
+        order: open_series(columns, targets=["y"], table=TableOptions(date_order=order))
+        for order in ("dmy", "mdy")
+    }
+    assert str(found["dmy"].times[1])[:10] == "2024-02-02"
+    assert str(found["mdy"].times[0])[:10] == "2024-01-02"

@@ -1,0 +1,193 @@
+"""Parquet, Arrow, JSON lines and Excel, several key columns, and wide tables."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from cellerate.data.series.packing import pack_series
+from cellerate.data.series.series import open_series
+from cellerate.data.settings.tables import TableOptions
+from cellerate.data.tables import arrow_table, json_table
+from cellerate.data.tables.tables import NpyTable, find_tables, open_table
+from cellerate.errors import BackendError, ConfigError, DataError
+
+KEYS = {
+    "store": ["b", "a", "b", "a", "b"],
+    "item": [1, 1, 2, 1, 1],
+    "y": [1.0, 2.0, 3.0, 4.0, 5.0],
+}
+IDS = ["b / 1", "a / 1", "b / 2", "a / 1", "b / 1"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "cache"))
+
+
+def ids_of(table, series):
+    found = []
+    for block in table.blocks(["y"], None, series, 0):
+        assert len(set(block.ids)) == len(block.ids)
+        found += [block.ids[code] for code in block.series]
+    return found
+
+
+def written(folder: Path, kind: str, columns: dict) -> Path:
+    """The columns in a file of a format."""
+    path, table = folder / f"t.{kind}", pa.table(columns)
+    rows = table.to_pylist()
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind == "arrow":
+        pyarrow.feather.write_feather(table, path)
+    elif kind == "csv":
+        names = list(columns)
+        path.write_text("\n".join([",".join(names), *(",".join(str(row[n]) for n in names) for row in rows)]))
+    elif kind in ("jsonl", "jsonl.gz"):
+        text = "".join(json.dumps(row, default=str) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(text) if kind.endswith(".gz") else text)
+    else:
+        import openpyxl
+
+        book = openpyxl.Workbook()
+        book.active.append(list(columns))
+        for row in rows:
+            book.active.append(list(row.values()))
+        book.save(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "csv", "jsonl", "jsonl.gz"])
+def test_several_key_columns_are_joined_to_ids(tmp_path, kind):
+    assert ids_of(open_table(written(tmp_path, kind, KEYS)), ["store", "item"]) == IDS
+
+
+def test_several_key_columns_of_numbers_are_joined_to_ids(tmp_path):
+    values = np.array([[1.0, 2.0, 0.5], [1.0, 3.0, 0.5], [1.0, 2.0, 0.5]])
+    np.save(tmp_path / "v.npy", values)
+    table = NpyTable(tmp_path / "v.npy", ["a", "b", "y"])
+    assert ids_of(table, ["a", "b"]) == ["1 / 2", "1 / 3", "1 / 2"]
+    assert ids_of(table, ["b"]) == ["2", "3", "2"]
+
+
+def test_empty_key_is_named_with_its_column_and_row(tmp_path):
+    path = written(tmp_path, "parquet", KEYS | {"item": [1, None, 2, 1, 1]})
+    with pytest.raises(DataError, match="series column 'item' is empty in data row 2"):
+        ids_of(open_table(path), ["store", "item"])
+
+
+@pytest.mark.parametrize("kind", ["arrow", "jsonl", "jsonl.gz", "xlsx"])
+def test_other_formats_are_read_as_csv_is(tmp_path, monkeypatch, kind):
+    days = [f"2024-01-{day:02}" for day in range(1, 29)]
+    columns = {"date": days, "y": np.arange(28) / 4, "note": ["x"] * 28}
+    expected = open_series(written(tmp_path, "csv", columns), targets=["y"])
+    path = written(tmp_path, kind, columns)
+    data = open_series(path, targets=["y"])
+    monkeypatch.setattr(json_table, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(arrow_table, "_BLOCK_ROWS", 5)
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "other"))
+    for found in (data, open_series(path, targets=["y"])):
+        assert np.array_equal(found.values, expected.values) and np.array_equal(found.times, expected.times)
+        assert found.columns == ("y",)
+
+
+def test_field_that_a_record_lacks_is_missing(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"y": 1}\n{"y": null}\n{"z": 2}\n{"y": 4}\n')
+    assert open_series(
+        path, targets=["y"], features=["y"], missing="interpolate"
+    ).values.ravel().tolist() == [1, 2, 3, 4]
+
+
+def test_folder_holds_tables_of_every_format(tmp_path):
+    names = ["a.csv", "b.jsonl", "c.xlsx", "d.arrow", "e.npy", "f.md", "g.csv.gz", "h.ndjson"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [path.name for path in find_tables(tmp_path)] == [name for name in names if name != "f.md"]
+
+
+def test_sheet_is_chosen_and_rows_above_it_are_left_out(tmp_path):
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["nothing"])
+    sheet = book.create_sheet("Sales")
+    for row in (["Sales of 2024"], [], ["day", "y"], [1, 2.5], [None, None], [2, "NA"], [3, 4]):
+        sheet.append(row)
+    book.save(tmp_path / "t.xlsx")
+    options = TableOptions(sheet="Sales", skip_lines=2)
+    data = open_series(
+        tmp_path / "t.xlsx", targets=["y"], features=["y"], missing="interpolate", table=options
+    )
+    assert data.values.ravel().tolist() == [2.5, 3.25, 4]
+
+
+def test_word_among_numbers_of_a_sheet_is_named(tmp_path):
+    path = written(tmp_path, "xlsx", {"y": ["1.5", "closed"]})
+    with pytest.raises(DataError, match="column 'y' holds 'closed' in data row 2"):
+        open_series(path, targets=["y"])
+
+
+def test_excel_without_openpyxl_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "t.xlsx").write_bytes(b"")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openpyxl" else find(name))
+    with pytest.raises(BackendError, match=r"pip install 'cellerate\[excel\]'"):
+        open_series(tmp_path / "t.xlsx", targets=["y"])
+
+
+WIDE = {
+    "date": [f"2024-01-{day:02}" for day in range(1, 11)],
+    "n": np.arange(10.0),
+    "s": 10 + np.arange(10.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "xlsx", "jsonl"])
+def test_wide_table_has_a_series_a_column(tmp_path, kind):
+    data = open_series(written(tmp_path, kind, WIDE), wide=True)
+    assert data.columns == data.target_names == data.feature_names == ("value",)
+    assert data.segments == ((0, 10, "n"), (10, 20, "s"))
+    assert data.values.ravel().tolist() == list(range(20))
+    assert np.array_equal(data.times[:10], data.times[10:])
+
+
+def test_wide_table_without_times_is_read():
+    assert open_series({"n": [1.0, 2.0], "s": [3.0, 4.0]}, wide=True).values.ravel().tolist() == [1, 2, 3, 4]
+
+
+def test_wide_and_long_reading_of_one_file_are_kept_apart(tmp_path):
+    path = written(tmp_path, "csv", WIDE)
+    long = open_series(path, targets=["n"])
+    wide = open_series(path, wide=True)
+    assert (long.values.shape, wide.values.shape) == ((10, 2), (20, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"targets": ["n"]}, r"the target and feature is 'value': name no other to forecast \(target\)"),
+        ({"features": ["n"]}, r"the target and feature is 'value': name no other to forecast \(target\)"),
+        ({"series_column": "n"}, "series of a wide table are its columns"),
+    ],
+)
+def test_columns_of_a_wide_table_cannot_be_named(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        open_series(written(tmp_path, "csv", WIDE), wide=True, **arguments)
+
+
+def test_options_of_tables_are_refused_for_a_packed_series(tmp_path):
+    path = tmp_path / "t.series"
+    pack_series(written(tmp_path, "csv", WIDE), path)
+    assert open_series(path, targets=["n"], table=TableOptions(told=print)).columns == ("n", "s")
+    with pytest.raises(
+        ConfigError, match=r"is packed, and decimal=',', header='yes' say how tables are written"
+    ):
+        open_series(path, targets=["n"], table=TableOptions(decimal=",", header=True))

@@ -1,0 +1,266 @@
+"""Tables as people have them: times in several columns, names in several rows, empty rows, blanks between columns."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cellerate.data.series.packing import pack_series
+from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings.tables import TableOptions
+from cellerate.data.tables import csv_blanks, csv_table
+from cellerate.data.tables.csv_header import names_of
+from cellerate.data.tables.joined_times import columns_of_time
+from cellerate.data.times.month_names import month_number
+from cellerate.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "cache"))
+
+
+def opened(folder: Path, text: str, **settings: Any) -> SeriesData:
+    (folder / "t.csv").write_text(text)
+    return open_series([folder / "t.csv"], targets=["y"], **settings)
+
+
+def times(data: SeriesData) -> list[str]:
+    assert data.times is not None
+    return [str(time).removesuffix(".000000") for time in data.times[:2]]
+
+
+HOURS = ["2024-01-13T00:00:00", "2024-01-13T01:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "columns"),
+    [
+        ("Date;Time;y", ("13/01/2024;00:00:00;1", "13/01/2024;01:00:00;2"), "'Date' and 'Time'"),
+        ("Time;Date;y", ("00:00;13.01.2024;1", "01:00;13.01.2024;2"), "'Date' and 'Time'"),
+        ("Date;Time;y", ("13/01/2024;00.00.00;1,5", "13/01/2024;01.00.00;2,5"), "'Date' and 'Time'"),
+        ("dteday,hr,y", ("2024-01-13,0,1", "2024-01-13,1,2"), "'dteday' and 'hr'"),
+        ("date,hour,y", ("2024-01-12,24,1", "2024-01-13,1,2"), "'date' and 'hour'"),
+        ("Datum;Uhrzeit;y", ("13.01.2024;0:00;1", "13.01.2024;1:00;2"), "'Datum' and 'Uhrzeit'"),
+        ("date,time,y", ("2024-01-13,12:00 AM,1", "2024-01-13,1:00 AM,2"), "'date' and 'time'"),
+        ("year,month,day,hour,y", ("2024,1,13,0,1", "2024,1,13,1,2"), "'year', 'month', 'day' and 'hour'"),
+        ("No,YEAR,MO,DY,HR,y", ("1,2024,1,13,0,1", "2,2024,1,13,1,2"), "'YEAR', 'MO', 'DY' and 'HR'"),
+    ],
+)
+def test_times_in_several_columns_are_joined_and_said(
+    tmp_path: Path, header: str, rows: tuple[str, ...], columns: str
+) -> None:
+    data = opened(tmp_path, "\n".join([header, *rows]) + "\n", features=["y"])
+    assert times(data) == HOURS
+    assert f"times from the columns {columns}" in data.notes
+
+
+def test_columns_of_times_are_no_features_and_can_be_named(tmp_path: Path) -> None:
+    text = "a,b,y\n2024-01-13,0000,1\n2024-01-13,0100,2\n"
+    data = opened(tmp_path, text, time_column="a b")
+    assert (times(data), data.columns) == (HOURS, ("y",))
+    with pytest.raises(DataError, match="no column 'a c'"):
+        opened(tmp_path, text, time_column="a c")
+
+
+def test_months_and_days_alone_are_joined(tmp_path: Path) -> None:
+    data = opened(tmp_path, "year,month,y\n" + "".join(f"2024,{month},{month}\n" for month in range(1, 6)))
+    assert times(data) == ["2024-01-01T00:00:00", "2024-02-01T00:00:00"]
+    assert data.frequency is not None
+    assert data.frequency.name == "months"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        # The dates have a time of day, and the other column is a number of its own.
+        ("date,hour,y\n2024-01-13 05:00,5,1\n2024-01-13 06:00,6,2\n", ("hour", "y")),
+        ("date,hour,y\n2024-01-13,50,1\n2024-01-14,60,2\n", ("hour", "y")),
+        ("year,month,y\n1,1,1\n2,2,2\n", ("year", "month", "y")),
+    ],
+)
+def test_columns_that_are_no_parts_of_times_stay_features(
+    tmp_path: Path, text: str, columns: tuple[str, ...]
+) -> None:
+    assert opened(tmp_path, text).columns == columns
+
+
+def test_frames_have_times_in_several_columns_too() -> None:
+    pandas = pytest.importorskip("pandas")
+    days = pandas.to_datetime(["2024-01-13", "2024-01-13"])
+    for clock in (["00:00", "01:00"], [0, 1], [0.0, 1.0]):
+        frame = pandas.DataFrame({"date": days, "hour": clock, "y": [1.0, 2.0]})
+        assert times(open_series(frame, targets=["y"])) == HOURS
+
+
+def test_name_of_joined_columns_is_taken_apart() -> None:
+    names = ["Date", "Time", "Local Time", "Date Time x"]
+    assert columns_of_time("Date Time", names) == ["Date", "Time"]
+    assert columns_of_time("Date Local Time", names) == ["Date", "Local Time"]
+    assert columns_of_time("Local Time", names) == ["Local Time"]
+    assert columns_of_time("Date Date", names) == []
+    assert columns_of_time("Date Zeit", names) == []
+
+
+def test_columns_without_any_value_are_left_out_and_said(tmp_path: Path) -> None:
+    rows = "".join(f"2024-01-{day},{day},,n/a,\n" for day in range(10, 20))
+    path, said = tmp_path / "t.csv", "left out, because they have no value in any row: 'a', 'b'"
+    for _ in range(2):  # the second time from the cache
+        data = opened(tmp_path, f"date,y,a,b,\n{rows}")
+        assert data.columns == ("y",)
+        assert said in data.notes
+        packed = pack_series(path, tmp_path / "t.series")
+        assert packed.columns == ("y",)
+        assert said in packed.notes
+    (kept,) = (tmp_path / "cache").rglob("*.empty")
+    kept.write_text('{"a": ')
+    assert opened(tmp_path, f"date,y,a,b,\n{rows}").columns == ("y",)
+    with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
+        opened(tmp_path, f"date,y,a,b,\n{rows}", features=["a"])
+    with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
+        pack_series(path, tmp_path / "u.series", columns=["y", "a"])
+
+
+def test_column_of_times_of_day_beside_dates_is_known_without_names(tmp_path: Path) -> None:
+    text = "".join(f"13-Jan-2024 {hour:02}:00:00   {hour}   -999.25\n" for hour in range(20))
+    (tmp_path / "t.las").write_text(text)
+    data = open_series([tmp_path / "t.las"], targets=["2"], table=TableOptions(missing_values=["-999.25"]))
+    assert times(data) == HOURS
+    assert data.columns == ("2",)
+
+
+@pytest.mark.parametrize("empty", [";;;;\n" * 3, ";;;;\n" * 400])
+def test_rows_and_columns_of_separators_at_the_end_are_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    monkeypatch.setattr(csv_table, "_BLOCK_BYTES", 1 << 9)
+    rows = "".join(f"{13 + hour // 24}.01.2024 {hour % 24:02}:00;{hour};{2 * hour};;\n" for hour in range(60))
+    data = opened(tmp_path, f"date;y;x;;\n{rows}{empty}")
+    assert (data.rows, data.columns) == (60, ("y", "x"))
+    with pytest.raises(DataError, match="'date' is empty in data row 61"):
+        opened(tmp_path, f"date;y;x;;\n{rows}{empty}15.01.2024 12:00;1;2;;\n")
+
+
+@pytest.mark.parametrize(
+    ("top", "columns"),
+    [
+        ("Price,Close,y\nTicker,AAPL,AAPL\nDate,,\n", ("Close", "y")),
+        ("Price,y,y\nTicker,AAPL,MSFT\nDate,,\n", ("AAPL", "MSFT")),
+        ("date,x,y\n,kW,°C\n", ("x", "y")),
+        (",a,a\n,x,y\ndate,,\n", ("x", "y")),
+        ("date,x,y\n", ("x", "y")),
+    ],
+)
+def test_names_in_several_rows_are_one_name_a_column(
+    tmp_path: Path, top: str, columns: tuple[str, ...]
+) -> None:
+    (tmp_path / "t.csv").write_text(f"{top}2024-01-13,1,2\n2024-01-14,3,4\n2024-01-15,5,6\n")
+    said: list[str] = []
+    table = TableOptions(told=said.append)
+    data = open_series([tmp_path / "t.csv"], targets=[columns[1]], features=list(columns), table=table)
+    assert data.columns == columns
+    assert times(data) == ["2024-01-13T00:00:00", "2024-01-14T00:00:00"]
+    count = top.count("\n")
+    assert said == ([f"{tmp_path / 't.csv'} read as: {count} rows of names"] if count > 1 else [])
+
+
+def test_row_of_texts_below_the_names_is_a_row_where_numbers_are_missing(tmp_path: Path) -> None:
+    data = opened(tmp_path, "id,y,x\na,,\na,1,2\na,3,4\n", series_column="id", missing="drop")
+    assert data.values[1:].tolist() == [[1, 2], [3, 4]]
+    assert opened(tmp_path, "y,x\n1%,2%\n0,1%\n2%,3%\n").values.tolist() == [[1, 2], [0, 1], [2, 3]]
+    assert names_of([["", "a", "b"], ["", "kW", "kW"], ["t", "", ""]]) == ["t", "a", "b"]
+
+
+def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    index = pandas.date_range("2024-01-13", periods=3, name="Date")
+    columns = pandas.MultiIndex.from_product([["Close", "y"], ["AAPL"]])
+    frame = pandas.DataFrame(np.arange(6.0).reshape(3, 2), index, columns)
+    data = open_series(frame, targets=["y"])
+    assert data.columns == ("Close", "y")
+    frame.columns = pandas.MultiIndex.from_product([["y"], ["AAPL", "MSFT"]])
+    assert open_series(frame, targets=["MSFT"]).columns == ("AAPL", "MSFT")
+
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (
+        ["date", "x", "y"],
+        [None, "kW", "°C"],
+        *([f"2024-01-{day}", 1.0, float(day)] for day in (13, 14, 15)),
+    ):
+        book.active.append(row)
+    book.save(tmp_path / "t.xlsx")
+    assert open_series([tmp_path / "t.xlsx"], targets=["y"]).values.tolist() == [[1, 13], [1, 14], [1, 15]]
+
+
+def test_columns_between_blanks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_blanks, "_CHUNK_BYTES", 100)
+    rows = "".join(
+        f"  2024-01-{13 + hour // 24} {hour % 24:02}:00   {hour} \t -{hour}.5  \n" for hour in range(60)
+    )
+    for end in ("", "2024-01-15 12:00 60 -60.5"):
+        data = opened(tmp_path, f" date  time y     x\n{rows}{end}")
+        assert (times(data), data.rows) == (HOURS, 60 + bool(end))
+        np.testing.assert_array_equal(data.values[:, 0], np.arange(60 + bool(end)))
+        np.testing.assert_array_equal(data.values[:, 1], -np.arange(60 + bool(end)) - 0.5)
+
+
+def test_prose_is_no_table_of_blanks(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column 'y'"):
+        opened(tmp_path, "one two\nthree four\nfive six\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (("2024-01-12 24:00", "2024-01-13 01:00"), HOURS),
+        (("Sat, 13 Jan 2024 00:00:00 GMT", "Sat, 13 Jan 2024 01:00:00 GMT"), HOURS),
+        (("Sat, 13 Jan 2024 02:00:00 +0200", "Sat, 13 Jan 2024 01:00:00 +0000"), HOURS),
+        (("1. März 2024", "2. März 2024"), ["2024-03-01T00:00:00", "2024-03-02T00:00:00"]),
+        (("1 janv. 2024", "1 févr. 2024"), ["2024-01-01T00:00:00", "2024-02-01T00:00:00"]),
+        (("01-ene-2024", "01-feb-2024"), ["2024-01-01T00:00:00", "2024-02-01T00:00:00"]),
+        (("01 gen 2024", "01 mag 2024"), ["2024-01-01T00:00:00", "2024-05-01T00:00:00"]),
+        (("1 fev 2024", "1 dez 2024"), ["2024-02-01T00:00:00", "2024-12-01T00:00:00"]),
+    ],
+)
+def test_further_ways_of_writing_times(tmp_path: Path, written: tuple[str, ...], read: list[str]) -> None:
+    rows = "".join(f'"{time}",{number}\n' for number, time in enumerate(written))
+    assert times(opened(tmp_path, f"date,y\n{rows}")) == read
+
+
+def test_keys_that_hold_what_stands_between_keys_stay_apart(tmp_path: Path) -> None:
+    pairs = [("a / b", "c"), ("a", "b / c"), ("a // b", "c"), ("a", "c")]
+    rows = "".join(f"{number},{one},{other}\n" for number, (one, other) in enumerate(pairs))
+    data = opened(tmp_path, f"y,one,other\n{rows}", series_column=["one", "other"], time_column="")
+    names = [name for _, _, name in data.segments]
+    assert names == ["a // b / c", "a / b // c", "a /// b / c", "a / c"]
+
+
+def test_end_of_a_day_is_no_other_time_after_24(tmp_path: Path) -> None:
+    for wrong in ("2024-01-12 24:01", "2024-01-12 25:00"):
+        with pytest.raises(DataError, match="no time as expected"):
+            opened(tmp_path, f"date,y\n{wrong},1\n")
+
+
+@pytest.mark.parametrize(("zone", "offset"), [("EST", "-05:00"), ("CEST", "+02:00"), ("XYZT", "such as ")])
+def test_abbreviation_of_a_zone_is_refused_with_the_offset(tmp_path: Path, zone: str, offset: str) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(tmp_path, f"date,y\n2024-01-13 00:00 {zone},1\n")
+    assert f"ends with '{zone}'" in str(caught.value)
+    assert offset in str(caught.value)
+    assert "(time_zone)" in str(caught.value)
+
+
+def test_months_by_name_are_those_of_one_month() -> None:
+    assert [
+        month_number(name) for name in ("Sept.", "juil", "juin", "jui", "ma", "Mai", "mag", "out", "x")
+    ] == [*(9, 7, 6, 0, 0, 5, 5, 10, 0)]
+
+
+def test_table_without_numbers_says_what_its_columns_hold(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("name;city;when\na;b;2024-01-13\nc;d;2024-01-14\n")
+    with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
+        open_series([tmp_path / "t.csv"], wide=True)
+    with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
+        pack_series(tmp_path / "t.csv", tmp_path / "t.series")

@@ -1,0 +1,179 @@
+import math
+
+import numpy as np
+import pytest
+
+from cellerate.data.times.frequency import (
+    Frequency,
+    check_agreement,
+    find_frequency,
+    parse_frequency,
+    season_of,
+    settled,
+)
+from cellerate.errors import ConfigError, DataError
+
+DAY_US = 86_400 * 10**6
+
+
+def times(*texts):
+    return np.array(texts, "datetime64[us]")
+
+
+def every(start, count, step, unit):
+    return np.datetime64(start, "us") + np.arange(count) * np.timedelta64(step, unit).astype(
+        "timedelta64[us]"
+    )
+
+
+def months(first, last, *, end=False, day=1):
+    found = np.arange(first, last, dtype="datetime64[M]")
+    return (
+        ((found + 1).astype("datetime64[D]") - 1) if end else found.astype("datetime64[D]") + day - 1
+    ).astype("datetime64[us]")
+
+
+def weekdays(first, last):
+    days = np.arange(first, last, dtype="datetime64[D]")
+    return days[np.is_busday(days)].astype("datetime64[us]")
+
+
+def found(rows, zone=""):
+    return find_frequency(rows, np.ones(len(rows) - 1, bool), zone)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "season", "following"),
+    [
+        (every("2020-02-28T23:30", 9, 15, "m"), "15 minutes", 96, "2020-02-29T01:45"),
+        (every("2020-02-28T22:00", 3, 1, "h"), "hours", 24, "2020-02-29T01:00"),
+        (every("2020-02-26", 3, 1, "D"), "days", 7, "2020-02-29"),
+        (every("2020-02-10", 3, 7, "D"), "weeks", 52, "2020-03-02"),
+        (every("2020-01-01", 5, 14, "D"), "14 days", None, "2020-03-11"),
+        (weekdays("2020-02-17", "2020-02-29"), "business days", 5, "2020-03-02"),
+        (months("2019-01", "2020-02", end=True), "months", 12, "2020-02-29"),
+        (months("2019-01", "2020-02"), "months", 12, "2020-02-01"),
+        (months("2019-01", "2020-02", day=15), "months", 12, "2020-02-15"),
+        (months("2015-01", "2020-01")[::3], "quarters", 4, "2020-01-01"),
+        (months("2000-01", "2020-01")[::12], "years", None, "2020-01-01"),
+        (np.array([0.0, 0.5, 1.0]), "steps of 0.5", None, 1.5),
+    ],
+)
+def test_frequency_of_times_has_a_name_a_season_and_a_next_time(rows, name, season, following):
+    frequency = found(rows)
+    assert (frequency.name, season_of(frequency)) == (name, season)
+    expected = following if isinstance(following, float) else np.datetime64(following)
+    assert frequency.after(rows[-1], 1)[0] == expected
+    assert not frequency.gaps(rows[:-1], rows[1:]).any()
+    assert Frequency.from_config(frequency.to_config()) == frequency
+
+
+def test_month_ends_go_on_at_month_ends():
+    frequency = found(months("2019-01", "2020-02", end=True))
+    assert frequency.after(np.datetime64("2020-01-31"), 3).astype("datetime64[D]").astype(str).tolist() == [
+        "2020-02-29",
+        "2020-03-31",
+        "2020-04-30",
+    ]
+
+
+def test_business_days_have_no_gap_at_weekends_and_one_at_a_holiday():
+    rows = np.delete(weekdays("2020-01-01", "2020-03-01"), 10)
+    frequency = found(rows)
+    assert np.flatnonzero(frequency.gaps(rows[:-1], rows[1:])).tolist() == [9]
+
+
+def test_days_within_one_week_are_days():
+    assert found(every("2020-02-17", 5, 1, "D")).name == "days"
+
+
+def test_missing_month_is_a_gap_and_jitter_of_hours_is_none():
+    rows = np.delete(months("2019-01", "2020-02"), 5)
+    assert np.flatnonzero(found(rows).gaps(rows[:-1], rows[1:])).tolist() == [4]
+    rows = every("2020-01-01", 9, 60, "m")
+    rows[3] += np.timedelta64(20, "m")
+    assert not found(rows).gaps(rows[:-1], rows[1:]).any()
+
+
+def test_days_of_a_zone_go_on_at_local_midnight_across_a_change_of_the_clock():
+    # Midnight in Berlin: 23:00 UTC in winter, 22:00 in summer.
+    rows = times("2024-03-27T23:00", "2024-03-28T23:00", "2024-03-29T23:00")
+    frequency = found(rows, "Europe/Berlin")
+    assert frequency.name == "days"
+    assert frequency.after(rows[-1], 2).astype(str).tolist() == [
+        "2024-03-30T23:00:00.000000",
+        "2024-03-31T22:00:00.000000",
+    ]
+    hours = found(every("2024-03-30T23:00", 5, 1, "h"), "Europe/Berlin")
+    assert hours.after(np.datetime64("2024-03-31T00:00"), 2).astype("datetime64[h]").astype(str).tolist() == [
+        "2024-03-31T01",
+        "2024-03-31T02",
+    ]
+
+
+def test_months_of_an_offset_begin_when_its_clock_says():
+    rows = months("2019-01", "2020-02") - np.timedelta64(2, "h")
+    assert found(rows).name != "months" or found(rows).day == 31
+    frequency = found(rows, "+02:00")
+    assert (frequency.name, frequency.day) == ("months", 1)
+    assert frequency.after(rows[-1], 1)[0] == np.datetime64("2020-01-31T22:00")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("15min", "15 minutes"), ("hour", "hours"), ("2 hours", "2 hours"), ("h", "hours"), ("D", "days"),
+        ("daily", "days"), ("business-day", "business days"), ("B", "business days"),
+        ("week", "weeks"), ("months", "months"), ("MS", "months"), ("quarter", "quarters"), ("year", "years"),
+    ],
+)  # fmt: skip
+def test_frequency_is_known_by_its_names(text, name):
+    assert parse_frequency(text).name == name
+
+
+@pytest.mark.parametrize(
+    "text", ["fortnightly", "", "0 days", "-1 day", "3 business-days", "15", "9" * 5000 + " days"]
+)
+def test_unknown_frequency_is_refused(text):
+    with pytest.raises(ConfigError, match=r"frequency is .*'15min'"):
+        parse_frequency(text)
+
+
+def test_named_frequency_takes_its_day_from_the_times():
+    inside = np.ones(1, bool)
+    assert settled(parse_frequency("month"), times("2020-01-31", "2020-02-29"), inside, "").day == 31
+    with pytest.raises(ConfigError, match="plain numbers"):
+        settled(parse_frequency("month"), np.array([1.0, 2.0]), inside, "")
+
+
+def test_series_of_another_frequency_is_named():
+    hourly, daily = every("2020-01-01", 200, 1, "h"), every("2020-01-01", 20, 1, "D")
+    rows, series = np.concatenate([hourly, daily]), np.repeat([0, 1], [200, 20])
+    frequency = find_frequency(rows, series[1:] == series[:-1])
+    with pytest.raises(
+        DataError, match="series 'b' has rows every day, but series 'a' and most rows every hour"
+    ):
+        check_agreement(frequency, rows, series, ["a", "b"])
+    check_agreement(frequency, rows[:205], series[:205], ["a", "b"])  # too few rows to say
+
+
+def test_series_with_irregular_steps_beside_others_is_no_error():
+    daily = every("2020-01-01", 200, 1, "D")
+    sparse = every("2020-01-01", 200, 1, "D")[np.cumsum([2, 5, 2, 9, 3, 7, 2, 11, 4, 6, 13])]
+    rows, series = np.concatenate([daily, sparse]), np.repeat([0, 1], [200, 11])
+    check_agreement(Frequency("time", DAY_US), rows, series, ["a", "b"])
+
+
+def test_damaged_frequency_is_refused():
+    good = {"unit": "month", "step": 1, "day": 31, "zone": ""}
+    assert Frequency.from_config(good) == Frequency("month", 1, 31)
+    for damage in (
+        {"unit": "moon"},
+        {"step": 0},
+        {"step": math.inf},
+        {"step": math.nan},
+        {"day": 32},
+        {"day": -1},
+    ):
+        with pytest.raises(ValueError, match="frequency"):
+            Frequency.from_config(good | damage)

@@ -1,0 +1,180 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from cellerate.data.series.series import SeriesData
+from cellerate.data.times.calendar_features import Calendar
+from cellerate.data.times.frequency import parse_frequency
+from cellerate.data.windows.covariates import Covariates
+from cellerate.data.windows.scaler import Scaler
+from cellerate.data.windows.series_scaler import SeriesScaler
+from cellerate.errors import ConfigError, DataError
+from cellerate.runtime.forecast.forecast_rows import RowForecaster
+from cellerate.runtime.forecast.origins import forecast_at, units_at
+from cellerate.runtime.forecast.settings import ForecastSettings
+
+WINDOW, HORIZON, ROWS = 4, 2, 12
+CALENDAR = Calendar(("hour",))
+SCALER = Scaler(["y", "price"], [10.0, 1.0], [2.0, 0.5])
+SCALING = SeriesScaler(["b"], np.array([[1000.0, 3.0]]), np.array([[50.0, 4.0]]), SCALER)
+COVARIATES = Covariates(("price",), CALENDAR, ("b",), SCALING)
+HOUR = np.timedelta64(1, "h")
+
+
+class Ahead:
+    """Knows a price of 7 and 8 of any two hours after the end of series b."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def rows(self, series, times):
+        assert series == "b"
+        known = {self.end: 7.0, self.end + HOUR: 8.0, self.end - HOUR: 6.0}
+        return np.array([[known[time]] for time in times], np.float32)
+
+
+@pytest.fixture
+def data():
+    values = np.random.default_rng(0).normal(10, 2, (2 * ROWS, 2)).astype(np.float32)
+    hours = np.datetime64("2024-05-01T00", "us") + np.arange(ROWS) * HOUR
+    times = np.concatenate([hours, hours])
+    segments = ((0, ROWS, "a"), (ROWS, 2 * ROWS, "b"))
+    ahead = Ahead(times[-1] + HOUR)
+    return SeriesData(
+        values,
+        ("y", "price"),
+        (0, 1),
+        (0,),
+        times,
+        segments,
+        HOUR,
+        "f",
+        frequency=parse_frequency("hour"),
+        ahead=ahead,
+    )
+
+
+def settings(covariates=COVARIATES):
+    return ForecastSettings({}, WINDOW, HORIZON, (), SCALER, covariates)
+
+
+class Model:
+    """Keeps what it was given, and forecasts the scaled price of each step, or the last value without one."""
+
+    def __call__(self, inputs):
+        self.given = inputs
+        if isinstance(inputs, dict):
+            return inputs["future"][..., :1]
+        return np.repeat(inputs[:, -1:, :1], HORIZON, axis=1)
+
+
+def at(model, data, origins, covariates=COVARIATES):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return forecast_at(model, data, settings(covariates), np.array(origins))
+
+
+def test_inputs_are_the_scaled_rows_the_calendar_and_the_id(data):
+    model = Model()
+    at(model, data, [ROWS + 5])
+    past, after = data.values[ROWS + 1 : ROWS + 5], data.values[ROWS + 5 : ROWS + 7]
+    series, future = model.given["series"][0], model.given["future"][0]
+    np.testing.assert_allclose(series[:, :2], (past - [1000, 3]) / [50, 4], rtol=1e-5)
+    np.testing.assert_array_equal(series[:, 2:], CALENDAR.features(data.times[ROWS + 1 : ROWS + 5]))
+    np.testing.assert_allclose(future[:, 0], (after[:, 1] - 3) / 4, rtol=1e-5)
+    np.testing.assert_array_equal(future[:, 1:], CALENDAR.features(data.times[ROWS + 5 : ROWS + 7]))
+    assert model.given["series_id"].tolist() == [[1]]
+
+
+def test_rows_beyond_the_end_are_looked_up_and_timed(data):
+    model = Model()
+    made = at(model, data, [2 * ROWS, 2 * ROWS - 1, ROWS + 6])
+    # Forecasts are prices, scaled by those of b and taken back by its y.
+    np.testing.assert_allclose(made[0, :, 0], (np.array([7, 8]) - 3) / 4 * 50 + 1000, rtol=1e-5)
+    np.testing.assert_allclose(made[1, :, 0], (np.array([6, 7]) - 3) / 4 * 50 + 1000, rtol=1e-5)
+    end = data.times[-1]
+    expected = CALENDAR.features(np.array([end + HOUR, end + 2 * HOUR]))
+    np.testing.assert_array_equal(model.given["future"][0, :, 1:], expected)
+
+
+def test_unknown_series_has_id_0_its_own_scale_and_is_told_of_once(data):
+    model, known = Model(), settings()
+    with pytest.warns(UserWarning, match="not trained on the series 'a'"):
+        forecast_at(model, data, known, np.array([WINDOW]))
+    # Warnings are errors here.
+    forecast_at(model, data, known, np.array([WINDOW]))
+    past = data.values[:WINDOW].astype(np.float64)
+    scaled = (past - past.mean(axis=0)) / past.std(axis=0)
+    np.testing.assert_allclose(model.given["series"][0, :, :2], scaled, atol=1e-5)
+    assert model.given["series_id"].tolist() == [[0]]
+    units = units_at(data, known, np.array([WINDOW, 2 * ROWS]))
+    np.testing.assert_allclose(units.scale, [past.std(axis=0), [50, 4]], rtol=1e-6)
+
+
+def test_model_without_covariates_has_one_input(data):
+    model = Model()
+    made = at(model, data, [ROWS], Covariates())
+    assert isinstance(model.given, np.ndarray)
+    np.testing.assert_allclose(made[0, :, 0], data.values[ROWS - 1, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("origin", [WINDOW - 1, ROWS + 2, 2 * ROWS + 1, 0])
+def test_origin_without_a_window_before_it_is_refused(data, origin):
+    with pytest.raises(DataError, match=rf"row {origin} .* needs {WINDOW} rows"):
+        at(Model(), data, [ROWS, origin])
+
+
+# --- rows in an array
+
+
+def rows_of(model, covariates=COVARIATES):
+    return RowForecaster(
+        model,
+        SCALER,
+        covariates,
+        window=WINDOW,
+        horizon=HORIZON,
+        features=["y", "price"],
+        targets=[0],
+        quantiles=False,
+    )
+
+
+@pytest.mark.parametrize(("origin", "name"), [(ROWS + 5, "b"), (5, "a"), (5, None)])
+def test_rows_are_forecast_as_the_same_rows_of_a_series(data, origin, name):
+    model = Model()
+    expected, given = at(model, data, [origin]), model.given
+    span = slice(origin - WINDOW, origin + HORIZON)
+    made = rows_of(model).forecast(
+        data.values[None, origin - WINDOW : origin],
+        data.values[origin : origin + HORIZON, 1:],
+        data.times[span],
+        name,
+    )
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
+    for part in given:
+        np.testing.assert_allclose(model.given[part], given[part], atol=1e-5)
+
+
+def test_rows_without_what_the_model_needs_are_refused(data):
+    rows, future = data.values[None, :WINDOW], np.ones((HORIZON, 1))
+    times = data.times[: WINDOW + HORIZON]
+    for arguments, words in (
+        ((None, times, None), r"future is missing: the model sees price.*\(2, 1\)"),
+        ((future[:1], times, None), r"future must be.*got float64 \(1, 1\)"),
+        ((future * np.nan, times, None), "missing or infinite"),
+        ((future, None, None), "times is missing: the model sees a calendar"),
+        ((future, times[:-1], None), r"T at least 6; got datetime64\[us\] \(5,\)"),
+        ((future, np.arange(6.0), None), "times must be"),
+        ((future, times, ["a", "b"]), "series must be a name, or 1 of them"),
+    ):
+        with pytest.raises(DataError, match=words):
+            rows_of(Model()).forecast(rows, *arguments)
+    for arguments, words in (
+        ((future, None, None), "future is for models"),
+        ((None, times, None), "times is for models"),
+        ((None, None, "b"), "series is for models"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            rows_of(Model(), Covariates()).forecast(rows, *arguments)

@@ -1,0 +1,652 @@
+"""The engine runs what is needed, on whole rows, and lets go of what it no longer needs."""
+
+import itertools
+import subprocess
+import sys
+import threading
+import tracemalloc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels import native
+from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.program import Node, Program
+from cellerate.runtime.program import engine as engine_module, interpreter, operations
+from cellerate.runtime.program.engine import Engine
+from support.graphs import Graph, draw
+
+# The design's limit for the root mean square of a forward pass, as a share of that of the values.
+LIMIT = 1e-6
+V, E, H, C = 11, 6, 9, 4
+
+
+WAYS = ("one call", "an operation at a time")
+interpreted = pytest.mark.parametrize("way", WAYS[1:], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request, monkeypatch):
+    """Whether the core takes whole programs."""
+    if request.param != WAYS[0]:
+        monkeypatch.setattr(engine_module, "takes", lambda nodes: False)
+    return request.param
+
+
+@pytest.fixture
+def numpy_alone(monkeypatch):
+    monkeypatch.setattr(native, "why_unavailable", lambda: "the test wants none")
+    monkeypatch.setattr(native, "core", None)
+
+
+def text_program(vocabulary=V):
+    """ids -> embedding -> a bidirectional LSTM with a mask -> another, its states -> log-probabilities."""
+    graph = Graph()
+    ids = graph.input("ids", -1, dtype="int32")
+    table = {"embeddings": draw(vocabulary, E)}
+    rows = graph.add("embedding", "table", {"ids": ids}, table)
+    mask = graph.add("ids_mask", "table", {"ids": ids})
+    forward = graph.lstm(rows, "forward", E, H, mask=mask)
+    backward = graph.lstm(rows, "backward", E, H, mask=mask, go_backwards=True)
+    backward = graph.add("flip", "both", {"x": backward}, axis=1)
+    both = graph.add("concatenate", "both", {"0": forward, "1": backward}, axis=-1)
+    top = graph.lstm(both, "top", 2 * H, H, mask=mask, masked_output="zero")
+    state_h = graph.add("lstm_state", "top", {"lstm": top}, state="h")
+    state_c = graph.add("lstm_state", "top", {"lstm": top}, state="c")
+    head = graph.dense(top, "head", H, C, "log_softmax")
+    mean = graph.add("mean_over_time", "mean", {"x": top, "mask": mask})
+    return graph.program(logs=head, h=state_h, c=state_c, mean=mean)
+
+
+def text_ids(batch, steps, seed=0):
+    ids = np.random.default_rng(seed).integers(1, V, (batch, steps)).astype(np.int32)
+    ids[np.random.default_rng(seed + 1).random(ids.shape) < 0.3] = 0
+    ids[:, 0] = 1
+    return ids
+
+
+def text_expected(program, ids):
+    """The same by the oracle, in float64."""
+    nodes = {node.name: node for node in program.nodes if node.arrays}
+
+    def lstm(name, x, **options):
+        return reference.forward(x, **nodes[name].arrays, mask=mask, options=LstmOptions(**options))
+
+    mask = ids != 0
+    x = nodes["table"].arrays["embeddings"][ids].astype(np.float64)
+    backward = lstm("backward", x, go_backwards=True).outputs[:, ::-1]
+    top = lstm("top", np.concatenate([lstm("forward", x).outputs, backward], -1), masked_output="zero")
+    logits = top.outputs @ nodes["head"].arrays["kernel"].astype(np.float64) + nodes["head"].arrays["bias"]
+    logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    mean = top.outputs.sum(axis=1) / mask.sum(axis=1, keepdims=True)
+    return {"logs": logs, "h": top.h_T, "c": top.c_T, "mean": mean}
+
+
+def assert_near(found, expected):
+    assert found.keys() == expected.keys()
+    for name, right in expected.items():
+        assert found[name].dtype == np.float32
+        assert found[name].shape == right.shape
+        error = np.sqrt(np.mean((found[name] - right.astype(np.float64)) ** 2))
+        assert error <= LIMIT * np.sqrt(np.mean(np.square(right, dtype=np.float64))), name
+
+
+def assert_identical(found, right):
+    assert list(found) == list(right)
+    for name in right:
+        assert found[name].shape == right[name].shape
+        assert found[name].tobytes() == right[name].tobytes(), name
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (7, 1), (13, 21)], ids=str)
+def test_run_of_a_text_model_equals_the_oracle(shape):
+    program, ids = text_program(), text_ids(*shape)
+    assert_near(Engine(program).run(ids), text_expected(program, ids))
+
+
+def test_run_without_the_core_equals_the_oracle_and_the_core(numpy_alone, monkeypatch):
+    program, ids = text_program(), text_ids(13, 21)
+    alone = Engine(program).run(ids)
+    assert_near(alone, text_expected(program, ids))
+    monkeypatch.undo()
+    assert native.why_unavailable() is None
+    assert_near(alone, Engine(program).run(ids))
+
+
+def test_run_takes_inputs_by_name_and_gives_outputs_in_the_order_asked_for():
+    program, ids = text_program(), text_ids(3, 5)
+    whole = Engine(program).run(ids)
+    assert list(whole) == ["logs", "h", "c", "mean"]
+    found = Engine(program).run({"ids": ids}, ["mean", "logs", "mean"])
+    assert_identical(found, {name: whole[name] for name in ("mean", "logs")})
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int64, np.uint64, ">i4", list])
+def test_run_takes_ids_of_any_integer_type(dtype):
+    program, ids = text_program(), text_ids(3, 5)
+    given = ids.tolist() if dtype is list else ids.astype(dtype)
+    assert_identical(Engine(program).run(given), Engine(program).run(ids))
+
+
+def pass_on(dtype="float32", *shape):
+    graph = Graph()
+    graph.input("x", *shape, dtype=dtype)
+    return graph.program(y=0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float64, ml_dtypes.bfloat16, ">f8", np.int8, np.uint64, list]
+)
+def test_run_takes_numbers_of_any_real_type(dtype):
+    x = np.array([[1, 2], [3, 0]])
+    found = Engine(pass_on("float32", 2)).run(x.tolist() if dtype is list else x.astype(dtype))["y"]
+    np.testing.assert_array_equal(found, x.astype(np.float32), strict=True)
+
+
+def test_run_takes_arrays_in_any_layout():
+    program, ids = text_program(), text_ids(6, 10)
+    right = Engine(program).run(ids)
+    for other in (np.asfortranarray(ids), np.repeat(ids, 2, axis=1)[:, ::2], ids[::-1].copy()[::-1]):
+        assert_identical(Engine(program).run(other), right)
+
+
+def test_run_counts_negative_ids_from_the_end_of_the_table():
+    program, ids = text_program(), np.array([[1, V - 1, 3]])
+    assert_identical(Engine(program).run(np.array([[1 - V, -1, 3]])), Engine(program).run(ids))
+
+
+def test_run_of_the_first_row_counted_from_the_end_is_not_masked():
+    program = text_program()
+    found = Engine(program).run(np.array([[1, -V], [1, 0]]), ["h"])["h"]
+    assert found[0].tobytes() != found[1].tobytes()
+
+
+def test_run_of_nan_gives_nan_in_that_row_alone():
+    graph = Graph()
+    x = graph.input("x", -1, 3)
+    outputs = graph.lstm(x, "lstm", 3, H)
+    engine = Engine(graph.program(y=graph.dense(outputs, "head", H, C, "softmax")))
+    x = draw(5, 7, 3)
+    right = engine.run(x)["y"]
+    x[1, 4, 0], x[3, 2, 1] = np.nan, np.inf
+    found = engine.run(x)["y"]
+    assert np.isnan(found[1, 4:]).all()
+    assert found[1, :4].tobytes() == right[1, :4].tobytes()
+    assert found[[0, 2, 4]].tobytes() == right[[0, 2, 4]].tobytes()
+
+
+def test_run_of_numbers_beyond_float32_gives_infinity():
+    found = Engine(pass_on("float32", 1)).run(np.array([[1e300], [-1e300]]))["y"]
+    assert found.tolist() == [[np.inf], [-np.inf]]
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+@pytest.mark.parametrize("alone", [False, True], ids=["core", "numpy"])
+def test_run_of_no_rows_gives_no_rows_of_the_right_shape(alone, steps, request):
+    if alone:
+        request.getfixturevalue("numpy_alone")
+    engine = Engine(text_program())
+    empty = engine.run(np.zeros((0, steps), np.int64))
+    full = engine.run(text_ids(2, steps))
+    assert {name: (0, *array.shape[1:]) for name, array in full.items()} == {
+        name: array.shape for name, array in empty.items()
+    }
+    assert all(array.dtype == np.float32 for array in empty.values())
+
+
+def test_run_takes_booleans_as_0_and_1():
+    flags = np.array([[True, False], [False, True]])
+    for dtype in ("int32", "float32"):
+        found = Engine(pass_on(dtype, 2)).run(flags)["y"]
+        np.testing.assert_array_equal(found, flags.astype(dtype), strict=True)
+
+
+def test_run_of_no_rows_computes_nothing_and_keeps_the_types(monkeypatch):
+    names = ran_operations(monkeypatch)
+    graph = Graph()
+    ids = graph.input("ids", -1, dtype="int32")
+    graph.add("ids_mask", "mask", {"ids": ids})
+    found = Engine(graph.program(ids=0, mask=1)).run(np.zeros((0, 3), np.int64))
+    assert {name: (array.shape, array.dtype) for name, array in found.items()} == {
+        "ids": ((0, 3), np.int32),
+        "mask": ((0, 3), np.bool_),
+    }
+    assert names == []
+
+
+def test_run_of_no_rows_of_sizes_that_a_layer_cannot_take_raises_too():
+    graph = Graph()
+    x = graph.add("reshape", "flat", {"x": graph.input("x", -1, 3)}, shape=(-1,))
+    engine = Engine(graph.program(y=graph.dense(x, "head", 12, C)))
+    assert engine.run(draw(0, 4, 3))["y"].shape == (0, C)
+    with pytest.raises(DataError, match=r"head: dense cannot take x \(0, 15\)"):
+        engine.run(draw(0, 5, 3))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["core", "numpy"])
+def test_run_of_a_huge_batch_gives_each_row_its_own_result(alone, request):
+    if alone:
+        request.getfixturevalue("numpy_alone")
+    engine, few = Engine(text_program()), text_ids(13, 3)
+    found = engine.run(np.tile(few, (20_000, 1)), ["h"])["h"]
+    assert found.shape == (260_000, H)
+    right = engine.run(few, ["h"])["h"]
+    for begin in (0, 130_000, 260_000 - 13):
+        np.testing.assert_allclose(found[begin : begin + 13], right, rtol=0, atol=0 if not alone else 1e-6)
+
+
+def two_inputs():
+    """Two inputs, three outputs: of one input each, and of both."""
+    graph = Graph()
+    a, b = graph.input("a", -1, 3), graph.input("b", 3)
+    of_a = graph.add("max_over_time", "top", {"x": a})
+    of_b = graph.affine(b, "scaled", 3)
+    both = graph.add("add", "sum", {"0": of_a, "1": of_b})
+    return graph.program(a=of_a, b=of_b, both=both)
+
+
+def ran_operations(monkeypatch):
+    """The names of the nodes that run from now on."""
+    names, run = [], operations.run
+    monkeypatch.setattr(operations, "run", lambda node, given: names.append(node.name) or run(node, given))
+    return names
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (["a"], ["top"]),
+        (["b"], ["scaled"]),
+        (["both"], ["top", "scaled", "sum"]),
+        (["b", "a"], ["top", "scaled"]),
+    ],
+)
+def test_run_computes_only_what_the_outputs_need(monkeypatch, wanted, expected):
+    names = ran_operations(monkeypatch)
+    found = Engine(two_inputs()).run({"a": draw(2, 5, 3), "b": draw(2, 3)}, wanted)
+    assert names == expected
+    assert list(found) == wanted
+
+
+def test_run_asks_only_for_inputs_that_the_outputs_need():
+    engine, b = Engine(two_inputs()), draw(2, 3)
+    np.testing.assert_array_equal(engine.run({"b": b}, ["b"])["b"], b * 2 + 1)
+    with pytest.raises(ConfigError, match="inputs lacks 'a'; give an array for it"):
+        engine.run({"b": b}, ["both"])
+
+
+def forward_calls(monkeypatch):
+    """Of each LSTM that runs on the core from now on, whether it looks rows up itself and gives sequences."""
+    calls, forward = [], cpu.forward
+
+    def watched(arguments, options, *, return_sequences, keep):
+        calls.append((arguments.ids is not None, return_sequences))
+        return forward(arguments, options, return_sequences=return_sequences, keep=keep)
+
+    monkeypatch.setattr(cpu, "forward", watched)
+    return calls
+
+
+@interpreted
+def test_run_lets_the_core_look_up_rows_that_only_lstms_read(monkeypatch):
+    calls, names = forward_calls(monkeypatch), ran_operations(monkeypatch)
+    Engine(text_program()).run(text_ids(13, 21), ["logs"])
+    assert calls == [(True, True), (True, True), (False, True)]
+    assert names == ["table", "both", "both", "head"]  # the first is the mask
+
+
+@interpreted
+def test_run_looks_up_rows_itself_where_others_read_them_too(monkeypatch):
+    graph = Graph()
+    rows = graph.add(
+        "embedding", "table", {"ids": graph.input("ids", -1, dtype="int32")}, {"embeddings": draw(V, E)}
+    )
+    mask = graph.add("features_mask", "mask", {"x": rows}, mask_value=0.0)
+    plain, masked = graph.lstm(rows, "plain", E, H), graph.lstm(rows, "masked", E, H, mask=mask)
+    engine = Engine(graph.program(plain=plain, masked=masked, rows=rows))
+    calls, ids = forward_calls(monkeypatch), text_ids(9, 9)
+    for wanted in (["plain"], ["masked"], ["plain", "masked"], ["plain", "rows"]):
+        engine.run(ids, wanted)
+    assert [looked_up for looked_up, _ in calls] == [True, False, False, False, False]
+
+
+@interpreted
+def test_run_of_the_states_alone_computes_no_sequence(monkeypatch):
+    calls, engine, ids = forward_calls(monkeypatch), Engine(text_program()), text_ids(5, 7)
+    found = engine.run(ids, ["h", "c"])
+    assert [sequences for _, sequences in calls] == [True, True, False]
+    whole = engine.run(ids)
+    assert_identical(found, {name: whole[name] for name in ("h", "c")})
+
+
+def test_run_passes_states_from_one_lstm_to_the_next():
+    graph = Graph()
+    x, y = graph.input("x", -1, 3), graph.input("y", -1, 3)
+    encoder = graph.lstm(x, "encoder", 3, H, return_sequences=False)
+    h = graph.add("lstm_state", "encoder", {"lstm": encoder}, state="h")
+    c = graph.add("lstm_state", "encoder", {"lstm": encoder}, state="c")
+    decoder = graph.lstm(y, "decoder", 3, H, h0=h, c0=c)
+    program = graph.program(last=encoder, h=h, decoded=decoder)
+    given = {"x": draw(4, 6, 3), "y": draw(4, 2, 3, seed=1)}
+    first = reference.forward(given["x"], **program.nodes[encoder].arrays)
+    second = reference.forward(given["y"], **program.nodes[decoder].arrays, h0=first.h_T, c0=first.c_T)
+    found = Engine(program).run(given)
+    assert_near(found, {"last": first.outputs[:, -1], "h": first.h_T, "decoded": second.outputs})
+
+
+def test_run_gives_arrays_of_their_own():
+    graph = Graph()
+    x = graph.input("x", 4)
+    reshaped = graph.add("reshape", "shape", {"x": x}, shape=(2, 2))
+    scaled = graph.affine(x, "scaled", 4)
+    flat = graph.add("reshape", "flat", {"x": scaled}, shape=(4,))
+    x, engine = (
+        draw(3, 4),
+        Engine(graph.program(same=0, again=0, reshaped=reshaped, scaled=scaled, flat=flat)),
+    )
+    found = engine.run(x)
+    before, right = x.copy(), {name: array.copy() for name, array in found.items()}
+    for name in found:
+        found[name][...] = np.nan
+        assert x.tobytes() == before.tobytes()
+        assert all(found[other].tobytes() == right[other].tobytes() for other in found if other > name)
+        found[name][...] = right[name]
+        assert_identical(found, right)
+    assert_identical(engine.run(x), right)
+
+
+@interpreted
+@pytest.mark.parametrize("rows_at_most", [1, 3, 5, 12, 13])
+def test_run_in_pieces_gives_the_bits_of_one_piece(monkeypatch, rows_at_most):
+    engine, ids = Engine(text_program()), text_ids(13, 21)
+    whole = engine.run(ids)
+    pieces, run_rows = [], interpreter.run_rows
+
+    def watched(nodes, plan, given):
+        pieces.append(len(next(iter(given.values()))))
+        return run_rows(nodes, plan, given)
+
+    monkeypatch.setattr(interpreter, "run_rows", watched)
+    monkeypatch.setattr(interpreter, "row_bytes", lambda *_: interpreter._WORKING_BYTES // rows_at_most)
+    assert_identical(Engine(text_program()).run(ids), whole)
+    assert sum(pieces) == 13
+    # As few as can be, and of about one size.
+    assert len(pieces) == -(-13 // rows_at_most)
+    assert max(pieces) == -(-13 // len(pieces))
+
+
+@interpreted
+def test_run_in_pieces_without_the_core_agrees_to_the_precision_of_float32(numpy_alone, monkeypatch):
+    engine, ids = Engine(text_program()), text_ids(13, 21)
+    whole = engine.run(ids)
+    monkeypatch.setattr(interpreter, "row_bytes", lambda *_: interpreter._WORKING_BYTES // 2)
+    assert_near(Engine(text_program()).run(ids), whole)
+
+
+@interpreted
+def test_run_of_a_row_that_is_above_the_limit_runs_it_alone(monkeypatch):
+    monkeypatch.setattr(interpreter, "_WORKING_BYTES", 1)
+    program, ids = text_program(), text_ids(3, 4)
+    assert_near(Engine(program).run(ids), text_expected(program, ids))
+
+
+@interpreted
+def test_run_in_pieces_says_which_row_of_the_whole_batch_is_wrong(monkeypatch):
+    monkeypatch.setattr(interpreter, "_WORKING_BYTES", 1)
+    ids = text_ids(5, 4)
+    ids[3, 2] = V
+    with pytest.raises(DataError, match=rf"input 'ids' holds {V} at \[3, 2\]"):
+        Engine(text_program()).run(ids)
+
+
+def wide_program():
+    """A model whose arrays in between are much larger than what goes in and comes out."""
+    graph = Graph()
+    x = graph.input("x", -1, 2)
+    for number in range(3):
+        x = graph.dense(x, f"wide{number}", 2 if number == 0 else 200, 200, "relu")
+    x = graph.lstm(x, "lstm", 200, 200)
+    return graph.program(y=graph.add("max_over_time", "top", {"x": x}))
+
+
+def traced_peak(function):
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@interpreted
+def test_run_of_a_long_batch_needs_bounded_memory(monkeypatch):
+    engine, x = Engine(wide_program()), draw(600, 20, 2)
+    output, layer, slack = 600 * 200 * 4, 600 * 20 * 200 * 4, 100 << 10
+    whole = traced_peak(lambda: engine.run(x))
+    # A dense layer holds what it reads, its sums, and their activation.
+    assert 3 * layer <= whole <= 3 * layer + output + slack
+    limit = 1 << 20
+    monkeypatch.setattr(interpreter, "_WORKING_BYTES", limit)
+    # Not much less either, as pieces of few rows are slow.
+    assert limit / 2 <= traced_peak(lambda: engine.run(x)) - output <= limit + slack
+
+
+@interpreted
+@pytest.mark.parametrize("branch", [False, True], ids=["chain", "branch"])
+def test_run_lets_an_array_go_once_its_last_reader_has_run(monkeypatch, branch):
+    graph = Graph()
+    first = last = graph.affine(graph.input("x", 3), "first", 3)
+    for number in range(5):
+        last = graph.affine(last, f"scale{number}", 3)
+    if branch:
+        last = graph.add("add", "sum", {"0": last, "1": first})
+    last = graph.affine(last, "last", 3)
+    refs, alive, run = [], {}, operations.run
+
+    def watched(node, given):
+        alive[node.name] = sum(ref() is not None for ref in refs)
+        result = run(node, given)
+        refs.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(operations, "run", watched)
+    Engine(graph.program(y=last)).run(draw(2, 3))
+    expected = {"first": 0, "scale0": 1, **{f"scale{n}": 2 if branch else 1 for n in range(1, 5)}}
+    if branch:
+        expected["sum"] = 2
+    assert alive == expected | {"last": 1}
+    assert not any(ref() is not None for ref in refs)
+
+
+def test_run_in_several_threads_at_once_gives_each_its_own_results():
+    engine = Engine(text_program())
+    batches = [text_ids(11 + n, 19 + n, seed=n) for n in range(4)]
+    right = [engine.run(ids) for ids in batches]
+    start, failures = threading.Barrier(len(batches)), []
+
+    def work(number):
+        try:
+            start.wait(30)
+            for wanted in itertools.islice(itertools.cycle([None, ["h"], ["mean", "logs"]]), 30):
+                found = engine.run(batches[number], wanted)
+                assert_identical(found, {name: right[number][name] for name in wanted or right[number]})
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+
+
+SHAPES = "expected shape (B, any, 3)"
+BAD_X = {
+    "axes": (np.zeros((5, 3)), f"input 'x': {SHAPES}, got (5, 3); give one row for each example"),
+    "features": (np.zeros((5, 2, 4)), f"input 'x': {SHAPES}, got (5, 2, 4)"),
+    "steps": (np.zeros((5, 0, 3)), f"{SHAPES} with at least one step and one feature, got (5, 0, 3); leave out"),
+    "no rows and steps": (np.zeros((0, 0, 3)), "with at least one step and one feature, got (0, 0, 3)"),
+    "ragged": ([[1, 2], [3]], "input 'x': expected an array of numbers (B, any, 3), got rows of different lengths"),
+    "text": (np.array(["a"]), "input 'x': expected real numbers (B, any, 3), got dtype <U1; if its values"),
+    "objects": (np.array([None]), "got dtype object"),
+    "complex": (np.zeros((5, 2, 3), complex), "got dtype complex128"),
+    "dates": (np.zeros((5, 2, 3), "M8[s]"), "datetime64[s]; if its values are meant as numbers, cast it to float32"),
+    "none": (None, "got dtype object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_X)
+def test_run_of_a_wrong_array_raises_saying_what_was_expected_and_what_came(what):
+    array, words = BAD_X[what]
+    with pytest.raises(DataError) as raised:
+        Engine(pass_on("float32", -1, 3)).run(array)
+    assert words in str(raised.value)
+
+
+BAD_IDS = {
+    "fractions": (np.zeros((2, 3)), "input 'ids': expected integer ids (B, any), got dtype float64; if its values"),
+    "text": ([["a"]], "got dtype <U1; if its values are meant as ids, cast it to int32"),
+    "one axis": (np.array([1, 2]), "expected shape (B, any), got (2,)"),
+    "above": (np.array([[1, V]]), f"input 'ids' holds {V} at [0, 1], but the ids of table run from 0 to {V - 1}"),
+    "below": (np.array([[1], [-V - 1]]), f"holds {-V - 1} at [1, 0], but the ids of table run from 0 to {V - 1}, or"),
+    "huge": (np.array([[2**40]]), f"holds {2**40} at [0, 0], but the ids of table"),
+    "unsigned": (np.array([[2**64 - 1]], np.uint64), f"holds {2**64 - 1} at [0, 0], but the ids of table"),
+    "no steps": (np.zeros((2, 0), int), "with at least one step and one feature, got (2, 0)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_IDS)
+def test_run_of_wrong_ids_raises_saying_what_was_expected_and_what_came(what):
+    array, words = BAD_IDS[what]
+    with pytest.raises(DataError) as raised:
+        Engine(text_program()).run(array)
+    assert words in str(raised.value)
+
+
+def test_run_of_ids_without_a_table_that_do_not_fit_int32_raises():
+    engine = Engine(pass_on("int32", -1))
+    np.testing.assert_array_equal(engine.run([[2**31 - 1, -(2**31)]])["y"], [[2**31 - 1, -(2**31)]])
+    for bad in (2**31, -(2**31) - 1):
+        with pytest.raises(
+            DataError, match=rf"input 'x' holds {bad} at \[0, 0\], but ids must fit int32; encode"
+        ):
+            engine.run([[bad]])
+
+
+def test_run_of_ids_for_two_tables_holds_them_against_the_smaller_that_is_needed():
+    graph = Graph()
+    ids = graph.input("ids", -1, dtype="int32")
+    tables = {name: {"embeddings": draw(rows, E)} for name, rows in (("first", 9), ("small", 5), ("last", 7))}
+    numbers = {name: graph.add("embedding", name, {"ids": ids}, table) for name, table in tables.items()}
+    engine, given = Engine(graph.program(**numbers)), np.array([[4, 6]])
+    assert list(engine.run(given, ["first", "last"])) == ["first", "last"]
+    with pytest.raises(
+        DataError, match=r"input 'ids' holds 6 at \[0, 1\], but the ids of small run from 0 to 4, or"
+    ):
+        engine.run(given)
+
+
+def test_run_of_ids_that_an_operation_moved_first_raises_all_the_same():
+    graph = Graph()
+    ids = graph.add("flip", "reversed", {"x": graph.input("ids", -1, dtype="int32")}, axis=1)
+    rows = graph.add("embedding", "table", {"ids": ids}, {"embeddings": draw(V, E)})
+    engine = Engine(graph.program(rows=rows, outputs=graph.lstm(rows, "lstm", E, H)))
+    for wanted, bad in itertools.product((["rows"], ["outputs"]), (V, -V - 1)):
+        for ids in (np.array([[1, bad]]), np.array([[1, bad]] * 20)):
+            with pytest.raises(DataError, match=r"(table|lstm): (embedding|lstm) cannot take (ids|x)"):
+                engine.run(ids, wanted)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "words"),
+    [
+        (draw(2, 3), None, "inputs must be a dict of arrays by name, since this model has the inputs a, b; got one nd"),
+        ([draw(2, 5, 3), draw(2, 3)], None, "got one list"),
+        ({"a": draw(2, 5, 3), "z": draw(2, 3)}, None, "inputs holds 'z'; this model's inputs are a, b"),
+        ({"a": draw(2, 5, 3)}, None, "inputs lacks 'b'"),
+        ({}, ["a"], "inputs lacks 'a'"),
+        ({}, ["z"], "outputs holds 'z'; this model's outputs are a, b, both"),
+        ({}, [], "outputs must be a list of names among a, b, both, or None for all; got []"),
+        ({}, "a", "outputs must be a list of names among a, b, both, or None for all; got 'a'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_run_with_a_wrong_argument_raises_naming_it(inputs, outputs, words):
+    with pytest.raises(ConfigError) as raised:
+        Engine(two_inputs()).run(inputs, outputs)
+    assert words in str(raised.value)
+
+
+def test_run_of_inputs_with_unequal_rows_raises():
+    with pytest.raises(
+        DataError, match="inputs 'a' and 'b' must have the same number of rows, got 2 and 3; give"
+    ):
+        Engine(two_inputs()).run({"a": draw(2, 5, 3), "b": draw(3, 3)})
+
+
+def test_run_of_sizes_that_a_layer_cannot_take_raises_naming_the_layer():
+    graph = Graph()
+    x = graph.add("reshape", "flat", {"x": graph.input("x", -1, 3)}, shape=(-1,))
+    engine = Engine(graph.program(y=graph.dense(x, "head", 12, C)))
+    assert engine.run(draw(2, 4, 3))["y"].shape == (2, C)
+    with pytest.raises(
+        DataError, match=r"head: dense cannot take x \(2, 15\): .*12\. Give inputs of the sizes"
+    ):
+        engine.run(draw(2, 5, 3))
+
+
+def test_run_with_a_fixed_batch_takes_no_other():
+    engine = Engine(Program((Node("input", "x", options={"shape": (2, 3), "dtype": "float32"}),), {"y": 0}))
+    assert engine.run(draw(2, 3))["y"].shape == (2, 3)
+    with pytest.raises(DataError, match=r"expected shape \(2, 3\), got \(1, 3\)"):
+        engine.run(draw(1, 3))
+
+
+def test_run_with_a_wrong_setting_of_the_core_blames_the_setting():
+    code = (
+        "import numpy as np\n"
+        "from cellerate.errors import ConfigError\n"
+        "from cellerate.program import Node, Program\n"
+        "from cellerate.runtime.program.engine import Engine\n"
+        "x = Node('input', 'x', options={'shape': (-1, 3), 'dtype': 'float32'})\n"
+        "y = Node('dense', 'y', {'x': 0}, {'kernel': np.ones((3, 2), np.float32)}, {'activation': 'linear'})\n"
+        "try:\n"
+        "    Engine(Program((x, y), {'y': 1})).run(np.ones((2, 3)))\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    for name, value in (("CELLERATE_TARGET", "abacus"), ("CELLERATE_THREADS", "none")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={name: value}, capture_output=True, text=True, check=True
+        )
+        assert name in done.stdout
+
+
+def test_engine_of_a_node_that_reads_another_type_raises():
+    graph = Graph()
+    ids = graph.input("ids", -1, dtype="int32")
+    mask = graph.add("ids_mask", "mask", {"ids": ids})
+    for op, read, words in (
+        ("activation", {"x": ids}, "input 'x' of activation must be float32, got int32"),
+        ("activation", {"x": mask}, "input 'x' of activation must be float32, got bool"),
+        ("ids_mask", {"ids": mask}, "input 'ids' of ids_mask must be int32, got bool"),
+    ):
+        options = {"activation": "relu"} if op == "activation" else {}
+        with pytest.raises(ModelError, match=f"layer: {words}"):
+            Engine(Program((*graph.nodes, Node(op, "layer", read, {}, options)), {"y": 2}))
+
+
+def test_import_of_the_engine_brings_no_framework_and_no_keras():
+    code = (
+        "import sys, cellerate.runtime.program.engine\n"
+        "print([name for name in ('keras', 'tensorflow', 'jax', 'torch', 'ml_dtypes') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,580 @@
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.data.text.text import open_text
+from cellerate.data.tokenizers.tokenizer import ByteTokenizer
+from cellerate.errors import CheckpointError, ConfigError, DataError, ModelError
+from cellerate.models.storage import load_model, save_model
+from cellerate.tasks.inference import evaluate, generate
+from cellerate.tasks.settings import TextArchitecture, TextOptions
+from cellerate.tasks.text.train import evaluate_text, load_text_model, train_on_text
+from cellerate.training import divergence, time_limits
+from cellerate.training.settings import TrainingSettings
+from cellerate.training.telemetry.display import Display
+
+pytestmark = pytest.mark.keras
+
+LENGTH = 6
+TEXT = (
+    "".join(
+        f"the {animal} sat on the {place}.\n"
+        for animal in ("cat", "dog", "cow", "owl")
+        for place in ("mat", "roof", "hill", "boat", "wall")
+    )
+    * 3
+)
+V = len(set(TEXT))
+
+
+def options(path, **changes):
+    return TextOptions(
+        **({"paths": [path], "length": LENGTH, "batch_size": 16, "validation_fraction": 0.1} | changes)
+    )
+
+
+def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, file="text.txt", **changes):
+    path = folder / file
+    path.write_text(text, encoding=changes.get("encoding", "utf-8"))
+    passed = ("resume", "overwrite", "callbacks", "sample_every", "prompt", "display")
+    how = {name: changes.pop(name) for name in passed if name in changes}
+    return train_on_text(
+        options(path, **changes),
+        folder / output,
+        architecture=TextArchitecture(embedding=4, units=units),
+        model=model,
+        training=TrainingSettings(epochs=epochs, learning_rate=0.02),
+        **how,
+    )
+
+
+class Heard(Display):
+    """Notes what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def message(self, text):
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A text model and what its training said, in a folder that tests only read."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
+        run = fit(folder, epochs=4)
+    return folder / "m.keras", run
+
+
+def own_model(*layers, shape=(None,), batch_size=None):
+    return keras.Sequential([keras.Input(shape, batch_size, dtype="int32"), *layers])
+
+
+def own_layers(*, vocabulary=V, embedded=None, activation=None, sequences=True, wrap=lambda layer: layer):
+    return [
+        keras.layers.Embedding(embedded or vocabulary, 4),
+        wrap(keras.layers.LSTM(6, return_sequences=sequences)),
+        keras.layers.Dense(vocabulary, activation=activation),
+    ]
+
+
+def log_probabilities(model, ids, *, logits=True):
+    """(B, T[, V]) natural logarithms in float64, straight from the model."""
+    out = keras.ops.convert_to_numpy(model(np.asarray(ids, np.int32), training=False)).astype(np.float64)
+    if not logits:
+        return np.log(out)
+    out -= out.max(axis=-1, keepdims=True)
+    return out - np.log(np.exp(out).sum(axis=-1, keepdims=True))
+
+
+def mean_nats(model, ids, *, logits=True):
+    """The mean over every id but the first, in windows that each start from nothing."""
+    whole = (len(ids) - 1) // LENGTH * LENGTH
+    total = 0.0
+    for x, y in (
+        (ids[:whole].reshape(-1, LENGTH), ids[1 : whole + 1].reshape(-1, LENGTH)),
+        (ids[None, whole:-1], ids[None, whole + 1 :]),
+    ):
+        if y.size:
+            found = log_probabilities(model, x, logits=logits)
+            total -= np.take_along_axis(found, y[..., None], axis=-1).sum()
+    return total / (len(ids) - 1)
+
+
+def tail_of(folder, fraction=0.1):
+    text = open_text(folder / "text.txt")
+    return text.split(fraction)[1].astype(np.int64)
+
+
+# --- train and evaluate
+
+
+@pytest.mark.backends
+def test_round_trip_learns_and_held_out_bits_equal_plain_numpy(trained):
+    path, run = trained
+    text_model = load_text_model(path)
+    ids = tail_of(path.parent)
+    assert len(ids) % LENGTH != 1  # the last window is a short one
+    nats = mean_nats(text_model.model, ids)
+    assert run.evaluation["bits_per_character"] == pytest.approx(nats / math.log(2), rel=1e-5)
+    assert run.evaluation["perplexity"] == pytest.approx(math.exp(nats), rel=1e-5)
+    assert run.evaluation["tokens"] == len(ids) - 1
+    assert run.evaluation["characters"] == len(ids)
+    assert run.evaluation["bits_per_character"] < math.log2(V) - 0.5
+    # The loss that chose the best epoch is the same figure.
+    best = run.training.history[run.training.best_epoch - 1]
+    assert best["val_loss"] == pytest.approx(nats, rel=1e-5)
+
+
+def test_evaluate_all_and_held_out_from_the_file_equal_plain_numpy(trained):
+    path, run = trained
+    text_model = load_text_model(path)
+    held = evaluate_text(text_model, options(path.parent / "text.txt", batch_size=5), part="held-out")
+    assert held["bits_per_character"] == pytest.approx(run.evaluation["bits_per_character"], rel=1e-5)
+    everything = evaluate_text(text_model, options(path.parent / "text.txt"))
+    ids = open_text(path.parent / "text.txt").ids.astype(np.int64)
+    assert everything["nats_per_token"] == pytest.approx(mean_nats(text_model.model, ids), rel=1e-5)
+
+
+def test_evaluate_held_out_of_nothing_and_of_one_character_raise(trained, tmp_path):
+    text_model = load_text_model(trained[0])
+    with pytest.raises(ConfigError, match="validation_fraction"):
+        evaluate_text(
+            text_model, options(trained[0].parent / "text.txt", validation_fraction=0.0), part="held-out"
+        )
+    (tmp_path / "one.txt").write_text("t")
+    with pytest.raises(DataError, match="at least 2"):
+        evaluate_text(text_model, options(tmp_path / "one.txt"))
+
+
+# --- tokenizers
+
+
+def test_bytes_tokenizer_scales_bits_to_characters(tmp_path):
+    text = "größer süßer älter über öfter " * 12
+    run = fit(tmp_path, text=text, tokenizer="bytes")
+    raw = np.frombuffer(text.encode(), np.uint8)
+    tail = raw[len(raw) - int(len(raw) * 0.1) :].astype(np.int64)
+    characters = len(tail.astype(np.uint8).tobytes().decode(errors="replace"))
+    assert characters < len(tail)
+    nats = mean_nats(run.training.model, tail)
+    expected = nats / math.log(2) * len(tail) / characters
+    assert run.evaluation["bits_per_character"] == pytest.approx(expected, rel=1e-5)
+    text_model = load_text_model(tmp_path / "m.keras")
+    assert isinstance(text_model.tokenizer, ByteTokenizer)
+
+
+def tokenizer_file(folder, text):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=40, initial_alphabet=[], show_progress=False)
+    made.train_from_iterator([text], trainer)
+    path = folder / "tokenizer.json"
+    made.save(str(path))
+    return path, made
+
+
+def test_tokenizer_file_travels_inside_the_model(tmp_path):
+    path, made = tokenizer_file(tmp_path, TEXT)
+    run = fit(tmp_path, tokenizer=str(path))
+    assert run.training.model.output_shape[-1] == made.get_vocab_size()
+    path.unlink()
+    text_model = load_text_model(tmp_path / "m.keras")
+    assert list(text_model.tokenizer.encode("the cat")) == made.encode("the cat").ids
+    assert isinstance(generate(tmp_path / "m.keras", "the cat", max_tokens=5, seed=0), str)
+    held = run.evaluation
+    assert held["tokens"] < held["characters"]
+    ratio = (held["tokens"] + 1) / held["characters"]
+    assert held["bits_per_character"] == pytest.approx(held["nats_per_token"] / math.log(2) * ratio)
+
+
+def test_tokenizer_path_that_does_not_exist_raises(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.json"):
+        fit(tmp_path, tokenizer=str(tmp_path / "nowhere.json"))
+
+
+# --- how the text is cut
+
+
+def test_folder_reads_what_include_and_exclude_leave(tmp_path):
+    folder = tmp_path / "src"
+    (folder / "skip").mkdir(parents=True)
+    (folder / "a.txt").write_text(TEXT)
+    (folder / "b.md").write_text("QQQQ")
+    (folder / "skip" / "c.txt").write_text("XXXX")
+    run = train_on_text(
+        options(folder, include=["*.txt"], exclude=["skip"]),
+        tmp_path / "m.keras",
+        architecture=TextArchitecture(embedding=2, units=3),
+        training=TrainingSettings(epochs=1),
+    )
+    assert run.tokenizer.vocabulary_size == V
+    assert load_text_model(tmp_path / "m.keras").record["include"] == ["*.txt"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"encoding": "utf-16"},
+        {
+            "field": "body",
+            "file": "text.jsonl",
+            "text": "".join(json.dumps({"body": TEXT}) + "\n" for _ in "ab"),
+        },
+        {"strip_gutenberg": True},
+    ],
+    ids=str,
+)
+def test_model_remembers_how_its_text_was_read_and_is_judged_on_the_same(tmp_path, how):
+    run = fit(tmp_path, **how)
+    text_model = load_text_model(tmp_path / "m.keras")
+    name = next(iter(how))
+    assert text_model.record[name] == how[name]
+    (path,) = tmp_path.glob("text.*")
+    again = evaluate(tmp_path / "m.keras", [path], part="held-out")
+    assert again["bits_per_character"] == pytest.approx(run.evaluation["bits_per_character"])
+
+
+def test_field_without_json_lines_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="field is 'body', and no file has JSON lines"):
+        fit(tmp_path, field="body")
+
+
+def test_training_says_what_the_text_lacks_and_whose_licence_is_in_it(tmp_path):
+    heard = Heard()
+    licence = "*** START OF THE PROJECT GUTENBERG EBOOK X ***\n"
+    fit(tmp_path, text=licence + TEXT * 2 + "QQZZ", display=heard)
+    assert "the licence of Project Gutenberg in it" in heard.said[0]
+    assert "--strip-gutenberg" in heard.said[0]
+    assert heard.said[1].startswith("'Q', 'Z' occur in the held-out part only")
+    assert "too few to tell one model from another" in heard.said[2]
+    heard = Heard()
+    fit(tmp_path, text=licence + TEXT, display=heard, strip_gutenberg=True, output="b.keras")
+    assert heard.said[0] == "the licence of Project Gutenberg was left out of the text"
+    heard = Heard()
+    fit(tmp_path, display=heard, strip_gutenberg=True, output="c.keras")
+    assert heard.said[0].startswith("the licence of Project Gutenberg was not found")
+
+
+def test_resumed_with_another_model_or_text_says_what_differs(tmp_path):
+    fit(tmp_path, units=8)
+    with pytest.raises(CheckpointError, match=r"data: units was 8, now 6\. Resume"):
+        fit(tmp_path, units=6, epochs=2, resume=True)
+    with pytest.raises(CheckpointError, match=r"data: length was 6, now 5\. Resume"):
+        fit(tmp_path, length=5, epochs=2, resume=True)
+    with pytest.raises(CheckpointError, match=r"data: characters of the text was \d+, now \d+\. Resume"):
+        fit(tmp_path, text=TEXT + TEXT, epochs=2, resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"the training data are others; the validation data are others\. Resume"
+    ):
+        fit(tmp_path, text=TEXT.replace("owl", "oow"), epochs=2, resume=True)
+
+
+def test_samples_while_training_go_on_from_a_prompt_and_a_model_without_them_is_refused(tmp_path):
+    heard = Heard()
+    fit(tmp_path, display=heard, sample_every=5, prompt="the dog")
+    shown = [text for text in heard.said if text.startswith("--- sample after step")]
+    assert len(shown) > 1
+    assert all(text.splitlines()[1].startswith("the dog") for text in shown)
+    with pytest.raises(DataError, match="'Q'"):
+        fit(tmp_path, sample_every=5, prompt="the Q", output="b.keras")
+    with pytest.raises(ConfigError, match="sample_every must be a whole number"):
+        fit(tmp_path, sample_every=0, output="b.keras")
+    ids = keras.Input((None,), dtype="int32")
+    gru = keras.layers.GRU(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
+    with pytest.raises(ConfigError, match="sample_every needs a model that the native engine can run"):
+        fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), sample_every=5, output="b.keras")
+    assert not (tmp_path / "b.keras").exists()
+
+
+def test_text_shorter_than_a_window_raises_and_leaves_nothing(tmp_path):
+    with pytest.raises(DataError, match="a window needs 7"):
+        fit(tmp_path, text="short", validation_fraction=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_text_with_fewer_windows_than_a_batch_trains_in_a_smaller_batch(tmp_path):
+    run = fit(tmp_path, text=TEXT[:30], batch_size=500, epochs=2)
+    assert [record["steps"] for record in run.training.history] == [1, 1]
+
+
+def test_validation_fraction_zero_trains_without_evaluation(tmp_path):
+    run = fit(tmp_path, validation_fraction=0.0)
+    assert run.evaluation is None
+    assert "val_loss" not in run.training.history[0]
+    assert (tmp_path / "m.keras").exists()
+
+
+def samples(run):
+    lines = (run.training.folder / "telemetry.jsonl").read_text().splitlines()
+    return [line["sample"] for line in map(json.loads, lines) if "sample" in line]
+
+
+def test_each_epoch_leaves_a_sample_that_the_model_draws(tmp_path):
+    run = fit(tmp_path, epochs=2)
+    first, second = samples(run)
+    held_out = open_text([tmp_path / "text.txt"]).split(0.1)[1]
+    given = run.tokenizer.decode(held_out[:60])
+    assert first["given"] == second["given"] == given
+    assert len(first["made"]) == len(second["made"]) == 200
+    assert second["made"] == generate(tmp_path / "m.keras", given, max_tokens=200, temperature=0.8, seed=1)
+    # A model that the native engine cannot step has none, and trains.
+    ids = keras.Input((None,), dtype="int32")
+    gru = keras.layers.GRU(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
+    run = fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), output="gru.keras")
+    assert samples(run) == []
+
+
+@pytest.mark.backends
+def test_carry_states_trains_streams_and_generates(tmp_path):
+    run = fit(tmp_path, carry_states=True, batch_size=4, epochs=2)
+    assert run.training.history[0]["steps"] == (len(TEXT) - int(len(TEXT) * 0.1) - 1) // 4 // LENGTH
+    assert run.training.history[1]["loss"] < run.training.history[0]["loss"]
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_carry_states_with_too_little_held_out_raises(tmp_path):
+    with pytest.raises(DataError, match="Hold out more"):
+        fit(tmp_path, carry_states=True, batch_size=16, validation_fraction=0.02)
+
+
+# --- models of one's own
+
+
+def test_own_softmax_model_is_judged_by_its_probabilities(tmp_path):
+    model = own_model(*own_layers(activation="softmax"))
+    run = fit(tmp_path, model=model)
+    nats = mean_nats(run.training.model, tail_of(tmp_path), logits=False)
+    assert run.evaluation["nats_per_token"] == pytest.approx(nats, rel=1e-5)
+    assert run.training.history[0]["val_loss"] == pytest.approx(nats, rel=1e-5)
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+@pytest.mark.backends
+def test_own_many_to_one_model_learns_and_is_judged_on_the_last_id_of_each_window(tmp_path):
+    run = fit(tmp_path, model=own_model(*own_layers(sequences=False)))
+    ids = tail_of(tmp_path)
+    starts = np.arange(0, len(ids) - LENGTH, LENGTH)
+    assert len(ids) - 1 > len(starts) * LENGTH  # the last, short window does not count
+    found = log_probabilities(run.training.model, ids[starts[:, None] + np.arange(LENGTH)])
+    nats = -found[np.arange(len(starts)), ids[starts + LENGTH]].mean()
+    assert run.evaluation["tokens"] == len(starts)
+    assert run.evaluation["nats_per_token"] == pytest.approx(nats, rel=1e-5)
+    assert run.training.history[0]["val_loss"] == pytest.approx(nats, rel=1e-5)
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_own_many_to_one_model_with_no_whole_held_out_window_raises_before_training(tmp_path):
+    with pytest.raises(DataError, match="held-out part has 2"):
+        fit(
+            tmp_path, text=TEXT[:200], validation_fraction=0.01, model=own_model(*own_layers(sequences=False))
+        )
+    assert not (tmp_path / "m.keras").exists()
+
+
+def attentive(causal):
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 4)(ids)
+    seen = keras.layers.MultiHeadAttention(1, 4)(x, x, use_causal_mask=causal)
+    return keras.Model(ids, keras.layers.Dense(V)(seen))
+
+
+def of_branch(padding):
+    """A branch beside an LSTM, whose weights begin at zero."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 4)(ids)
+    beside = keras.layers.Conv1D(6, 3, padding=padding, kernel_initializer="zeros")(x)
+    return keras.Model(ids, keras.layers.Dense(V)(keras.layers.LSTM(6, return_sequences=True)(x) + beside))
+
+
+AHEAD = {
+    "bidirectional": lambda: own_model(*own_layers(wrap=keras.layers.Bidirectional)),
+    "backwards": lambda: own_model(*own_layers(wrap=backwards)),
+    "attention": lambda: attentive(causal=False),
+    "branch-at-zero": lambda: of_branch("same"),
+    "one-step": lambda: own_model(*own_layers(wrap=next_step)),
+}
+
+
+def backwards(layer):
+    return keras.layers.GRU(layer.units, return_sequences=True, go_backwards=True)
+
+
+def next_step(layer):
+    return keras.layers.Conv1D(layer.units, 2, padding="same")
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("name", AHEAD)
+def test_own_model_that_sees_what_it_is_to_predict_is_refused_before_training(tmp_path, name):
+    model = AHEAD[name]()
+    before = model.get_weights()
+    with pytest.raises(
+        ModelError, match=r"sees the characters that it is to predict.* leave out Bidirectional"
+    ):
+        fit(tmp_path, model=model)
+    assert not list(tmp_path.glob("m.*"))
+    for left, right in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(left, right, strict=True)
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize(
+    "make", [lambda: attentive(causal=True), lambda: of_branch("causal")], ids=["attention", "conv"]
+)
+def test_own_model_of_other_layers_that_look_back_trains(tmp_path, make):
+    fit(tmp_path, model=make())
+    assert (tmp_path / "m.keras").exists()
+
+
+def test_text_of_one_distinct_character_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"one distinct character only.* at least two"):
+        fit(tmp_path, text="a" * 500)
+
+
+def two_inputs():
+    first, second = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 4)(first) + keras.layers.Embedding(V, 4)(second)
+    return keras.Model([first, second], keras.layers.Dense(V)(keras.layers.LSTM(4, return_sequences=True)(x)))
+
+
+def two_outputs():
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.LSTM(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
+    return keras.Model(ids, [keras.layers.Dense(V)(x), keras.layers.Dense(V)(x)])
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: own_model(*own_layers(vocabulary=V + 1)), f"predicts {V + 1} .* has {V}"),
+        (lambda: own_model(*own_layers(embedded=V - 1)), f"takes {V - 1} .* has {V}"),
+        (two_inputs, "one input of ids"),
+        (two_outputs, "its outputs are"),
+        (lambda: keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(V)]), "one input of ids"),
+        (lambda: own_model(*own_layers(), shape=(LENGTH + 1,)), f"set length to {LENGTH + 1}"),
+        (lambda: own_model(*own_layers(), batch_size=5), "set batch_size to 5"),
+        (lambda: keras.Sequential([keras.layers.Embedding(V, 4)]), "no graph"),
+        (Subclassed, "no graph"),
+    ],
+    ids=[
+        "vocabulary", "embedding", "two-inputs", "two-outputs", "features", "length", "batch", "unbuilt", "class"
+    ],
+)  # fmt: skip
+def test_own_model_that_does_not_fit_raises_before_training(tmp_path, make, message):
+    with pytest.raises(ModelError, match=message):
+        fit(tmp_path, model=make())
+    assert not list(tmp_path.glob("m.*"))
+
+
+def test_own_model_with_a_fixed_batch_trains_and_is_judged_in_it(tmp_path):
+    run = fit(tmp_path, model=own_model(*own_layers(), batch_size=16))
+    again = evaluate_text(
+        load_text_model(tmp_path / "m.keras"),
+        options(tmp_path / "text.txt", batch_size=3),
+        part="held-out",
+    )
+    assert again["nats_per_token"] == pytest.approx(run.evaluation["nats_per_token"], rel=1e-6)
+
+
+def test_own_model_with_a_fixed_batch_and_too_short_a_text_raises(tmp_path):
+    with pytest.raises(DataError, match="batch of 16"):
+        fit(tmp_path, text="".join(sorted(set(TEXT))) * 3, model=own_model(*own_layers(), batch_size=16))
+
+
+def test_plain_keras_file_trains_on_and_generates_only_then(tmp_path):
+    plain = tmp_path / "plain.keras"
+    own_model(*own_layers()).save(plain)
+    with pytest.raises(ModelError, match=r"plain\.keras"):
+        load_text_model(plain)
+    fit(tmp_path, model=plain)
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_fine_tuning_keeps_the_tokenizer_and_starts_from_the_weights(trained, tmp_path):
+    path, first = trained
+    run = fit(tmp_path, text=TEXT[:120], model=path)
+    assert run.tokenizer.to_config() == first.tokenizer.to_config()
+    assert len(set(TEXT[:120])) < V
+    start = first.training.history[0]["loss"]
+    assert run.training.history[0]["loss"] < start
+
+
+def test_fine_tuning_with_another_tokenizer_raises(trained, tmp_path):
+    with pytest.raises(ConfigError, match="keeps its own"):
+        fit(tmp_path, model=trained[0], tokenizer="bytes")
+
+
+def test_fine_tuning_on_an_unknown_character_raises(trained, tmp_path):
+    with pytest.raises(DataError, match="'Z'"):
+        fit(tmp_path, text=TEXT + "Z", model=trained[0])
+
+
+def test_fine_tuning_a_model_of_another_task_or_a_damaged_record_raises(tmp_path):
+    from cellerate.models.storage import TaskRecord
+
+    model = own_model(*own_layers())
+    save_model(model, tmp_path / "bare.keras", TaskRecord("text", {}))
+    with pytest.raises(ModelError):
+        fit(tmp_path, model=tmp_path / "bare.keras")
+    with pytest.raises(ModelError):
+        load_text_model(tmp_path / "bare.keras")
+
+
+def test_saved_model_opens_as_plain_keras(trained):
+    model = keras.saving.load_model(trained[0])
+    assert model.output_shape == (None, None, V)
+    assert load_model(trained[0])[1].task == "text"
+
+
+@pytest.mark.parametrize(
+    ("rate", "why"),
+    [(5000.0, "Training made it worse: the loss rose from"), (1e-9, "It has not learned enough yet")],
+)
+def test_training_that_ends_worse_than_counting_says_so_and_why(tmp_path, monkeypatch, rate, why):
+    monkeypatch.setattr(divergence, "_FAR", math.inf)
+    (tmp_path / "text.txt").write_text(TEXT)
+    run = train_on_text(
+        options(tmp_path / "text.txt"),
+        tmp_path / "m.keras",
+        architecture=TextArchitecture(embedding=4, units=8),
+        training=TrainingSettings(epochs=1, learning_rate=rate, optimizer="sgd"),
+    )
+    verdict = run.evaluation["verdict"]
+    assert verdict["beats_counting"] is False
+    assert verdict["sentence"].startswith("Worse than counting: ")
+    assert why in verdict["sentence"]
+    assert f"{run.training.history[0]['gradient_norm']:,.3g}" in verdict["sentence"]
+
+
+def test_training_that_learns_is_better_than_counting(tmp_path):
+    verdict = fit(tmp_path, epochs=20, units=16).evaluation["verdict"]
+    assert verdict["beats_counting"] is True
+    assert verdict["sentence"].startswith("Better than counting: ")
+
+
+def test_training_under_a_time_limit_judges_its_model_on_a_sample_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(time_limits, "_LEAST_S", 1e-6)
+    (tmp_path / "text.txt").write_text(TEXT * 3)
+    run = train_on_text(
+        options(tmp_path / "text.txt", validation_fraction=0.5),
+        tmp_path / "m.keras",
+        architecture=TextArchitecture(embedding=4, units=8),
+        training=TrainingSettings(epochs=1, max_seconds=1e-5),
+    )
+    found = run.evaluation
+    assert found["tokens"] == run.training.judged.items == 4 * 16 * LENGTH
+    assert found["sampled_from"] == len(TEXT * 3) // 2 - 1
+    assert found["nats_per_token"] == pytest.approx(run.training.best, rel=1e-5)
