@@ -1,6 +1,8 @@
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,18 @@ def test_all_is_sorted_and_every_name_leads_to_where_it_is_defined():
         assert name in names
     # One obvious way each: a new name has to replace another, or to be worth a change of this number.
     assert len(names) <= 32
+
+
+def test_type_checkers_see_every_name_where_it_is_defined():
+    tree = ast.parse(Path(cellerate.__file__).read_text())
+    block, otherwise = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    # A module that has a `__getattr__` would have any name.
+    assert ast.unparse(otherwise.test) == "not TYPE_CHECKING"
+    assert [node.name for node in otherwise.body] == ["__getattr__"]
+    names = [(alias, node.module) for node in block.body for alias in node.names]
+    assert {alias.asname: module for alias, module in names} == cellerate._EXPORTS
+    assert all(alias.asname == alias.name for alias, _ in names)
 
 
 @pytest.mark.keras
