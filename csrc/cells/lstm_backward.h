@@ -576,11 +576,7 @@ void backward_as(const LstmBackward& in) {
         CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
   }
   BackwardJob<kStorage, kPairs> job(in, plan);
-  Layout sizes(nullptr);
-  job.lay_out(sizes);
-  const Scratch scratch(sizes.bytes());
-  Layout memory(scratch.data());
-  job.lay_out(memory);
+  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
 }
 

@@ -389,11 +389,7 @@ void forward_as(const LstmForward& in) {
   const Plan plan(in);
   if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
   ForwardJob<kStorage, kPairs> job(in, plan);
-  Layout sizes(nullptr);
-  job.lay_out(sizes);
-  const Scratch scratch(sizes.bytes());
-  Layout memory(scratch.data());
-  job.lay_out(memory);
+  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
 }
 

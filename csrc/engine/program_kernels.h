@@ -303,11 +303,7 @@ void run_program_as(const std::byte* packed, const ProgramRun& run) {
     CELLERATE_ALIKE::kProgramKernels.run(packed, run);
   } else {
     ProgramJob<kPrecision> job(*reinterpret_cast<const PackedProgram*>(packed), run);
-    Layout sizes(nullptr);
-    job.lay_out(sizes);
-    const Scratch scratch(sizes.bytes());
-    Layout memory(scratch.data());
-    job.lay_out(memory);
+    const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
     run_on(run.teams * run.members, job, true);
   }
 }

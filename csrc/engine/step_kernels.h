@@ -434,11 +434,7 @@ void run_steps_as(const std::byte* packed, const StepCall& call) {
     CELLERATE_ALIKE::kStepKernels.run(packed, call);
   } else {
     StepJob<kPrecision> job(*reinterpret_cast<const PackedChain*>(packed), call);
-    Layout sizes(nullptr);
-    job.lay_out(sizes);
-    const Scratch scratch(sizes.bytes());
-    Layout memory(scratch.data());
-    job.lay_out(memory);
+    const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
     run_on(call.threads, job, true);
   }
 }

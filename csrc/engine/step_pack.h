@@ -111,11 +111,8 @@ void fill_table(const float* embeddings, Index vocabulary, Index inputs, const f
                 const float* bias, float* table) {
   const Index units = column.units, panels = ceil_div(units, kLanes);
   StepMatrix packed;
-  Layout sizes(nullptr);
-  lay_out_matrix(Precision::kFloat32, inputs, panels, sizes, packed);
-  const Scratch scratch(sizes.bytes());
-  Layout memory(scratch.data());
-  lay_out_matrix(Precision::kFloat32, inputs, panels, memory, packed);
+  const Workspace workspace(
+      [&](Layout& layout) { lay_out_matrix(Precision::kFloat32, inputs, panels, layout, packed); });
   pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, column, packed);
   const StepRows rows{embeddings, inputs, nullptr};
   for_blocks({0, vocabulary}, {0, panels}, false, [&](auto count, auto side, Index row, Index panel) {

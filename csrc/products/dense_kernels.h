@@ -281,11 +281,7 @@ template <class Job, class Call>
 void run_dense(const Call& in) {
   const DensePlan plan(in);
   Job job(in, plan);
-  Layout sizes(nullptr);
-  job.lay_out(sizes);
-  const Scratch scratch(sizes.bytes());
-  Layout memory(scratch.data());
-  job.lay_out(memory);
+  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
 }
 

@@ -48,4 +48,24 @@ class Layout {
   size_t bytes_ = 0;
 };
 
+// The memory of one call, with its arrays in place: place(layout) takes them, first to learn the size, then for good.
+class Workspace {
+ public:
+  template <class Place>
+  explicit Workspace(const Place& place) : scratch_(bytes_of(place)) {
+    Layout layout(scratch_.data());
+    place(layout);
+  }
+
+ private:
+  template <class Place>
+  static size_t bytes_of(const Place& place) {
+    Layout layout(nullptr);
+    place(layout);
+    return layout.bytes();
+  }
+
+  const Scratch scratch_;
+};
+
 }  // namespace cellerate
