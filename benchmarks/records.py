@@ -48,12 +48,35 @@ def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)  # a bundle comes without
     path = folder / f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     with atomic_write(path) as beside:
-        beside.write_text(in_rows(as_json(record)) + "\n")
+        beside.write_text(in_rows(record) + "\n")
     return path
 
 
 def as_json(record: dict[str, Any]) -> str:
     """JSON that every program reads: in place of a NaN stands null, and its word by its place in "not_finite"."""
+    return json.dumps(_finite(record), allow_nan=False)
+
+
+def in_rows(record: dict[str, Any]) -> str:
+    """The same with a line for each row: whatever has no lists or objects inside, or fits into one."""
+
+    def rows(value: Any, depth: int) -> str:
+        line = json.dumps(value, allow_nan=False)
+        if not isinstance(value, dict | list) or depth + len(line) <= _LINE:
+            return line
+        inside = value.values() if isinstance(value, dict) else value
+        if not any(isinstance(one, dict | list) for one in inside):
+            return line
+        names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, dict) else [""] * len(value)
+        pad = " " * (depth + 1)
+        lines = [f"{pad}{name}{rows(one, depth + 1)}" for name, one in zip(names, inside, strict=True)]
+        opening, closing = "{}" if isinstance(value, dict) else "[]"
+        return f"{opening}\n" + ",\n".join(lines) + f"\n{' ' * depth}{closing}"
+
+    return rows(_finite(record), 0)
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
     words: dict[str, str] = {}
 
     def finite(value: Any, place: str) -> Any:
@@ -67,28 +90,7 @@ def as_json(record: dict[str, Any]) -> str:
         return value
 
     found = finite(record, "")
-    if words:
-        found["not_finite"] = found.get("not_finite", {}) | words
-    return json.dumps(found, allow_nan=False)
-
-
-def in_rows(text: str) -> str:
-    """JSON with a line for each row: whatever has no lists or objects inside, or fits into one."""
-
-    def rows(value: Any, depth: int) -> str:
-        line = json.dumps(value)
-        if not isinstance(value, dict | list) or depth + len(line) <= _LINE:
-            return line
-        inside = value.values() if isinstance(value, dict) else value
-        if not any(isinstance(one, dict | list) for one in inside):
-            return line
-        names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, dict) else [""] * len(value)
-        pad = " " * (depth + 1)
-        lines = [f"{pad}{name}{rows(one, depth + 1)}" for name, one in zip(names, inside, strict=True)]
-        opening, closing = "{}" if isinstance(value, dict) else "[]"
-        return f"{opening}\n" + ",\n".join(lines) + f"\n{' ' * depth}{closing}"
-
-    return rows(json.loads(text), 0)
+    return found | {"not_finite": found.get("not_finite", {}) | words} if words else found
 
 
 def commit_of(root: Path) -> str:

@@ -103,7 +103,7 @@ def test_record_is_written_under_its_case_and_date_where_there_was_no_folder(tmp
 
 def test_written_record_has_a_line_for_each_row():
     record = {"a": [{"x": n, "y": [n] * 9} for n in range(40)], "b": list(range(200)), "c": {}, "d": [[]]}
-    text = records.in_rows(json.dumps(record))
+    text = records.in_rows(record)
     assert json.loads(text) == record
     lines = text.splitlines()
     assert lines[2].strip() == '{"x": 0, "y": [0, 0, 0, 0, 0, 0, 0, 0, 0]},'

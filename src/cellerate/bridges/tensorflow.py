@@ -69,7 +69,7 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
 
 
 def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Dataset:
-    """One epoch of a `cellerate.data.arrays.batches.BatchSource` as a dataset, batches in order.
+    """One epoch of a `cellerate.data.arrays.BatchSource` as a dataset, batches in order.
 
     Args:
         source: The batches. If its `fixed_shapes` is true, the tensors have static shapes; otherwise only

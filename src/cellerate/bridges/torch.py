@@ -118,7 +118,7 @@ class _Batches(torch.utils.data.IterableDataset):
 
 
 def torch_dataset(source: Any, epoch: int) -> torch.utils.data.IterableDataset:
-    """One epoch of a `cellerate.data.arrays.batches.BatchSource` as a dataset, batches in order.
+    """One epoch of a `cellerate.data.arrays.BatchSource` as a dataset, batches in order.
 
     Args:
         source: The batches.

@@ -114,10 +114,7 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
 
 def training_display(quiet: bool) -> "Display":
     """The display of a run."""
-    from cellerate.training.telemetry import (
-        Display,
-        Terminal,
-    )
+    from cellerate.training.telemetry import Display, Terminal
 
     class Program(Display if quiet else Terminal):  # type: ignore[misc]
         """The display of a process that may end without the frameworks in it."""

@@ -18,12 +18,7 @@ from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inne
 from cellerate.keras_graph.to_program import why_not_packed
 from cellerate.kernels import native
 from cellerate.layers import conditions, fused, table
-from cellerate.layers.accelerate import (
-    IMPLEMENTATIONS,
-    implementation_of,
-    is_strict,
-    keeps_from_cudnn,
-)
+from cellerate.layers.accelerate import IMPLEMENTATIONS, implementation_of, is_strict, keeps_from_cudnn
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.cuda_graph_step import captured_step
 from cellerate.layers.explain_embedding import lookup_conditions, small_starts

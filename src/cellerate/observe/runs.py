@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.errors import DataError
-from cellerate.training.telemetry import (
-    LIVE,
-    telemetry_lines,
-)
+from cellerate.training.telemetry import LIVE, telemetry_lines
 
 # A run that validates or compiles says nothing for a while.
 _SILENT_S = 60.0

@@ -40,7 +40,7 @@ class Connections:
         self._next_word, self._closed = 0.0, 0
 
     def add(self, connection: Any, peer: str) -> bool:
-        """Registers a new connection as waiting for its first request; False if there is no room for it."""
+        """Register a new connection, which waits for its first request. Return False if all places are taken."""
         crowded = self._of_peer[peer] >= self._most_of_peer
         if crowded or len(self._all) >= self.most:
             # One peer's own first; it is the one that has too many.

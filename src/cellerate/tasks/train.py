@@ -28,11 +28,7 @@ from cellerate.tasks.settings import (
 )
 from cellerate.tasks.text import TextRun, train_on_text
 from cellerate.training.settings import TrainingSettings
-from cellerate.training.telemetry import (
-    Display,
-    Notebook,
-    Terminal,
-)
+from cellerate.training.telemetry import Display, Notebook, Terminal
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Model: TypeAlias = _Path | keras.Model

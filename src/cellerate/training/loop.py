@@ -35,14 +35,7 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
-from cellerate.training.telemetry import (
-    Display,
-    Plan,
-    Sample,
-    Telemetry,
-    check_trackers,
-    write_history,
-)
+from cellerate.training.telemetry import Display, Plan, Sample, Telemetry, check_trackers, write_history
 from cellerate.training.time_limits import SampleSize, TimeLimits, judged_part
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]

@@ -3,11 +3,7 @@
 import pytest
 
 from cellerate.training.telemetry import display
-from cellerate.training.telemetry.display import (
-    Notebook,
-    Plan,
-    Terminal,
-)
+from cellerate.training.telemetry.display import Notebook, Plan, Terminal
 
 RECORD = {"epoch": 1, "loss": 0.5, "items_per_s": 2e5, "seconds": 3.0, "data_wait": 0.0}
 

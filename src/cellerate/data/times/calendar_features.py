@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.settings import (
-    PARTS,
-    check_calendar,
-)
+from cellerate.data.settings import PARTS, check_calendar
 from cellerate.data.times.zones import to_local
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.machine.environment import require

@@ -20,15 +20,8 @@ from typing import Any, NamedTuple
 from cellerate.errors import OutputError
 from cellerate.files import atomic_write
 from cellerate.machine.readings import MachineReadings
-from cellerate.training.telemetry.display import (
-    Display,
-    Plan,
-)
-from cellerate.training.telemetry.trackers import (
-    Ending,
-    Tracker,
-    open_trackers,
-)
+from cellerate.training.telemetry.display import Display, Plan
+from cellerate.training.telemetry.trackers import Ending, Tracker, open_trackers
 
 
 class Sample(NamedTuple):
