@@ -80,7 +80,9 @@ def _cache() -> Any:
 
 def _compiled(kernel: Kernel, architecture: str, cache: Any) -> Any:
     core: Any = importlib.import_module("cuda.core")
-    program = core.Program(kernel.source, "c++", core.ProgramOptions(std="c++20", arch=architecture))
+    # NVRTC 13.0 takes the generic lambdas of device functions for functions of the host, unless told otherwise.
+    options = core.ProgramOptions(std="c++20", arch=architecture, device_as_default_execution_space=True)
+    program = core.Program(kernel.source, "c++", options)
     try:
         return program.compile("cubin", cache=cache)
     except OSError:
