@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellerate import accelerate
+from cellerate.bridges import torch_capture
 from cellerate.bridges.torch_capture import CapturedStep
+from cellerate.bridges.torch_draws import Draws, NotCapturableError, SeedStates
 from cellerate.layers.cuda_graph_step import seeding
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
@@ -272,6 +274,17 @@ def test_batches_of_changing_shapes_take_the_graphs_of_those_that_come_no_more()
     assert train(2) == [2, 3, 3]
     assert train(1) == [2, 3, 3]
     assert step.refused is None
+
+
+def test_capture_watches_a_device_that_keras_names_without_its_number(monkeypatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(torch_capture, "_constant", lambda value, *_: made.append(value))
+    with torch_capture._NothingFromTheHost(torch.device("meta", 0), Draws(SeedStates())):
+        with pytest.raises(NotCapturableError, match="reads a value"):
+            torch.empty((), device="meta").item()
+        for device in ("meta", None, "cpu"):
+            torch.as_tensor([1.0, 2.0], device=device)
+    assert made == [[1.0, 2.0]]
 
 
 def test_batches_that_are_no_tensors_run_as_ever() -> None:

@@ -174,9 +174,9 @@ class _NothingFromTheHost(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name in self._READS and isinstance(args[0], torch.Tensor) and args[0].device == self._device:
+        if name in self._READS and isinstance(args[0], torch.Tensor) and self._is_ours(args[0].device):
             raise NotCapturableError(f"the step reads a value from the GPU ({name}), as conditions do")
-        if name in self._MAKES and torch.device(kwargs.get("device") or "cpu") == self._device:
+        if name in self._MAKES and self._is_ours(torch.device(kwargs.get("device") or "cpu")):
             made = _constant(args[0], kwargs.get("dtype"), self._device)
             if made is not None:
                 return made
@@ -192,6 +192,10 @@ class _NothingFromTheHost(TorchFunctionMode):
         if name == "full":
             self._constants[result] = functools.partial(func, *args, **kwargs)
         return result
+
+    def _is_ours(self, device: torch.device) -> bool:
+        """Whether a device is that of the step. Keras says "cuda", without a number, for the current one."""
+        return device.type == self._device.type and device.index in (None, self._device.index)
 
 
 def _constant(value: Any, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor | None:
