@@ -39,6 +39,10 @@ CELLERATE_DEVICE void finish_wide_products(float (&sums)[tiles][4]) {
   keep_in_order(sums);
 }
 
+// The address of shared memory as descriptions have it, in units of 16 bytes: that within the block. The upper byte of an
+// address is the block's rank in its cluster.
+CELLERATE_DEVICE unsigned described_address(const void* p) { return (shared_address(p) & 0x3ffffu) >> 4; }
+
 // Describes rows of `row_bytes` in shared memory to the wide products, from byte `first` of each row on. The rows begin
 // at a multiple of 8 rows, and their chunks of 16 bytes change places by the bits of their address from the seventh on,
 // which is the order of `in_panel` in operands.cuh.
@@ -46,7 +50,7 @@ template <int row_bytes>
 CELLERATE_DEVICE unsigned long long described(const void* rows, int first) {
   static_assert(row_bytes == 64 || row_bytes == 128);
   constexpr unsigned long long kOrder = row_bytes == 128 ? 1 : 2, kEightRows = 8 * row_bytes / 16;
-  const unsigned low = (1u << 16 | shared_address(rows) >> 4) + static_cast<unsigned>(first) / 16;
+  const unsigned low = (1u << 16 | described_address(rows)) + static_cast<unsigned>(first) / 16;
   return kOrder << 62 | kEightRows << 32 | low;
 }
 
@@ -54,7 +58,7 @@ CELLERATE_DEVICE unsigned long long described(const void* rows, int first) {
 // chunks change places: 128 bytes from one chunk of a row to the next, 1024 from eight rows to the next eight.
 CELLERATE_DEVICE unsigned long long described_tile(const void* rows) {
   constexpr unsigned long long kNextRows = 1024 / 16, kNextChunk = 128 / 16;
-  return kNextRows << 32 | kNextChunk << 16 | shared_address(rows) >> 4;
+  return kNextRows << 32 | kNextChunk << 16 | described_address(rows);
 }
 
 #define CELLERATE_SUMS(tile) \
