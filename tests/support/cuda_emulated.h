@@ -10,6 +10,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -120,9 +121,10 @@ struct Copy {
   unsigned char* to;
   const unsigned char* from;
   int bytes;
-  Barrier* barrier;      // of the bytes, or null
-  bool* done = nullptr;  // what becomes true then, if anything
-  int rounds = 0;        // after which it arrives
+  Barrier* barrier;                   // of the bytes, or null
+  bool* done = nullptr;               // what becomes true then, if anything
+  int rounds = 0;                     // after which it arrives
+  std::array<unsigned, 4> held = {};  // what it brings, if `from` is null
 };
 
 // One cluster: clusters share nothing, so they run one after the other.
@@ -249,7 +251,8 @@ class Cluster {
         copies_.push_back(copy);
         continue;
       }
-      std::memcpy(copy.to, copy.from, copy.bytes);
+      std::memcpy(copy.to, copy.from != nullptr ? copy.from : static_cast<void*>(copy.held.data()),
+                  copy.bytes);
       if (copy.done != nullptr) *copy.done = true;
       if (copy.barrier == nullptr) continue;
       BarrierState& barrier = state(copy.barrier);
@@ -461,6 +464,15 @@ inline void start_copy(void* to, const void* from, int bytes, Barrier* barrier, 
 inline void copy_to_block(int block, void* to, const void* from, int bytes, Barrier& barrier) {
   emulated::start_copy(address_in(block, static_cast<unsigned char*>(to)), from, bytes,
                        address_in(block, &barrier));
+}
+template <int count>
+void store_to_block(int block, void* to, const unsigned (&words)[count], Barrier& barrier) {
+  static_assert(count == 2 || count == 4);
+  if (reinterpret_cast<uintptr_t>(to) % sizeof words != 0) throw std::runtime_error("a store is not aligned");
+  emulated::Copy store{address_in(block, static_cast<unsigned char*>(to)), nullptr, sizeof words,
+                       address_in(block, &barrier)};
+  std::copy_n(words, count, store.held.begin());
+  emulated::here().start(store);
 }
 inline void copy_from_memory(void* to, const void* from, int bytes, Barrier& barrier) {
   emulated::start_copy(to, from, bytes, &barrier);

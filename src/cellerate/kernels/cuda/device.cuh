@@ -226,6 +226,24 @@ CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int b
       : "memory");
 }
 
+// Stores 8 or 16 bytes into another block's shared memory. `to` and `barrier` are given as for `copy_to_block`. Unlike
+// copies, stores come from registers, so nothing has to be ordered before them; but wide products in the other block
+// cannot read what they bring.
+CELLERATE_DEVICE void store_to_block(int block, void* to, const unsigned (&words)[2], Barrier& barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          address_in(block, to)),
+      "r"(words[0]), "r"(words[1]), "r"(address_in(block, &barrier))
+      : "memory");
+}
+CELLERATE_DEVICE void store_to_block(int block, void* to, const unsigned (&words)[4], Barrier& barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address_in(block, to)),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(address_in(block, &barrier))
+      : "memory");
+}
+
 // Starts a copy from global memory into this block's shared memory; its barrier counts the bytes. Addresses and
 // `bytes` are multiples of 16, here and in what follows.
 CELLERATE_DEVICE void copy_from_memory(void* to, const void* from, int bytes, Barrier& barrier) {

@@ -235,14 +235,18 @@ def test_measured_times_decide_the_way_among_those_to_choose_from():
     assert chosen(600, *plan.WAYS) == (32, "wide turns")
 
 
-def test_tiled_kernels_are_not_even_asked_for_where_one_wave_is_enough():
+def test_tiled_kernels_are_not_even_asked_for_where_a_wave_of_few_rows_is_enough():
     plain = plan.Variant("forward", "bfloat16", 1024, 8)
+    asked: set[str] = set()
 
     def resident(one: plan.Variant) -> int:
-        assert not one.tiled
+        asked.add(one.way)
         return 7
 
-    assert plan.choose(plain, 280, resident, lambda one: 1.0, plan.WAYS).rows == 40
+    assert plan.choose(plain, 112, resident, lambda one: 1.0, plan.WAYS).rows == 16
+    assert asked == {"plain"}
+    us = {"plain": 15.0, "tiled": 12.0}
+    assert plan.choose(plain, 280, resident, lambda one: us[one.way], plan.WAYS).way == "tiled"
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

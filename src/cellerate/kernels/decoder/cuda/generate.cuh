@@ -306,12 +306,10 @@ class GenerateBlock {
       if constexpr (layer == 0) look_up(looked_up);
       CELLERATE_UNROLL
       for (int tile = 0; tile < P::kTiles; ++tile) advance<layer>(next, tile, sums[tile], looked_up[tile]);
-      order_before_copies();
       sync_block();
-      for_each_block(here_, [&](int block) {
-        copy_to_block(block, shared_.h[next][P::panels_before(layer) + here_.rank * P::kBlockPanels],
-                      shared_.sent[next][layer], sizeof shared_.sent[0][0], shared_.arrived[layer][next]);
-      });
+      send_to_blocks<P, sizeof shared_.sent[0][0]>(
+          here_, shared_.h[next][P::panels_before(layer) + here_.rank * P::kBlockPanels],
+          shared_.sent[next][layer], shared_.arrived[layer][next]);
     }
     if constexpr (layer + 1 < P::kLayers) {
       Sums above = {};
@@ -346,20 +344,14 @@ class GenerateBlock {
   // Computes this block's logits from h and sends them to the other blocks.
   CELLERATE_DEVICE void send_logits(int now) {
     constexpr int kChunk = P::kBlockTiles * P::kTileNumbers;
-    if (P::kSharedLogits && here_.thread == 0) {
-      const int senders = P::kSenders - (here_.rank < P::kSenders ? 1 : 0);
-      expect_bytes(shared_.logits_arrived, senders * kChunk * static_cast<int>(sizeof(float)));
-    }
+    constexpr int kBytes = kChunk * static_cast<int>(sizeof(float));
+    if (P::kSharedLogits && here_.thread == 0) expect_bytes(shared_.logits_arrived, P::kSenders * kBytes);
     if (here_.rank < P::kSenders) {
       compute_logits(now);
       if constexpr (P::kSharedLogits) {
-        order_before_copies();
         sync_block();
         float* mine = logits_ + here_.rank * kChunk;
-        for_each_block(here_, [&](int block) {
-          if (block == here_.rank) return;
-          copy_to_block(block, mine, mine, kChunk * static_cast<int>(sizeof(float)), shared_.logits_arrived);
-        });
+        send_to_blocks<P, kBytes>(here_, mine, mine, shared_.logits_arrived);
       }
     }
   }

@@ -99,6 +99,23 @@ CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
   }
 }
 
+// Sends `bytes` of this block's shared memory to the same place in each block of the cluster: what the threads of the
+// block had written before they met. A warp stores 512 bytes in a row into one block, and each block begins with another
+// one, so that all are busy. Source: st.async in the PTX manual.
+template <class P, int bytes>
+CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void* from, Barrier& barrier) {
+  constexpr int kChunks = bytes / 16;
+  static_assert(bytes % 16 == 0);
+  CELLERATE_UNROLL
+  for (int first = 0; first < kChunks * P::kBlocks; first += P::kThreads) {
+    const int n = first + here.thread, chunk = n % kChunks, later = here.rank + n / kChunks;
+    if (n >= kChunks * P::kBlocks) break;
+    const Words words = static_cast<const Words*>(from)[chunk];
+    store_to_block(later < P::kBlocks ? later : later - P::kBlocks, static_cast<Words*>(to) + chunk, words.of,
+                   barrier);
+  }
+}
+
 // Two lanes, 4 apart, have the gates i and c, and f and o, of a unit in two rows. Each lane gets all gates of one
 // row.
 struct UnitGates {

@@ -38,10 +38,9 @@ struct BackwardShared {
 
   // The parts of the gradient of h that the blocks of the cluster have sent, for this step and for the next.
   alignas(128) Tiles<P::kBlocks * kOwnTiles> come[2];
-  Tiles<kBlockTiles> sent[2];
   // The gradients of the gates of this block's units in the form that the matrix units take, (rows, 4, kBlockUnits),
-  // ordered by `in_gates`.
-  alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
+  // ordered by `in_gates`: of this step and of the next, as some warps may still multiply when others go on.
+  alignas(128) Number d_gates[2][Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
   // With a mask for each gate: the masks of all units, (4, kUnits, rows). For many units there is no room for floats.
   static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
   Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
@@ -99,16 +98,12 @@ class BackwardBlock {
     if (done > 0) collect(turn, done);
     if (here_.thread == 0) expect_bytes(arrives, P::kBlocks * kSent);
     CELLERATE_UNROLL
-    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) retreat(step, tile);
+    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) {
+      retreat(step, next, tile);
+    }
     if (step > 0) read_ahead(turn, step - 1);
     sync_block();
-    multiply(turn, next);
-    order_before_copies();
-    sync_block();
-    for_each_block(here_, [&](int block) {
-      copy_to_block(block, shared_.come[next].of(turn, here_.rank * kOwnTiles),
-                    shared_.sent[next].of(turn, block * kOwnTiles), kSent, arrives);
-    });
+    multiply(turn, next, arrives);
     if (step > 0) weights_.read_ahead();
   }
 
@@ -133,11 +128,12 @@ class BackwardBlock {
     const Words* of_block = in_.weights + here_.rank * kProducts * kBlockTiles * 32;
     weights_.load(of_block, unit_tile(0), shared_.weights);
   }
-  // If the tiles cannot be divided evenly, some tiles are computed by two warps, which write the same sums.
+  // If the tiles cannot be divided evenly, some tiles are computed by two warps, of which one sends them.
   CELLERATE_DEVICE int unit_tile(int tile) const {
     const int first = here_.warp * kUnitTiles, last = kBlockTiles - kUnitTiles;
     return (first < last ? first : last) + tile;
   }
+  CELLERATE_DEVICE bool sends(int block_tile) const { return block_tile / kUnitTiles == here_.warp; }
 
   CELLERATE_DEVICE void begin() {
     CELLERATE_UNROLL
@@ -202,7 +198,7 @@ class BackwardBlock {
   // Goes back through a step of this thread's unit in one row: from the gradients of h and c after the step to those
   // of its gates and of c before it. If the step counts, the gradient of h before it starts at 0; the blocks send all
   // of it.
-  CELLERATE_DEVICE void retreat(int step, int tile) {
+  CELLERATE_DEVICE void retreat(int step, int next, int tile) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     float d_z[4] = {};
     Number given[1];
@@ -232,22 +228,23 @@ class BackwardBlock {
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) {
       narrow(d_z[gate], gates.of[gate]);
-      store_split(d_z[gate], &shared_.d_gates[0][in_gates(row(tile), gate * P::kBlockUnits + block_unit_)],
-                  kGateNumbers);
+      const int place = in_gates(row(tile), gate * P::kBlockUnits + block_unit_);
+      store_split(d_z[gate], &shared_.d_gates[next][0][place], kGateNumbers);
     }
     if (inside_[tile]) *reinterpret_cast<Gates<Number>*>(in_.d_projected + 4 * at(tile, step)) = gates;
   }
 
-  // This block's part of the gradient of the previous h of all units: weights · d_gates.
+  // This block's part of the gradient of the previous h of all units: weights · d_gates. It sends each block the part
+  // for its units as soon as it has it.
   template <class Turn>
-  CELLERATE_DEVICE void multiply(Turn turn, int next) {
+  CELLERATE_DEVICE void multiply(Turn turn, int next, Barrier& arrives) {
     const int group = here_.lane / 4, quarter = here_.lane % 4;
     float sums[kUnitTiles][Turn::kTiles][4] = {};
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) {
       if constexpr (P::kDropped) {
         float of_gate[kUnitTiles][Turn::kTiles][4] = {};
-        multiply_gate(turn, gate, of_gate);
+        multiply_gate(turn, next, gate, of_gate);
         each_tile(turn, [&](int unit_tile, int tile) {
           CELLERATE_UNROLL
           for (int part = 0; part < 4; ++part) {
@@ -260,14 +257,20 @@ class BackwardBlock {
           }
         });
       } else {
-        multiply_gate(turn, gate, sums);
+        multiply_gate(turn, next, gate, sums);
       }
     }
     each_tile(turn, [&](int unit_tile, int tile) {
       typename BackwardShared<P>::Sums narrowed;
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) narrow(sums[unit_tile][tile][part], narrowed.of[part]);
-      shared_.sent[next].of(turn, this->unit_tile(unit_tile))[tile][in_sums(group, quarter)] = narrowed;
+      unsigned words[sizeof(Number)];
+      memcpy(words, &narrowed, sizeof words);
+      const int block_tile = this->unit_tile(unit_tile), own_tile = block_tile % kOwnTiles;
+      if (!sends(block_tile)) return;
+      auto& to =
+          shared_.come[next].of(turn, here_.rank * kOwnTiles + own_tile)[tile][in_sums(group, quarter)];
+      store_to_block(block_tile / kOwnTiles, &to, words, arrives);
     });
   }
   template <class Turn, class Work>
@@ -280,7 +283,7 @@ class BackwardBlock {
   }
   // The part that comes from one gate.
   template <class Turn>
-  CELLERATE_DEVICE void multiply_gate(Turn, int gate, float (&sums)[kUnitTiles][Turn::kTiles][4]) {
+  CELLERATE_DEVICE void multiply_gate(Turn, int next, int gate, float (&sums)[kUnitTiles][Turn::kTiles][4]) {
     constexpr int kPairs = kProducts / 4 / 2;
     CELLERATE_UNROLL
     for (int pair = gate * kPairs; pair < (gate + 1) * kPairs; ++pair) {
@@ -291,7 +294,7 @@ class BackwardBlock {
         for (int tile = 0; tile < Turn::kTiles; ++tile) {
           const int from = in_gates(Turn::kFirstRow + tile * 8 + here_.lane % 8,
                                     pair * 2 * L::kProduct + here_.lane / 8 * L::kChunk);
-          load_matrices(parts[split][tile], shared_.d_gates[split] + from);
+          load_matrices(parts[split][tile], shared_.d_gates[next][split] + from);
         }
       }
       CELLERATE_UNROLL

@@ -54,12 +54,17 @@ class ForwardBlock {
         shared_(*reinterpret_cast<ForwardShared<P>*>(shared_memory())),
         block_unit_(here_.warp * 4 + here_.lane / 8),
         unit_(here_.first_unit + block_unit_),
-        there_(unit_ < in.units) {}
+        there_(unit_ < in.units),
+        first_cell_(at(0, 0) * in.units + unit_),
+        tile_cells_(8l * in.steps * in.units) {}
 
   CELLERATE_DEVICE void run() {
     load_weights();
     begin();
-    each_turn<P>([&](auto turn) { read_ahead(turn, 0); });
+    each_turn<P>([&](auto turn) {
+      read_ids(turn, 0);
+      read_ahead(turn, 0);
+    });
     for (int step = 0; step < in_.steps; ++step) {
       each_turn<P>([&](auto turn) { take(turn, step); });
     }
@@ -87,15 +92,19 @@ class ForwardBlock {
     for (int tile = 0; tile < Turn::kTiles; ++tile) {
       advance(turn, next, tile, gates_of(sums[tile], Turn::kFirstTile + tile));
     }
-    order_before_copies();
+    // Before copies comes a fence, and it waits for all that this thread has written to memory.
+    if constexpr (P::kWide) order_before_copies();
     sync_block();
     if (!last) {
-      for_each_block(here_, [&](int block) {
-        copy_to_block(block, shared_.h[next].of(turn, here_.rank * P::kBlockPanels),
-                      shared_.sent[next].of(turn, 0), kSent, arrives);
-      });
+      Number *to = shared_.h[next].of(turn, here_.rank * P::kBlockPanels),
+             *from = shared_.sent[next].of(turn, 0);
+      if constexpr (P::kWide) {
+        for_each_block(here_, [&](int block) { copy_to_block(block, to, from, kSent, arrives); });
+      } else {
+        send_to_blocks<P, kSent>(here_, to, from, arrives);
+      }
     }
-    // Only after the copies have started does memory get other work: the fence before them might wait for it.
+    // Only then does memory get other work.
     if (!last) read_ahead(turn, step + 1);
     keep(turn, step);
     write(turn, step, next);
@@ -106,6 +115,10 @@ class ForwardBlock {
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
   CELLERATE_DEVICE long at(int tile, int step) const {
     return static_cast<long>(here_.first_row + row(tile)) * in_.steps + step;
+  }
+  // The place of this thread's unit in (B, T, H).
+  CELLERATE_DEVICE long cell(int tile, int step) const {
+    return first_cell_ + static_cast<long>(step) * in_.units + tile * tile_cells_;
   }
 
   // The 16 rows of a product are all gates of four units, so that two lanes together have the gates of a unit. With a
@@ -164,26 +177,38 @@ class ForwardBlock {
     return shared_.dropout + ((gate * P::kPanels + panel) * P::kRows + Turn::kFirstRow) * kPanelUnits;
   }
 
-  // Starts to read from memory what a step needs, one step ahead.
+  // Starts to read from memory what a step needs, one step ahead. Nothing here may wait for memory: not even for an id,
+  // which was read a step before. Where the compiler sees such a wait, it waits for the inputs of the tiles before, too.
   template <class Turn>
-  CELLERATE_DEVICE void read_ahead(Turn, int step) {
+  CELLERATE_DEVICE void read_ahead(Turn turn, int step) {
     weights_.read_ahead();
-    constexpr int kFirst = Turn::kFirstTile, kEnd = kFirst + Turn::kTiles;
-    // Reads all ids before the first is needed.
-    int id[Turn::kTiles];
-    CELLERATE_UNROLL
-    for (int tile = kFirst; tile < kEnd; ++tile) {
-      id[tile - kFirst] = in_.ids != nullptr && inside_[tile] ? in_.ids[at(tile, step)] : 0;
+    const bool looks_up = in_.ids != nullptr;
+    if (!looks_up) {
+      each_inside(turn, [&](int tile) { projected_[tile].read(in_.projected + 4 * cell(tile, step)); });
+    } else {
+      each_inside(turn, [&](int tile) {
+        // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
+        const int most = in_.vocabulary - 1, id = ids_[tile];
+        const long from = id < 0 ? 0 : id < most ? id : most;
+        projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
+      });
+      read_ids(turn, step + 1);
     }
+    if constexpr (P::kMasked) {
+      each_inside(turn, [&](int tile) { mask_[tile].read(in_.mask + at(tile, step)); });
+    }
+  }
+  template <class Turn>
+  CELLERATE_DEVICE void read_ids(Turn turn, int step) {
+    if (in_.ids == nullptr || step >= in_.steps) return;
+    each_inside(turn, [&](int tile) { ids_[tile] = in_.ids[at(tile, step)]; });
+  }
+  // Calls `work` for each tile of a turn in which this thread has a row and a unit that are there.
+  template <class Turn, class Work>
+  CELLERATE_DEVICE void each_inside(Turn, const Work& work) const {
     CELLERATE_UNROLL
-    for (int tile = kFirst; tile < kEnd; ++tile) {
-      if (!inside_[tile]) continue;
-      long from = at(tile, step);
-      if constexpr (P::kMasked) mask_[tile].read(in_.mask + from);
-      // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
-      const int most = in_.vocabulary - 1, given = id[tile - kFirst];
-      if (in_.ids != nullptr) from = given < 0 ? 0 : given < most ? given : most;
-      projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
+    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) {
+      if (inside_[tile]) work(tile);
     }
   }
 
@@ -210,37 +235,46 @@ class ForwardBlock {
     // that. With many tiles and warps, others work meanwhile, and the registers are worth more.
     constexpr bool kAlternates = L::kSplit == 1 && Turn::kTiles * P::kWarps < 32;
     float other[Turn::kTiles][4] = {};
-    constexpr int kPairUnits = 2 * L::kProduct;
+    // With few tiles, there are registers to load the h of the next pair meanwhile.
+    constexpr int kPairs = kProducts / 2, kAhead = L::kSplit == 1 && !P::kDropped && Turn::kTiles <= 2;
+    unsigned parts[2][L::kSplit][Turn::kTiles][4];
+    if constexpr (kAhead > 0) load_h(turn, now, 0, parts[0]);
     CELLERATE_UNROLL
-    for (int pair = 0; pair < kProducts / 2; ++pair) {
-      const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
-      unsigned parts[L::kSplit][Turn::kTiles][4];
-      CELLERATE_UNROLL
-      for (int tile = 0; tile < Turn::kTiles; ++tile) {
-        const int from = in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk);
-        CELLERATE_UNROLL
-        for (int part = 0; part < kParts; ++part) {
-          load_matrices(parts[part][tile], shared_.h[now].of(turn, panel, part) + from);
-        }
-        if constexpr (P::kDropped) {
-          unsigned scales[4];
-          load_matrices(scales, dropout(turn, here_.warp % 4, panel) + from);
-          CELLERATE_UNROLL
-          for (int n = 0; n < 4; ++n)
-            parts[0][tile][n] = multiply_each(Number{}, parts[0][tile][n], scales[n]);
-          if constexpr (L::kSplit == 2) {
-            CELLERATE_UNROLL
-            for (int n = 0; n < 4; ++n) split(parts[0][tile][n], parts[1][tile][n]);
-          }
-        }
-      }
-      weights_.multiply(2 * pair, 0, parts, sums);
-      weights_.multiply(2 * pair + 1, 0, parts, kAlternates ? other : sums);
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int later = pair + kAhead;
+      if (later < kPairs) load_h(turn, now, later, parts[later % 2]);
+      weights_.multiply(2 * pair, 0, parts[pair % 2], sums);
+      weights_.multiply(2 * pair + 1, 0, parts[pair % 2], kAlternates ? other : sums);
     }
     CELLERATE_UNROLL
     for (int tile = 0; tile < Turn::kTiles; ++tile) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) sums[tile][part] += other[tile][part];
+    }
+  }
+
+  // Loads the h of two products, under the mask of the warp's gate if there is one.
+  template <class Turn>
+  CELLERATE_DEVICE void load_h(Turn turn, int now, int pair, unsigned (&parts)[L::kSplit][Turn::kTiles][4]) {
+    constexpr int kPairUnits = 2 * L::kProduct;
+    const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < Turn::kTiles; ++tile) {
+      const int from = in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk);
+      CELLERATE_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        load_matrices(parts[part][tile], shared_.h[now].of(turn, panel, part) + from);
+      }
+      if constexpr (P::kDropped) {
+        unsigned scales[4];
+        load_matrices(scales, dropout(turn, here_.warp % 4, panel) + from);
+        CELLERATE_UNROLL
+        for (int n = 0; n < 4; ++n) parts[0][tile][n] = multiply_each(Number{}, parts[0][tile][n], scales[n]);
+        if constexpr (L::kSplit == 2) {
+          CELLERATE_UNROLL
+          for (int n = 0; n < 4; ++n) split(parts[0][tile][n], parts[1][tile][n]);
+        }
+      }
     }
   }
 
@@ -314,14 +348,13 @@ class ForwardBlock {
 
   // Writes what backward needs to know about a step.
   template <class Turn>
-  CELLERATE_DEVICE void keep(Turn, int step) {
-    CELLERATE_UNROLL
-    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) {
-      if (in_.gates == nullptr || !inside_[tile]) continue;
-      const long n = at(tile, step) * in_.units + unit_;
+  CELLERATE_DEVICE void keep(Turn turn, int step) {
+    if (in_.gates == nullptr) return;
+    each_inside(turn, [&](int tile) {
+      const long n = cell(tile, step);
       *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates_[tile];
       in_.cells[n] = c_[tile];
-    }
+    });
   }
 
   // Writes the outputs and states of a step, 16 bytes at once.
@@ -372,10 +405,13 @@ class ForwardBlock {
   const Place<P> here_;
   const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
   const bool there_;             // whether the layer has that unit
+  // Its place in (B, T, H) at the first step of its row of the first tile, and how far it is from tile to tile.
+  const long first_cell_, tile_cells_;
 
   typename ForwardShared<P>::Weights weights_;
   Awaited<Number, 4> projected_[P::kTiles];
   Awaited<unsigned char, 1> mask_[P::kTiles];
+  int ids_[P::kTiles];  // of the step after what was read ahead
   Gates<Number> gates_[P::kTiles];
   float c_[P::kTiles], h_[P::kTiles], output_[P::kTiles];
   bool inside_[P::kTiles];
