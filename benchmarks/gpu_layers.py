@@ -28,6 +28,8 @@ KINDS = ("plain", "relu", "bidirectional")
 CHART_BACKEND = "torch"
 # Of the curve, and of each of so many turns.
 STEPS, ROUNDS, ROUND_S = 50, 3, 1.5
+# Of a step: larger batches are left out then.
+SLOW_S = 0.5
 # Loading a framework and Keras, compiling, and measuring which implementation is faster.
 _LIMIT_S = 150
 Settings = dict[str, Any]
@@ -164,7 +166,7 @@ class Held:
             self._settings, self._too_slow = settings, False
         if self._too_slow:
             raise LeftOutError(
-                "a smaller batch took more than 2 s a step, and so many times more tell nothing new"
+                f"a smaller batch took more than {SLOW_S} s a step, and so many times more tell nothing new"
             )
         if self._contestant is None:
             self._contestant = Contestant(python_text(), **settings)
@@ -180,7 +182,7 @@ class Held:
             self._close()
             raise
         found = {**settings, "batch": batch, **as_timing(each.seconds[batch]).summary()}
-        self._too_slow = found["median_s"] > 2
+        self._too_slow = found["median_s"] > SLOW_S
         return found
 
     def _close(self) -> None:

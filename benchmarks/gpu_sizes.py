@@ -45,7 +45,7 @@ GENERATED_UNITS, GENERATED_BATCHES = (512, 256), (1, 8, 56, 112, 224, 1024, 8192
 V, EMBEDDING = 96, 64
 
 FIT_UNITS, FIT_BACKENDS, FIT_POLICIES = 512, ("jax", "torch"), ("mixed_bfloat16", "float32")
-CHART_UNITS, CHART_BATCHES = 128, (1, 4, 16, 64, 256, 1024, 4096)
+CHART_UNITS, CHART_BATCHES = 128, (1, 8, 64, 512, 4096)
 
 
 def kernels() -> Iterator[Kernel]:

@@ -32,11 +32,11 @@ PARTS = (
     Part("recurrence", "gpu_timings", 25, 90),
     Part("checks", "gpu_checks", 45, 120),
     Part("generation", "gpu_generation", 40, 90),
-    Part("fit", "gpu_layers", 110, 200),
+    Part("fit", "gpu_layers", 170, 260),
     Part("sizes", "gpu_timings", 70, 150),
     Part("variants", "gpu_timings", 20, 60),
     Part("robustness", "gpu_checks", 15, 60),
-    Part("crossover", "gpu_layers", 60, 600),
+    Part("crossover", "gpu_layers", 100, 600),
 )
 # Under compute-sanitizer all else would take hours.
 SMALL = Part("small", "gpu_checks", 60, 3600)
