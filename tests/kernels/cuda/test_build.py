@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import itertools
 import re
+import struct
 import sys
 import tomllib
 import types
@@ -50,6 +51,34 @@ def test_every_variant_compiles_for_hopper(direction, precision, masked, dropped
     variant = Variant(direction, precision, units, 8, masked=masked, dropped=dropped)
     largest = fitting(variant)[-1]
     assert largest.name.encode() in build.build(largest, "sm_90a").code
+
+
+def frame_bytes(code: bytes) -> int:
+    """Bytes of local memory per thread of a cubin's kernel. Source: the ELF format, and the attributes of .nv.info."""
+    (table,) = struct.unpack_from("<Q", code, 0x28)
+    entry, count, names_at = struct.unpack_from("<HHH", code, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", code, table + n * entry) for n in range(count)]
+    for name, _, _, _, at, size in sections:
+        if not code.startswith(b".nv.info\0", sections[names_at][4] + name):
+            continue
+        end = at + size
+        while at < end:
+            kind, attribute, length = struct.unpack_from("<BBH", code, at)
+            assert kind == 4
+            if attribute == 0x11:  # EIATTR_FRAME_SIZE: of a symbol, so many bytes
+                return struct.unpack_from("<II", code, at + 4)[1]
+            at += 4 + length
+    raise AssertionError("the cubin does not say how large the frame is")
+
+
+@pytest.mark.parametrize(
+    ("direction", "units", "rows"),
+    [("forward", 512, 8), ("forward", 1024, 8), ("forward", 1024, 16), ("backward", 512, 16)],
+)
+def test_kernels_of_few_rows_keep_everything_in_registers(direction, units, rows):
+    # A loop that is not unrolled indexes weights, which puts them all into memory: a step took 28 µs in place of 5.
+    variant = Variant(direction, "bfloat16", units, rows)
+    assert frame_bytes(build.build(variant, "sm_90a").code) == 0
 
 
 @pytest.mark.parametrize(

@@ -235,8 +235,9 @@ class ForwardBlock {
     // that. With many tiles and warps, others work meanwhile, and the registers are worth more.
     constexpr bool kAlternates = L::kSplit == 1 && Turn::kTiles * P::kWarps < 32;
     float other[Turn::kTiles][4] = {};
-    // With few tiles, there are registers to load the h of the next pair meanwhile.
-    constexpr int kPairs = kProducts / 2, kAhead = L::kSplit == 1 && !P::kDropped && Turn::kTiles <= 2;
+    // With few tiles, and no weights on their way, there are registers to load the h of the next pair meanwhile.
+    constexpr int kPairs = kProducts / 2;
+    constexpr int kAhead = ForwardShared<P>::Weights::kAllInRegisters && Turn::kTiles <= 2;
     unsigned parts[2][L::kSplit][Turn::kTiles][4];
     if constexpr (kAhead > 0) load_h(turn, now, 0, parts[0]);
     CELLERATE_UNROLL
