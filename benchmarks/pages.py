@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gpu_figures
 import headline
 import standings
 import tables
@@ -19,7 +20,10 @@ from measured import changed
 from publishing import published, read
 from records import RESULTS, ROOT
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "method", "scale")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "method", "scale", "gpu")),
+)
 CHART = ROOT / "docs" / "headline.svg"
 METHOD = ROOT / "docs" / "method.md"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -86,6 +90,27 @@ def worst_tables(page: Path, folder: Path = RESULTS) -> str:
     return "\n\n".join(found) or not_measured(page)
 
 
+def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
+    """What the newest record of each GPU found. Such a machine is lent for minutes, so nothing watches its load."""
+    newest: dict[str, Record] = {}
+    for record in read("gpu", folder):
+        if record["clean"]:
+            newest.setdefault(record["gpu"], record)
+    found = []
+    for gpu, record in sorted(newest.items()):
+        parts = (gpu_figures.layers, gpu_figures.training, gpu_figures.generation, gpu_figures.variants)
+        reached = [goal["reached"] for goal in record["result"]["goals"]]
+        versions = ", ".join(
+            f"{name} {record['versions'][name]}" for name in ("jax", "torch", "keras", "cudnn")
+        )
+        found += [markdown(part(record["result"])) for part in parts]
+        found.append(
+            f"{gpu}; {versions}. {sum(reached)} of {len(reached)} goals are reached. {source_of(record, page)}; again "
+            "with `python benchmarks/gpu_suite.py`."
+        )
+    return "\n\n".join(found) or not_measured(page)
+
+
 def not_measured(page: Path) -> str:
     """What stands in place of a table without a publishable record."""
     return f"Not measured yet by [the rules]({_link(METHOD, page)}#the-rules)."
@@ -106,7 +131,7 @@ def pages(folder: Path = RESULTS) -> dict[Path, str]:
     In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
     """
     made = {CHART: headline.chart(by_processor([*headline.ROWS], folder))}
-    special = {"headline": first_tables, "worst": worst_tables}
+    special = {"headline": first_tables, "worst": worst_tables, "gpu": gpu_tables}
     for page in PAGES:
 
         def fill(found: re.Match[str], page: Path = page) -> str:

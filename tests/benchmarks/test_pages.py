@@ -1,5 +1,6 @@
 """The pages and the chart that are made of the records hold what may be published of them, and nothing else."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -60,7 +61,7 @@ def test_pages_of_a_copy_without_git_are_the_same(tmp_path):
 
 def test_every_table_is_on_a_page_once():
     found = [case for page in pages.PAGES for case in re.findall(r"<!-- table: (\w+) -->", page.read_text())]
-    assert sorted(found) == sorted(["headline", "worst", *tables.TABLES])
+    assert sorted(found) == sorted(["headline", "worst", "gpu", *tables.TABLES])
 
 
 def test_case_without_a_publishable_record_says_so(tmp_path):
@@ -308,6 +309,46 @@ def test_chart_is_small_and_has_the_fastest_of_each_side_in_each_precision(tmp_p
     assert "Keras on tensorflow, compiled loop" in told and "Keras on jax, predict" in told
     assert max(float(one.get("x")) + float(one.get("width")) for one in bars) < float(root.get("width")) - 40
     assert max(float(one.get("y")) for one in bars) < float(root.get("height")) - 30
+
+
+def gpu_record(folder, day, *, clean=True, ours_ms=0.2):
+    """Puts the record of a day of the GPU suite into a folder: one layer, one race, one speed, one variant."""
+    times = {"forward": ours_ms, "forward and backward": 0.5, "cuDNN bfloat16 forward": 0.6}
+    one = {name: {"median_ms": ms} for name, ms in times.items()}
+    refused = {"implementation": "keras", "error": "RefusedError: ValueError: Unknown output type"}
+    record = {
+        "clean": clean, "gpu": "NVIDIA H200", "commit": "0123456789", "date": f"2026-12-{day:02}T00:00:00+00:00",
+        "versions": dict.fromkeys(("jax", "torch", "keras", "cudnn"), "1.2"),
+        "result": {
+            "recurrence": [{"number": "bfloat16", "units": 512, "batch": 112, "times": one}, {"number": "bfloat16"}],
+            "sizes": [{"number": "float32", "units": 512, "batch": 112, "times": one}],
+            "fit": [
+                {"backend": "jax", "policy": "mixed_bfloat16", "contestants": [{"characters_per_s": 8e6}, refused]},
+                {"backend": "torch", "policy": "float32",
+                 "contestants": [{"characters_per_s": 3e6}, {"characters_per_s": 2e6}]},
+            ],
+            "generation": [{"units": 512, "batch": 1, "characters_per_s": 4e5}, {"units": 512}],
+            "variants": [
+                {"variant": "relu", "number": "bfloat16",
+                 "times": {"plain": {"median_ms": 2.0}, "variant": {"median_ms": 2.5}}},
+            ],
+            "goals": [{"reached": True}, {"reached": False}],
+        },
+    }  # fmt: skip
+    (folder / f"gpu-2026-12-{day:02}T000000.json").write_text(json.dumps(record))
+
+
+def test_tables_of_a_gpu_are_of_its_newest_record_of_committed_code(tmp_path):
+    assert "Not measured yet" in pages.gpu_tables(pages.PAGES[-1], tmp_path)
+    gpu_record(tmp_path, 1, ours_ms=9.0)
+    gpu_record(tmp_path, 2)
+    gpu_record(tmp_path, 3, clean=False, ours_ms=7.0)
+    text = pages.gpu_tables(pages.PAGES[-1], tmp_path)
+    assert "| 512 | 112 | 2.00 | 3.00 |  | 5.00 |  |  |" in text
+    assert "| jax, mixed_bfloat16 | 8.00 | ValueError: Unknown output type |  |" in text
+    assert "| torch, float32 | 3.00 | 2.00 | 1.50 |" in text
+    assert "| H=512 | 0.400 |" in text and "| relu | 1.25 |" in text
+    assert "1 of 2 goals are reached" in text and "of 2026-12-02 at commit 0123456" in text
 
 
 def test_stale_tables_are_listed_and_fresh_ones_are_not(tmp_path, monkeypatch):

@@ -1,0 +1,69 @@
+"""The tables of docs/gpu.md, from the newest record of the GPU suite."""
+
+from typing import Any
+
+from cellerate.format import rounded
+from gpu_goals import BOTH
+from gpu_sizes import STEPS
+
+Table = list[list[str]]
+_PASSES = ("forward", BOTH)
+
+
+def layers(result: dict[str, Any]) -> Table:
+    """A layer in bfloat16 beside cuDNN, by units and batch: microseconds a step, and how many times faster."""
+    head = ["H", "B"]
+    for name in _PASSES:
+        head += [f"{name}, µs a step", "times cuDNN in bfloat16", "in float16"]
+    timed = [one for one in [*result["recurrence"], *result["sizes"]] if "times" in one]
+    wanted = [one for one in timed if one["number"] == "bfloat16"]
+    rows = []
+    for one in sorted(wanted, key=lambda one: (one["units"], one["batch"])):
+        row = [str(one["units"]), str(one["batch"])]
+        for name in _PASSES:
+            ours = one["times"][name]["median_ms"]
+            theirs = [one["times"].get(f"cuDNN {number} {name}") for number in ("bfloat16", "float16")]
+            ratios = [rounded(each["median_ms"] / ours) if each else "" for each in theirs]
+            row += [rounded(ours * 1e3 / STEPS), *ratios]
+        rows.append(row)
+    return [head, *rows]
+
+
+def training(result: dict[str, Any]) -> Table:
+    """The character model through `fit`, beside stock Keras: millions of characters a second."""
+    head = ["Backend, policy", "Cellerate", "Keras", "ratio"]
+    rows = []
+    for race in result["fit"]:
+        ours, keras = (one.get("characters_per_s") for one in race["contestants"])
+        row = [f"{race['backend']}, {race['policy']}", _millions(ours)]
+        refused = race["contestants"][1].get("error", "").partition(": ")[2]
+        rows.append([*row, _millions(keras) if keras else refused, rounded(ours / keras) if keras else ""])
+    return [head, *rows]
+
+
+def generation(result: dict[str, Any]) -> Table:
+    """Characters a second of all rows together, in millions, by units and batch."""
+    found = {(one["units"], one["batch"]): one for one in result["generation"] if "batch" in one}
+    batches = sorted({batch for _, batch in found})
+    rows = [
+        [f"H={units}", *(_millions(found[units, batch]["characters_per_s"]) for batch in batches)]
+        for units in sorted({units for units, _ in found})
+    ]
+    return [["Millions of characters/s", *(f"B={batch:,}" for batch in batches)], *rows]
+
+
+def variants(result: dict[str, Any]) -> Table:
+    """What the time of the plain layer is multiplied by."""
+    found = {(one["variant"], one["number"]): one["times"] for one in result["variants"]}
+    numbers = list(dict.fromkeys(number for _, number in found))
+    rows = []
+    for variant in dict.fromkeys(variant for variant, _ in found):
+        times = [found[variant, number] for number in numbers]
+        rows.append(
+            [variant, *(rounded(one["variant"]["median_ms"] / one["plain"]["median_ms"]) for one in times)]
+        )
+    return [["Times the plain layer, forward and backward", *numbers], *rows]
+
+
+def _millions(characters_per_s: float | None) -> str:
+    return "" if characters_per_s is None else rounded(characters_per_s / 1e6)
