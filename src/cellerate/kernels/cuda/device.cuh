@@ -179,9 +179,10 @@ CELLERATE_DEVICE void arrive_in(int block, Barrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(block, &barrier)) : "memory");
 }
 // Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. After about 20 seconds,
-// longer than any step takes, it ends the kernel with an error, which is better than a GPU that hangs. What the copies
-// brought is in this block's memory and can be read then. The other blocks' writes elsewhere are not acquired: that
-// would empty the first-level cache in every step.
+// longer than any step takes, it ends the kernel with an error, which is better than a GPU that hangs. What copies and
+// stores brought is in this block's memory and can be read then. The other blocks' writes elsewhere are not acquired:
+// that would empty the first-level cache in every step. By the letter of PTX's memory model, stores from other blocks
+// ask for that as well; they come to the same memory as the barrier that counts them, before they are counted.
 CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
   constexpr unsigned kPatience = 20'000;  // in units of 2^20 ns
   unsigned done = 0, begun = 0;

@@ -47,8 +47,8 @@ def test_every_way_is_checked_with_kernels_of_its_own():
     for way, cases in selfcheck.CASES.items():
         for case in cases:
             forward, backward = (case.variant(direction, way) for direction in ("forward", "backward"))
-            assert forward.way == way
-            assert backward.way == ("plain" if "wide" in way else way)
+            assert forward.way == ("plain" if way == "turns" else way)
+            assert backward.way == ("plain" if way == "wide" else way)
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, text: str, by: str) -> None:
@@ -69,13 +69,12 @@ def wrong(monkeypatch: pytest.MonkeyPatch, case: selfcheck.Case, way: str) -> bo
     return False
 
 
-@pytest.mark.parametrize("way", ["turns", "wide turns"])
-def test_turns_that_do_not_wait_for_their_h_are_wrong(monkeypatch, way):
+def test_turns_that_do_not_wait_for_their_gradients_are_wrong(monkeypatch):
     case = selfcheck.Case("bfloat16", 64, rows=16, batch=16)
-    assert selfcheck.check(case, 0, way) < 1
-    # The second turn waits for the h of the first.
-    replaced(monkeypatch, "shared_.arrived[2 * Turn::kIndex + now];", "shared_.arrived[now];")
-    assert wrong(monkeypatch, case, way)
+    assert selfcheck.check(case, 0, "turns") < 1
+    # The second turn waits for the gradients of the first.
+    replaced(monkeypatch, "wait_for(shared_.arrived[2 * Turn::kIndex + now]", "wait_for(shared_.arrived[now]")
+    assert wrong(monkeypatch, case, "turns")
     emulated_gpu._compiled.cache_clear()
 
 
@@ -216,23 +215,25 @@ def test_measured_times_decide_where_clusters_run_in_waves():
 
 def test_measured_times_decide_the_way_among_those_to_choose_from():
     plain = plan.Variant("forward", "bfloat16", 512, 8)
-    us = {"plain": 2.0, "turns": 1.5, "wide": 1.8, "wide turns": 1.2, "tiled": 3.0}
+    us = {"plain": 2.0, "turns": 1.5, "wide": 1.2, "tiled": 3.0}
 
     def chosen(batch: int, *ways: str) -> tuple[int, str]:
         found = plan.choose(plain, batch, lambda one: 7, lambda one: us[one.way], ways)
         return found.rows, found.way
 
     assert chosen(112, "plain", "wide") == (16, "wide")
-    assert chosen(112, *plan.WAYS) == (16, "wide turns")
-    # Eight rows cannot take turns.
-    assert chosen(56, "plain", "turns", "wide") == (16, "turns")
+    assert chosen(112, *plan.WAYS) == (16, "wide")
     assert chosen(56, "plain", "wide") == (8, "wide")
+    # Eight rows cannot take turns, which are for the way back.
+    back = dataclasses.replace(plain, direction="backward")
+    found = plan.choose(back, 56, lambda one: 7, lambda one: us[one.way], plan.WAYS)
+    assert (found.rows, found.way) == (16, "turns")
     # Tiles are for what takes three waves of 7 clusters of 40 rows.
     assert chosen(600, *plan.WAYS) == (112, "tiled")
     small = plan.Variant("backward", "float16", 256, 8)
     assert plan.choose(small, 90, lambda one: 2, lambda one: 1.0, plan.WAYS).tiled
     us["tiled"] = 4.0
-    assert chosen(600, *plan.WAYS) == (32, "wide turns")
+    assert chosen(600, *plan.WAYS) == (32, "wide")
 
 
 def test_tiled_kernels_are_not_even_asked_for_where_a_wave_of_few_rows_is_enough():
@@ -269,14 +270,13 @@ def test_a_way_that_fails_its_check_is_left_out_and_the_plain_one_is_not(monkeyp
         return subprocess.CompletedProcess(command, 0, "7.5\n" if way in ("plain", "turns") else "0.4\n", "")
 
     monkeypatch.setattr(selfcheck.subprocess, "run", run)
-    monkeypatch.setattr(selfcheck, "step_us", lambda variant, device: {1: 2.0, 2: 1.0}[variant.turns])
+    monkeypatch.setattr(selfcheck, "step_us", lambda variant, device: 2.0 if variant.way == "plain" else 1.0)
     select._chosen.cache_clear()
     options = LstmOptions()
     backward, forward = (
         select.variant_of(direction, "bfloat16", (16, 3, 64), options, masked=False, dropped=False, device=0)
         for direction in ("backward", "forward")
     )
-    assert (backward.turns, backward.wide) == (1, False)
-    assert (forward.turns, forward.wide) == (2, True)
+    assert (backward.way, forward.way) == ("plain", "wide")
     assert "7.5 times the allowed error" in selfcheck.failure(0, "turns")
     select._chosen.cache_clear()

@@ -24,7 +24,8 @@ enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 //   block_units: units of a block, 32 or 64.
 //   rows: rows of the batch per cluster, a multiple of 8.
 //   masked: whether there is a mask. dropped: whether h is multiplied by a separate mask for each gate.
-//   turns: 1, or 2 if the rows are cut into halves: one is computed while what the other sends is on its way.
+//   turns: 1, or 2 if the rows are cut into halves: one is computed while what the other sends is on its way; only
+//     backward.
 //   wide: whether four warps make a product together, which then reads h from shared memory; only forward.
 template <class Number_, int units, int block_units, int rows, Activation activation,
           Activation recurrent_activation, bool masked, bool dropped, int turns, bool wide, class Tiers_>
@@ -66,15 +67,14 @@ CELLERATE_DEVICE void each_turn(const Work& work) {
   if constexpr (P::kTurns == 2) work(Turn<P, 1>{});
 }
 
-// Panels of all rows, those of each turn together, because they are sent together. A panel has `parts` parts.
+// Panels of all rows. A panel has `parts` parts.
 template <class P, int panels, int parts>
 struct Panels {
   using Number = typename P::Number;
   Number numbers[panels * parts * P::kRows * kPanelUnits];
 
-  template <class Turn>
-  CELLERATE_DEVICE Number* of(Turn, int panel, int part = 0) {
-    return numbers + (Turn::kFirstRow * panels * parts + Turn::kRows * (panel * parts + part)) * kPanelUnits;
+  CELLERATE_DEVICE Number* of(int panel, int part = 0) {
+    return numbers + P::kRows * (panel * parts + part) * kPanelUnits;
   }
 };
 

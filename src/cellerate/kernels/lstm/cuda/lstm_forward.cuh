@@ -25,8 +25,8 @@ struct ForwardShared {
   Panels<P, P::kBlockPanels, 1> output[2];  // not used if the state is the same
   // With a mask for each gate: the masks of all units, (4, kPanels) panels.
   Number dropout[P::kDropped ? 4 * P::kPanels * P::kRows * kPanelUnits : 1];
-  // That h has arrived: for each turn that of the even and that of the odd steps.
-  Barrier arrived[2 * P::kTurns];
+  // That h has arrived: that of the even and that of the odd steps.
+  Barrier arrived[2];
   // With a mask for each gate: the sums of all gates, units and rows.
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
   // The weights for which there are no registers.
@@ -45,7 +45,7 @@ class ForwardBlock {
   // Whether the panel that is sent does not hold plain h, because h is split or rounded.
   static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
   static constexpr bool kOwnOutput = P::kMasked;
-  static_assert(P::kTurns == 1 || ForwardShared<P>::Weights::kReusable);
+  static_assert(P::kTurns == 1);
   static_assert(!P::kWide || (!P::kDropped && L::kSplit == 1 && P::kWarps % 4 == 0));
 
  public:
@@ -61,12 +61,10 @@ class ForwardBlock {
   CELLERATE_DEVICE void run() {
     load_weights();
     begin();
-    each_turn<P>([&](auto turn) {
-      read_ids(turn, 0);
-      read_ahead(turn, 0);
-    });
+    read_ids(0);
+    read_ahead(0);
     for (int step = 0; step < in_.steps; ++step) {
-      each_turn<P>([&](auto turn) { take(turn, step); });
+      take(step);
     }
     finish();
     // No block may end while another may still send to it or read from it.
@@ -74,30 +72,27 @@ class ForwardBlock {
   }
 
  private:
-  // Computes a step of the rows of a turn.
-  template <class Turn>
-  CELLERATE_DEVICE void take(Turn turn, int step) {
+  // Computes a step of all rows.
+  CELLERATE_DEVICE void take(int step) {
     const int now = step & 1, next = now ^ 1;
-    Barrier& arrived = shared_.arrived[2 * Turn::kIndex + now];
-    Barrier& arrives = shared_.arrived[2 * Turn::kIndex + next];
+    Barrier &arrived = shared_.arrived[now], &arrives = shared_.arrived[next];
     constexpr int kSent =
-        P::kBlockPanels * kParts * Turn::kRows * kPanelUnits * static_cast<int>(sizeof(Number));
+        P::kBlockPanels * kParts * P::kRows * kPanelUnits * static_cast<int>(sizeof(Number));
     if (step > 0) wait_for(arrived, ((step - 1) >> 1) & 1);
     const bool last = step + 1 == in_.steps;
     if (here_.thread == 0 && !last) expect_bytes(arrives, P::kBlocks * kSent);
-    float sums[Turn::kTiles][4] = {};
-    multiply(turn, now, sums);
-    if constexpr (P::kDropped) stage(turn, sums);
+    float sums[P::kTiles][4] = {};
+    multiply(now, sums);
+    if constexpr (P::kDropped) stage(sums);
     CELLERATE_UNROLL
-    for (int tile = 0; tile < Turn::kTiles; ++tile) {
-      advance(turn, next, tile, gates_of(sums[tile], Turn::kFirstTile + tile));
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      advance(next, tile, gates_of(sums[tile], tile));
     }
     // Before copies comes a fence, and it waits for all that this thread has written to memory.
     if constexpr (P::kWide) order_before_copies();
     sync_block();
     if (!last) {
-      Number *to = shared_.h[next].of(turn, here_.rank * P::kBlockPanels),
-             *from = shared_.sent[next].of(turn, 0);
+      Number *to = shared_.h[next].of(here_.rank * P::kBlockPanels), *from = shared_.sent[next].of(0);
       if constexpr (P::kWide) {
         for_each_block(here_, [&](int block) { copy_to_block(block, to, from, kSent, arrives); });
       } else {
@@ -105,9 +100,9 @@ class ForwardBlock {
       }
     }
     // Only then does memory get other work.
-    if (!last) read_ahead(turn, step + 1);
-    keep(turn, step);
-    write(turn, step, next);
+    if (!last) read_ahead(step + 1);
+    keep(step);
+    write(step, next);
   }
 
   // The row that this thread computes in each tile.
@@ -130,7 +125,7 @@ class ForwardBlock {
 
   // Fills h with the initial states of all units, and loads the states of this thread.
   CELLERATE_DEVICE void begin() {
-    each_turn<P>([&](auto turn) { begin_h(turn); });
+    begin_h();
     // Wide products read h as copies do.
     if constexpr (P::kWide) order_before_copies();
     CELLERATE_UNROLL
@@ -144,131 +139,123 @@ class ForwardBlock {
     }
     make_barriers(shared_.arrived);
   }
-  template <class Turn>
-  CELLERATE_DEVICE void begin_h(Turn turn) {
-    constexpr int kNumbers = Turn::kRows * kPanelUnits;
+  CELLERATE_DEVICE void begin_h() {
+    constexpr int kNumbers = P::kRows * kPanelUnits;
     for (int n = here_.thread; n < P::kPanels * kNumbers; n += P::kThreads) {
       const int panel = n / kNumbers, r = n % kNumbers / kPanelUnits, u = n % kPanelUnits;
-      const int b = here_.first_row + Turn::kFirstRow + r, unit = panel * kPanelUnits + u;
+      const int b = here_.first_row + r, unit = panel * kPanelUnits + u;
       const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
       const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
-      store_h(turn, h, shared_.h[0].of(turn, panel) + in_panel<Number>(r, u));
+      store_h(h, shared_.h[0].of(panel) + in_panel<Number>(r, u));
       if constexpr (P::kDropped) {
         for (int gate = 0; gate < 4; ++gate) {
           const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
           const float scale = b < in_.batch && unit < in_.units ? in_.recurrent_dropout[from] : 0.0f;
-          narrow(scale, dropout(turn, gate, panel)[in_panel<Number>(r, u)]);
+          narrow(scale, dropout(gate, panel)[in_panel<Number>(r, u)]);
         }
       }
     }
   }
 
-  template <class Turn>
-  CELLERATE_DEVICE static void store_h(Turn, float h, Number* to) {
+  CELLERATE_DEVICE static void store_h(float h, Number* to) {
     if constexpr (P::kDropped) {
       narrow(h, *to);
     } else {
-      store_split(h, to, Turn::kRows * kPanelUnits);
+      store_split(h, to, P::kRows * kPanelUnits);
     }
   }
-  // The masks of a gate for the rows of a turn and the units of a panel.
-  template <class Turn>
-  CELLERATE_DEVICE Number* dropout(Turn, int gate, int panel) {
-    return shared_.dropout + ((gate * P::kPanels + panel) * P::kRows + Turn::kFirstRow) * kPanelUnits;
+  // The masks of a gate for all rows and the units of a panel.
+  CELLERATE_DEVICE Number* dropout(int gate, int panel) {
+    return shared_.dropout + (gate * P::kPanels + panel) * P::kRows * kPanelUnits;
   }
 
   // Starts to read from memory what a step needs, one step ahead. Nothing here may wait for memory: not even for an id,
   // which was read a step before. Where the compiler sees such a wait, it waits for the inputs of the tiles before, too.
-  template <class Turn>
-  CELLERATE_DEVICE void read_ahead(Turn turn, int step) {
+  CELLERATE_DEVICE void read_ahead(int step) {
     weights_.read_ahead();
     const bool looks_up = in_.ids != nullptr;
     if (!looks_up) {
-      each_inside(turn, [&](int tile) { projected_[tile].read(in_.projected + 4 * cell(tile, step)); });
+      each_inside([&](int tile) { projected_[tile].read(in_.projected + 4 * cell(tile, step)); });
     } else {
-      each_inside(turn, [&](int tile) {
+      each_inside([&](int tile) {
         // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
         const int most = in_.vocabulary - 1, id = ids_[tile];
         const long from = id < 0 ? 0 : id < most ? id : most;
         projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
       });
-      read_ids(turn, step + 1);
+      read_ids(step + 1);
     }
     if constexpr (P::kMasked) {
-      each_inside(turn, [&](int tile) { mask_[tile].read(in_.mask + at(tile, step)); });
+      each_inside([&](int tile) { mask_[tile].read(in_.mask + at(tile, step)); });
     }
   }
-  template <class Turn>
-  CELLERATE_DEVICE void read_ids(Turn turn, int step) {
+  CELLERATE_DEVICE void read_ids(int step) {
     if (in_.ids == nullptr || step >= in_.steps) return;
-    each_inside(turn, [&](int tile) { ids_[tile] = in_.ids[at(tile, step)]; });
+    each_inside([&](int tile) { ids_[tile] = in_.ids[at(tile, step)]; });
   }
-  // Calls `work` for each tile of a turn in which this thread has a row and a unit that are there.
-  template <class Turn, class Work>
-  CELLERATE_DEVICE void each_inside(Turn, const Work& work) const {
+  // Calls `work` for each tile in which this thread has a row and a unit that are there.
+  template <class Work>
+  CELLERATE_DEVICE void each_inside(const Work& work) const {
     CELLERATE_UNROLL
-    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) {
+    for (int tile = 0; tile < P::kTiles; ++tile) {
       if (inside_[tile]) work(tile);
     }
   }
 
   // weights · h.
-  template <class Turn>
-  CELLERATE_DEVICE void multiply(Turn turn, int now, float (&sums)[Turn::kTiles][4]) {
+  CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
     if constexpr (P::kWide) {
       begin_wide_products(sums);
       CELLERATE_UNROLL
       for (int product = 0; product < kProducts; ++product) {
-        // Panels of a turn lie together, too.
+        // Panels lie together, too.
         const int unit = product * L::kProduct, panel = unit / kPanelUnits;
-        multiply_add_wide(sums, weights_.in_registers(product, 0).of, shared_.h[now].of(turn, 0),
-                          panel * Turn::kRows * kPanelUnits + unit % kPanelUnits);
+        multiply_add_wide(sums, weights_.in_registers(product, 0).of, shared_.h[now].of(0),
+                          panel * P::kRows * kPanelUnits + unit % kPanelUnits);
       }
       finish_wide_products(sums);
     } else {
-      multiply_by_warps(turn, now, sums);
+      multiply_by_warps(now, sums);
     }
   }
-  template <class Turn>
-  CELLERATE_DEVICE void multiply_by_warps(Turn turn, int now, float (&sums)[Turn::kTiles][4]) {
+  CELLERATE_DEVICE void multiply_by_warps(int now, float (&sums)[P::kTiles][4]) {
     // Even and odd products have separate sums, so that none waits for the one before. Split numbers do not need
     // that. With many tiles and warps, others work meanwhile, and the registers are worth more.
-    constexpr bool kAlternates = L::kSplit == 1 && Turn::kTiles * P::kWarps < 32;
-    float other[Turn::kTiles][4] = {};
+    constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
+    float other[P::kTiles][4] = {};
     // With few tiles, and no weights on their way, there are registers to load the h of the next pair meanwhile.
     constexpr int kPairs = kProducts / 2;
-    constexpr int kAhead = ForwardShared<P>::Weights::kAllInRegisters && Turn::kTiles <= 2;
-    unsigned parts[2][L::kSplit][Turn::kTiles][4];
-    if constexpr (kAhead > 0) load_h(turn, now, 0, parts[0]);
+    constexpr int kAhead = ForwardShared<P>::Weights::kAllInRegisters && P::kTiles <= 2;
+    unsigned parts[2][L::kSplit][P::kTiles][4];
+    if constexpr (kAhead > 0) load_h(now, 0, parts[0]);
     CELLERATE_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
       const int later = pair + kAhead;
-      if (later < kPairs) load_h(turn, now, later, parts[later % 2]);
+      if (later < kPairs) load_h(now, later, parts[later % 2]);
       weights_.multiply(2 * pair, 0, parts[pair % 2], sums);
       weights_.multiply(2 * pair + 1, 0, parts[pair % 2], kAlternates ? other : sums);
     }
     CELLERATE_UNROLL
-    for (int tile = 0; tile < Turn::kTiles; ++tile) {
+    for (int tile = 0; tile < P::kTiles; ++tile) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) sums[tile][part] += other[tile][part];
     }
   }
 
   // Loads the h of two products, under the mask of the warp's gate if there is one.
-  template <class Turn>
-  CELLERATE_DEVICE void load_h(Turn turn, int now, int pair, unsigned (&parts)[L::kSplit][Turn::kTiles][4]) {
+  CELLERATE_DEVICE void load_h(int now, int pair, unsigned (&parts)[L::kSplit][P::kTiles][4]) {
     constexpr int kPairUnits = 2 * L::kProduct;
     const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
     CELLERATE_UNROLL
-    for (int tile = 0; tile < Turn::kTiles; ++tile) {
+    for (int tile = 0; tile < P::kTiles; ++tile) {
       const int from = in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk);
       CELLERATE_UNROLL
       for (int part = 0; part < kParts; ++part) {
-        load_matrices(parts[part][tile], shared_.h[now].of(turn, panel, part) + from);
+        load_matrices(parts[part][tile], shared_.h[now].of(panel, part) + from);
       }
       if constexpr (P::kDropped) {
         unsigned scales[4];
-        load_matrices(scales, dropout(turn, here_.warp % 4, panel) + from);
+        load_matrices(scales, dropout(here_.warp % 4, panel) + from);
         CELLERATE_UNROLL
         for (int n = 0; n < 4; ++n) parts[0][tile][n] = multiply_each(Number{}, parts[0][tile][n], scales[n]);
         if constexpr (L::kSplit == 2) {
@@ -280,15 +267,14 @@ class ForwardBlock {
   }
 
   // With a mask for each gate, four warps have the gates of a unit; this passes their sums through shared memory.
-  template <class Turn>
-  CELLERATE_DEVICE void stage(Turn, const float (&sums)[Turn::kTiles][4]) {
+  CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
     const int gate = here_.warp % 4;
     CELLERATE_UNROLL
-    for (int tile = 0; tile < Turn::kTiles; ++tile) {
+    for (int tile = 0; tile < P::kTiles; ++tile) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) {
         const int unit = here_.warp / 4 * 16 + here_.lane / 4 + (part >> 1) * 8;
-        const int r = Turn::kFirstRow + tile * 8 + 2 * (here_.lane % 4) + (part & 1);
+        const int r = tile * 8 + 2 * (here_.lane % 4) + (part & 1);
         shared_.sums[(gate * P::kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
       }
     }
@@ -305,11 +291,9 @@ class ForwardBlock {
   }
 
   // Computes a step of this thread's unit in one row, and puts the results where they are sent and written from.
-  //   tile_of_turn: the row's tile, counted from the first of the turn.
-  template <class Turn>
-  CELLERATE_DEVICE void advance(Turn turn, int next, int tile_of_turn, UnitGates z) {
+  //   tile: the row's tile.
+  CELLERATE_DEVICE void advance(int next, int tile, UnitGates z) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
-    const int tile = Turn::kFirstTile + tile_of_turn;
     Number projected[4];
     projected_[tile].take(projected);
     CELLERATE_UNROLL
@@ -330,16 +314,16 @@ class ForwardBlock {
       h_[tile] = inside_[tile] ? h : 0.0f;
     }
     const int panel = block_unit_ / kPanelUnits;
-    const int place = in_panel<Number>(row(tile_of_turn), block_unit_ % kPanelUnits);
-    store_h(turn, h_[tile], shared_.sent[next].of(turn, panel) + place);
-    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next].of(turn, panel)[place]);
+    const int place = in_panel<Number>(row(tile), block_unit_ % kPanelUnits);
+    store_h(h_[tile], shared_.sent[next].of(panel) + place);
+    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next].of(panel)[place]);
     if constexpr (P::kMasked) {
       if (live || in_.masked_output == MaskedOutput::kPreviousState) {
         output_[tile] = h_[tile];
       } else if (in_.masked_output == MaskedOutput::kZero) {
         output_[tile] = 0.0f;
       }
-      narrow(output_[tile], shared_.output[next].of(turn, panel)[place]);
+      narrow(output_[tile], shared_.output[next].of(panel)[place]);
     }
     narrow(i.kept, gates_[tile].of[0]);
     narrow(f.kept, gates_[tile].of[1]);
@@ -348,10 +332,9 @@ class ForwardBlock {
   }
 
   // Writes what backward needs to know about a step.
-  template <class Turn>
-  CELLERATE_DEVICE void keep(Turn turn, int step) {
+  CELLERATE_DEVICE void keep(int step) {
     if (in_.gates == nullptr) return;
-    each_inside(turn, [&](int tile) {
+    each_inside([&](int tile) {
       const long n = cell(tile, step);
       *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates_[tile];
       in_.cells[n] = c_[tile];
@@ -359,23 +342,20 @@ class ForwardBlock {
   }
 
   // Writes the outputs and states of a step, 16 bytes at once.
-  template <class Turn>
-  CELLERATE_DEVICE void write(Turn turn, int step, int next) {
+  CELLERATE_DEVICE void write(int step, int next) {
     CELLERATE_UNROLL
     for (int panel = 0; panel < P::kBlockPanels; ++panel) {
-      const Number* state =
-          kOwnState ? shared_.state[next].of(turn, panel) : shared_.sent[next].of(turn, panel);
-      const Number* output = kOwnOutput ? shared_.output[next].of(turn, panel) : state;
+      const Number* state = kOwnState ? shared_.state[next].of(panel) : shared_.sent[next].of(panel);
+      const Number* output = kOwnOutput ? shared_.output[next].of(panel) : state;
       const int first = here_.first_unit + panel * kPanelUnits;
-      if (in_.outputs != nullptr) write_panel(turn, in_.outputs, step, first, output);
-      if (in_.states != nullptr) write_panel(turn, in_.states, step, first, state);
+      if (in_.outputs != nullptr) write_panel(in_.outputs, step, first, output);
+      if (in_.states != nullptr) write_panel(in_.states, step, first, state);
     }
   }
-  template <class Turn>
-  CELLERATE_DEVICE void write_panel(Turn, Number* to, int step, int first_unit, const Number* panel) const {
-    for (int n = here_.thread; n < Turn::kRows * L::kRowChunks; n += P::kThreads) {
+  CELLERATE_DEVICE void write_panel(Number* to, int step, int first_unit, const Number* panel) const {
+    for (int n = here_.thread; n < P::kRows * L::kRowChunks; n += P::kThreads) {
       const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk;
-      const int b = here_.first_row + Turn::kFirstRow + r;
+      const int b = here_.first_row + r;
       if (b >= in_.batch || first_unit + unit >= in_.units) continue;
       Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + first_unit + unit;
       const Number* from = panel + in_panel<Number>(r, unit);

@@ -22,7 +22,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {"turns": 1, "wide": False, "tiled": False},
     "turns": {"turns": 2, "wide": False, "tiled": False},
     "wide": {"turns": 1, "wide": True, "tiled": False},
-    "wide turns": {"turns": 2, "wide": True, "tiled": False},
     "tiled": {"turns": 1, "wide": False, "tiled": True},
 }
 """How a recurrence may be computed; see `Variant`. Which is the fastest differs by size, so it is measured."""
@@ -102,7 +101,7 @@ class Variant:
         masked: Whether there is a mask.
         dropped: Whether h is multiplied by a separate mask for each gate (recurrent_dropout).
         turns: 1, or 2 if the rows are cut into halves that take turns: one is computed while what the other sends is
-            on its way.
+            on its way; only backward.
         wide: Whether four warps make a product together, which reads h from shared memory, once for all of them.
         tiled: Whether a cluster computes so many rows that h passes through shared memory in parts, and weights do.
 
@@ -219,12 +218,12 @@ void {self.name}(const __grid_constant__ {self.direction.capitalize()}Arguments<
         size, split = NUMBER_BYTES[self.precision]
         if self.tiled:
             return size == tiles.NUMBER_BYTES and not self.dropped and self.units >= tiles.FEWEST_UNITS
-        tiers = self.tiers
+        tiers, backward = self.tiers, self.direction == "backward"
         return (
             self.shared_bytes <= SHARED_BYTES
             and self._register_room >= _FEWEST_PRODUCTS_IN_REGISTERS
-            and (self.turns == 1 or (self.rows > _TILE_ROWS and tiers.streamed == 0))
-            and (not self.wide or (self.direction == "forward" and split == 1 and not self.dropped))
+            and (self.turns == 1 or (backward and self.rows > _TILE_ROWS and tiers.streamed == 0))
+            and (not self.wide or (not backward and split == 1 and not self.dropped))
             and (not self.wide or tiers.shared == tiers.streamed == 0)
         )
 

@@ -78,11 +78,6 @@ CASES = {
         Case("float16", 72, rows=8, masked=True),
         Case("tf32", 96, rows=40, batch=41),
     ),
-    "wide turns": (
-        Case("bfloat16", 512, rows=40, batch=47, steps=40),
-        Case("float16", 40, rows=24, batch=29),
-        Case("tf32", 64, rows=16, batch=23, masked=True),
-    ),
     # Weights that all stay in shared memory, some, and none.
     "tiled": (
         Case("bfloat16", 1024, rows=152, batch=170, steps=12),
