@@ -1,16 +1,20 @@
 """Makes the folder to carry to a machine with a GPU, and prints the command to run there.
 
-    python benchmarks/gpu_bundle.py FOLDER [--seconds 590] [--carry pyarrow]
+    python benchmarks/gpu_bundle.py FOLDER [--seconds 590] [--carry pyarrow] [--with PYTHON]
 
 For a machine with CPython 3.12 on x86-64 Linux, torch and CUDA's compiler for Python, but without a network: the folder
-has the project, and the wheels of what it needs beyond that.
+has the project, and the wheels of what it needs beyond that. With a Python of that version that has NumPy and the NVRTC
+of that machine, the package and the kernels are built here: that machine's minutes are for other things.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +34,10 @@ _FOR = [
     *("--platform", "manylinux2014_x86_64"),
     *(word for n in range(17, 29) for word in ("--platform", f"manylinux_2_{n}_x86_64")),
 ]
-# The folder; its wheels; those of CUDA, where what is there does not do; the package, with its native core if that is
-# compiled in time; and the suite, in the time that is left.
+BUILT, KERNELS = "built", "kernels.tar.xz"
+# The folder; its wheels; those of CUDA, where what is there does not do; the kernels and the package if they were built
+# beforehand, else the package, with its native core if that is compiled in time; and the suite, in the time that is
+# left.
 _COMMAND = """\
 B=$PWD/{folder}; T=$(mktemp -d); OUT=${{OUT:-$PWD/gpu-results}}
 I="python3 -m pip install -q --no-index --no-deps --no-compile --disable-pip-version-check --root-user-action ignore"
@@ -39,7 +45,9 @@ export PYTHONUNBUFFERED=1 PYTHONPATH=$T:$B/project/src PATH=$T/bin:$PATH
 $I --target $T $B/wheels/*.whl
 python3 -c 'from cellerate.kernels.cuda import build; exit(build.why_unavailable())' ||
 $I --target $T $B/wheels/cuda/*.whl
-cd $B/project; timeout 150 $I --target $T --no-build-isolation . || echo 'the package is not installed: no native core'
+if [ -e $B/{kernels} ]; then export XDG_CACHE_HOME=$(mktemp -d); tar -xJf $B/{kernels} -C $XDG_CACHE_HOME; fi
+cd $B/project; $I --target $T $B/{built}/*.whl 2>/dev/null || timeout 150 $I --target $T --no-build-isolation . ||
+echo 'the package is not installed: no native core'
 python3 benchmarks/gpu_suite.py -o "$OUT" --minutes $(python3 -c "print(({seconds}-$SECONDS)/60)")
 """
 
@@ -115,7 +123,40 @@ def command(folder: Path, seconds: float) -> str:
         folder: The bundle's.
         seconds: What the command may take.
     """
-    return _COMMAND.format(folder=folder.name, seconds=f"{seconds:g}")
+    return _COMMAND.format(folder=folder.name, seconds=f"{seconds:g}", built=BUILT, kernels=KERNELS)
+
+
+def build_beforehand(folder: Path, python: Path) -> None:
+    """Puts the package as a wheel, and all kernels of the suite, into a bundle with its project and wheels.
+
+    Args:
+        folder: The bundle's.
+        python: An interpreter of the machine's version, with NumPy and the machine's NVRTC.
+
+    Raises:
+        subprocess.CalledProcessError: Something cannot be built; what it said stands above.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        site, cache = Path(temporary) / "site", Path(temporary) / "cache"
+        environment = os.environ | {
+            "PYTHONPATH": str(site),
+            "PATH": f"{site / 'bin'}:{os.environ['PATH']}",
+            "XDG_CACHE_HOME": str(cache),
+        }
+
+        def run(*arguments: object) -> None:
+            command = [str(python), *map(str, arguments)]
+            subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+
+        pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+        install = (*pip, "install", "--no-index", "--no-deps", "--target", site)
+        run(*install, *sorted((folder / "wheels").rglob("*.whl")))
+        to = ("--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / BUILT)
+        run(*pip, "wheel", *to, folder / "project")
+        run(*install, *(folder / BUILT).glob("*.whl"))
+        run(folder / "project" / "benchmarks" / "gpu_compile.py")
+        with tarfile.open(folder / KERNELS, "w:xz", preset=6) as archive:
+            archive.add(cache / "cellerate", "cellerate")
 
 
 def main() -> int:
@@ -128,12 +169,17 @@ def main() -> int:
     parser.add_argument(
         "--carry", action="append", default=[], choices=THERE, help="a wheel that is left out else"
     )
+    parser.add_argument(
+        "--with", type=Path, dest="python", metavar="PYTHON", help="builds the package and the kernels here"
+    )
     given = parser.parse_args()
     if given.folder.exists():
         parser.error(f"{given.folder} is there already")
     given.folder.mkdir(parents=True)
     copy_project(given.folder)
     download(given.folder, given.carry)
+    if given.python is not None:
+        build_beforehand(given.folder, given.python)
     sizes = {file: file.stat().st_size for file in given.folder.rglob("*") if file.is_file()}
     total = sum(sizes.values())
     print(f"{given.folder}: {total / (1 << 20):.1f} MiB in {len(sizes)} files", file=sys.stderr)

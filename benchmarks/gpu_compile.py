@@ -1,9 +1,11 @@
 """Compiles all kernels of the GPU suite beforehand: `compiled`, a part whose items several processes share.
 
-It needs no GPU. What is compiled stays in the cache on disk, where the other parts find it.
+It needs no GPU. What is compiled stays in the cache on disk, where the other parts find it. `python gpu_compile.py`
+does the same without the suite and its limit of time.
 """
 
 import os
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,7 @@ import gpu_sizes
 from cellerate.kernels.cuda import build
 from cellerate.kernels.cuda.kernel import Kernel
 from cellerate.kernels.decoder.cuda.plan import Generator
+from cellerate.machine.environment import processors
 from gpu_journal import Item, LeftOutError
 
 ARCHITECTURE = "GPU_SUITE_ARCHITECTURE"
@@ -36,3 +39,14 @@ def _name(kernel: Kernel) -> str:
 def _compile(kernel: Kernel) -> dict[str, Any]:
     code = build.build(kernel, os.environ.get(ARCHITECTURE, "sm_90a"))
     return {"bytes": len(code.code)}
+
+
+def main() -> None:
+    """Compiles them in as many processes as there are processors."""
+    with ProcessPoolExecutor(processors()) as pool:
+        for done in pool.map(_compile, gpu_sizes.kernels(), chunksize=8):
+            assert done["bytes"] > 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """The bundle for a machine with a GPU has all that runs there, and a command that does it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,23 @@ def test_wheels_are_those_of_training_and_building():
     names = {one.replace(">", "=").split("=")[0] for one in gpu_bundle.requirements("train", "cuda")}
     assert names >= {"keras", "h5py", "rich", "numpy", "nanobind", "scikit-build-core", "ninja", "cuda-core"}
     assert not any("cellerate" in name for name in names)
+
+
+def test_kernels_of_the_suite_are_compiled_in_several_processes_and_kept(tmp_path):
+    program = (
+        "import gpu_compile, gpu_sizes, itertools\n"
+        "every = gpu_sizes.kernels\n"
+        "gpu_sizes.kernels = lambda: itertools.islice(every(), 3)\n"
+        "gpu_compile.main()\n"
+    )
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": str(records.ROOT / "benchmarks"),
+    }
+    environment.pop("CELLERATE_CACHE", None)
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    kept = [file for file in (tmp_path / "cellerate" / "cuda" / "entries").rglob("*") if file.is_file()]
+    assert len(kept) == 3
 
 
 def test_command_is_short_and_a_shell_takes_it(tmp_path):
