@@ -40,7 +40,7 @@ def allocator() -> dict[str, Any]:
 
 
 def threads() -> dict[str, Any]:
-    """How many threads the native core takes, and the variables that set those of the libraries."""
+    """The number of threads the native core takes, and the variables that set those of the libraries."""
     core = native.num_threads() if native.why_unavailable() is None else None
     return {"core": core} | _settings(_THREAD_VARIABLES)
 

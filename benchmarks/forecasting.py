@@ -144,7 +144,7 @@ def program_of(contestant: str) -> str:
 
 
 def is_ours(contestant: str) -> bool:
-    """Whether a contestant is Cellerate."""
+    """True if a contestant is Cellerate."""
     return contestant.startswith("cellerate")
 
 

@@ -29,7 +29,7 @@ WAYS = {
 
 
 def of_ours(contestant: str) -> bool:
-    """Whether a contestant is Cellerate."""
+    """True if a contestant is Cellerate."""
     return contestant.startswith("cellerate")
 
 

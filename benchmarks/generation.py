@@ -284,7 +284,7 @@ def record_of(contestant: str, job: str, timing: Any, characters: int) -> dict[s
 
 
 def _turn(each: Contestant, job: str, seconds: float) -> int:
-    """How many characters take so long; the first calls compile and are not counted."""
+    """The number of characters that take so long; the first calls compile and are not counted."""
     count = 8
     for _ in range(3):
         times, made = each.run(job, count)

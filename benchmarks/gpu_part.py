@@ -71,12 +71,12 @@ def _ran(item: Item, tell: Any) -> bool:
 
 
 def _ours(error: Exception) -> bool:
-    """Whether a module is missing that can only be missing by mistake."""
+    """True if a module is missing that can only be missing by mistake."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(("cellerate", "gpu_"))
 
 
 def _of_cuda(error: BaseException | None) -> bool:
-    """Whether CUDA is what failed, or what made the error."""
+    """True if CUDA is what failed, or what made the error."""
     while error is not None and not _CUDA.search(f"{type(error).__name__}: {error}"):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -86,7 +86,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def streams(folder: Path, *, quick: bool) -> dict[str, Any]:
-    """How many steps a second many independent streams of a small forecaster take, all one step a call."""
+    """The number of steps a second many independent streams of a small forecaster take, all one step a call."""
     import cellerate
     from cellerate.measure import as_timing
 

@@ -97,7 +97,7 @@ def run(data: Path, *, quick: bool, backend: str = "tensorflow") -> dict[str, An
 
 
 def factor(row: dict[str, Any]) -> float:
-    """How many times better a row of a verdict became."""
+    """The factor by which a row of a verdict became better."""
     better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
     return row[better] / row[worse]
 

@@ -103,7 +103,7 @@ class Contest(NamedTuple):
         return [one for one in self.entries if (one.side, one.precision) == (side, precision)]
 
     def ratio(self, after: Entry, before: Entry) -> float:
-        """How many times better `after` is."""
+        """The factor by which `after` is better."""
         return after.value / before.value if self.higher_is_better else before.value / after.value
 
     def _best(self, entries: Iterable[Entry]) -> Entry | None:

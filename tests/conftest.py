@@ -26,7 +26,7 @@ def _quick_xla() -> str:
 
 
 def _jax_knows(flag: bytes) -> bool:
-    """Whether JAX's XLA has a flag: it ends the process on one that it does not know."""
+    """True if JAX's XLA has a flag: it ends the process on one that it does not know."""
     jaxlib = importlib.util.find_spec("jaxlib")
     if jaxlib is None or jaxlib.origin is None:
         return False

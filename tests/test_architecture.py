@@ -33,6 +33,8 @@ KERAS_FREE = ("cellerate.runtime.", "cellerate.serving.", "cellerate.data.", "ce
 KERAS_ALLOWED = {"cellerate.data.pipeline"}
 KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
+# A docstring says "True if …" and "The number of …". What, How and Which are still to be rewritten.
+QUESTIONS = re.compile(r"Whether\b|How many\b|That\b")
 # Their names are for users.
 PUBLIC = ("cellerate", "cellerate.adapters")
 
@@ -232,6 +234,14 @@ def test_planted_import_inside_a_room_that_closes_a_circle_is_found(one, other):
     assert other in imported[one] and one not in imported[other]
     imported[other] = imported[other] | {one}
     assert {one, other} <= set(circle(imported))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstrings_say_what_is_true_or_done(module):
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            told = ast.get_docstring(node) or ""
+            assert not QUESTIONS.match(told), f"{module}: {told.splitlines()[0]}"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -91,7 +91,7 @@ def printed_table(out):
 
 
 def factor(words):
-    """How many times as good: from "2.50x", "0.9x (noise)", "1.20x slower", "0.5 % worse", "equal"."""
+    """The factor in a text: from "2.50x", "0.9x (noise)", "1.20x slower", "0.5 % worse", "equal"."""
     if words in ("equal", "as fast"):
         return 1.0
     number, unit, word = re.fullmatch(r"([\d.,]+)(x| %)(?: (\w+))?(?: \(noise\))?", words).groups()

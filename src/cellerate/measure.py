@@ -83,7 +83,7 @@ class Order:
 
     @property
     def factor(self) -> float:
-        """How many times as fast the second is: the median over the turns."""
+        """The factor by which the second is faster: the median over the turns."""
         return statistics.median(self.ratios)
 
     @property

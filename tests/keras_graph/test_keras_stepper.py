@@ -260,7 +260,7 @@ def test_prefill_of_a_masked_block_start_equals_the_whole_sequence(kept: bool) -
 
 
 def products_are_cut_off() -> bool:
-    """Whether this backend brings sums of products to bfloat16 toward zero: TensorFlow does so without oneDNN's
+    """True if this backend brings sums of products to bfloat16 toward zero: TensorFlow does so without oneDNN's
     products in bfloat16, which need AVX-512."""
     row = keras.ops.cast([[1, 2**-8, 2**-9]], "bfloat16")
     product = keras.ops.matmul(row, keras.ops.ones((3, 1), "bfloat16"))

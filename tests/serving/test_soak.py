@@ -112,7 +112,7 @@ def held(server: Server) -> dict[str, float]:
 
 
 def descriptors(server: Server) -> int:
-    """How many files and connections the server has open."""
+    """The number of files and connections that the server has open."""
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 

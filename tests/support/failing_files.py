@@ -75,7 +75,7 @@ class FailingFiles:
 
     @property
     def failed(self) -> int:
-        """How many failed, or took long, since `fail`."""
+        """The number of calls that failed, or took long, since `fail`."""
         return self._get("failed")
 
     def _put(self, **values: int) -> None:

@@ -23,7 +23,7 @@ def busy_programs(count: int) -> Iterator[None]:
 def ratios(
     first: Callable[[], object], second: Callable[[], object], pairs: int, most_seconds: float = 3600
 ) -> list[float]:
-    """How many times as long the second takes as the first, of each pair of calls; which begins changes.
+    """The time of the second over that of the first, of each pair of calls; which begins changes.
 
     Args:
         first: What the other is held against.

@@ -24,7 +24,7 @@ Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray
 
 
 def gpu_available() -> bool:
-    """Whether JAX computes on a GPU here: the test Keras's cuDNN path makes."""
+    """True if JAX computes on a GPU here: the test Keras's cuDNN path makes."""
     return jax.default_backend() == "gpu"
 
 
@@ -96,7 +96,7 @@ def cuda_precision(dtype: str) -> str:
 
 
 def can_measure(array: Any) -> bool:
-    """Whether something can be timed during a call with this array: in JAX always, even while it is traced."""
+    """True if something can be timed during a call with this array: in JAX always, even while it is traced."""
     del array
     return True
 

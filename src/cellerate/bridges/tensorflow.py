@@ -28,7 +28,7 @@ Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray
 
 
 def gpu_available() -> bool:
-    """Whether TensorFlow computes on a GPU here: the test Keras's cuDNN path makes."""
+    """True if TensorFlow computes on a GPU here: the test Keras's cuDNN path makes."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 

@@ -32,7 +32,7 @@ Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray
 
 
 def gpu_available() -> bool:
-    """Whether torch computes on a GPU here: the test Keras's cuDNN path makes."""
+    """True if torch computes on a GPU here: the test Keras's cuDNN path makes."""
     return torch.cuda.is_available() and torch.backends.cudnn.is_available()
 
 
@@ -145,7 +145,7 @@ def in_place_changes(tensor: torch.Tensor) -> int | None:
 
 
 def can_measure(tensor: torch.Tensor) -> bool:
-    """Whether a call with this tensor computes now; while it is only traced or captured, nothing can be timed."""
+    """True if a call with this tensor computes now; while it is only traced or captured, nothing can be timed."""
     if tensor.is_meta or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -194,7 +194,7 @@ class _NothingFromTheHost(TorchFunctionMode):
         return result
 
     def _is_ours(self, device: torch.device) -> bool:
-        """Whether a device is that of the step. Keras says "cuda", without a number, for the current one."""
+        """True if a device is that of the step. Keras says "cuda", without a number, for the current one."""
         return device.type == self._device.type and device.index in (None, self._device.index)
 
 

@@ -8,7 +8,7 @@ from cellerate.errors import DataError
 
 
 def at_terminal() -> bool:
-    """Whether a user can type lines and see what comes of them."""
+    """True if a user can type lines and see what comes of them."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

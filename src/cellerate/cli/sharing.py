@@ -25,7 +25,7 @@ Processes = Annotated[
 
 
 def is_folder(output: Path) -> bool:
-    """Whether an output is meant as a folder of Parquet files: it has no suffix."""
+    """True if an output is meant as a folder of Parquet files: it has no suffix."""
     return output.suffix == "" or output.is_dir()
 
 

@@ -247,7 +247,7 @@ def _check_pair(teacher: Any, student: Any) -> None:
 
 
 def _alike(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
-    """Whether two tensors of these shapes, None for unknown sizes, can have the same shape."""
+    """True if two tensors of these shapes, None for unknown sizes, can have the same shape."""
     return len(first) == len(second) and all(
         a == b or a is None or b is None for a, b in zip(first, second, strict=True)
     )

@@ -331,7 +331,7 @@ def _judge(
 
 
 def _kept(count: int, keep: float, multiple_of: int) -> int:
-    """How many of `count` units stay in the end."""
+    """The number of `count` units that stay in the end."""
     return min(count, multiple_of * max(1, round(round(keep * count) / multiple_of)))
 
 
@@ -381,7 +381,7 @@ def _plain(model: keras.Model) -> keras.Model:
 
 
 def _is_plain_keras(node: Mapping[str, Any]) -> bool:
-    """Whether a described layer is one of Keras's own."""
+    """True if a described layer is one of Keras's own."""
     return str(node.get("module")).split(".")[0] == "keras"
 
 

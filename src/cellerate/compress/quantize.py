@@ -55,7 +55,7 @@ class _Candidate:
     weights: list[np.ndarray]
 
     def better_than(self, other: "_Candidate") -> bool:
-        """Whether it was judged better; a NaN is worse than anything."""
+        """True if it was judged better; a NaN is worse than anything."""
         mine, theirs = (
             math.inf if one.quality is None or math.isnan(one.quality) else one.quality
             for one in (self, other)

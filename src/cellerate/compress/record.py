@@ -69,7 +69,7 @@ class QualityGate:
             raise ConfigError(f"max_loss is {self.max_loss!r}; expected a finite number of at least 0.")
 
     def passes(self, before: float, after: float) -> bool:
-        """Whether a metric, where less is better, may go from `before` to `after`; NaN may not."""
+        """True if a metric, where less is better, may go from `before` to `after`; NaN may not."""
         return relative_loss(before, after) <= self.max_loss
 
 

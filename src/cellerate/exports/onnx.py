@@ -132,7 +132,7 @@ def _put_back(node: Node, lstms: Mapping[int, LstmValues]) -> str | None:
 
 
 def _axes(node: Node, read: Mapping[str, int]) -> int:
-    """How many axes a node's result has."""
+    """The number of axes of a node's result."""
     options: Mapping[str, Any] = node.options
     match node.op:
         case "input":

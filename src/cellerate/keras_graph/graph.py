@@ -93,7 +93,7 @@ def inner_layers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def over_time(layer: Any) -> bool:
-    """Whether a layer is one this package reports on: recurrent, or a wrapper that runs over time."""
+    """True if a layer is one this package reports on: recurrent, or a wrapper that runs over time."""
     return isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional | keras.layers.TimeDistributed)
 
 
@@ -198,7 +198,7 @@ def _explicit_mask(node: Any) -> str | None:
 
 
 def _passes_on(layer: Any) -> bool:
-    """Whether the output of a time layer carries the mask of its input."""
+    """True if the output of a time layer carries the mask of its input."""
     if isinstance(layer, keras.layers.TimeDistributed):
         return True
     return bool(layer.return_sequences)

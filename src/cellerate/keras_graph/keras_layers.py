@@ -212,7 +212,7 @@ OPERATIONS: dict[str, OperationRow] = {
 
 
 def treats_steps(layer: object, *how: Steps) -> bool:
-    """Whether a layer, or a base class of it, is known to treat time steps in one of these ways."""
+    """True if a layer, or a base class of it, is known to treat time steps in one of these ways."""
     return any(isinstance(layer, kind) for kind, row in ROWS.items() if row.steps in how)
 
 

@@ -15,7 +15,7 @@ from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import StepGraph
 
 BLOCK = 64
-"""How many time steps of a prompt are read at once."""
+"""The number of time steps of a prompt that are read at once."""
 
 State = tuple[Any, ...]
 

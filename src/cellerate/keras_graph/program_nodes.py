@@ -170,7 +170,7 @@ class Nodes:
         return self._arrays[key]
 
     def is_input(self, value: ProgramValue) -> bool:
-        """Whether a value is an input of the model."""
+        """True if a value is an input of the model."""
         return value.number is not None and self.found[value.number].op == "input"
 
 

@@ -144,7 +144,7 @@ class _Run(Visitor[Any]):
         self.new_state: list[Any] = []
 
     def done(self) -> bool:
-        """Whether the state is complete and nothing more is needed."""
+        """True if the state is complete and nothing more is needed."""
         return self._last is not None and self._call > self._last
 
     def call(self, call: GraphCall[Any]) -> list[Any] | Inner[Any]:
@@ -246,7 +246,7 @@ def _all_steps_at_once(layer: keras.Layer, x: Any) -> Any:
 
 
 def _is_softmax(tensor: Any) -> bool:
-    """Whether a tensor of a graph comes out of a softmax."""
+    """True if a tensor of a graph comes out of a softmax."""
     operation, node_index, place = tensor._keras_history
     inner = functional_graph(operation)
     if inner is not None:
@@ -264,6 +264,6 @@ def _is_softmax(tensor: Any) -> bool:
 
 
 def gives_probabilities(model: keras.Model) -> bool:
-    """Whether a model's (single) output is a softmax; False where its graph cannot be read."""
+    """True if a model's (single) output is a softmax; False where its graph cannot be read."""
     graph = functional_graph(model)
     return graph is not None and len(graph.outputs) == 1 and _is_softmax(graph.outputs[0])

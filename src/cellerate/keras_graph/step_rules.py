@@ -119,7 +119,7 @@ def check_maskable(layer: keras.Layer) -> None:
 
 
 def treats_steps_alike(operation: Any, node: Any) -> bool:
-    """Whether a layer or operation, as called in a node, is known to treat every time step alike."""
+    """True if a layer or operation, as called in a node, is known to treat every time step alike."""
     if isinstance(operation, keras.Layer):
         return treats_steps(operation, ALIKE) or (
             treats_steps(operation, LAST_AXIS) and _works_on_last_axis(operation)
@@ -140,7 +140,7 @@ def _works_on_last_axis(layer: Any) -> bool:
 
 
 def _takes_tensors_only(node: Any) -> bool:
-    """Whether an operation is given no constant array, which could differ from step to step."""
+    """True if an operation is given no constant array, which could differ from step to step."""
     given = tree.flatten((node.arguments.args, node.arguments.kwargs))
     return all(
         isinstance(value, keras.KerasTensor | int | float | str | None) or np.ndim(value) == 0
@@ -149,7 +149,7 @@ def _takes_tensors_only(node: Any) -> bool:
 
 
 def _keeps_time(node: Any, flags: Sequence[bool], output: Any) -> bool:
-    """Whether an output still has the time axis: an operation that takes a single step drops an axis."""
+    """True if an output still has the time axis: an operation that takes a single step drops an axis."""
     ranks = [len(t.shape) for t, flag in zip(node.input_tensors, flags, strict=True) if flag]
     return bool(ranks) and len(output.shape) >= max(ranks)
 

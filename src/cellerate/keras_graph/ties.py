@@ -184,12 +184,12 @@ def _value(tensor: Any, features: Array) -> FeatureValue:
 
 
 def _width(tensor: Any) -> int:
-    """How many features a tensor has."""
+    """The number of features of a tensor."""
     return (tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 0
 
 
 def _makes_mask(call: TiesCall, tensors: Sequence[Any]) -> bool:
-    """Whether a call computes a mask from masks or from a shape, with operations that Keras puts into the graph."""
+    """True if a call computes a mask from masks or from a shape, with operations that Keras puts into the graph."""
     if any(tensor.dtype != "bool" for tensor in tensors):
         return False
     return type(call.layer).__name__ in ("OnesLike", "ZerosLike") or all(

@@ -78,7 +78,7 @@ class Visitor(Generic[V]):
     """What a walk asks at each call."""
 
     def done(self) -> bool:
-        """Whether the walk can stop; it is asked before the first call and after each."""
+        """True if the walk can stop; it is asked before the first call and after each."""
         return False
 
     def call(self, call: GraphCall[V]) -> Sequence[V] | Inner[V]:

@@ -73,7 +73,7 @@ def available_targets() -> list[str]:
 
 
 def num_threads() -> int:
-    """How many threads a call may use: `set_num_threads`, else `CELLERATE_THREADS`, else one per physical core."""
+    """The number of threads a call may use: `set_num_threads`, else `CELLERATE_THREADS`, else one per physical core."""
     try:
         return int(core().thread_count())
     except ValueError as error:

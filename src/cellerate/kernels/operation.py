@@ -86,7 +86,7 @@ class Operation:
         return next((given[name] for name in self.typed_by if name in given), None)
 
     def reserve_bytes(self, given: Given, codes: Codes, dtype: str) -> int:
-        """How many bytes forward keeps for backward, for results of a dtype, named as NumPy names it."""
+        """The number of bytes forward keeps for backward, for results of a dtype, named as NumPy names it."""
         if self.sizes is None:
             return 0
         return int(core().reserve_bytes(f"{self.name}_forward", dtype, codes, self.sizes(given)))

@@ -185,7 +185,7 @@ def disable() -> None:
 
 
 def is_accelerated(layer: Any) -> bool:
-    """Whether `accelerate` has put a kernel into this LSTM."""
+    """True if `accelerate` has put a kernel into this LSTM."""
     return implementation_of(layer) is not None
 
 
@@ -196,7 +196,7 @@ def implementation_of(layer: Any) -> str | None:
 
 
 def is_strict(layer: Any) -> bool:
-    """Whether the implementation of an accelerated LSTM was named, so that no other may run."""
+    """True if the implementation of an accelerated LSTM was named, so that no other may run."""
     bound = _bound(layer)
     return bound is not None and bound[1]
 
@@ -211,7 +211,7 @@ def _bound(layer: Any) -> tuple[str, bool] | None:
 
 
 def keeps_from_cudnn(layer: layers.Bidirectional) -> bool:
-    """Whether `accelerate` makes a wrapper call its two layers, where Keras would call cuDNN for both."""
+    """True if `accelerate` makes a wrapper call its two layers, where Keras would call cuDNN for both."""
     return _FUSED in vars(layer)
 
 

@@ -85,13 +85,13 @@ class Platform:
         return cls(backend, bridge.gpu_available(), eager, xla, rnn)
 
     def has_cudnn(self, kernel: str) -> bool:
-        """Whether the backend's `lstm`, `gru` or `bidirectional_…` can use cuDNN at all."""
+        """True if the backend's `lstm`, `gru` or `bidirectional_…` can use cuDNN at all."""
         function = getattr(self.rnn, kernel, None)
         # Without cuDNN it is a stub that takes anything, or a function that never asks `cudnn_ok`.
         return function is not None and "cudnn_ok" in inspect.unwrap(function).__code__.co_names
 
     def has_projected(self, kernel: str) -> bool:
-        """Whether the backend's `lstm` or `gru` has its own loop and so runs without cuDNN too."""
+        """True if the backend's `lstm` or `gru` has its own loop and so runs without cuDNN too."""
         return (self.backend, kernel) in {("torch", "lstm"), ("torch", "gru"), ("jax", "gru")}
 
 

@@ -35,7 +35,7 @@ def captured_step(model: Any) -> str | None:
 
 
 def _may_be_captured(model: keras.Model) -> bool:
-    """Whether a model trains with Keras's own step; a graph would run the Python of any other step only once."""
+    """True if a model trains with Keras's own step; a graph would run the Python of any other step only once."""
     own = type(model).train_step is not keras.Model.train_step
     return not (own or model.run_eagerly or model.jit_compile)
 

@@ -1,4 +1,4 @@
-"""Whether cuDNN computes a call of an LSTM faster than Cellerate's kernels do: measured once on each GPU.
+"""Measures once on each GPU if cuDNN computes a call of an LSTM faster than Cellerate's kernels do.
 
 It times the functions that the layer would call, on random numbers of the layer's sizes. The layer's own weights
 cannot be used, as they may be traced at the time.
@@ -31,7 +31,7 @@ _answers: weakref.WeakKeyDictionary[layers.LSTM, dict[Any, bool]] = weakref.Weak
 
 
 def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: bool | None) -> bool:
-    """Whether Keras would use cuDNN for a call on a GPU, and would be faster than Cellerate's kernels.
+    """True if Keras would use cuDNN for a call on a GPU, and would be faster than Cellerate's kernels.
 
     Args:
         layer: The layer.

@@ -83,7 +83,7 @@ class Explanation:
 
     @property
     def can_be_packed(self) -> bool:
-        """Whether `cellerate.pack` takes the model."""
+        """True if `cellerate.pack` takes the model."""
         return not self.why_not_packed
 
     @property
@@ -124,7 +124,7 @@ class Explanation:
 
     @property
     def _packing(self) -> str:
-        """Whether the model can be packed, in words."""
+        """A sentence that says if the model can be packed."""
         if self.can_be_packed:
             return "can be packed: yes"
         if len(self.why_not_packed) == 1:
@@ -270,7 +270,7 @@ def _cudnn_condition(layer: layers.RNN, mask: str | None, here: Platform) -> lis
 
 
 def _accelerating(layer: layers.RNN) -> list[Condition]:
-    """Whether Cellerate's kernels could run a layer that Keras runs now, as conditions."""
+    """The conditions on which Cellerate's kernels could run a layer that Keras runs now."""
     met = table.kernels_of(layer).fit_conditions(layer, fused.implementation_here())
     failed = [c for c in met if not c.holds]
     if not failed:

@@ -77,7 +77,7 @@ def small_starts(model: keras.Layer, found: list[TimeLayer]) -> list[str]:
 
 
 def _as_drawn(embedding: layers.Embedding, table: np.ndarray) -> bool:
-    """Whether a table of which no optimizer tells its age is as Keras drew it: no value has left the range."""
+    """True if a table of which no optimizer tells its age is as Keras drew it: no value has left the range."""
     drawn = embedding.embeddings_initializer
     if not isinstance(drawn, keras.initializers.RandomUniform):
         return False
@@ -89,7 +89,7 @@ def _is_lstm(layer: keras.Layer) -> bool:
 
 
 def _tied(model: keras.Layer, embedding: layers.Embedding) -> bool:
-    """Whether another layer has the table, too, such as a head whose logits must start small."""
+    """True if another layer has the table, too, such as a head whose logits must start small."""
     table = embedding.weights[0]
     return any(
         any(variable is table for variable in layer.weights)

@@ -163,7 +163,7 @@ def computed_in(layer: Any, implementation: str) -> str:
 
 
 def core_runs_here() -> bool:
-    """Whether the native core is installed and the backend computes on the CPU."""
+    """True if the native core is installed and the backend computes on the CPU."""
     return native.why_unavailable() is None and not bridge().gpu_available()
 
 
@@ -304,7 +304,7 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], summed: bool, i
 
 
 def sums_gradient(embedding: layers.Embedding) -> bool | None:
-    """Whether an accelerated Embedding gives its table a summed gradient (see `look_up`); None if it is Keras's own."""
+    """True if an accelerated Embedding gives its table a summed gradient (see `look_up`); None if it is Keras's own."""
     call = vars(embedding).get("call")
     ours = isinstance(call, functools.partial) and call.func is look_up
     return bool(call.args[2]) if ours else None
@@ -326,13 +326,13 @@ def _activation_condition(layer: Any, name: str) -> Condition:
 
 
 def _overridden(layer: Any, layer_class: Any) -> bool:
-    """Whether a subclass changes how the layer computes."""
+    """True if a subclass changes how the layer computes."""
     own = type(layer)
     return own.call is not layer_class.call or own.inner_loop is not layer_class.inner_loop
 
 
 def _drops_all(layer: Any, mask: Any) -> bool:
-    """Whether Keras drops all inputs for a dropout of 1: its own cells then drop none, its backends' loops all."""
+    """True if Keras drops all inputs for a dropout of 1: its own cells then drop none, its backends' loops all."""
     here = Platform.of(keras.backend.backend(), layer)
     kernel, _ = recurrent(layer, None if mask is None else "a layer", here, accelerated=True)
     return kernel == "cudnn" or kernel.endswith("-projected")
@@ -374,7 +374,7 @@ def fewest_looked_up(rows: int) -> int:
 
 
 def _worth_a_table(ids: Any, embeddings: Any) -> bool:
-    """Whether projecting the whole table is cheaper than projecting each step."""
+    """True if projecting the whole table is cheaper than projecting each step."""
     rows, (batch, steps) = embeddings.shape[0], ids.shape
     if batch is None or steps is None:
         return rows <= TABLE_ROWS

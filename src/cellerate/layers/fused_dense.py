@@ -21,7 +21,7 @@ _WORTH_IT_PER_ROW = 1 << 12
 
 
 def fits(layer: layers.Dense) -> bool:
-    """Whether a Dense layer can run on the native core at all."""
+    """True if a Dense layer can run on the native core at all."""
     return (
         type(layer).call is layers.Dense.call
         and layer.compute_dtype in native.storage_types()

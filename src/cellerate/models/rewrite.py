@@ -77,7 +77,7 @@ def same_layers(model: keras.Model, name: str | None = None) -> keras.Model:
 
 
 def is_functional(model: Any) -> bool:
-    """Whether `keras.Model(inputs, outputs)` made the model: its class has no public name in Keras."""
+    """True if `keras.Model(inputs, outputs)` made the model: its class has no public name in Keras."""
     kind = type(model)
     return kind.__name__ == "Functional" and kind.__module__.split(".")[0] == "keras"
 

@@ -363,5 +363,5 @@ class Context:
         return paired_loss(before, after, higher_is_better=self.workload.metric.higher_is_better)
 
     def allowed(self, loss: float) -> bool:
-        """Whether a model may be worse by that share."""
+        """True if a model may be worse by that share."""
         return loss <= self.settings.max_quality_loss + _ROUNDING

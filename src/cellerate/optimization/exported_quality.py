@@ -1,4 +1,4 @@
-"""Whether an exported model is as good at its task as the original, judged in the runtime that it is for."""
+"""Judges an exported model at its task, beside the original, in the runtime that it is for."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -63,12 +63,12 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """How many things got worse."""
+        """The number of things that got worse."""
         return len(self.lost) + sum(row.outcome == "regression" for row in self.rows)
 
     @property
     def judged(self) -> bool:
-        """Whether there was anything to compare; if not, "nothing regressed" would be meaningless."""
+        """True if there was anything to compare; if not, "nothing regressed" would be meaningless."""
         return bool(self.rows or self.lost)
 
     @property

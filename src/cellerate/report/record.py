@@ -130,7 +130,7 @@ class Change:
 
     @property
     def factor(self) -> float:
-        """How many times better it is: above 1 is better."""
+        """The factor by which it is better, above 1."""
         better, worse = (self.after, self.before) if self.higher_is_better else (self.before, self.after)
         return better / worse if worse else math.inf
 
@@ -240,7 +240,7 @@ class Candidate:
 
     @property
     def is_control(self) -> bool:
-        """Whether others are held against it, and it is not itself one to choose."""
+        """True if others are held against it, and it is not itself one to choose."""
         return self.made_by == CONTROL
 
     @property
@@ -250,7 +250,7 @@ class Candidate:
 
     @property
     def measured(self) -> bool:
-        """Whether its quality is known: a model that cannot be packed is measured on Keras."""
+        """True if its quality is known: a model that cannot be packed is measured on Keras."""
         return not self.error or self.quality is not None
 
 

@@ -112,12 +112,12 @@ class Recorded:
 
     @property
     def window(self) -> int | None:
-        """How many rows a forecaster reads; None for a model of another task."""
+        """The number of rows a forecaster reads; None for a model of another task."""
         return self._facts.window
 
     @property
     def horizon(self) -> int | None:
-        """How many rows a forecaster forecasts; None for a model of another task."""
+        """The number of rows a forecaster forecasts; None for a model of another task."""
         return self._facts.horizon
 
     @property
@@ -127,7 +127,7 @@ class Recorded:
 
     @property
     def vocabulary_size(self) -> int | None:
-        """How many ids a text or line model knows; None for a model of another task."""
+        """The number of ids a text or line model knows; None for a model of another task."""
         return self._facts.vocabulary_size
 
     def __repr__(self) -> str:

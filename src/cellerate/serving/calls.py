@@ -27,7 +27,7 @@ class CallWorker:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait or run."""
+        """The number of calls that wait or run."""
         return self._count
 
     async def run(self, call: Callable[[], _Found], deadline_s: float | None = None) -> _Found:

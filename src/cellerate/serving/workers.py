@@ -66,12 +66,12 @@ class TextWorker:
 
     @property
     def sequences(self) -> int:
-        """How many sequences wait or are drawn."""
+        """The number of sequences that wait or are drawn."""
         return len(self._listeners)
 
     @property
     def recalled(self) -> int:
-        """How many ids of prompts did not have to be read, because the state after them was remembered."""
+        """The number of ids of prompts that did not have to be read, because the state after them was remembered."""
         return self._batcher.recalled
 
     def check_place(self) -> None:

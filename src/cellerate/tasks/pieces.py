@@ -112,11 +112,11 @@ class Pieces:
         return self.folder / f"part-{number:06}.parquet"
 
     def own(self, number: int) -> bool:
-        """Whether a piece falls to this process."""
+        """True if a piece falls to this process."""
         return number % self.count == self.number
 
     def done(self, number: int) -> bool:
-        """Whether a piece has its results."""
+        """True if a piece has its results."""
         return self.path(number).is_file()
 
     def left(self, count: int) -> list[int]:

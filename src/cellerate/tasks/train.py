@@ -219,7 +219,7 @@ def _display(verbose: bool | None) -> Display:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     # Only a shell that a notebook talks to has a kernel; that of a terminal has none.
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

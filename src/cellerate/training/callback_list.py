@@ -59,7 +59,7 @@ def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras
 
 
 def _watches_batches(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback does anything at the end of a batch."""
+    """True if a callback does anything at the end of a batch."""
     # `LambdaCallback` has its functions in the object, not in its class.
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)

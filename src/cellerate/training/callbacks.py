@@ -163,7 +163,7 @@ class Conductor(keras.callbacks.Callback):
         self._batches = batches
 
     def due(self, batch: int) -> bool:
-        """Whether batch `batch` of this call of `fit` must be looked at; looking waits for the device."""
+        """True if batch `batch` of this call of `fit` must be looked at; looking waits for the device."""
         done = self._start + batch + 1
         if batch == 0 or done % self._settings.log_every == 0 or done == self._steps_per_epoch:
             return True
@@ -349,7 +349,7 @@ class Conductor(keras.callbacks.Callback):
         return self._sample_every is not None and self._steps(done) % self._sample_every == 0
 
     def _agreed(self, now: float, look: int = 0) -> tuple[bool, bool, bool]:
-        """Whether to stop, whether the time is up and whether to save: the same in all processes.
+        """Three decisions, the same in all processes: to stop, that the time is up, to save.
 
         They then look together at batch `look`.
         """

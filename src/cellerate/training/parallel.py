@@ -45,12 +45,12 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and shows."""
+        """True if this process writes and shows."""
         return self.number == 0
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
+        """True if there are others."""
         return self.count > 1
 
     def check(self, model: keras.Model, *, carry_states: bool) -> None:

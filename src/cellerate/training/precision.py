@@ -94,7 +94,7 @@ def precision_candidates() -> tuple[str, ...]:
 
 
 def gpu_visible() -> bool:
-    """Whether the backend computes on a GPU."""
+    """True if the backend computes on a GPU."""
     bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
     return bool(bridge.gpu_available())
 

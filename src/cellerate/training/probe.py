@@ -23,7 +23,7 @@ _STEPS = 12
 
 
 def is_probe() -> bool:
-    """Whether this process is only to time its steps."""
+    """True if this process is only to time its steps."""
     return PROBE_VARIABLE in os.environ
 
 

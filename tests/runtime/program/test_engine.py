@@ -31,7 +31,7 @@ interpreted = pytest.mark.parametrize("way", WAYS[1:], indirect=True)
 
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request, monkeypatch):
-    """Whether the core takes whole programs."""
+    """Runs a test with whole programs in the core, and without."""
     if request.param != WAYS[0]:
         monkeypatch.setattr(engine_module, "takes", lambda nodes: False)
     return request.param

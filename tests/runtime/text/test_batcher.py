@@ -62,7 +62,7 @@ def read(monkeypatch):
 
 @pytest.fixture
 def counts(monkeypatch):
-    """How many ids each drawing asks for, of each sequence."""
+    """The number of ids that each drawing asks for, of each sequence."""
     asked, whole = [], StepModel.generate_rows
 
     def drawing(self, state, logits, requests):

@@ -109,7 +109,7 @@ def check_codec(encoding: object) -> None:
 
 
 def is_wide(encoding: str) -> bool:
-    """Whether an encoding has two or four bytes for every character, zeros among them."""
+    """True if an encoding has two or four bytes for every character, zeros among them."""
     return codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
 
 
@@ -134,7 +134,7 @@ def _check_likely(path: Path, data: bytes, encoding: str) -> None:
 
 
 def _is_utf8(data: bytes) -> bool:
-    """Whether bytes are UTF-8 with several characters beyond ASCII, which other bytes are by chance hardly ever."""
+    """True if bytes are UTF-8 with several characters beyond ASCII, which other bytes are by chance hardly ever."""
     try:
         text, _ = codecs.utf_8_decode(data, "strict", False)
     except UnicodeDecodeError:

@@ -80,7 +80,7 @@ def _below(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _matches(parts: tuple[str, ...], patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches the path, a folder on it, or (without `/`) any single name on it."""
+    """True if a pattern matches the path, a folder on it, or (without `/`) any single name on it."""
     heads = ["/".join(parts[: i + 1]) for i in range(len(parts))]
     return any(
         fnmatch.fnmatchcase(name, pattern.rstrip("/"))

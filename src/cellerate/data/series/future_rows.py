@@ -161,7 +161,7 @@ def _without_trailing(paths: Any, reading: Mapping[str, Any]) -> SeriesData:
 
 
 def _only_trailing(data: SeriesData) -> bool:
-    """Whether all rows outside the stretches are ones without targets, behind the last stretch of a series."""
+    """True if all rows outside the stretches are ones without targets, behind the last stretch of a series."""
     begins = [first for first, _, _ in data.segments] + [len(data.values)]
     names: list[str | None] = [series for _, _, series in data.segments] + [None]
     if begins[0] > 0:

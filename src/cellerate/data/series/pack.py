@@ -60,7 +60,7 @@ class PackedSeries:
 
 
 def is_packed_series(path: Path) -> bool:
-    """Whether a path is the folder of a packed series."""
+    """True if a path is the folder of a packed series."""
     return (path / _DESCRIPTION).is_file()
 
 

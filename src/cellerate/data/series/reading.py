@@ -94,7 +94,7 @@ class Reading:
 
     @property
     def complete(self) -> bool:
-        """Whether no value is missing."""
+        """True if no value is missing."""
         return not any(self.holes)
 
     @property

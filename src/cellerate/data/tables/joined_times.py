@@ -118,7 +118,7 @@ def _text(values: Any) -> Any:
 
 
 def _are_numbers(values: Any, texts: Any) -> bool:
-    """Whether a column holds years, not dates."""
+    """True if a column holds years, not dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

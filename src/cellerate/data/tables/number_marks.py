@@ -105,7 +105,7 @@ def number_pattern(decimal: str, thousands: str) -> str:
 
 
 def is_number(value: str, decimal: str, thousands: str) -> bool:
-    """Whether a value is a number, or missing."""
+    """True if a value is a number, or missing."""
     value = value.strip()
     if value in MISSING:
         return True

@@ -66,7 +66,7 @@ def find_tables(paths: Any) -> list[Path | Table]:
 
 
 def _is_table(path: Path, folder: Path) -> bool:
-    """Whether it is a file, and none of those of a packed series in the folder, finished or not."""
+    """True if it is a file, and none of those of a packed series in the folder, finished or not."""
     above = path.relative_to(folder).parents
     return path.is_file() and not any(one.name.endswith((".series", ".series.building")) for one in above)
 

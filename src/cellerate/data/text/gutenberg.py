@@ -18,7 +18,7 @@ _HELD = 64
 
 
 def has_licence(head: bytes) -> bool:
-    """Whether the beginning of a file, in any encoding that has ASCII in it, holds the marks of Project Gutenberg."""
+    """True if the beginning of a file, in any encoding that has ASCII in it, holds the marks of Project Gutenberg."""
     return _NAME in head[:_HEADER_BYTES].replace(b"\0", b"")
 
 

@@ -13,7 +13,7 @@ _SHOWN = 60
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether a file's name says that it has JSON lines."""
+    """True if a file's name says that it has JSON lines."""
     return path.suffix.lower() in _SUFFIXES
 
 

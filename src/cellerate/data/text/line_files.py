@@ -209,7 +209,7 @@ def _string_column(path: Path, schema: Any, column: str | None) -> str:
 
 
 def _is_hidden(path: Path, given: Path) -> bool:
-    """Whether a name is hidden, as "." and "_" do it by custom in folders of data."""
+    """True if a name is hidden, as "." and "_" do it by custom in folders of data."""
     names = path.relative_to(given).parts if path.is_relative_to(given) else (path.name,)
     return any(name.startswith((".", "_")) for name in names)
 

@@ -37,7 +37,7 @@ class Holidays:
     last: np.datetime64
 
     def are(self, days: np.ndarray) -> np.ndarray:
-        """Whether each of some days is a holiday.
+        """True for each of some days that is a holiday.
 
         Args:
             days: Of any shape, datetime64[D].

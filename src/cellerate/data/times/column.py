@@ -296,7 +296,7 @@ def _units_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def _is_calendar(times: np.ndarray, numbers: np.ndarray) -> bool:
-    """Whether numbers that could be dates go on as dates do, and not as numbers do."""
+    """True if numbers that could be dates go on as dates do, and not as numbers do."""
     order = np.unique(times)
     if len(order) < 3:
         return True

@@ -34,7 +34,7 @@ def missing_weekdays(days: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 
 def come_back(missing: np.ndarray, first: np.datetime64, last: np.datetime64) -> bool:
-    """Whether missing weekdays are holidays: they come back in other years more often than chance has it.
+    """True if missing weekdays are holidays: they come back in other years more often than chance has it.
 
     Args:
         missing: (H,) datetime64[D], rising.

@@ -45,12 +45,12 @@ class Covariates:
 
     @property
     def plain(self) -> bool:
-        """Whether there are none."""
+        """True if there are none."""
         return not (self.known_ahead or self.series is not None or self.scaling is not None)
 
     @property
     def known_ahead(self) -> bool:
-        """Whether it sees something of the rows to forecast."""
+        """True if it sees something of the rows to forecast."""
         return bool(self.future) or self.calendar is not None
 
     @property

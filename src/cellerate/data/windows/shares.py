@@ -65,7 +65,7 @@ class _Share:
         return _rows(x, chosen), _rows(y, chosen), weights * np.where(counted, np.float32(filled / rows), 0)
 
     def fingerprint(self) -> str:
-        """That of the whole batches: it is the same for every process."""
+        """The fingerprint of the whole batches, the same for every process."""
         return self._source.fingerprint()
 
 

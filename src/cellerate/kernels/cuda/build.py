@@ -42,7 +42,7 @@ def why_unavailable() -> str | None:
 
 
 def _keeps_programs() -> bool:
-    """Whether this cuda-core has the class that `_cache` needs."""
+    """True if this cuda-core has the class that `_cache` needs."""
     try:
         return hasattr(importlib.import_module("cuda.core.utils"), "FileStreamProgramCache")
     except ImportError:

@@ -37,5 +37,5 @@ class Kernel(Protocol):
 
 
 def clusters(rows: int, batch: int) -> int:
-    """How many clusters a batch takes, with `rows` rows each."""
+    """The number of clusters a batch takes, with `rows` rows each."""
     return -(-batch // rows)

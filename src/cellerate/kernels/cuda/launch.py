@@ -88,7 +88,7 @@ def why_unavailable(device: int) -> str | None:
 
 @functools.cache
 def resident(kernel: Kernel, device: int) -> int:
-    """How many clusters of a kernel a GPU runs at once."""
+    """The number of clusters of a kernel a GPU runs at once."""
     driver, function = _driver(), _function(kernel, device)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = kernel.blocks, 1, 1

@@ -93,7 +93,7 @@ LSTM = Operation(
 
 
 def reserve_bytes(shape: tuple[int, int, int], dtype: str, *, masked: bool, return_sequences: bool) -> int:
-    """How many bytes `forward` keeps for `backward`, for a shape (B, T, H) and h of a dtype."""
+    """The number of bytes `forward` keeps for `backward`, for a shape (B, T, H) and h of a dtype."""
     options = codes(LstmOptions(), return_sequences)
     return int(core().reserve_bytes("lstm_forward", dtype, options, (*shape, int(masked))))
 

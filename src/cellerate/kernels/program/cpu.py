@@ -186,7 +186,7 @@ def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:
 
 
 def takes(nodes: Collection[Node]) -> bool:
-    """Whether the core knows all of the operations; which shapes it takes `sizes_of` says."""
+    """True if the core knows all of the operations; which shapes it takes `sizes_of` says."""
     if len(nodes) > _MOST_NODES:
         return False
     for node in nodes:

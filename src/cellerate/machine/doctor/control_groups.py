@@ -91,7 +91,7 @@ def memory_limit(root: Path) -> MemoryLimit | None:
 
 
 def threads_left(root: Path) -> int | None:
-    """How many more threads and processes this process's groups allow; None without a limit.
+    """The number of threads and processes that this process's groups allow; None without a limit.
 
     Args:
         root: Where the machine's files are.

@@ -56,7 +56,7 @@ class Core:
 
 
 def check_core(core: Core, found: Processors, root: Path) -> Iterator[Finding]:
-    """Whether the native core computes, with the widest instructions and on all cores.
+    """Check whether the native core computes, with the widest instructions and on all cores.
 
     Args:
         core: What it says of itself.

@@ -19,7 +19,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def check_disks(folders: Mapping[str, Path], usage: Usage, root: Path) -> Iterator[Finding]:
-    """Whether the folders that Cellerate writes to have room, and where they are.
+    """Check whether the folders that Cellerate writes to have room, and where they are.
 
     Args:
         folders: What each is for ("the current folder"), and its path, which need not exist.

@@ -14,7 +14,7 @@ _FULL_SHARE, _TAKEN_SHARE = 0.1, 0.5
 def check_gpus(
     facts: gpu.GpuFacts, reasons: Mapping[str, str | None], environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Whether there are GPUs, and whether the installed backends use them.
+    """Check whether there are GPUs, and whether the installed backends use them.
 
     Args:
         facts: What is known of the GPUs.
@@ -48,7 +48,7 @@ def check_gpus(
 def check_jax_platforms(
     facts: gpu.GpuFacts, backends: Collection[str], environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Whether JAX is told to compute on a GPU that is not there.
+    """Check whether JAX is told to compute on a GPU that is not there.
 
     Args:
         facts: What is known of the GPUs.
@@ -68,7 +68,7 @@ def check_jax_platforms(
 
 
 def check_gpu_memory(facts: gpu.GpuFacts) -> Iterator[Finding]:
-    """Whether others hold the memory of a GPU.
+    """Check whether others hold the memory of a GPU.
 
     Args:
         facts: What is known of the GPUs.
@@ -103,7 +103,7 @@ def check_gpu_settings(facts: gpu.GpuFacts) -> Iterator[Finding]:
 
 
 def check_gpu_kernels(facts: gpu.GpuFacts, reason: str | None) -> Iterator[Finding]:
-    """Whether Cellerate's own kernels run on the GPUs.
+    """Check whether Cellerate's own kernels run on the GPUs.
 
     Args:
         facts: What is known of the GPUs.

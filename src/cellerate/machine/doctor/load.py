@@ -19,7 +19,7 @@ _TICKS = 100
 
 
 def is_quiet(before: str | None, after: str | None, allowed: Collection[int]) -> bool:
-    """Whether others leave the processors alone, so that something can be measured; True if that is not known.
+    """True if others leave the processors alone, so that something can be measured; True if that is not known.
 
     Args:
         before: The text of `/proc/stat` a moment ago, since when this process has done nothing.
@@ -55,7 +55,7 @@ class Others:
         self._before, self._own_s = read(Path("/proc/stat")), _own_s()
 
     def processors(self) -> float | None:
-        """How many processors they have used since then, on average; None if that is not known.
+        """The number of processors they have used since then, on average; None if that is not known.
 
         This process and those that it started and that have ended are left out.
         """
@@ -70,7 +70,7 @@ class Others:
         return max(0.0, busy) / (passed / _TICKS / len(self._allowed))
 
     def told(self) -> tuple[str, str]:
-        """That in words, and what it costs; the latter is empty if it costs little, both if it is not known."""
+        """The load in words, and its cost; the latter is empty if it is small, both if the load is not known."""
         used = self.processors()
         if used is None:
             return "", ""
@@ -87,7 +87,7 @@ def _own_s() -> float:
 def check_load(
     root: Path, before: str | None, after: str | None, allowed: Collection[int]
 ) -> Iterator[Finding]:
-    """Whether figures measured now can be trusted.
+    """Check whether figures measured now can be trusted.
 
     Args:
         root: Where the machine's files are.

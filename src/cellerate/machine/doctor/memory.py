@@ -66,7 +66,7 @@ def check_available(root: Path) -> Iterator[Finding]:
 
 
 def check_swap(root: Path, before: str | None, after: str | None) -> Iterator[Finding]:
-    """Whether memory lies on the disk, and whether it is read from there now.
+    """Check whether memory lies on the disk, and if it is read from there now.
 
     Args:
         root: Where the machine's files are.
@@ -88,7 +88,7 @@ def check_swap(root: Path, before: str | None, after: str | None) -> Iterator[Fi
 
 
 def check_huge_pages(root: Path) -> Iterator[Finding]:
-    """Whether the native core may ask for huge pages.
+    """Check whether the native core may ask for huge pages.
 
     Args:
         root: Where the machine's files are.
@@ -106,7 +106,7 @@ def check_huge_pages(root: Path) -> Iterator[Finding]:
 
 
 def check_allocator(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether another allocator takes the place of the C library's, which Cellerate sets for training.
+    """Check whether another allocator takes the place of the C library's, which Cellerate sets for training.
 
     Args:
         environ: The environment variables.
@@ -125,7 +125,7 @@ def check_allocator(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_shared(root: Path, usage: Usage, backends: Sequence[str]) -> Iterator[Finding]:
-    """Whether the workers of a torch DataLoader have room for their batches.
+    """Check whether the workers of a torch DataLoader have room for their batches.
 
     Args:
         root: Where the machine's files are.

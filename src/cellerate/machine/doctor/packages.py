@@ -70,7 +70,7 @@ def find_package(name: str) -> Package | None:
 
 
 def check_versions(find: Find) -> Iterator[Finding]:
-    """Whether all that is installed fits Cellerate and each other.
+    """Check whether all that is installed fits Cellerate and each other.
 
     Args:
         find: Finds an installed package.
@@ -96,7 +96,7 @@ def check_versions(find: Find) -> Iterator[Finding]:
 
 
 def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int]) -> Iterator[Finding]:
-    """Whether there is something to train on, once.
+    """Check whether there is something to train on, once.
 
     Args:
         find: Finds an installed package.
@@ -129,7 +129,7 @@ def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int])
 
 
 def check_cuda_wheels(find: Find, has_gpu: bool) -> Iterator[Finding]:
-    """Whether NVIDIA's libraries are installed in vain, or over each other.
+    """Check whether NVIDIA's libraries are installed in vain, or over each other.
 
     Args:
         find: Finds an installed package.
@@ -186,7 +186,7 @@ def _applying(owner: str, package: Package) -> Iterator["Requirement"]:
 
 
 def _status(owner: str, requirement: "Requirement", installed: Package | None) -> Status:
-    """Whether a requirement is met, and how much it matters if it is not."""
+    """The status of a requirement: met, or how much it matters that it is not."""
     from packaging.version import InvalidVersion, Version
 
     if installed is None:

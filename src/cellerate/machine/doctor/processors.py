@@ -97,7 +97,7 @@ def check_processors(found: Processors) -> Iterator[Finding]:
 
 
 def check_quota(found: Processors, environ: Mapping[str, str], backends: Sequence[str]) -> Iterator[Finding]:
-    """Whether the container has less time than its processors would take.
+    """Check whether the container has less time than its processors would take.
 
     Args:
         found: What there is to compute on.
@@ -131,7 +131,7 @@ def check_quota(found: Processors, environ: Mapping[str, str], backends: Sequenc
 def check_counts(
     found: Processors, environ: Mapping[str, str], backends: Sequence[str], peak: Peak | None = None
 ) -> Iterator[Finding]:
-    """Whether the environment sets too few threads, or more than can run.
+    """Check whether the environment sets too few threads, or more than can run.
 
     Args:
         found: What there is to compute on.
@@ -168,7 +168,7 @@ def check_counts(
 def check_binding(
     found: Processors, environ: Mapping[str, str], backends: Sequence[str]
 ) -> Iterator[Finding]:
-    """Whether torch's OpenMP binds the thread that starts all others to one core.
+    """Check whether torch's OpenMP binds the thread that starts all others to one core.
 
     Args:
         found: What there is to compute on.
@@ -192,7 +192,7 @@ def check_binding(
 
 
 def check_threads_left(root: Path) -> Iterator[Finding]:
-    """Whether the container has room for the threads of a backend."""
+    """Check whether the container has room for the threads of a backend."""
     left = threads_left(root)
     if left is not None and left < _FEW_THREADS_LEFT:
         yield Finding(
@@ -205,7 +205,7 @@ def check_threads_left(root: Path) -> Iterator[Finding]:
 
 
 def check_frequency(root: Path, allowed: Collection[int]) -> Iterator[Finding]:
-    """Whether the processors are told to save power.
+    """Check whether the processors are told to save power.
 
     Args:
         root: Where the machine's files are.
@@ -238,7 +238,7 @@ def rates(peak: Peak, few: int, many: int) -> str:
 
 
 def _count(processors: str) -> int:
-    """How many a list such as "0-3,8" names."""
+    """The number of items that a list such as "0-3,8" names."""
     ranges = [part.split("-") for part in processors.strip().split(",")]
     return sum(int(part[-1]) - int(part[0]) + 1 for part in ranges)
 

@@ -97,7 +97,7 @@ _SETTINGS = {
 
 
 def check_settings(environ: Mapping[str, str], backends: Sequence[str], has_gpu: bool) -> Iterator[Finding]:
-    """Whether environment variables that are meant for debugging or for trials are set.
+    """Check whether environment variables that are meant for debugging or for trials are set.
 
     Args:
         environ: The environment variables.
@@ -112,7 +112,7 @@ def check_settings(environ: Mapping[str, str], backends: Sequence[str], has_gpu:
 
 
 def check_backend(environ: Mapping[str, str], backends: Sequence[str]) -> Iterator[Finding]:
-    """Whether `KERAS_BACKEND` names a backend that is there.
+    """Check whether `KERAS_BACKEND` names a backend that is there.
 
     Args:
         environ: The environment variables.
@@ -136,7 +136,7 @@ def check_backend(environ: Mapping[str, str], backends: Sequence[str]) -> Iterat
 def check_xla_flags(
     environ: Mapping[str, str], backends: Sequence[str], knows: Callable[[str], bool]
 ) -> Iterator[Finding]:
-    """Whether `XLA_FLAGS` stops JAX or slows it down.
+    """Check whether `XLA_FLAGS` stops JAX or slows it down.
 
     Args:
         environ: The environment variables.
@@ -165,7 +165,7 @@ def check_xla_flags(
 
 
 def check_keras_file(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether Keras's configuration file sets a type that makes all layers slow or inexact.
+    """Check whether Keras's configuration file sets a type that makes all layers slow or inexact.
 
     Args:
         environ: The environment variables, of which `KERAS_HOME` says where it is.
@@ -186,7 +186,7 @@ def check_keras_file(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def xla_knows(flag: str) -> bool:
-    """Whether the XLA of the installed jaxlib has a flag, by the names in its library; True if it cannot be read."""
+    """True if the XLA of the installed jaxlib has a flag, by the names in its library; True if it cannot be read."""
     # The library has other names as well, and all of its flags begin so.
     if not flag.startswith("xla_"):
         return False

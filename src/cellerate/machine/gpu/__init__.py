@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU, how each installed backend uses it, and why one does not.
+"""Finds the NVIDIA GPUs, how each installed backend uses them, and why one does not.
 
 Nothing here imports a framework or a CUDA package, and nothing is probed before `facts()` is called.
 

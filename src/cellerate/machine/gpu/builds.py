@@ -172,7 +172,7 @@ def _absent(distribution: str, extra: str) -> Iterator[str]:
 
 
 def _on_system(library: str) -> bool:
-    """Whether a library is where the system looks for libraries, outside all wheels."""
+    """True if a library is where the system looks for libraries, outside all wheels."""
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         # A folder without permission counts as not having it.
         if folder and os.access(Path(folder) / library, os.F_OK):

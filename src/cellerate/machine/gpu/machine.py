@@ -235,7 +235,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def _there(file: Path) -> bool:
-    """Whether a file exists; in a folder without permission it counts as missing."""
+    """True if a file exists; in a folder without permission it counts as missing."""
     return os.access(file, os.F_OK)
 
 

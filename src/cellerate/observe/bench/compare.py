@@ -63,7 +63,7 @@ class Effect:
 
     @property
     def regression(self) -> bool:
-        """Whether Cellerate became slower; a peer that did is not ours to answer for."""
+        """True if Cellerate became slower; a peer that did is not ours to answer for."""
         return self.entry.ours and self.verdict == "slower"
 
 
@@ -89,12 +89,12 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """How many of our jobs became slower, or are gone."""
+        """The number of our jobs that became slower, or are gone."""
         return len(self.lost) + sum(effect.regression for effect in self.effects)
 
     @property
     def judged(self) -> bool:
-        """Whether anything of ours could be judged; if not, "nothing regressed" would be meaningless."""
+        """True if anything of ours could be judged; if not, "nothing regressed" would be meaningless."""
         return bool(self.lost) or any(one.entry.ours and one.verdict != "unknown" for one in self.effects)
 
     @property
@@ -204,7 +204,7 @@ class _Change:
 
     @property
     def variance(self) -> float:
-        """That of a session; the samples are taken to spread alike. With no degrees of freedom it is unknown."""
+        """The variance of a session, if the samples spread alike; infinite with no degrees of freedom."""
         spread = sum(float(((sample - sample.mean()) ** 2).sum()) for sample in self.samples)
         return spread / self.degrees if self.degrees else math.inf
 

@@ -110,7 +110,7 @@ class Race:
         return [record, there]
 
     def _fits(self, begin: float, sessions: int) -> bool:
-        """Whether another session would end in time, if it takes as long as those before."""
+        """True if another session would end in time, if it takes as long as those before."""
         passed = time.monotonic() - begin
         return not sessions or passed * (1 + 1 / sessions) <= self.plan.budget_s
 
@@ -307,7 +307,7 @@ class _Timed:
     turns: list[Turn]
 
     def calls(self, turn_s: float) -> tuple[int, int]:
-        """How many samples to take in a turn, and of how many calls each."""
+        """The number of samples to take in a turn, and of how many calls each."""
         each = max(1, math.ceil(_LEAST_SAMPLE_S / self.about["about_s"]))
         samples = round(turn_s / (each * self.about["about_s"]))
         return max(_LEAST_SAMPLES, min(_MOST_SAMPLES, samples)), each

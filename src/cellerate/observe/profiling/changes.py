@@ -66,7 +66,7 @@ class Found:
 
 
 def is_cold(disk_bytes: float | None, batch_bytes: int) -> bool:
-    """Whether a good part of the batches came from storage, and not from memory."""
+    """True if a good part of the batches came from storage, and not from memory."""
     return disk_bytes is not None and disk_bytes > max(_PAGE, _READ_AHEAD * batch_bytes)
 
 
@@ -355,7 +355,7 @@ class _Tries:
     def _add(
         self, title: str, why: str, before_s: float, after_s: float, do: str, *, optional: bool = False
     ) -> bool:
-        """Whether it gains enough to be told."""
+        """True if it gains enough to be told."""
         if 1 - after_s / before_s < _SMALLEST:
             times = f"{milliseconds(1e3 * before_s)} -> {milliseconds(1e3 * after_s)}"
             self.without_gain.append(f"{self._trying} ({times})")

@@ -51,7 +51,7 @@ class Feed:
 
     @property
     def batches(self) -> int | None:
-        """How many batches an epoch has; None if the data do not say."""
+        """The number of batches of an epoch; None if the data do not say."""
         if isinstance(self.x, keras.utils.PyDataset) and self.x.num_batches is not None:
             return int(self.x.num_batches)
         if is_arrays(self.x):
@@ -123,12 +123,12 @@ def too_few_batches() -> ConfigError:
 
 
 def rows_of(batch: Any) -> int:
-    """How many rows a batch has."""
+    """The number of rows of a batch."""
     return len(keras.tree.flatten(batch)[0])
 
 
 def is_arrays(x: Any) -> bool:
-    """Whether these are arrays or tensors, from which `fit` itself makes batches."""
+    """True if these are arrays or tensors, from which `fit` itself makes batches."""
     flat = keras.tree.flatten(x)
     return bool(flat) and all(hasattr(array, "shape") and hasattr(array, "dtype") for array in flat)
 

@@ -66,7 +66,7 @@ def _input(model: keras.Model, tensor: Any, random: np.random.Generator, rows: i
 
 
 def _is_sparse(loss: Any) -> bool:
-    """Whether a loss takes the numbers of classes."""
+    """True if a loss takes the numbers of classes."""
     named = (
         type(loss).__name__ if isinstance(loss, keras.losses.Loss) else getattr(loss, "__name__", str(loss))
     )

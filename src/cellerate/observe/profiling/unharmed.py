@@ -52,6 +52,6 @@ def unharmed(model: keras.Model) -> Iterator[None]:
 
 
 def runs_eagerly(model: keras.Model) -> bool:
-    """Whether each operation of a training step is called from Python, where the backend could compile it."""
+    """True if each operation of a training step is called from Python, where the backend could compile it."""
     backend = keras.config.backend()
     return bool(model.run_eagerly) or (backend == "jax" and not model.jit_compile)

@@ -14,7 +14,7 @@ _SIZE, _MEASURED_S = 4096, 0.2
 
 
 def multiplications(layer: Any, inputs: Any, outputs: Any) -> int | None:
-    """How many products of two numbers the forward pass of a layer sums up.
+    """The number of products of two numbers the forward pass of a layer sums up.
 
     Args:
         layer: A built layer.

@@ -43,7 +43,7 @@ def least_steps(context: Context) -> int:
 
 
 def trainings(context: Context, own: float) -> float:
-    """How many trainings of the original a pass takes as long as, with the control if there is none yet."""
+    """The number of trainings of the original that take as long as a pass, with the control if there is none yet."""
     return own + _controls(context)
 
 
@@ -124,7 +124,7 @@ def better_buy(control: Candidate, loss: Interval, where: str) -> str:
 
 
 def _controls(context: Context) -> int:
-    """How many controls of the decided number of steps are still to be trained: 0 or 1."""
+    """The number of controls of the decided number of steps that are still to be trained: 0 or 1."""
     steps = context.state.further_steps
     return 0 if steps is not None and context.candidate(context.control_id(steps, LEARNING_RATE)) else 1
 

@@ -98,7 +98,7 @@ class Grid:
 
     @property
     def title_characters(self) -> int:
-        """How many characters fit above a panel."""
+        """The number of characters that fit above a panel."""
         return int((self.width - 0.9) / CHARACTER_INCHES)
 
 

@@ -18,7 +18,7 @@ FONT = 12.0
 LINE = 14.0
 """From one line of text to the next."""
 SERIES = 6
-"""How many lines have a colour, dash and marker of their own."""
+"""The number of lines that have a colour, dash and marker of their own."""
 
 # Characters that no XML document may contain: https://www.w3.org/TR/xml/#charsets
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -308,7 +308,7 @@ class Forecaster:
 
 
 def _shape_fits(shape: Sequence[int], row: Sequence[int]) -> bool:
-    """Whether an input has the shape that rows have; any number of steps may do."""
+    """True if an input has the shape that rows have; any number of steps may do."""
     return len(shape) == len(row) + 1 and all(
         found == wanted or (axis == 0 and found == -1)
         for axis, (found, wanted) in enumerate(zip(shape[1:], row, strict=True))

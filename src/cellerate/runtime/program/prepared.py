@@ -129,7 +129,7 @@ def checked_out(out: Out, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> 
 
 
 def _overlap(results: Sequence[np.ndarray], inputs: Sequence[np.ndarray]) -> bool:
-    """Whether a result may share memory with an input or with another result."""
+    """True if a result may share memory with an input or with another result."""
     return any(
         np.may_share_memory(one, other)
         for place, one in enumerate(results)
@@ -138,7 +138,7 @@ def _overlap(results: Sequence[np.ndarray], inputs: Sequence[np.ndarray]) -> boo
 
 
 def fits(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether it is an array that the core can read as it is."""
+    """True if it is an array that the core can read as it is."""
     return (
         isinstance(array, np.ndarray)
         and array.shape == shape

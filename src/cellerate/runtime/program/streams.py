@@ -45,7 +45,7 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """How many streams there are."""
+        """The number of streams there are."""
         return len(next(iter(self._states.values())))
 
     @property

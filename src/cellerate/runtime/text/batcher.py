@@ -135,7 +135,7 @@ class Ticket:
         return Update(self, self._ids[0], self._log_probabilities[0], "", self.reason)
 
     def _end_of_stop(self, ids: np.ndarray) -> int:
-        """How many of the ids just drawn it takes to complete a stop text."""
+        """The number of the ids just drawn that it takes to complete a stop text."""
         assert self._tokenizer is not None  # noqa: S101 (there is no stop text without one)
         decode, all_ids = self._tokenizer.decode, np.concatenate([*self._ids, ids])
         end = bisect.bisect_left(
@@ -199,12 +199,12 @@ class Batcher:
 
     @property
     def recalled(self) -> int:
-        """How many ids of prompts did not have to be read, because the state after them was remembered."""
+        """The number of ids of prompts that did not have to be read, because the state after them was remembered."""
         return self._reader.recalled
 
     @property
     def idle(self) -> bool:
-        """Whether every sequence has ended, so that a step would do nothing."""
+        """True if every sequence has ended, so that a step would do nothing."""
         with self._lock:
             return not (self._submitted or self._waiting or self._active)
 

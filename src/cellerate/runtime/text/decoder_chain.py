@@ -61,7 +61,7 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
 
 
 def widths(chain: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """How many ids a chain, as `chain_of` gives it, reads, and how many logits it gives."""
+    """The number of ids that a chain of `chain_of` reads, and of the logits that it gives."""
     last = next(link for link in reversed(chain) if link["op"] in ("lstm", "dense"))
     matrix = last["kernel"] if last["op"] == "dense" else last["recurrent_kernel"].T
     return len(chain[0].get("embeddings", ())), matrix.shape[1]
@@ -85,7 +85,7 @@ def _nodes(program: Program) -> tuple[list[Node], int]:
 
 
 def _counts_all(program: Program, node: Node, source: int) -> bool:
-    """Whether the mask of a node is of a Masking of one-hot vectors: all count, as a 0 and a 1 are never one value."""
+    """True if the mask of a node is of a Masking of one-hot vectors: all count, as a 0 and a 1 are never one value."""
     mask = program.nodes[node.inputs["mask"]]
     return mask.op == "features_mask" and mask.inputs["x"] == source and program.nodes[source].op == "input"
 
@@ -131,7 +131,7 @@ def _check_shared(chain: list[dict[str, Any]]) -> None:
 
 
 def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
-    """Whether the LSTMs skip id 0; either all of them must, or none."""
+    """True if the LSTMs skip id 0; either all of them must, or none."""
     lstms = [node for node in nodes if node.op == "lstm"]
     masked = [node for node in lstms if "mask" in node.inputs and not _counts_all(program, node, ids)]
     for node in masked:

@@ -35,7 +35,7 @@ class Prompt:
 
     @property
     def is_read(self) -> bool:
-        """Whether all of it is read."""
+        """True if all of it is read."""
         return self.position == len(self.ids)
 
     @property
@@ -80,7 +80,7 @@ class PromptReader:
         self._known: OrderedDict[bytes, tuple[np.ndarray, np.ndarray | None]] = OrderedDict()
         self._bytes = 0
         self.recalled = 0
-        """How many ids did not have to be read, because their state was remembered."""
+        """The number of ids that did not have to be read, because their state was remembered."""
 
     def begin(self, ids: np.ndarray) -> Prompt:
         """A prompt of (N,) int32 ids of which nothing is read yet; N is at least 1."""

@@ -49,7 +49,7 @@ class Stepper:
 
     @property
     def batch_size(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences there are."""
         return len(self.state)
 
     def step(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:

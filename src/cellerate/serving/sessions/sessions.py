@@ -111,7 +111,7 @@ class Sessions:
         return self._streams.outputs
 
     def __len__(self) -> int:
-        """How many sessions there are, on disk and in memory."""
+        """The number of sessions there are, on disk and in memory."""
         return self._count
 
     def open(self, name: str) -> None:

@@ -59,7 +59,7 @@ class SessionStreams:
 
     @property
     def count(self) -> int:
-        """How many streams there are."""
+        """The number of streams there are."""
         return self._streams.count
 
     @property

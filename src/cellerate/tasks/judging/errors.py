@@ -364,5 +364,5 @@ def series_names(data: SeriesData, rows: Sequence[int]) -> list[str]:
 
 
 def count_in(span: tuple[int, int], rows: int) -> int:
-    """How many windows of so many rows begin in a stretch, given by its first row and the one after its last."""
+    """The number of windows of so many rows that begin in a stretch: its first row, and the one after its end."""
     return max(0, span[1] - span[0] - rows + 1)

@@ -63,7 +63,7 @@ def scale_or_one(scales: np.ndarray) -> np.ndarray:
 
 
 def too_large(window: int, horizon: int) -> bool:
-    """Whether the matrices of a fit would take more memory than a baseline is worth."""
+    """True if the matrices of a fit would take more memory than a baseline is worth."""
     return (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
 
 

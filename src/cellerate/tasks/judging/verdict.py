@@ -1,4 +1,4 @@
-"""Whether a forecaster beats the forecasts that need no network, in one sentence, and what to try if it does not."""
+"""A sentence that says if a forecaster beats the forecasts that need no network, and what to try if it does not."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

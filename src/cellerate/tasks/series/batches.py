@@ -124,7 +124,7 @@ def check_series_model(
 
 
 def _shape_fits(shape: tuple[int | None, ...], row: tuple[int, ...]) -> bool:
-    """Whether an input has the shape that rows have; any number of steps may do."""
+    """True if an input has the shape that rows have; any number of steps may do."""
     return (
         len(shape) == len(row) + 1
         and shape[0] is None

@@ -102,7 +102,7 @@ class _LastTarget(ChangedBatches):
 
 
 def predicts_every_step(model: keras.Model) -> bool:
-    """Whether a next-token model gives (B, T, V) rather than (B, V)."""
+    """True if a next-token model gives (B, T, V) rather than (B, V)."""
     return len(model.output_shape) == 3
 
 

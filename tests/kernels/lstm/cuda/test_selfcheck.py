@@ -59,7 +59,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, text: str, by: str) -> None:
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, case: selfcheck.Case, way: str) -> bool:
-    """Whether the kernels compute something wrong, or hang, in one of a few orders in which threads may take turns."""
+    """True if the kernels compute something wrong, or hang, in one of a few orders in which threads may take turns."""
     for seed in range(1, 9):
         monkeypatch.setattr(emulated_gpu, "seed", seed)
         with contextlib.suppress(RuntimeError):

@@ -97,7 +97,7 @@ class Batch:
             self._logits = model.filled("logits", logits)
 
     def steps(self, seconds: float) -> int:
-        """How many steps the next kernel should have, to run for about `seconds`."""
+        """The number of steps the next kernel should have, to run for about `seconds`."""
         each = self._model.seconds_per_wave.get(self._kernel, _SECONDS_PER_STEP) * self._waves
         return max(_LEAST_STEPS, int(seconds / each))
 
@@ -214,7 +214,7 @@ class Seen:
 
 
 def window_of(row: Row) -> int:
-    """How many of the last ids the penalty sees; 0 for all, and where the window has room for all ids."""
+    """The number of last ids that the penalty sees; 0 for all, and where the window has room for all ids."""
     window = row.rules.penalty_window or 0
     forgets = row.rules.repetition_penalty != 1 and window < len(row.previous) + row.count
     return window if forgets else 0

@@ -147,7 +147,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
         return max(self.blocks_of(layer) for layer in self.layers)
 
     def blocks_of(self, layer: Layer) -> int:
-        """How many blocks have units of a layer."""
+        """The number of blocks that have units of a layer."""
         return -(-layer.units // self.block_units)
 
     def padded_units(self, layer: Layer) -> int:
@@ -211,7 +211,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @property
     def shared_logits(self) -> bool:
-        """Whether blocks send logits to each other's shared memory; if not, they go through global memory."""
+        """True if blocks send logits to each other's shared memory; if not, they go through global memory."""
         room = SHARED_BYTES - self._gates_bytes - WORDS_BYTES - self._beside_logits_bytes
         return self._logits_bytes <= min(room, _MOST_SHARED_LOGITS_BYTES)
 
@@ -244,7 +244,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @functools.cached_property
     def shared_table(self) -> bool:
-        """Whether the table of the first layer is in shared memory: if the weights leave room for it."""
+        """True if the table of the first layer is in shared memory: if the weights leave room for it."""
         return self._weights_bytes + self._table_bytes <= SHARED_BYTES
 
     @property

@@ -59,7 +59,7 @@ class LayerPlan:
         )
 
     def packing(self, kernel: Variant) -> tuple[int, Packing]:
-        """How many units of zeros pad both H axes of the recurrent kernel (H, 4, H), and its order for the kernel."""
+        """The units of zeros that pad both H axes of the recurrent kernel (H, 4, H), and its order for the kernel."""
         return kernel.units - self.shape[2], packing(kernel)
 
     @property

@@ -210,7 +210,7 @@ void {self.name}(const __grid_constant__ {self.direction.capitalize()}Arguments<
 
     @property
     def fits(self) -> bool:
-        """Whether there is such a kernel: whether a block has enough shared memory and registers for what it computes.
+        """True if there is such a kernel: if a block has enough shared memory and registers for what it computes.
 
         Turns use the weights twice in a step, so these must not come from global memory. Wide products take all of
         them from registers.
@@ -246,7 +246,7 @@ void {self.name}(const __grid_constant__ {self.direction.capitalize()}Arguments<
 
     @property
     def _masks_shared(self) -> bool:
-        """Whether the backward kernel has room in shared memory for the masks of recurrent dropout."""
+        """True if the backward kernel has room in shared memory for the masks of recurrent dropout."""
         return NUMBER_BYTES[self.precision][0] < 4 or self.block_units == _BLOCK_UNITS
 
     @property
@@ -267,7 +267,7 @@ void {self.name}(const __grid_constant__ {self.direction.capitalize()}Arguments<
         return tiles.tile(self.direction, self.units, self.rows, masked=self.masked)
 
     def exchanged(self, batch: int) -> int:
-        """How many numbers of memory the blocks of a call need to exchange what they compute; most need none."""
+        """The numbers of memory that the blocks of a call need to exchange what they compute; most need none."""
         if not self.tiled:
             return 0
         return 2 * clusters(self.rows, batch) * self.rows * self.units * tiles.BLOCK_CHUNKS[self.direction]

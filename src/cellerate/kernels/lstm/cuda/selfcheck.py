@@ -212,7 +212,7 @@ def step_us(variant: Variant, device: int) -> float:
 
 
 def _bytes(variant: Variant, batch: int) -> dict[str, int]:
-    """How many bytes are enough for each argument that training gives to a kernel."""
+    """The number of bytes that are enough for each argument that training gives to a kernel."""
     state = 4 * batch * variant.units
     sequence = _TIMED_STEPS * state
     found = {"gates": 4 * sequence, "cells": sequence, "weights": 16 * variant.units**2}

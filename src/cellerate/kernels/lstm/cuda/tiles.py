@@ -70,7 +70,7 @@ class Tile:
 
     @property
     def fits(self) -> bool:
-        """Whether a block has as much shared memory."""
+        """True if a block has as much shared memory."""
         return self.shared_bytes <= SHARED_BYTES
 
 
