@@ -67,7 +67,7 @@ class TrainingError(CellerateError, RuntimeError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """What an error says, on one line: its own words if it is ours, else its type and what says the most, if anything.
+    """The error as one line: its message, prefixed by its type unless it is a CellerateError.
 
     TensorFlow's messages begin with where an error was met ("Graph execution error:"), and have the cause below.
     """

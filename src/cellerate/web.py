@@ -1,4 +1,4 @@
-"""What the HTTP servers of this package share: pages that load nothing from elsewhere, and an end by signals.
+"""The common part of the HTTP servers of this package: pages that load nothing from elsewhere, and an end by signals.
 
 It needs the extra `serve`.
 """

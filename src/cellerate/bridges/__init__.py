@@ -1,1 +1,1 @@
-"""What is specific to one Keras backend: compiling a step, its datasets, and Cellerate's kernels as its operators."""
+"""The code specific to one Keras backend: compiling a step, datasets, and Cellerate's kernels as operators."""

@@ -1,4 +1,4 @@
-"""What Cellerate needs from JAX itself: whether there is a GPU, compiling a step, its operations with gradients.
+"""The part of JAX that Cellerate needs: finding a GPU, compiling a step, its operations with gradients.
 
 Only this module and `jax_cuda` import JAX; they are imported only where JAX is asked for.
 """
@@ -57,7 +57,7 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
 
 
 def in_place_changes(tensor: Any) -> int:
-    """How often a tensor was changed in place: JAX's arrays never are."""
+    """The times that a tensor was changed in place: JAX's arrays never are."""
     del tensor
     return 0
 
@@ -139,7 +139,7 @@ def _register() -> None:
 
 
 class _Layer(Protocol):
-    """What computes a layer; equal ones compute the same."""
+    """A computation of a layer; equal ones compute the same."""
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class _Layer(Protocol):
         """The results by name, with `keep` also what backward needs."""
 
     def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        """What backward needs of what `forward` gave."""
+        """The results of `forward` that backward needs."""
 
     def backward(
         self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
@@ -206,7 +206,7 @@ class _OnCore:
         return self._call("backward", given, results)
 
     def _reserve_bytes(self, given: Mapping[str, Any], pieces: int) -> int:
-        """What one of so many pieces of the rows keeps for backward."""
+        """The values that one of so many pieces of the rows keeps for backward."""
         axes = self.operation.batch_axes
         piece = {
             name: jax.ShapeDtypeStruct(_divided(array.shape, axes.get(name), pieces), array.dtype)

@@ -82,7 +82,7 @@ class _Shared:
         return self._of_share(arrays, 1)
 
     def partition(self, mesh: Any, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-        """What each device computes, as `custom_partitioning` asks for it.
+        """The computation of each device, as `custom_partitioning` asks for it.
 
         Args:
             mesh: The devices.
@@ -111,7 +111,7 @@ class _Shared:
         return mesh, of_device, place(self.results, results), tuple(place(self.arguments, arguments))
 
     def rule(self, arguments: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
-        """What Shardy, which propagates shardings, is told: which axes are rows. `partition` makes the others whole."""
+        """The rule for Shardy, which propagates shardings: the row axes. `partition` makes the others whole."""
         in_piece = self.batch // self.pieces
         # Shardy takes no factor of size 1 beside another.
         rows: Any = (

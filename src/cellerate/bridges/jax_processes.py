@@ -45,7 +45,7 @@ def join(address: str, count: int, number: int) -> None:
 
 
 def place() -> tuple[int, int]:
-    """Which process this is, and how many train together."""
+    """The rank of this process, and the number of those that train together."""
     return jax.process_index(), jax.process_count()
 
 

@@ -46,7 +46,7 @@ class Recording:
         """The trace is written already."""
 
     def events(self) -> Iterator[Event]:
-        """What was recorded."""
+        """The recorded pieces."""
         newest = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         programs: dict[str, Sources] = {}
         for plane in jax.profiler.ProfileData.from_file(str(newest)).planes:
@@ -73,7 +73,7 @@ class Recording:
 
 
 def _sources(module: str) -> Sources:
-    """What the instructions of a program come from; of several of that name, the one with marks."""
+    """The origins of a program's instructions; of several programs of that name, those of the one with marks."""
     texts = [
         program.to_string()
         for executable in jax.devices()[0].client.live_executables()

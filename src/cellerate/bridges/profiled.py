@@ -1,4 +1,4 @@
-"""What the profilers of all frameworks are read as: pieces of time on threads, and whom each belongs to.
+"""The common form of what profilers record: pieces of time on threads, and the layer that each belongs to.
 
 A part of a model runs under a mark, a name that its operations carry into the trace: in the graph where there is one
 (`scope` of each bridge), and on the timeline of the thread that calls it.
@@ -58,14 +58,14 @@ class Recording(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def events(self) -> Iterable[Event]:
-        """What was recorded; called after the end."""
+        """The recorded pieces; called after the end."""
 
     def write(self) -> None:
         """Writes what TensorBoard or Perfetto read into the folder, if that was not done yet."""
 
 
 class Bridge(Protocol):
-    """What a module `<framework>_profiler` has."""
+    """The functions of a module `<framework>_profiler`."""
 
     Recording: type[Recording]
 

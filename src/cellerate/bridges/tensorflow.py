@@ -1,4 +1,4 @@
-"""What Cellerate needs from TensorFlow itself: whether there is a GPU, compiling a step, datasets, operations.
+"""The part of TensorFlow that Cellerate needs: finding a GPU, compiling a step, datasets, operations.
 
 Only this module imports TensorFlow; it is imported only where TensorFlow is asked for.
 """
@@ -103,7 +103,7 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
 
 
 def in_place_changes(tensor: Any) -> int:
-    """How often a tensor was changed in place: TensorFlow's tensors never are."""
+    """The times that a tensor was changed in place: TensorFlow's tensors never are."""
     del tensor
     return 0
 
@@ -201,7 +201,7 @@ def run(
 def _called(
     function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], types: Sequence[Any]
 ) -> list[Any]:
-    """What a Python function gives of tensors, always as a list: TensorFlow unpacks a single result when eager."""
+    """The results of a Python function on tensors, always as a list: TensorFlow unpacks a single result when eager."""
     _refuse_to_be_stored()
     # LiteRT quotes this line where it cannot convert a function that was traced to be run.
     found = tf.numpy_function(function, inputs, types, False, _NODE)  # cellerate.restore(model) first

@@ -56,7 +56,7 @@ class Recording:
         """The trace is written already."""
 
     def events(self) -> Iterator[Event]:
-        """What was recorded."""
+        """The recorded pieces."""
         newest = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         space = xplane_pb2.XSpace()
         space.ParseFromString(newest.read_bytes())
@@ -101,7 +101,7 @@ def _source(name: str, plane: Any, event: Any, compiled: dict[str, str], *, gpu:
 
 
 def _compiled(space: Any) -> dict[str, str]:
-    """What the instructions of the programs in a trace come from; of several programs, those with marks."""
+    """The origins of the instructions of the programs in a trace; of several programs, those with marks."""
     found: list[dict[str, str]] = []
     for plane in space.planes:
         if plane.name != "/host:metadata":

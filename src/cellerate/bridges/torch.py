@@ -1,4 +1,4 @@
-"""What Cellerate needs from torch itself: whether there is a GPU, compiling a generation step, datasets, operations.
+"""The part of torch that Cellerate needs: finding a GPU, compiling a generation step, datasets, operations.
 
 Only this module and the `torch_*` modules beside it import torch; they are imported only where torch is asked for.
 """
@@ -140,7 +140,7 @@ def _as_tensors(batch: Any) -> Any:
 
 
 def in_place_changes(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was changed in place: None if torch does not count them, in inference mode."""
+    """The times that a tensor was changed in place: None if torch does not count them, in inference mode."""
     return None if tensor.is_inference() else int(tensor._version)
 
 

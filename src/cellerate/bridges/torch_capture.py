@@ -33,7 +33,7 @@ _MOST_NUMBERS = 16
 
 
 class Graph(Protocol):
-    """What records a step: `CudaGraph`, or its replacement in tests."""
+    """The recorder of a step: `CudaGraph`, or its replacement in tests."""
 
     def capture(self, work: Callable[[], Any]) -> Any:
         """Records the work, which computes nothing yet; returns tensors that `replay` fills."""

@@ -54,7 +54,7 @@ def join(address: str, count: int, number: int) -> None:
 
 
 def place() -> tuple[int, int]:
-    """Which process this is, and how many train together."""
+    """The rank of this process, and the number of those that train together."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 

@@ -53,7 +53,7 @@ class Recording:
         self._profile.export_chrome_trace(str(self._folder / "torch.pt.trace.json"))
 
     def events(self) -> Iterator[Event]:
-        """What was recorded."""
+        """The recorded pieces."""
         found = [one for one in self._profile.events() or () if one.time_range.end > one.time_range.start]
         on_cpu = [one for one in found if one.device_type == torch.autograd.DeviceType.CPU]
         parts = {

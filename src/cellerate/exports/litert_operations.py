@@ -12,7 +12,7 @@ from cellerate.exports.litert_graph import LiteRtGraph, Value
 from cellerate.program import MASKS, Node, named_activation
 
 Given = Mapping[str, Value]
-"""What an operation reads: the name of an input → its tensor."""
+"""The inputs of an operation: the name of an input → its tensor."""
 
 # LiteRT's LSTM has no mask, and without one the others have nothing to say.
 _OF_MASKS = (*MASKS, "masked", "where")

@@ -12,7 +12,7 @@ from cellerate.program import Node, named_activation
 
 
 class Given(NamedTuple):
-    """What an operation reads.
+    """The inputs of an operation.
 
     Attributes:
         values: The name of an input → its value.

@@ -1,4 +1,4 @@
-"""What OpenVINO makes of an ONNX file: a process of its own, for OpenVINO forks when it is imported.
+"""Tries an ONNX file in OpenVINO: a process of its own, for OpenVINO forks when it is imported.
 
 `python -m cellerate.exports.openvino_trial FILE` reads the trials from stdin, and writes what it found as JSON.
 """
@@ -20,7 +20,7 @@ _PATIENCE_S = 120
 
 
 def tried_in_openvino(path: Path, trials: list[Trial]) -> str:
-    """What OpenVINO gives for an ONNX file, in words; "" where it is not installed."""
+    """The outcome of OpenVINO on an ONNX file, in words; "" where it is not installed."""
     if importlib.util.find_spec("openvino") is None:
         return ""
     command = [sys.executable, "-m", "cellerate.exports.openvino_trial", str(path)]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from cellerate.program import Node, named_activation
 
 Given = Mapping[str, Any]
-"""What an operation reads: the name of an input → its tensor; and of a weight → its variable."""
+"""The inputs of an operation: the name of an input → its tensor; and of a weight → its variable."""
 
 
 def run(node: Node, given: Given) -> Any:

@@ -1,4 +1,4 @@
-"""What an exported model is tried on: batches of several sizes and lengths, and what our own runtime gives for them."""
+"""The trials of an exported model: batches of several sizes and lengths, and our own runtime's results for them."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """How far an exported model is from ours.
+    """The distance of an exported model from ours.
 
     Attributes:
         error: The largest difference of two numbers, as a share of the largest number of that output, or of 1 where

@@ -113,7 +113,7 @@ def find_over_time(model: keras.Layer) -> list[TimeLayer]:
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """What is known of a tensor.
+    """The facts about a tensor.
 
     Attributes:
         mask: What makes the mask on it; None without one.
@@ -205,7 +205,7 @@ def _passes_on(layer: Any) -> bool:
 
 
 def _mask_after(operation: Any, node: Any, inputs: Sequence[str | None]) -> str | None:
-    """What makes the mask on the output of one call, by Keras's own rules in `compute_mask`."""
+    """The origin of the mask on the output of one call, by Keras's own rules in `compute_mask`."""
     if isinstance(operation, keras.layers.Masking):
         return f"Masking {operation.name!r}"
     if isinstance(operation, keras.layers.Embedding):

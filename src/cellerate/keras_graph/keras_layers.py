@@ -27,7 +27,7 @@ from cellerate.keras_graph.ties_layers import Tie
 
 
 class Steps(enum.Enum):
-    """How a layer or operation treats time steps."""
+    """The treatment of time steps by a layer or operation."""
 
     ALIKE = "every step alike"
     LAST_AXIS = "every step alike, as long as it works along the last axis"
@@ -40,7 +40,7 @@ ALIKE, LAST_AXIS, MIXED, CELL = Steps
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is known about a layer.
+    """The facts about a layer.
 
     Attributes:
         steps: How it treats time steps. Holds for subclasses too.
@@ -128,7 +128,7 @@ ROWS: dict[type, Row] = {
 
 @dataclasses.dataclass(frozen=True)
 class OperationRow:
-    """What is known about an operation of keras.ops.
+    """The facts about an operation of keras.ops.
 
     Attributes:
         steps: How it treats time steps, given tensors and single numbers.
@@ -217,7 +217,7 @@ def treats_steps(layer: object, *how: Steps) -> bool:
 
 
 def readers() -> Readers:
-    """How layers become nodes of a program."""
+    """The rules by which layers become nodes of a program."""
     anywhere = {kind: row.program for kind, row in ROWS.items() if row.program is not None}
     return Readers(
         anywhere,

@@ -168,7 +168,7 @@ class KerasStepper:
         return np.ascontiguousarray(array, dtype=np.int32)
 
     def _one_step(self, values: Any, state: State, ids: Any) -> tuple[State, Any]:
-        """What a backend compiles for one token: ids (B,) to logits (B, V)."""
+        """The function that a backend compiles for one token: ids (B,) to logits (B, V)."""
         ops = keras.ops
         with self._scope(values):
             new_state, output = self._graph.run(self._as_input(ops.expand_dims(ids, 1)), state)
@@ -181,7 +181,7 @@ class KerasStepper:
         return new_state, output
 
     def _one_block(self, values: Any, state: State, ids: Any) -> tuple[State, None]:
-        """What a backend compiles for a part of a prompt: ids (B, BLOCK), no logits."""
+        """The function that a backend compiles for a part of a prompt: ids (B, BLOCK), no logits."""
         with self._scope(values):
             new_state, _ = self._graph.run(self._as_input(ids), state, state_only=True)
         return new_state, None

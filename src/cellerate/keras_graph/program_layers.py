@@ -1,4 +1,4 @@
-"""What each Keras layer except the recurrent ones computes, as nodes of a program.
+"""The nodes of a program for each Keras layer except the recurrent ones.
 
 The table in `keras_layers` assigns these functions to layers.
 """

@@ -1,4 +1,4 @@
-"""What the reader of a model works with: values that stand for tensors, and nodes made from calls."""
+"""The tools of the reader of a model: values that stand for tensors, and nodes made from calls."""
 
 import dataclasses
 import functools
@@ -63,7 +63,7 @@ def each(*parts: Callable[[], Any]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramValue:
-    """What stands for a tensor of the graph.
+    """The stand-in for a tensor of the graph.
 
     Attributes:
         number: The node that gives it; None for a tensor of booleans, which can only serve as a mask.
@@ -272,7 +272,7 @@ ReadOne = Callable[[ProgramCall], ProgramValue]
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """How layers become nodes, by the place where they may be.
+    """The rules by which layers become nodes, by the place where they may be.
 
     Attributes:
         anywhere: All layers that programs know.

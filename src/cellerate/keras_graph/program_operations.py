@@ -1,4 +1,4 @@
-"""What the operations of keras.ops compute, as nodes of a program.
+"""The nodes of a program for the operations of keras.ops.
 
 The table in `keras_layers` assigns these functions to operations. Unlike layers, operations take tensors and
 constants mixed. Some are in a graph only because Keras recorded there how it makes a mask.

@@ -1,4 +1,4 @@
-"""What the recurrent layers compute, as nodes of a program.
+"""The nodes of a program for the recurrent layers.
 
 Recurrent layers have states and masks; a Bidirectional or a stack of cells becomes several nodes.
 """
@@ -99,7 +99,7 @@ _Read = tuple[dict[str, np.ndarray], dict[str, Option]]
 
 @dataclasses.dataclass(frozen=True)
 class _Cell:
-    """How programs compute a cell.
+    """A cell as programs compute it.
 
     Attributes:
         op: The operation.
@@ -166,7 +166,7 @@ def _last_states(call: ProgramCall, kind: _Cell, outputs: ProgramValue) -> list[
 
 
 def _masked_output(layer: layers.RNN, *, masked: bool) -> str:
-    """What the output holds at a masked step, on the backend that runs."""
+    """The output at a masked step, on the backend that runs."""
     jax = keras.backend.backend() == "jax"
     if layer.unroll and masked:
         # In unrolled layers JAX ignores zero_output_for_mask. Backwards, TensorFlow puts the zeros by the mask in its

@@ -1,4 +1,4 @@
-"""Which calls of a model's graph can run one time step at a time, and which have to be tried out."""
+"""Finds the calls of a model's graph that can run one time step at a time, and those that have to be tried out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ class StepCheck(Visitor[bool]):
         self.embedding_sizes: list[tuple[str, int]] = []
 
     def call(self, call: GraphCall[bool]) -> list[bool] | Inner[bool]:
-        """Which outputs of a call have a time axis.
+        """The outputs of a call that have a time axis.
 
         Raises:
             ModelError: The call cannot be run a step at a time.

@@ -1,4 +1,4 @@
-"""Which features of which tensors are the units of a model's LSTM layers, and which weights hold them.
+"""Finds the features that are the units of a model's LSTM layers, and the weights that hold them.
 
 It asks what belongs together, not what is computed, so that a unit can be removed from every weight that has it.
 Each feature, a place on the last axis of a tensor, has a number. Features that can only be removed together get

@@ -1,4 +1,4 @@
-"""What each layer and operation does with features: passes them on, ties them together, or has weights for them.
+"""The effect of each layer and operation on features: it passes them on, ties them together, or has weights for them.
 
 The table in `keras_layers` assigns these functions to layers; `ties` handles nested models and TimeDistributed.
 """
@@ -39,7 +39,7 @@ class Mixes(Exception):  # noqa: N818  (always caught: the features then stay)
 
 @dataclasses.dataclass(frozen=True)
 class FeatureValue:
-    """What stands for a tensor.
+    """The stand-in for a tensor.
 
     Attributes:
         features: The features on its last axis; none if the size of that axis is free, or it is the only axis.
@@ -122,7 +122,7 @@ class Features:
 
 
 class FeatureMap:
-    """Which features are where, as far as the walk has come.
+    """The places of features, as far as the walk has come.
 
     Attributes:
         features: All features.

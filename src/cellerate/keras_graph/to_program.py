@@ -287,7 +287,7 @@ def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue
 
 
 def _mask_argument(arguments: Mapping[str, Any]) -> Any:
-    """What Keras passes as `mask`: the argument if given, else the tensors' own mask if one argument has them all."""
+    """The `mask` that Keras passes: the argument if given, else the tensors' own mask if one argument has them all."""
     given = arguments.get("mask")
     if given is not None:
         return given

@@ -75,7 +75,7 @@ class Inner(Generic[V]):
 
 
 class Visitor(Generic[V]):
-    """What a walk asks at each call."""
+    """The questions of a walk at each call."""
 
     def done(self) -> bool:
         """True if the walk can stop; it is asked before the first call and after each."""
@@ -86,7 +86,7 @@ class Visitor(Generic[V]):
         raise NotImplementedError
 
     def output(self, tensor: Any, value: V) -> V:
-        """What stands for an output from then on; a visitor may add what only the outer graph knows about it."""
+        """The stand-in for an output from then on; a visitor may add what only the outer graph knows about it."""
         return value
 
 

@@ -112,7 +112,7 @@ def measure_peak(precision: str = "float32") -> float:
 
 
 class Phases(NamedTuple):
-    """What the phases of layers took while they were watched.
+    """The times of the phases of layers while they were watched.
 
     Attributes:
         backward: Whether these are backward passes.

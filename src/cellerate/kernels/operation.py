@@ -1,4 +1,4 @@
-"""What the bridges need to know of an algorithm of the native core, and its calls on NumPy arrays.
+"""An algorithm of the native core as the bridges see it, and its calls on NumPy arrays.
 
 An `Operation` lies with its algorithm: `kernels.lstm.cpu.LSTM`, `kernels.dense.DENSE`. Each bridge binds any of them
 to its framework.
@@ -55,17 +55,17 @@ class Operation:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What forward keeps for backward: some of its results, and the reserve."""
+        """The values that forward keeps for backward: some of its results, and the reserve."""
         return (*self.saved, "reserve") if self.sizes else self.saved
 
     @property
     def forward_results(self) -> tuple[str, ...]:
-        """What forward writes, in the core's order."""
+        """The results of forward, in the core's order."""
         return (*self.results, "reserve") if self.sizes else self.results
 
     @property
     def backward_arguments(self) -> tuple[str, ...]:
-        """What backward reads, in the core's order: the arguments, what was kept, and the cotangents of the results."""
+        """The inputs of backward, in the core's order: arguments, what was kept, and cotangents of the results."""
         return (*self.arguments, *self.kept, *[f"d_{name}" for name in self.results])
 
     def with_gradients(self, given: Given) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""What changes or explains a Keras layer: which kernel runs, and how states and training steps are handled."""
+"""Changes and explains Keras layers: the kernel that runs, states, and training steps."""

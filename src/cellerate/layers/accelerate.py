@@ -202,7 +202,7 @@ def is_strict(layer: Any) -> bool:
 
 
 def _bound(layer: Any) -> tuple[str, bool] | None:
-    """What `_accelerate_layer` put into a layer: the implementation, and whether it was named."""
+    """The implementation that `_accelerate_layer` put into a layer, and True if it was named."""
     loop = vars(layer).get("inner_loop")
     if not isinstance(loop, functools.partial) or loop.func is not _inner_loop:
         return None

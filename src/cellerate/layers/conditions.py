@@ -1,4 +1,4 @@
-"""Which kernel Keras runs for one recurrent layer, and each condition that decides it.
+"""The kernel that Keras runs for one recurrent layer, and each condition that decides it.
 
 These are facts about Keras, one backend at a time; `explain` gathers them over a model and prints them. The rules
 are those of `LSTM.inner_loop`, `GRU.inner_loop`, `RNN.inner_loop` and of each backend's `rnn.py`. What a backend
@@ -207,7 +207,7 @@ def time_distributed(
 
 
 def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -> list[Condition]:
-    """What Keras checks before it runs an LSTM or GRU on cuDNN, in terms of the layer's arguments."""
+    """The conditions that Keras checks before it runs an LSTM or GRU on cuDNN, by the layer's arguments."""
     has = here.has_cudnn(kind)
     device = "a GPU is visible" if here.gpu else f"no GPU is visible to {here.backend}"
     elsewhere = "run on a machine with a GPU and this backend's GPU build"
@@ -330,7 +330,7 @@ def _not_fused(layer: layers.RNN, here: Platform) -> list[Condition]:
 
 
 def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
-    """What makes the loop itself slower or faster."""
+    """The conditions that make the loop itself slower or faster."""
     conditions = []
     cell_runs = kernel in ("tf-while", "tf-unrolled", "python-loop")
     implementation = getattr(layer.cell, "implementation", None)

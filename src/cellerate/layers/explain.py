@@ -31,7 +31,7 @@ _MARKS = {True: "ok", False: "no", None: "?"}
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """What one layer runs.
+    """The kernel of one layer, and why.
 
     Attributes:
         name: The layer's name.
@@ -61,7 +61,7 @@ class LayerReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What every recurrent layer of a model runs; print it.
+    """The kernel of every recurrent layer of a model; print it.
 
     Attributes:
         model: The model's name.
@@ -279,7 +279,7 @@ def _accelerating(layer: layers.RNN) -> list[Condition]:
 
 
 def _fix(layer: layers.RNN, failed: Condition) -> str:
-    """What to change for a condition of Cellerate's kernels that fails; of an unknown activation the nearest known."""
+    """The change that meets a condition of Cellerate's kernels; for an unknown activation the nearest known."""
     if failed.name not in ("activation", "recurrent_activation"):
         return failed.fix
     nearest = nearest_activation(getattr(layer.cell, failed.name))

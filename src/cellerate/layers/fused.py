@@ -60,7 +60,7 @@ def why_unavailable(implementation: str) -> str | None:
 
 
 def _installed(implementation: str) -> list[Condition]:
-    """What an implementation requires of this machine and backend."""
+    """An implementation's requirements of this machine and backend."""
     backend, without_core = keras.backend.backend(), native.why_unavailable()
     gpu = bridge().gpu_available()
     core = Condition(
@@ -110,7 +110,7 @@ def _slower_here(backend: str) -> list[Condition]:
 def fit_conditions(
     layer: Any, implementation: str, layer_class: type[layers.RNN], cell_class: type[keras.Layer]
 ) -> list[Condition]:
-    """What an implementation requires of any layer, each with what was found and how to change it.
+    """An implementation's requirements of any layer, each with what was found and how to change it.
 
     Args:
         layer: The layer.
@@ -263,7 +263,7 @@ def activations_of(layer: Any) -> tuple[str, str]:
 
 
 def masked_output_of(layer: Any) -> str:
-    """What a layer puts out where the mask is False: one of `program.MASKED_OUTPUTS`."""
+    """The output of a layer where the mask is False: one of `program.MASKED_OUTPUTS`."""
     # Keras's backends differ in the output of a masked step at the very start.
     start = "previous_state" if keras.backend.backend() == "jax" else "previous_output"
     return "zero" if layer.zero_output_for_mask else start
@@ -271,7 +271,7 @@ def masked_output_of(layer: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Lookup:
-    """What `look_up` notes on a tensor: how it was made."""
+    """The note of `look_up` on a tensor: how it was made."""
 
     ids: Any
     table: Any
@@ -280,7 +280,7 @@ class _Lookup:
 
 
 def look_up(layer: layers.Embedding, call: Callable[[Any], Any], summed: bool, inputs: Any) -> Any:
-    """What an Embedding returns, with a note of ids and table for an LSTM that receives it unchanged.
+    """The result of an Embedding, with a note of ids and table for an LSTM that receives it unchanged.
 
     Args:
         layer: The layer.
@@ -339,7 +339,7 @@ def _drops_all(layer: Any, mask: Any) -> bool:
 
 
 def _found_lookup(sequences: Any) -> _Lookup | None:
-    """What `look_up` noted on a tensor, if it is still true."""
+    """The note of `look_up` on a tensor, if it is still true."""
     found = get_tensor_attr(sequences, _LOOKUP)
     if found is None or None in found.changes:
         return None
@@ -347,7 +347,7 @@ def _found_lookup(sequences: Any) -> _Lookup | None:
 
 
 def _changes(*tensors: Any) -> tuple[int | None, ...]:
-    """How often each tensor was changed in place, as `outputs += positions` does on torch; None if unknown."""
+    """The times that each tensor was changed in place, as `outputs += positions` does on torch; None if unknown."""
     return tuple(bridge().in_place_changes(tensor) for tensor in tensors)
 
 

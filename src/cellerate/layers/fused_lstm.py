@@ -16,7 +16,7 @@ from cellerate.layers.conditions import Condition
 
 
 def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
-    """What an implementation requires of a layer, each with what was found and how to change it."""
+    """An implementation's requirements of a layer, each with what was found and how to change it."""
     found = fused.fit_conditions(layer, implementation, layers.LSTM, layers.LSTMCell)
     if implementation == "cellerate-cuda":
         most, units = plan.MOST_UNITS, layer.cell.units
@@ -33,7 +33,7 @@ def run(
     mask: Any,
     training: bool | None,
 ) -> tuple[Any, Any, list[Any]]:
-    """What `LSTM.inner_loop` returns, from Cellerate's kernels.
+    """The results of `LSTM.inner_loop`, from Cellerate's kernels.
 
     Args:
         layer: Fit by `fit_conditions`, in a call fit by `fused.unfit_call`.

@@ -1,4 +1,4 @@
-"""Which recurrent layers of Keras have kernels of Cellerate: one row a class.
+"""The recurrent layers of Keras that have kernels of Cellerate: one row a class.
 
 The module in a row has `fit_conditions(layer, implementation)`, what an implementation requires of a layer, and `run`,
 which takes the place of the layer's `inner_loop`; `fused_lstm` has them in full.

@@ -1,1 +1,1 @@
-"""What this computer is: processors, memory, packages, backends, and its GPUs (`gpu`)."""
+"""The facts of this computer: processors, memory, packages, backends, and its GPUs (`gpu`)."""

@@ -1,4 +1,4 @@
-"""What the processor is, in words: its family and its instruction set, from what the kernel says of it.
+"""The processor in words: its family and its instruction set, from what the kernel says of it.
 
 A module of its own because a name as sold ("AMD EPYC") says too little: speeds depend on the core behind it, and in a
 virtual machine two generations may have the same name.

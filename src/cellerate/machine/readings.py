@@ -1,4 +1,4 @@
-"""What this process takes of the machine: processors, memory, GPUs. A reading takes microseconds."""
+"""Readings of what this process uses: processors, memory, GPUs. A reading takes microseconds."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class MachineReadings:
         self._before = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        """What is taken now.
+        """The use at this moment.
 
         Returns:
             `cpu`, the share of all processors that this process was given since the last call; `memory_bytes`, its

@@ -65,7 +65,7 @@ _FAILURES = (
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecord:
-    """What a task needs beside the model to use it again.
+    """The information that a task needs beside the model to use it again.
 
     Args:
         task: The task the model was trained for.

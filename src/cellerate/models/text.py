@@ -97,7 +97,7 @@ def build_text_model(
 
 
 def embedding_initializer(seed: int | None, *, tied: bool = False) -> keras.initializers.Initializer:
-    """How token vectors start: normal with deviation 1, not Keras's uniform ±0.05.
+    """The start of token vectors: normal with deviation 1, not Keras's uniform ±0.05.
 
     An LSTM's gates hardly respond to inputs of about 0.01, and the embedding needs an epoch to outgrow that;
     `docs/decisions/0003-embedding-scale.md` has the measurement. Tied vectors are also the output projection,

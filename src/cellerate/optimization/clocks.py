@@ -1,4 +1,4 @@
-"""How fast a model answers: calls are timed one by one until a given time has passed.
+"""Times a model's answers: calls are timed one by one until a given time has passed.
 
 All ways to use a model, Keras's and ours, are timed by the same rules, so that they can be compared. What is to be
 compared is timed in turns: the speed of a machine changes while something else runs on it.

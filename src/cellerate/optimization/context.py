@@ -1,4 +1,4 @@
-"""What a pass works with: the model, the data, the findings so far, and the time left.
+"""The context of a pass: the model, the data, the findings so far, and the time left.
 
 Candidates are packed, judged, timed and saved here, in the same way for all passes.
 """
@@ -66,7 +66,7 @@ class OutOfTimeError(CellerateError):
 
 @dataclasses.dataclass
 class Context:
-    """What a pass works with.
+    """The context of a pass.
 
     Attributes:
         workload: The model and its data.
@@ -101,7 +101,7 @@ class Context:
 
     @property
     def gate(self) -> QualityGate:
-        """How much worse a model may become."""
+        """The share by which a model may become worse."""
         return QualityGate(self.settings.max_quality_loss)
 
     def seconds_left(self) -> float:

@@ -1,4 +1,4 @@
-"""What a run of `optimize` shows while it works: nothing, or a line for each pass in a terminal.
+"""The display of a run of `optimize`: nothing, or a line for each pass in a terminal.
 
 Passes report facts and leave formatting to a listener, so a notebook or a test can listen too.
 """

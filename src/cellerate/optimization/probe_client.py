@@ -19,7 +19,7 @@ from typing import Any
 from cellerate.errors import CellerateError
 
 PATIENCE_S = 600.0
-"""How long an answer may take even if less time is left, because the verdict is always reached."""
+"""The seconds that an answer may take even if less time is left, because the verdict is always reached."""
 
 
 class ProbeError(CellerateError):

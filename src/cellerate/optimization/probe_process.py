@@ -17,7 +17,7 @@ from typing import Any
 from cellerate.errors import in_a_line
 
 MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
-"""What frameworks say when memory runs out; a MemoryError may say nothing."""
+"""The words of frameworks when memory runs out; a MemoryError may have none."""
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ Objective = Literal["latency", "throughput", "size", "training"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizeSettings:
-    """What to optimize for, and what the run may spend.
+    """The goals of optimizing, and the limits of the run.
 
     Attributes:
         objective: What counts as best among the models within the allowed loss: "latency" of one item,

@@ -1,4 +1,4 @@
-"""What a run keeps on disk, so that an interrupted run can continue where it stopped."""
+"""The files of a run, so that an interrupted run can continue where it stopped."""
 
 import dataclasses
 from pathlib import Path

@@ -140,7 +140,7 @@ def _rate(layers: Sequence[Any]) -> float:
 
 
 def _described(model: keras.Model) -> list[Any]:
-    """What two models have in common that are built alike, whatever their names, seeds and weights."""
+    """The properties that models built alike share, whatever their names, seeds and weights."""
     kinds = [
         (type(one).__name__, getattr(one, "rate", None), getattr(one, "recurrent_dropout", None))
         for one in _layers(model)

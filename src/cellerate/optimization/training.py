@@ -1,4 +1,4 @@
-"""How the model was trained, according to its record."""
+"""The training of the model, according to its record."""
 
 import dataclasses
 import math

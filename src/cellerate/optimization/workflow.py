@@ -256,7 +256,7 @@ def _open(
 
 
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
-    """What tells runs apart. A run with more time, or with other passes, is the same run and continues."""
+    """The values that tell runs apart. A run with more time, or with other passes, is the same run and continues."""
     free = ("time_budget", "only", "skip")
     told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
     return {

@@ -32,7 +32,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class BenchPage:
-    """What the page says.
+    """The contents of the page.
 
     Attributes:
         title: The title.

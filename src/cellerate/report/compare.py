@@ -16,7 +16,7 @@ from cellerate.report.tables import named
 from cellerate.report.view import began, setting
 
 NOISE = 0.05
-"""How much two timings of the same thing may differ, as a share."""
+"""The share by which two timings of the same thing may differ."""
 
 Outcome = Literal["regression", "improvement", "same"]
 # Words in environment labels: where these differ, timings of two runs do not compare their code.
@@ -45,7 +45,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common, and how the second differs.
+    """The common part of two runs, and the differences of the second.
 
     Attributes:
         names: The names of both runs, in words.

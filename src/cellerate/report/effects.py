@@ -12,7 +12,7 @@ from cellerate.report.record import Change
 Tone = Literal["", "good", "bad"]
 
 UNCHANGED = 0.005
-"""How far a factor may be from 1 and still be called unchanged."""
+"""The distance from 1 up to which a factor is called unchanged."""
 _UNCHANGED_QUALITY = 0.00005  # as a share: anything less is shown as 0 %
 
 
@@ -22,7 +22,7 @@ def reach(value: Interval) -> str:
 
 
 def loss_in_words(loss: float, none: str = "as good") -> str:
-    """How much worse a model is: "as good" or another word for no loss, "0.3 % worse", "2 % better"."""
+    """The loss of quality of a model in words: "as good" or another word for no loss, "0.3 % worse", "2 % better"."""
     shown = percent(abs(loss))
     return none if shown == "0 %" else f"{shown} {'worse' if loss > 0 else 'better'}"
 

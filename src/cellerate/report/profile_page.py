@@ -17,7 +17,7 @@ _KINDS = (
 
 
 Profiled = Any
-"""What `observe.profiling.record.Profile` is; this room does not know that one."""
+"""The form of `observe.profiling.record.Profile`, which this room does not know."""
 
 
 def write_profile(profile: Profiled, path: str | Path) -> Path:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""How every record of a report is read."""
+"""The rules by which every record of a report is read."""
 
 
 @dataclass(frozen=True, config=STRICT)

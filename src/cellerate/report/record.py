@@ -20,7 +20,7 @@ from cellerate.report.quality import STRICT, Interval, Metric, Tested
 SCHEMA = 3
 FILE_NAME = "report.json"
 CONTROL = "control"
-"""What `made_by` says of a control."""
+"""The value of `made_by` for a control."""
 _LARGEST = 64 << 20  # bytes of a report; a genuine one is below 1 MiB
 
 # Counts that a machine can hold: anything larger comes from a damaged file.
@@ -28,12 +28,12 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 Status = Literal["done", "failed", "skipped"]
 Quantity = Literal["training", "use", "size"]
-"""What a pass can improve: the speed of training, the speed of using the model, or its size."""
+"""The quantities that a pass can improve: the speed of training, the speed of using the model, or its size."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Speed:
-    """How fast a model is in use.
+    """The speed of a model in use.
 
     Attributes:
         way: How the model was called: "predict", "predict_on_batch", "packed".
@@ -55,7 +55,7 @@ class Speed:
 
 @dataclass(frozen=True, config=STRICT)
 class TrainingStep:
-    """How fast a model trains.
+    """The speed of a model in training.
 
     Attributes:
         way: Whose kernels, and in what precision: "Keras, float32".
@@ -184,7 +184,7 @@ class ForecastSample:
 
 @dataclass(frozen=True, config=STRICT)
 class Sample:
-    """What a model makes of the sample input, which is the same for all models.
+    """The output of a model for the sample input, which is the same for all models.
 
     Attributes:
         prompt: For a text, what the model was given; for a line, the line.

@@ -1,4 +1,4 @@
-"""What each model makes of the same input, side by side: texts, forecasts, or lines that it writes back."""
+"""The outputs of models for the same input, side by side: texts, forecasts, or lines that it writes back."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MOST_LINES = 40
 
 @dataclasses.dataclass(frozen=True)
 class TextSample:
-    """What a model made of a prompt."""
+    """A model's continuation of a prompt."""
 
     model: str
     role: str

@@ -255,7 +255,7 @@ def _items(item: str) -> str:
 
 
 def _stream(run: Run) -> str:
-    """What to know of the speeds of a text, or nothing."""
+    """Notes on the speeds of a text, or nothing."""
     return _STREAM if run.item == "characters" else ""
 
 

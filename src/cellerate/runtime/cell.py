@@ -40,7 +40,7 @@ _LARGEST_BFLOAT16 = 0x7F7F
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What a `.cell` file holds.
+    """The contents of a `.cell` file.
 
     Attributes:
         program: What the model computes; its weights are float32 whatever the precision, and read-only.

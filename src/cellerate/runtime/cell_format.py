@@ -22,7 +22,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.files import atomic_write
 
 FLOAT32, BFLOAT16, INT8 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1")
-"""What a tensor may hold. NumPy has no bfloat16, so its bits are kept as uint16."""
+"""The dtypes that a tensor may hold. NumPy has no bfloat16, so its bits are kept as uint16."""
 
 LARGEST_HEADER = 24 * 2**20
 """Bytes. The header contains the tokenizer: 50,000 tokens take 4 MB there, 128,000 about 12. While the header is
@@ -204,7 +204,7 @@ def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def _dtype_and_shape(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """What the header says about a tensor; an empty shape if the entry is wrong."""
+    """The header's entry for a tensor; an empty shape if the entry is wrong."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         return FLOAT32, ()
     dtype, shape = entry["dtype"], entry["shape"]

@@ -26,7 +26,7 @@ _LONGEST = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class LineSettings:
-    """How a line model was trained to read lines.
+    """The way a line model was trained to read lines.
 
     Attributes:
         vocabulary: Its characters.

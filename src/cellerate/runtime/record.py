@@ -1,4 +1,4 @@
-"""What a model says of itself: the columns and sizes of a forecaster, the vocabulary of a text model.
+"""The public facts of a model: the columns and sizes of a forecaster, the vocabulary of a text model.
 
 It reads the task record without trusting it; what computes with the record reads it again where it needs more.
 """
@@ -16,7 +16,7 @@ _NAMED = 4  # columns that a line names
 
 @dataclasses.dataclass(frozen=True)
 class TaskFacts:
-    """What only models of one task have; None for models of the others.
+    """The facts that only models of one task have; None for models of the others.
 
     Attributes:
         features: The columns that a forecaster reads, in order.
@@ -131,7 +131,7 @@ class Recorded:
         return self._facts.vocabulary_size
 
     def __repr__(self) -> str:
-        """What it is, in a line."""
+        """The model in a line."""
         try:
             told = self._told()
         except (DataError, ModelError):

@@ -53,7 +53,7 @@ _WINDOWS_A_PIECE = 131_072
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What came of a pass, or of a process's share of it.
+    """The result of a pass, or of a process's share of it.
 
     Attributes:
         output: The folder.
@@ -285,7 +285,7 @@ def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:
 
 
 def _state(file: Path) -> list[Any]:
-    """What tells whether a file is still the one it was, without reading it."""
+    """The properties of a file that change when its contents do, without reading it."""
     try:
         found = file.stat()
     except OSError as error:

@@ -29,7 +29,7 @@ _LEVEL = 0.99
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Anomalies:
-    """How far each row of a table is from what was expected; N rows, series after series, target after target.
+    """The distance of each row of a table from what was expected; N rows, series after series, target after target.
 
     Attributes:
         level: The share of usual rows whose score is at most 1.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     _Judge = Callable[[ExportedModel], "Quality"] | None
 
 FORMATS = {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}
-"""What `to` may be → the suffix of what is written: a file, or a folder if there is none."""
+"""The values of `to` → the suffix of what is written: a file, or a folder if there is none."""
 _TOLERANCE = {"onnx": 1e-5, "savedmodel": 1e-5, "litert": 1e-4}
 # Of narrower weights: what is beyond is no rounding any more.
 _NARROW = 1.0
@@ -44,7 +44,7 @@ _STEP = "step"
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """How good an exported model is at its task, beside the original.
+    """The quality of an exported model at its task, beside the original.
 
     Attributes:
         metric: Such as "bits per character".
@@ -63,7 +63,7 @@ class Quality:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The export that was written.
 
     Attributes:
         path: Where.

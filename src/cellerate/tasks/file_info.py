@@ -1,4 +1,4 @@
-"""What a file of Cellerate is: its task, its sizes, what it was trained on and how.
+"""The facts of a file of Cellerate: its task, its sizes, its training.
 
 Keras is imported for its own files only.
 """
@@ -111,7 +111,7 @@ def _of_series(path: Path, *, check: bool) -> dict[str, Any]:
 
 
 def _recorded(task: str | None, payload: Any, model: str) -> dict[str, Any]:
-    """What the record of a model says."""
+    """The facts in the record of a model."""
     facts = dataclasses.asdict(task_facts(task, payload, model))
     found = {name: value for name, value in facts.items() if value is not None}
     told = payload if isinstance(payload, dict) else {}

@@ -68,7 +68,7 @@ class Pieces:
         remove_unfinished(self.folder, ABANDONED_AFTER_S)
 
     def _about(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """What the folder says of itself; one that is new is told what it is to hold."""
+        """The folder's own description; a new one is written."""
         path = self.folder / _ABOUT
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class Pieces:
         return self.path(number).is_file()
 
     def left(self, count: int) -> list[int]:
-        """Which of so many pieces fall to this process and have no results yet."""
+        """The pieces, of so many, that fall to this process and have no results yet."""
         return [number for number in range(count) if self.own(number) and not self.done(number)]
 
     def write(self, number: int, columns: Mapping[str, Any]) -> None:

@@ -52,6 +52,6 @@ def preset_options(preset: str, given: Collection[str], *, model: object = None)
 
 
 def preset_sentence(preset: str, chosen: Mapping[str, Any]) -> str:
-    """What a preset means, in the words of the command line."""
+    """The meaning of a preset, in the words of the command line."""
     words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
     return f"preset {preset}: {words or 'every one of its settings is given'}"

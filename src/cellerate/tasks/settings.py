@@ -32,7 +32,7 @@ _TRAIN_FRACTION = 0.7
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Which text to use, and how to cut it.
+    """The text to use, and how to cut it.
 
     Attributes:
         paths: Files, folders or glob patterns.
@@ -102,7 +102,7 @@ class TextArchitecture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeriesOptions:
-    """Which series to use, and how to cut it into windows.
+    """The series to use, and how to cut it into windows.
 
     Attributes:
         paths: Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or one packed series.
@@ -231,7 +231,7 @@ class ReadingOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is not left out, as arguments of `open_series`."""
+        """The settings that are not left out, as arguments of `open_series`."""
         found = {name: value for name, value in vars(self).items() if value is not None}
         if not self.series_column:
             found.pop("series_column", None)
@@ -275,7 +275,7 @@ class ForecastArchitecture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineOptions:
-    """Which lines to use, and how to batch them.
+    """The lines to use, and how to batch them.
 
     Attributes:
         path: A text file with one entry per line, one of JSON lines (*.jsonl), or a Parquet file.

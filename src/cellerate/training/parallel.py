@@ -79,7 +79,7 @@ class Processes:
         return share_of(source, self.number, self.count)
 
     def loss(self, loss: Any) -> Any:
-        """What this process computes of a loss of whole batches."""
+        """The part of a loss of whole batches that this process computes."""
         return self._bridge.joint_loss(loss) if self.several else loss
 
     def replicate(self, trainer: keras.Model) -> None:
@@ -136,7 +136,7 @@ class Processes:
         return self._bridge.joint_logs(trainer, logs) if self.several else logs
 
     def of_first(self, value: int) -> int:
-        """What the first process says. All must call it."""
+        """The value of the first process. All must call it."""
         return int(self._bridge.gathered([value])[0, 0]) if self.several else value
 
     def measure_link(self) -> dict[str, float] | None:

@@ -37,7 +37,7 @@ _FREE_ON_RESUME = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How to train, whatever the task.
+    """The settings of training, whatever the task.
 
     Attributes:
         epochs: Passes over the training data.

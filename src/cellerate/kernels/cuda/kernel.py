@@ -1,4 +1,4 @@
-"""What is needed to compile, load and start a kernel, without knowing what it computes."""
+"""The properties by which a kernel is compiled, loaded and started, whatever it computes."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ SHARED_BYTES = 232_448
 
 
 class Kernel(Protocol):
-    """What a kernel is compiled for; equal objects are the same kernel."""
+    """The options that a kernel is compiled with; equal objects are the same kernel."""
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from cellerate.machine import gpu
 
 
 class Arguments(ctypes.Structure):
-    """What a kernel is given: each has its own structure, whose field `batch` determines the number of clusters."""
+    """The arguments of a kernel: each has its own structure, whose field `batch` determines the number of clusters."""
 
     batch: int
 
@@ -160,7 +160,7 @@ def _pushed(driver: Any, context: Any) -> Iterator[None]:
 
 
 def elapsed_ms(work: Callable[[], None], device: int) -> float:
-    """How long a GPU takes, in milliseconds, for the work that a function starts on the GPU's default stream."""
+    """The milliseconds that a GPU takes for the work that a function starts on its default stream."""
     driver = _driver()
     with current(device):
         begin, end = (_checked(driver.cuEventCreate(0)) for _ in range(2))

@@ -31,7 +31,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one sequence asks for: a `Request`, checked and in the form that the subclasses of `Steps` take.
+    """The request of one sequence, checked and in the form that the subclasses of `Steps` take.
 
     Attributes:
         rules: How its ids are drawn.

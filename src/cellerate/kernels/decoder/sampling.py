@@ -38,7 +38,7 @@ class Cancellation:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingRules:
-    """How the native core draws an id. Up to `min_p`, the rules apply in the order of the attributes.
+    """The rules by which the native core draws an id. Up to `min_p`, the rules apply in the order of the attributes.
 
     All arithmetic is in float64, as in `cellerate.runtime.text.sampling`, which does the same in NumPy. Random numbers
     come from Philox4x32-10, with the seed as key, and the position of the id and the stream as counter, so an id can be
@@ -99,7 +99,7 @@ class SamplingRules:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one sequence of a generation asks for.
+    """The request of one sequence of a generation.
 
     Attributes:
         count: How many ids at most, at least 0.
@@ -120,7 +120,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What was drawn for one sequence.
+    """The ids drawn for one sequence.
 
     Attributes:
         ids: (N,) int32.

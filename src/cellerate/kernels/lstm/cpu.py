@@ -100,7 +100,7 @@ def reserve_bytes(shape: tuple[int, int, int], dtype: str, *, masked: bool, retu
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """What `forward` returns.
+    """The results of `forward`.
 
     Attributes:
         outputs: (B, T, H), or (B, H) without `return_sequences`.

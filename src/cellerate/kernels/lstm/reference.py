@@ -22,7 +22,7 @@ from cellerate.kernels.lstm.spec import LstmOptions, check_shapes
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What `backward` needs to know about one step.
+    """The values of one step that `backward` needs.
 
     Attributes:
         t: Which step of the sequence it is.

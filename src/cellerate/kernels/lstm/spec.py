@@ -1,4 +1,4 @@
-"""What every LSTM kernel is given: the names of the dimensions, the options, and the checks of the arguments.
+"""The arguments of every LSTM kernel: the names of the dimensions, the options, and the checks of the arguments.
 
 All kernels, including the reference, and all bridges to frameworks use these names, and refuse the same
 arguments with the same messages.
@@ -52,7 +52,7 @@ _STORED = ("stored",)
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """What an argument must be: its axes, the dtypes it may have, and how to fix a wrong shape."""
+    """The requirements of an argument: its axes, the dtypes it may have, and how to fix a wrong shape."""
 
     axes: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -109,7 +109,7 @@ class Array(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LstmOptions:
-    """How one direction of one layer computes.
+    """The options of one direction of one layer.
 
     Attributes:
         activation: For the candidate, and for c where h is computed from it; as `activations.read` reads it.

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 """The shape of a row of a value, without the batch."""
 
 Sizes = Any
-"""What the core needs to know of the shapes of a call; only the core reads it."""
+"""The shapes of a call in the core's form; only the core reads it."""
 
 OPERATIONS = (
     "input",
@@ -74,7 +74,7 @@ _ARRAYS = {
 
 
 class Way(NamedTuple):
-    """How a node is run.
+    """The way a node is run.
 
     Attributes:
         nothing: Another node does its work.
@@ -123,7 +123,7 @@ class CompiledProgram:
         self.target: str = self._native.target
 
     def ways(self, batch: int, sizes: Sizes) -> dict[int, "Way"]:
-        """How each node is run in a call of so many rows."""
+        """The way each node is run in a call of so many rows."""
         together = self._native.shares_blocks(batch, sizes)
         return {
             number: Way(
@@ -156,7 +156,7 @@ class CompiledProgram:
 
 
 def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:
-    """What the core needs to know of the shapes of a call; None if it does not take such shapes.
+    """The shapes of a call in the core's form; None if it does not take such shapes.
 
     Args:
         nodes: As `CompiledProgram` takes them.

@@ -17,7 +17,7 @@ _NO_LIMIT = 2**60
 
 @dataclasses.dataclass(frozen=True)
 class CpuQuota:
-    """How much processor time a group has.
+    """The processor time of a group.
 
     Attributes:
         processors: How many processors' worth of time; 1.5 is one and a half.
@@ -32,7 +32,7 @@ class CpuQuota:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryLimit:
-    """How much memory a group has.
+    """The memory of a group.
 
     Attributes:
         limit_bytes: What it may use.

@@ -36,7 +36,7 @@ _VARIABLES = ("CELLERATE_TARGET", "CELLERATE_THREADS")
 
 @dataclasses.dataclass(frozen=True)
 class Core:
-    """What the native core says of itself.
+    """The native core's facts about itself.
 
     Attributes:
         missing: Why it is not installed; None if it is.

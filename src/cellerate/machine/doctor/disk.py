@@ -53,7 +53,7 @@ def check_disks(folders: Mapping[str, Path], usage: Usage, root: Path) -> Iterat
 
 
 def _kind(kind: str, names: list[str]) -> Iterator[Finding]:
-    """What the type of a file system means for what lies there."""
+    """Check the type of a file system for what lies there."""
     said = f"{_joined(names)} {'is' if len(names) == 1 else 'are'}"
     if kind in _NETWORK:
         yield Finding(

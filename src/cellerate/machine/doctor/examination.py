@@ -133,7 +133,7 @@ def examine(
 
 
 class _Findings:
-    """What the checks find; one that fails is a note, and stops no other."""
+    """The findings of the checks; one that fails is a note, and stops no other."""
 
     def __init__(self) -> None:
         self.all: list[Finding] = []
@@ -165,7 +165,7 @@ def _reasons(facts: gpu.GpuFacts, backends: Sequence[str]) -> dict[str, str | No
 
 
 def _processors(root: Path, allowed: Collection[int], found: _Findings) -> processors.Processors:
-    """What there is to compute on; what the system allows, if the kernel's files say nothing that can be used."""
+    """The processors there are; those that the system allows, if the kernel's files say nothing that can be used."""
     try:
         return processors.processors(root, allowed)
     except _UNREADABLE as error:

@@ -11,7 +11,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """A finding of a check.
 
     Attributes:
         topic: What it is about: "gpu", "versions", "threads" ...

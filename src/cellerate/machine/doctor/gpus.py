@@ -88,7 +88,7 @@ def check_gpu_memory(facts: gpu.GpuFacts) -> Iterator[Finding]:
 
 
 def check_gpu_settings(facts: gpu.GpuFacts) -> Iterator[Finding]:
-    """What the environment says of the GPUs, and what is not known of them.
+    """Check the environment's variables for GPUs, and what is not known of them.
 
     Args:
         facts: What is known of the GPUs.
@@ -125,7 +125,7 @@ def check_gpu_kernels(facts: gpu.GpuFacts, reason: str | None) -> Iterator[Findi
 
 
 def _none(facts: gpu.GpuFacts) -> Finding:
-    """What is said where CUDA shows no GPU: a machine may have none, and that is no fault."""
+    """The sentence for a machine where CUDA shows no GPU: it may have none, which is not a fault."""
     reason = next(iter(facts.problems), "no GPU was found")
     code = reason.rpartition(" (cuInit: ")
     what, fix = parted(code[0] or reason)

@@ -11,7 +11,7 @@ from cellerate.machine.doctor.finding import Finding, read
 
 TOPIC = "load"
 MOMENT_S = 0.2
-"""How long to look: the kernel counts time in hundredths of a second."""
+"""The seconds to look: the kernel counts time in hundredths of a second."""
 _BUSY, _VERY_BUSY = 0.1, 0.5
 _STOLEN_EVER, _STOLEN_NOW = 0.02, 0.1
 # The kernel's files count hundredths of seconds.
@@ -48,7 +48,7 @@ def busy_now() -> str:
 
 
 class Others:
-    """How much other processes use the processors from now on, while something is measured."""
+    """The use of the processors by other processes from now on, while something is measured."""
 
     def __init__(self) -> None:
         self._allowed = allowed_processors()

@@ -43,7 +43,7 @@ def check_limit(root: Path) -> Iterator[Finding]:
 
 
 def check_available(root: Path) -> Iterator[Finding]:
-    """What is free, of the machine and within the container's limit.
+    """Check the free memory of the machine and within the container's limit.
 
     Args:
         root: Where the machine's files are.

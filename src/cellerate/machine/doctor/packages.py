@@ -51,7 +51,7 @@ Find = Callable[[str], Package | None]
 
 
 def find_package(name: str) -> Package | None:
-    """What an installed package says of itself, or None if it is not installed.
+    """The metadata of an installed package; None if it is not installed.
 
     Args:
         name: As pip knows it.
@@ -205,7 +205,7 @@ def _status(owner: str, requirement: "Requirement", installed: Package | None) -
 def _unmet(
     name: str, package: Package | None, wanted: Sequence[tuple[str, "SpecifierSet", Status]]
 ) -> Finding:
-    """What is said of a package that does not fit."""
+    """The sentence about a package that does not fit."""
     said = "; ".join(f"{owner} needs {name}{specifier}" for owner, specifier, _ in wanted)
     together = wanted[0][1]
     for _, specifier, _ in wanted[1:]:

@@ -35,7 +35,7 @@ _ADAPTIVE_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 @dataclasses.dataclass(frozen=True)
 class Processors:
-    """What there is to compute on.
+    """The processors there are to compute on.
 
     Attributes:
         allowed: The logical processors that this process may run on.
@@ -82,7 +82,7 @@ def processors(root: Path, allowed: Collection[int]) -> Processors:
 
 
 def check_processors(found: Processors) -> Iterator[Finding]:
-    """What this process may use of the machine's processors, and whether its container cuts its time short."""
+    """Check the share of the processors that this process may use, and the limit on its container's time."""
     if found.allowed < found.online:
         yield Finding(
             TOPIC,
@@ -233,7 +233,7 @@ def check_frequency(root: Path, allowed: Collection[int]) -> Iterator[Finding]:
 
 
 def rates(peak: Peak, few: int, many: int) -> str:
-    """What two numbers of threads reach, measured, in words."""
+    """The measured speeds of two numbers of threads, in words."""
     return f"{short(peak(few))}FLOP/s of {short(peak(many))}FLOP/s, measured with the native core"
 
 

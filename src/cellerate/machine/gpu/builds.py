@@ -1,4 +1,4 @@
-"""How the installed backends were built: for which CUDA, and whether its libraries are installed.
+"""The builds of the installed backends: their CUDA, and if its libraries are installed.
 
 All facts come from the metadata and sources of packages: importing a framework to ask it takes seconds.
 """

@@ -25,7 +25,7 @@ _NO_PACKAGE = (
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What one library says about a GPU; a field is None if it does not say.
+    """One library's facts about a GPU; a field is None if it does not say.
 
     Attributes:
         place: The place on the PCI bus: domain, bus, device. Both libraries agree on it, while their
@@ -45,7 +45,7 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one library says.
+    """One library's facts.
 
     Attributes:
         code: The result of its first call, 0 for success; None if the library cannot be loaded.

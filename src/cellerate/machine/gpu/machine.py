@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs this process may use and, if none, why not, whatever packages are installed."""
+"""The NVIDIA GPUs that this process may use and, if none, the reason, whatever packages are installed."""
 
 import ctypes
 import dataclasses

@@ -1,4 +1,4 @@
-"""How long candidates are trained further, and what their control has to say.
+"""Decides how long candidates are trained further, and trains their control.
 
 All passes that train share one number of steps where they can, so that one control serves them all.
 """

@@ -20,7 +20,7 @@ from cellerate.runtime.packed import load
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-    """What the test part says of a chosen model.
+    """The judgement of the test part on a chosen model.
 
     Attributes:
         tested: The original, its control and the chosen model.

@@ -43,7 +43,7 @@ class Timed:
     turns: tuple[Timing, ...]
 
     def order(self, other: "Timed") -> Order:
-        """How another way of the same race compares with this one, by what a row (or id) takes."""
+        """Another way of the same race beside this one, by the time of a row (or id)."""
         here, there = (each.step.items_per_s * each.step.step_ms for each in (self, other))
         ratios = order_of(self.turns, other.turns).ratios
         return Order(tuple(ratio * there / here for ratio in ratios))

@@ -1,1 +1,1 @@
-"""What `optimize` measures a model with, for each task."""
+"""The measurements of `optimize`, for each task."""

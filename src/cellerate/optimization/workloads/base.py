@@ -1,4 +1,4 @@
-"""What the optimizer knows of a task: training batches, a quality, and a way of use whose speed is measured.
+"""The optimizer's view of a task: training batches, a quality, and a way of use whose speed is measured.
 
 Passes know nothing of texts, series or lines; they know only this class, and each task has a subclass.
 """
@@ -27,7 +27,7 @@ SEEN_BY_TRAINING = {
     True: ", by which its training may have chosen the best epoch",
     False: ", which the model may have been trained on",
 }
-"""What an original may know of data that were held out of its training, and of data that were not."""
+"""The names of what an original may know: data held out of its training, and data that were not."""
 
 
 class Predictor(Protocol):

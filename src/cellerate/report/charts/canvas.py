@@ -187,7 +187,7 @@ def _add_header(figure: Any, title: str, remark: str) -> None:
 
 
 def _legend(axes: Sequence[Any]) -> dict[str, Any]:
-    """What is labelled in the panels, each label once: lines, then bands from the inside."""
+    """The labelled items of the panels, each label once: lines, then bands from the inside."""
     from matplotlib.collections import PolyCollection
 
     lines: dict[str, Any] = {}

@@ -130,7 +130,7 @@ def _grid(panels: int, targets: int) -> canvas.Grid:
 
 
 def _titles(panels: Sequence[tuple[Example, int]], characters: int) -> list[str]:
-    """What tells each panel from the others: its series, its target, and where the forecast begins."""
+    """The properties that tell each panel from the others: its series, its target, and where the forecast begins."""
     keys = [(example.series, example.targets[n]) for example, n in panels]
     several_targets = max(len(example.targets) for example, _ in panels) > 1
     repeated = Counter(keys)

@@ -43,7 +43,7 @@ _NONE = np.empty(0, np.int64)
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What became of forecasts from some origins.
+    """The outcome of forecasts from some origins.
 
     Attributes:
         origins: (N,) the first row that each forecast.

@@ -35,7 +35,7 @@ def too_short(data: SeriesData, window: int) -> dict[str, int]:
 
 
 def left_out(data: SeriesData, window: int) -> str:
-    """Which series `series_ends` leaves out and why, as a sentence; "" if there are none."""
+    """A sentence about the series that `series_ends` leaves out; "" if there are none."""
     short, every = too_short(data, window), {series for _, _, series in data.segments}
     if not short:
         return ""

@@ -253,7 +253,7 @@ class Forecaster:
 
     @property
     def settings(self) -> ForecastSettings:
-        """How the model reads a series."""
+        """The way the model reads a series."""
         return self._settings
 
     def predict(self, scaled: Inputs) -> np.ndarray:

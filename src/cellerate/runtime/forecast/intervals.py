@@ -35,7 +35,7 @@ _ROUNDING = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calibration:
-    """What a model keeps of the scores of its validation part.
+    """The scores of its validation part that a model keeps.
 
     Attributes:
         grid: (G,) rising levels.
@@ -218,7 +218,7 @@ def conformal_quantile(scores: np.ndarray, level: float) -> np.ndarray:
 
 
 def conformity_scores(truth: np.ndarray, forecast: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
-    """How far the truth lies from forecasts, (B, horizon, targets).
+    """The distance of the truth from forecasts, (B, horizon, targets).
 
     Args:
         truth: (B, horizon, targets).
@@ -274,7 +274,7 @@ def interval(
 def interval_coverage(
     truth: np.ndarray, intervals: Mapping[float, np.ndarray]
 ) -> dict[str, dict[str, float]]:
-    """How much of the truth intervals hold, and how wide they are.
+    """The share of the truth that intervals hold, and their width.
 
     Args:
         truth: (..., targets).

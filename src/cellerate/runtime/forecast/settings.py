@@ -1,4 +1,4 @@
-"""How a forecaster reads a series: its columns, its sizes, its scaler and its covariates."""
+"""A forecaster's reading of a series: its columns, its sizes, its scaler and its covariates."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ One with covariates takes a dictionary of inputs; see `data.covariates`.
 
 @dataclasses.dataclass(frozen=True)
 class ForecastSettings:
-    """How a forecaster was trained to read a series.
+    """The way a forecaster was trained to read a series.
 
     Attributes:
         reading: The arguments of `open_series` beside the paths.

@@ -30,7 +30,7 @@ _UNTRIED = "untried"
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What is known of a call from the shapes of its rows.
+    """The facts about a call that the shapes of its rows give.
 
     Attributes:
         shapes: The shape of a row in each needed node.
@@ -44,7 +44,7 @@ class _Call:
 
 
 class Anatomy(NamedTuple):
-    """What a call consists of, nodes by number.
+    """The parts of a call, nodes by number.
 
     Attributes:
         nodes: Those that it needs, in order.
@@ -130,7 +130,7 @@ class Engine:
         return self._run(inputs, outputs, out, key)
 
     def anatomy(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> Anatomy:
-        """What a call consists of.
+        """The parts of a call.
 
         Args:
             inputs: As `run` takes them, in the types of the model's inputs and C-contiguous.
@@ -180,7 +180,7 @@ class Engine:
     def _settled(
         self, named: Mapping[str, Any], names: Sequence[str]
     ) -> tuple[interpreter.Plan, dict[int, np.ndarray], _Call]:
-        """What to do for some outputs of checked inputs: the plan, the needed inputs by node, and their sizes."""
+        """The work for some outputs of checked inputs: the plan, the needed inputs by node, and their sizes."""
         numbers = tuple(self.program.outputs[name] for name in names)
         plan = self._plan(numbers)
         given = self._checked(named, plan)

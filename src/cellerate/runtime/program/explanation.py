@@ -19,7 +19,7 @@ from cellerate.runtime.program.engine import Anatomy, Engine
 from cellerate.runtime.program.prepared import input_sizes
 
 STEPS = 100
-"""What is measured where a model takes any number of steps, and none is named."""
+"""The number of steps to measure where a model takes any, and none is named."""
 _MEASURED_S, _LEAST_CALLS, _MOST_CALLS = 0.3, 3, 10_000
 
 
@@ -49,7 +49,7 @@ class OperationReport:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramExplanation:
-    """How a packed model runs; print it.
+    """The way a packed model runs; print it.
 
     Attributes:
         precision: How its matrices are kept and multiplied.
@@ -233,7 +233,7 @@ def _multiplications(anatomy: Anatomy, number: int, *, tabled: bool) -> int:
 
 
 def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: str) -> str:
-    """What runs a node, in words."""
+    """The executor of a node, in words."""
     if node.op == "input":
         return "the caller's array"
     if way is not None and way.nothing:

@@ -26,7 +26,7 @@ _WORKING_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to do for a choice of outputs; nodes by number.
+    """The plan for a choice of outputs; nodes by number.
 
     Attributes:
         wanted: The nodes whose results are the outputs asked for.
@@ -46,7 +46,7 @@ class Plan:
 
 
 def plan_of(nodes: Sequence[Node], wanted: frozenset[int]) -> Plan:
-    """What to do for the results of some nodes."""
+    """The plan for the results of some nodes."""
     needed = set(wanted)
     for number in reversed(range(len(nodes))):
         if number in needed:

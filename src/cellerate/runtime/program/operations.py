@@ -24,7 +24,7 @@ from cellerate.program import MASKS, NORMALIZERS, Node
 from cellerate.runtime.program.over_time import States, over_time
 
 Given = Mapping[str, np.ndarray]
-"""What an operation reads: the name of an input → its array."""
+"""The inputs of an operation: the name of an input → its array."""
 
 # If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
 _TABLE_SHARE = 0.5

@@ -77,7 +77,7 @@ class Prepared:
 
 
 def signature(inputs: Inputs, outputs: Sequence[str] | None) -> tuple[Hashable, tuple[np.ndarray, ...]]:
-    """What decides how a call is prepared, and its arrays; None where the arrays have to be looked at first."""
+    """The key that decides how a call is prepared, and its arrays; None where the arrays have to be looked at first."""
     if outputs is not None:
         if type(outputs) not in (list, tuple) or not all(type(name) is str for name in outputs):
             return None, ()

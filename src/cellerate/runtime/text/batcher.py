@@ -33,7 +33,7 @@ _OF_A_SEQUENCE = (ConfigError, DataError, ModelError)
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What one sequence got from a step.
+    """The result of a step for one sequence.
 
     Attributes:
         ticket: The sequence.

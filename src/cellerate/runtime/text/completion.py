@@ -14,7 +14,7 @@ from cellerate.runtime.text.batcher import Batcher, Ticket, Update
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """How a prompt was continued.
+    """The continuation of a prompt.
 
     Attributes:
         text: The continuation, without the prompt and without a stop text.

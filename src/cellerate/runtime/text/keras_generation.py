@@ -15,7 +15,7 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.text.sampling import sample
 
 State = Any
-"""What a stepper passes from step to step; opaque, and never changed in place."""
+"""The state that a stepper passes from step to step; opaque, and never changed in place."""
 
 
 class Stepper(Protocol):

@@ -1,4 +1,4 @@
-"""How likely a model finds texts: bits per character, id by id.
+"""Scores texts: bits per character, id by id.
 
 The whole text is known in advance, so many parts of it are read side by side.
 """
@@ -26,7 +26,7 @@ _LEAST_CONTEXTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """How likely a text is.
+    """The score of a text.
 
     Attributes:
         bits_per_character: Mean of -log2 p over all ids but the first, times ids per character; less is better.

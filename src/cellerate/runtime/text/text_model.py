@@ -1,4 +1,4 @@
-"""What a packed next-token model can do: generate, search and score texts, and run step by step."""
+"""A packed next-token model: it generates, searches and scores texts, and runs step by step."""
 
 import dataclasses
 import functools
@@ -271,7 +271,7 @@ class NextTokenModel:
     def score(
         self, text: str | Sequence[str], *, context: int | None = CONTEXT, errors: Errors = "strict"
     ) -> Score | list[Score]:
-        """How likely the model finds a text, or each of several: bits per character, id by id.
+        """Score a text, or each of several: bits per character, id by id.
 
         Args:
             text: At least two characters (or bytes, or tokens); or several such texts.
@@ -303,7 +303,7 @@ class NextTokenModel:
         errors: Literal["strict", "replace"] = "strict",
         context: int | None = CONTEXT,
     ) -> Score:
-        """How likely the model finds the text of files of any size, read as training reads them.
+        """Score the text of files of any size, read as training reads them.
 
         Args:
             paths: Files, folders and globs.

@@ -77,7 +77,7 @@ class Fold:
 
 @dataclasses.dataclass(frozen=True)
 class Backtest:
-    """What came of a backtest.
+    """The result of a backtest.
 
     Attributes:
         folds: The folds, in the order of time.
@@ -123,7 +123,7 @@ class Backtest:
         return [*before, *names, *after], whole
 
     def _beside(self) -> tuple[dict[str, list[Any]], list[Example], dict[str, list[Any]]]:
-        """What stands before the columns of the forecasts, the forecasts, and what stands behind them."""
+        """The columns before the forecasts, the forecasts, and the columns behind them."""
         pairs = [(fold, example) for fold in self.folds for example in fold.examples]
         before = {
             "fold": [fold.number for fold, example in pairs for _ in example.times],
@@ -318,13 +318,13 @@ def _intervals(
     *,
     newest: bool = True,
 ) -> Intervals | None:
-    """What puts intervals around forecasts, calibrated on the rows before them or as the model keeps it."""
+    """The intervals around forecasts, calibrated on the rows before them or as the model keeps it."""
     forecast = functools.partial(forecaster.forecast_at, data)
     return Intervals.of(before.data, forecaster.settings, forecast, levels, newest=newest)
 
 
 def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, folds: int) -> str:
-    """What a model that was trained before knew of the folds."""
+    """The folds that a model trained before knew."""
     if forecaster.trained_on is None or data.fingerprint != forecaster.trained_on:
         return (
             "the data are not those of the training, so which of these rows the model has seen is not known"
@@ -346,7 +346,7 @@ def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, 
 def _trainer(
     opened: Opened, forecaster: SeriesForecaster, epochs: int | None, max_seconds: float
 ) -> Callable[[SeriesPart, int], SeriesForecaster]:
-    """What trains the model of a fold on the rows before it."""
+    """The function that trains the model of a fold on the rows before it."""
     from cellerate.tasks.backtest.refit import Refit
 
     assert not isinstance(opened, PackedModel)  # noqa: S101 (those were refused)

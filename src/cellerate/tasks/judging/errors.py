@@ -176,7 +176,7 @@ def forecaster_report(
 
 
 def judging_of(model: SeriesForecaster, data: SeriesData) -> Judging:
-    """What the figures of a forecaster are in."""
+    """The units of the figures of a forecaster."""
     scale = model.settings.scaler.scale[list(data.target_columns)]
     return Judging(data.target_names, model.settings.quantiles, scale, hints_for(model.options, data))
 

@@ -28,7 +28,7 @@ from cellerate.tasks.settings import ReadingOptions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """What `evaluate_forecaster` is asked for; see its arguments."""
+    """The request of `evaluate_forecaster`; see its arguments."""
 
     part: Literal["all", "held-out"] | None = None
     reading: ReadingOptions | None = None
@@ -95,7 +95,7 @@ def evaluate_forecaster(
 
 
 def judged_intervals(model: SeriesForecaster, judged: JudgedPart) -> dict[str, Any]:
-    """How much the calibrated intervals of a model hold, of rows that it was not trained on.
+    """The share of rows, not trained on, that the calibrated intervals of a model hold.
 
     Of data that may or may not be those of the training, only rows after the last one of the training count.
 

@@ -1,4 +1,4 @@
-"""What a forecast is judged by: errors, scaled errors, and how good quantiles are. Plain NumPy, checked by hand.
+"""The metrics of a forecast: errors, scaled errors, and those of quantiles. Plain NumPy, checked by hand.
 
 All figures are means over windows of what is computed here, so that sums over pieces of the data add up exactly.
 

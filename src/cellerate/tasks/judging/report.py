@@ -16,7 +16,7 @@ from cellerate.tasks.judging.verdict import verdict_of
 
 @dataclasses.dataclass(frozen=True)
 class Judging:
-    """What the figures of a series are in.
+    """The units of the figures of a series.
 
     Attributes:
         targets: Names of the T targets.

@@ -1,4 +1,4 @@
-"""How the error of forecasts grows with the steps ahead."""
+"""The growth of a forecast's error with the steps ahead."""
 
 from collections.abc import Mapping
 

@@ -14,7 +14,7 @@ _NAMES = {"mae": "MAE", "scaled_mae": "MAE in standard deviations", "mase": "MAS
 
 
 def hints_for(options: SeriesOptions, data: SeriesData) -> tuple[str, ...]:
-    """What a model that these options made has not tried and these data allow, with the arguments for it."""
+    """The ideas that these options have not tried and these data allow, with the arguments for them."""
     found = ["a longer window (window)"]
     parts = _calendar_of(data.frequency)
     if parts and not options.calendar and data.times is not None and data.times.dtype.kind == "M":

@@ -334,7 +334,7 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
 
 
 def _missing_values(data: SeriesData, table: TableOptions | None) -> list[str]:
-    """What stands for missing values: the one option of tables that is of the data and not of a file."""
+    """The marks of missing values: the one option of tables that is of the data and not of a file."""
     packed = (data.packed_with or {}).get("missing_values", ())
     return list(packed if table is None else table.missing_values or packed)
 

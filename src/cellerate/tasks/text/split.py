@@ -1,4 +1,4 @@
-"""What a text gives a model to learn from and to be judged by: is it enough, and what does counting achieve?
+"""The parts of a text to learn from and to be judged by: are they enough, and what does counting achieve?
 
 Both come from one count of the ids of each part.
 """
@@ -38,7 +38,7 @@ class TextSplit:
     asked: bool
 
     def remarks(self) -> list[str]:
-        """What the user should know before training: where the text is too small, a sentence each."""
+        """The advice before training: where the text is too small, a sentence each."""
         unit = self.tokenizer.unit
         trained, held = int(self.head.sum()), int(self.tail.sum())
         different = int(np.count_nonzero(self.head))

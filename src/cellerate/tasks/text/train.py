@@ -328,7 +328,7 @@ def _tell_licence(text: EncodedText, data: TextOptions, display: Display) -> Non
 def _sampler(
     model: keras.Model, tokenizer: Tokenizer, ids: np.ndarray, prompt: str | None
 ) -> Callable[[keras.Model], Sample] | None:
-    """What shows how a model goes on with a prompt, else with the beginning of some ids.
+    """The function that continues a prompt, else the beginning of some ids.
 
     None if the native engine does not run the model.
     """

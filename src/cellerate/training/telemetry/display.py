@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live line in a terminal, plain lines in a log, nothing when silent.
+"""The display of a run that trains: a live line in a terminal, plain lines in a log, nothing when silent.
 
 The loop reports facts and never formats them. A notebook or a test can listen through the same few calls.
 """
@@ -20,7 +20,7 @@ _TOLD_WAIT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run is about to do.
+    """The plan of a run.
 
     Attributes:
         epochs: The number of epochs.

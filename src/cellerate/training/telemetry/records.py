@@ -25,7 +25,7 @@ from cellerate.training.telemetry.trackers import Ending, Tracker, open_trackers
 
 
 class Sample(NamedTuple):
-    """What a model makes of something that it is given.
+    """A model's output for an input.
 
     Attributes:
         given: What it is given, such as the beginning of a text.

@@ -32,7 +32,7 @@ class Tracker(Protocol):
     """Where the figures of a run go."""
 
     key: str
-    """What the tracker calls the run."""
+    """The tracker's name for the run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Takes the figures of a step of the run."""

@@ -202,7 +202,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What the penalty has seen.
+    """The ids that the penalty has seen.
 
     Attributes:
         times: (B, V) how often it has seen each id.
@@ -221,7 +221,7 @@ def window_of(row: Row) -> int:
 
 
 def seen_by(rows: Sequence[Row], ids: np.ndarray, drawn: np.ndarray, outputs: int) -> Seen | None:
-    """What the penalty has seen once each row has drawn `drawn` of its ids (B, T); None if no row has a penalty."""
+    """The ids that the penalty has seen once each row has drawn `drawn` ids (B, T); None if no row has one."""
     if all(row.rules.repetition_penalty == 1 for row in rows):
         return None
     windows = [window_of(row) for row in rows]

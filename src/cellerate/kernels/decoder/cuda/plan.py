@@ -1,4 +1,4 @@
-"""Which kernel generates from a model: what it is compiled for, and where its weights lie.
+"""The kernel that generates from a model: its compile-time options, and the places of its weights.
 
 This is arithmetic about sizes; it needs neither a GPU nor a compiler. The kernel's source is generate.cuh.
 """
@@ -54,7 +54,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """What a generating kernel is compiled for.
+    """The options that a generating kernel is compiled with.
 
     Attributes:
         precision: One of `PRECISIONS`; c and all sums are float32 in any.
@@ -156,7 +156,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @functools.cached_property
     def head(self) -> "Head":
-        """How the logits are divided among blocks and warps."""
+        """The division of the logits among blocks and warps."""
         warps, tiles = self.threads // 32, -(-self.outputs // _TILE)
         block_tiles = -(-tiles // self.blocks)
         tile_warps = 1
@@ -271,7 +271,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """How the logits, in tiles of 16, are divided among blocks and warps.
+    """The division of the logits, in tiles of 16, among blocks and warps.
 
     Attributes:
         block_tiles: Tiles per block.

@@ -1,4 +1,4 @@
-"""What the generating kernel reads, byte for byte: its arguments, and what rows ask for.
+"""The arguments of the generating kernel and the requests of rows, byte for byte.
 
 generate_plan.cuh and sampling.cuh define the same structures; change both sides together.
 """

@@ -1,4 +1,4 @@
-"""Which chains a GPU can generate from, and their weights in the order in which the kernel reads them.
+"""The chains that a GPU can generate from, and their weights in the order in which the kernel reads them.
 
 generate.cuh defines that order.
 """

@@ -73,27 +73,27 @@ class LayerPlan:
         return "states" if self.masked or not self.return_sequences else "outputs"
 
     def kept(self) -> Results:
-        """What the forward kernel writes for the backward kernel, besides the outputs."""
+        """The results that the forward kernel writes for the backward kernel, besides the outputs."""
         batch, steps, units = self.shape
         found = {"gates": Result((batch, steps, units, 4)), "cells": Result(self.shape, float32=True)}
         return found | ({"states": Result(self.shape)} if self.h_of_steps == "states" else {})
 
     def forward_results(self) -> Results:
-        """What else the forward kernel writes."""
+        """The other results of the forward kernel."""
         batch, _, units = self.shape
         state = (batch, units)
         outputs = Result(self.shape if self.return_sequences else state)
         return {self.outputs: outputs, "h_T": Result(state), "c_T": Result(state, float32=True)}
 
     def backward_results(self) -> Results:
-        """What the backward kernel writes."""
+        """The results of the backward kernel."""
         batch, steps, units = self.shape
         state = (batch, units)
         d_projected = Result((batch, steps, units, 4))
         return {"d_projected": d_projected, "d_h0": Result(state), "d_c0": Result(state, float32=True)}
 
     def exchanged(self, kernel: Variant) -> Results:
-        """What else a kernel writes, only for itself."""
+        """The memory that a kernel writes only for itself."""
         count = kernel.exchanged(self.shape[0])
         return {"exchanged": Result((count,))} if count else {}
 

@@ -1,4 +1,4 @@
-"""Which kernel a call of an LSTM layer gets: what it is compiled for, and how it is cut into clusters.
+"""The kernel that a call of an LSTM layer gets: its compile-time options, and its division into clusters.
 
 This is arithmetic about sizes; it needs neither a GPU nor a compiler.
 """
@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "wide": {"turns": 1, "wide": True, "tiled": False},
     "tiled": {"turns": 1, "wide": False, "tiled": True},
 }
-"""How a recurrence may be computed; see `Variant`. Which is the fastest differs by size, so it is measured."""
+"""The ways to compute a recurrence; see `Variant`. The fastest one differs by size, so it is measured."""
 # Of each precision: bytes per number, and how many numbers each is split into for the matrix units.
 NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
 # Rows of a product of a warp.
@@ -61,7 +61,7 @@ class Tiers:
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How the weights are ordered for a GPU kernel: `weights.reshape(shape).transpose(axes)`, made contiguous.
+    """The order of the weights for a GPU kernel: `weights.reshape(shape).transpose(axes)`, made contiguous.
 
     `weights` is Keras's recurrent kernel (H, 4, H), padded with zeros to (units, 4, units). The result holds what a
     thread passes to `multiply_add` of device.cuh, 16 bytes per product: (block, product, tile, lane, part, number).
@@ -89,7 +89,7 @@ class Packing:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What a kernel is compiled for.
+    """The options that a kernel is compiled with.
 
     Attributes:
         direction: The forward or the backward recurrence.

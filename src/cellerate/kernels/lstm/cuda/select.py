@@ -1,4 +1,4 @@
-"""Which kernel a call of an LSTM layer gets on a GPU, by measurements there.
+"""Selects the kernel for a call of an LSTM layer on a GPU, by measurements there.
 
 It joins the sizes of `plan`, the GPU's limits from `launch` and the times from `selfcheck`.
 """

@@ -1,4 +1,4 @@
-"""How the kernels of `lstm_tiles.cuh` divide their shared memory: arithmetic about sizes."""
+"""The division of shared memory in the kernels of `lstm_tiles.cuh`: arithmetic about sizes."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ _BARRIER_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """What a block of a kernel has room for.
+    """The contents of a block's shared memory.
 
     Attributes:
         direction: "forward" or "backward".
