@@ -33,8 +33,8 @@ KERAS_FREE = ("cellerate.runtime.", "cellerate.serving.", "cellerate.data.", "ce
 KERAS_ALLOWED = {"cellerate.data.pipeline"}
 KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
-# A docstring says "True if …" and "The number of …". What, How and Which are still to be rewritten.
-QUESTIONS = re.compile(r"Whether\b|How many\b|That\b")
+# A docstring says "True if …", "The number of …" or "Draw …": what holds or is done.
+QUESTIONS = re.compile(r"What\b|Whether\b|How\b|That\b|Which\b|The one that\b")
 # Their names are for users.
 PUBLIC = ("cellerate", "cellerate.adapters")
 

@@ -69,7 +69,7 @@ def time_alternating(
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Which of two contestants was faster, in turns that they took one after the other.
+    """The faster of two contestants, in turns that they took one after the other.
 
     On a busy machine two timings of one thing may differ more than two things do. What is faster in itself is faster
     in turn after turn; where the turns contradict each other, the difference is noise.
@@ -123,7 +123,7 @@ class Order:
 
     @property
     def in_words(self) -> str:
-        """How far the turns agree: "in 4 of 6 turns"."""
+        """The agreement of the turns: "in 4 of 6 turns"."""
         return f"in {self.agreeing} of {len(self.ratios)} turns"
 
 

@@ -1,4 +1,4 @@
-"""What a packed model computes: a small graph of operations from a fixed list, with its weights.
+"""The language of a packed model: a small graph of operations from a fixed list, with its weights.
 
 It is the common language of the code that builds a program from a Keras model, the code that writes and reads
 the `.cell` file, and the code that runs it. It imports none of them.
@@ -19,13 +19,13 @@ from cellerate import activations
 from cellerate.errors import ModelError
 
 MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
-"""What the output holds where the mask is False. The native core knows each by its index here."""
+"""The outputs at steps where the mask is False. The native core knows each by its index here."""
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""How the matrices of a packed model can be kept and multiplied. The native core knows each by its index here."""
+"""The types of a packed model's matrices and products. The native core knows each by its index here."""
 
 Option = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
-"""What an option may be: a plain JSON value, with tuples for lists."""
+"""The value of an option: a plain JSON value, with tuples for lists."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How verbs show the figures of a forecaster: a table beside the baselines, coverage, the worst series, a verdict."""
+"""Shows the figures of a forecaster: a table beside the baselines, coverage, the worst series, a verdict."""
 
 import re
 from collections.abc import Mapping, Sequence

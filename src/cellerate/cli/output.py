@@ -1,4 +1,4 @@
-"""What verbs print: results on stdout, all else on stderr, and errors as one line, so that scripts can rely on it."""
+"""The output of verbs: results on stdout, all else on stderr, errors as one line; scripts can rely on it."""
 
 import json
 import math

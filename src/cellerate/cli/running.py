@@ -1,4 +1,4 @@
-"""What the three training verbs share around the training itself, so that all runs start, report and end alike."""
+"""The common part of the three training verbs around the training: all runs start, report and end alike."""
 
 import contextlib
 import functools
@@ -83,7 +83,7 @@ def start_training(
 
 
 def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[str, str]], int]:
-    """What runs this command in a number of processes, with variables for their environment."""
+    """The launcher of this command in a number of processes, with variables for their environment."""
     command = [sys.executable, *sys.argv]
     if parallel.ray is None:
         from cellerate.distributed.launch import launch

@@ -1,4 +1,4 @@
-"""What the verbs share that pass over much data: a folder as output, and several processes."""
+"""The common part of verbs that pass over much data: a folder as output, and several processes."""
 
 import contextlib
 import os
@@ -95,5 +95,5 @@ def tell_pass(done: "Pass", json: bool) -> None:
 
 
 def pass_record(done: "Pass") -> dict[str, Any]:
-    """What came of a pass, as JSON values."""
+    """The result of a pass, as JSON values."""
     return {"output": str(done.output), "files": done.done, "of": done.pieces}

@@ -12,11 +12,11 @@ from keras import ops
 from cellerate.compress.fitting import Course
 
 Outputs = Literal["logits", "probabilities", "values"]
-"""What a model's outputs are: logits or probabilities of classes, or numbers."""
+"""The kinds of a model's outputs: logits or probabilities of classes, or numbers."""
 
 
 class SoftLabels(keras.distillation.DistillationLoss):
-    """How far a student's outputs are from a teacher's.
+    """The distance of a student's outputs from a teacher's.
 
     It replaces Keras's `LogitsDistillation`, which takes every output for logits, ignores sample weights and
     masks, and has a gradient of 0 where the student gives a class less than 1e-7. (In Keras 3.15 its default

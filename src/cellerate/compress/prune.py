@@ -40,7 +40,7 @@ _JUDGED_BATCHES = 16
 _LONG_STEP = 1e4
 
 Importance = Literal["both", "saliency", "magnitude"]
-"""How to find the units that matter least."""
+"""The ways to find the units that matter least."""
 
 _Group = tuple[str, ...]
 """The paths of the layers that share units: a group's units are removed from all of them."""
@@ -286,7 +286,7 @@ def magnitude(model: keras.Model, units: Units) -> Array:
 def _scores(
     model: keras.Model, units: Units, importance: Importance, batches: Iterator[tuple[Any, ...]], loss: Any
 ) -> Array:
-    """How much each unit matters, indexed by feature number; comparable within a group."""
+    """The importance of each unit, indexed by feature number; comparable within a group."""
     found = []
     if importance != "magnitude":
         found.append(saliency(model, units, batches, loss))

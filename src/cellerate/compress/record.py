@@ -10,7 +10,7 @@ from cellerate.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class CompressionRecord:
-    """What was done to a model, as plain values that JSON holds.
+    """The changes made to a model, as plain values that JSON holds.
 
     Attributes:
         method: How the model was made smaller.
@@ -36,7 +36,7 @@ class CompressionRecord:
 
     @property
     def quality_loss(self) -> float | None:
-        """How much worse the quality is, as a share of what it was; below 0 if it is better."""
+        """The loss of quality, as a share of the original's; below 0 if it is better."""
         if self.quality_before is None or self.quality_after is None:
             return None
         return relative_loss(self.quality_before, self.quality_after)
@@ -48,7 +48,7 @@ class CompressionRecord:
 
 @dataclasses.dataclass(frozen=True)
 class QualityGate:
-    """How much worse a model may become.
+    """The share by which a model may become worse.
 
     Args:
         max_loss: The largest loss of quality, as a share: 0.01 lets a metric of 2.00 become 2.02.

@@ -1,4 +1,4 @@
-"""Which group of processes this one belongs to, as its launcher says in the environment.
+"""The group of processes that this one belongs to, as its launcher says in the environment.
 
 torchrun, Slurm scripts, Ray and `cellerate train --processes` all say it in the four variables that torch made usual:
 `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
@@ -54,7 +54,7 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def own_share(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Which process this is, and of how many, for work in which they need not meet: `RANK` and `WORLD_SIZE` alone.
+    """The rank of this process and their number, for work without meetings: `RANK` and `WORLD_SIZE` alone.
 
     Raises:
         ConfigError: One of the two is missing or wrong.

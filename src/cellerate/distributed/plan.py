@@ -1,4 +1,4 @@
-"""What a training would take on more devices, from what its steps take on one.
+"""Predicts the time of a training on more devices, from that of its steps on one.
 
 The rows of a device's share are measured; what the devices exchange is a formula, with a link that is assumed or
 measured. Assumed besides: all devices are as fast as the measured one, and the exchange is not hidden behind the
@@ -20,7 +20,7 @@ from cellerate.machine.environment import PROBE_VARIABLE
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What connects two devices.
+    """The link between two devices.
 
     Attributes:
         bytes_per_s: Its bandwidth.
@@ -88,7 +88,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """How far off the prediction is, as a share of what was measured; negative if it promised too much speed."""
+        """The error of the prediction, as a share of what was measured; negative if it promised too much speed."""
         return self.predicted_s / self.measured_s - 1
 
 
@@ -111,7 +111,7 @@ def measure(command: Sequence[str], devices: Sequence[int]) -> dict[str, Any]:
 def predict(
     measured: Mapping[str, Any], devices: Sequence[int], link: Link, items: int | None = None
 ) -> list[Prediction]:
-    """What the training takes on each number of devices.
+    """The time of the training on each number of devices.
 
     Args:
         measured: The result of `measure`.

@@ -181,7 +181,7 @@ class _Listener:
 
 
 def _work(config: dict[str, Any]) -> None:
-    """What a worker does: runs the command as one process of the group."""
+    """The work of a worker: the command, as one process of the group."""
     import ray.train
     from ray.train.collective import broadcast_from_rank_zero
 

@@ -74,7 +74,7 @@ def make_app(paths: Sequence[str | Path], host: str = "127.0.0.1") -> Starlette:
 
 
 def _runs(paths: Sequence[str | Path], request: Request) -> Response:
-    """What is new of each run: `?name=began,end` says what the page has of one."""
+    """The news of each run: `?name=began,end` says what the page has of one."""
     folders: list[Path] = []
     for path in paths:
         # A run may be removed while it is watched, and may come back.

@@ -129,7 +129,7 @@ def times_of(value: Any) -> np.ndarray:
 
 
 def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
-    """What an error is in HTTP: the status, the message and headers."""
+    """An error in HTTP: the status, the message and headers."""
     match error:
         case RequestError():
             return error.status, str(error), {}

@@ -20,7 +20,7 @@ from cellerate.serving.visitors import Visitors
 from cellerate.serving.workers import BusyError
 
 OPEN = ("/healthz", "/v2/health/live", "/v2/health/ready")
-"""What is answered without a key: the probes."""
+"""The paths that need no key: the probes."""
 
 access_log = logging.getLogger("cellerate.serving.access")
 
@@ -72,7 +72,7 @@ class Gate:
             self._note(scope, status, sent, time.perf_counter() - begin)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        """What a request is answered that may not pass."""
+        """The answer to a request that may not pass."""
         path, headers = scope["path"], Headers(scope=scope)
         if path in OPEN:
             return None

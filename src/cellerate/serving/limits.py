@@ -1,4 +1,4 @@
-"""What a server allows: how much of everything a client may ask for, so that no request can take the machine."""
+"""The limits of a server: a client may ask for so much of everything, so that no request can take the machine."""
 
 import dataclasses
 

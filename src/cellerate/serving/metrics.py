@@ -1,4 +1,4 @@
-"""What a server counts and measures, for Prometheus; names of vLLM and Triton where they have one."""
+"""The metrics of a server, for Prometheus; names of vLLM and Triton where they have one."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -85,7 +85,7 @@ class TextTimes:
 
 
 class _OfModels(Collector):
-    """What the models themselves know, read when it is asked for."""
+    """The numbers that the models themselves know, read when asked for."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -1,4 +1,4 @@
-"""What the routes share: the models, the numbers, and reading a body within its bounds."""
+"""The common part of the routes: the models, the numbers, and reading a body within its bounds."""
 
 import asyncio
 

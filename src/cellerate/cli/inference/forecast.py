@@ -162,7 +162,7 @@ def forecast(
 
 
 def _ahead(example: "Example") -> str:
-    """How far a forecast reaches: "24 hours", "business day"; "96 rows" where there is no plain word for a row."""
+    """The reach of a forecast in words: "24 hours", "business day"; "96 rows" where a row has no plain word."""
     import numpy as np
 
     from cellerate.data.times import find_frequency

@@ -44,7 +44,7 @@ def doctor(json: Json = False) -> None:
 
 
 def _core() -> "Core":
-    """What the native core says of itself."""
+    """The native core's facts about itself."""
     from cellerate.errors import ConfigError
     from cellerate.kernels import native
     from cellerate.machine.doctor import Core

@@ -62,7 +62,7 @@ def explain(
 
 
 def _as_trained(record: "TaskRecord | None") -> str | None:
-    """What `cellerate train` did to the model beside training it; None if it left the layers to Keras."""
+    """The changes of `cellerate train` to the model beside training it; None if it left the layers to Keras."""
     training = None if record is None else record.payload.get("training")
     if not isinstance(training, dict) or training.get("implementation", "keras") == "keras":
         return None

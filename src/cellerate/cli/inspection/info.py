@@ -91,7 +91,7 @@ def _of_series(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _apart(frequency: str | None) -> str:
-    """How far rows are apart: "every day", "every 15 minutes", "in steps of 3"."""
+    """The distance of rows in words: "every day", "every 15 minutes", "in steps of 3"."""
     if frequency is None:
         return "not evenly apart"
     if frequency.startswith("steps"):

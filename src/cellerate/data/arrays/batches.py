@@ -1,4 +1,4 @@
-"""What a source of batches is, and the part that all sources over one long array share.
+"""Sources of batches, and the part that all sources over one long array share.
 
 Training, evaluation, checkpoints and all three input pipelines see data only as a source: the number of
 batches, and batch number i of epoch e, which is a pure function of i and e.
@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """What training and evaluation need from the data.
+    """The interface of the data for training and evaluation.
 
     Attributes:
         batch_size: Rows of every batch.

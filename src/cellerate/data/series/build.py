@@ -140,7 +140,7 @@ def copy_columns(packed: PackedSeries, columns: Sequence[str], folder: Path, key
 
 
 def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache: bool) -> PackedSeries | None:
-    """What another process made while this one waited; None if it is a damaged one of the cache, which goes."""
+    """The series that another process made while this one waited; None if it is damaged, and removed."""
     try:
         found = open_packed(folder, usable)
         if found.fingerprint == key:
@@ -270,7 +270,7 @@ class _Build:
         return packed
 
     def _form(self, reader: Reader) -> tuple[TimeForm, str]:
-        """How the times are written, what is told of it; puts right dates that were read with the day first."""
+        """The form of the times, and a message on it; puts right dates that were read with the day first."""
         if self._columns.time is None:
             return TimeForm(), ""
         done, told = reader.done, ""

@@ -17,7 +17,7 @@ _LIKELY_NAMES = (
 
 @dataclasses.dataclass(frozen=True)
 class ChosenColumns:
-    """Which columns are read.
+    """The columns to read.
 
     Attributes:
         values: Those that are stored.
@@ -47,7 +47,7 @@ def choose_columns(
     look: Table | None = None,
     empty: Sequence[str] = (),
 ) -> ChosenColumns:
-    """Which columns of a table are read, and as what.
+    """The columns of a table to read, and their kinds.
 
     Args:
         path: The table, for messages.

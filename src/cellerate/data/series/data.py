@@ -1,4 +1,4 @@
-"""What a series is once it is open: one matrix of values, what its rows and columns mean, and its parts in time."""
+"""An open series: one matrix of values, the meaning of its rows and columns, and its parts in time."""
 
 import dataclasses
 import functools

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of the frequency."""
+        """The message on the frequency."""
         holidays = self.frequency.holidays if self.frequency is not None else ()
         if not holidays:
             return []

@@ -22,7 +22,7 @@ _SHOWN_COLUMNS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Ordered:
-    """What came of it.
+    """The result of ordering.
 
     Attributes:
         counts: The rows of each series now.
@@ -38,7 +38,7 @@ class Ordered:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told."""
+        """The message for the user."""
         told = [f"sorted {self.moved:,} rows by time"] if self.moved else []
         merged = f"merged {self.merged:,} rows with others of the same series and time"
         return told + ([merged] if self.merged else [])
@@ -46,7 +46,7 @@ class Ordered:
 
 @dataclasses.dataclass(frozen=True)
 class Sorting:
-    """How rows are ordered.
+    """The rules of ordering rows.
 
     Attributes:
         duplicates: What to do with rows of one time.

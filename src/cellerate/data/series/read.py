@@ -115,7 +115,7 @@ class Reader:
         return done
 
     def place(self, row: int) -> str:
-        """How a message names a row, by its number in the order of reading."""
+        """The name of a row in messages, by its number in the order of reading."""
         starts = self.done.file_starts
         file = int(np.searchsorted(starts, row, side="right")) - 1
         return self._tables[file].place(row - starts[file])

@@ -1,4 +1,4 @@
-"""What is read of the tables of a series, and how far."""
+"""Reads the tables of a series."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ class EmptyColumnsError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Which columns are read: `values` are stored; `missing_values` stand for a value that is missing."""
+    """The columns to read: `values` are stored; `missing_values` stand for a value that is missing."""
 
     values: list[str]
     time: str | None
@@ -46,7 +46,7 @@ class Columns:
 
 @dataclasses.dataclass
 class Reading:
-    """What is known of the rows read so far.
+    """The facts about the rows read so far.
 
     Attributes:
         key: What is read, and how.
@@ -99,7 +99,7 @@ class Reading:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of the numbers."""
+        """The messages on the numbers."""
         large = (
             f"{self.too_large!r} holds whole numbers of which float64 keeps 15 digits: neighbouring rows may be the "
             "same; subtract a constant before"

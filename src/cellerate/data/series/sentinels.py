@@ -21,7 +21,7 @@ _SIDE_BY_SIDE = 64
 
 @dataclasses.dataclass
 class Sentinels:
-    """What was found so far.
+    """The findings so far.
 
     Attributes:
         found: For each column the number that may be one, or None; as JSON values, like the others.
@@ -58,7 +58,7 @@ class Sentinels:
             self.high[place] = _of(max, self.high[place], most)
 
     def notes(self, columns: Sequence[str]) -> list[str]:
-        """What is to be told, by the names of the columns."""
+        """The messages for the user, by the names of the columns."""
         named: dict[float, list[str]] = {}
         for place, (end, low, high) in enumerate(zip(self.found, self.low, self.high, strict=True)):
             if end is not None and low is not None and high is not None:

@@ -1,4 +1,4 @@
-"""How the files of tables are written: what cannot be seen in them, or is to be read in another way than it looks."""
+"""The settings of reading tables: what cannot be seen in files, or is to be read in another way than it looks."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ _DECIMAL_WORDS = {"comma": ",", "point": "."}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """How tables are written. It is a property of files, not of a model, so a model does not remember it.
+    """The form of tables. It is a property of files, not of a model, so a model does not remember it.
 
     Attributes:
         separator: What stands between the columns of a CSV file, such as ";" or "tab"; without it, it is found.
@@ -105,7 +105,7 @@ class TableOptions:
 
 
 def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
-    """What stands for missing values, a word each; one text may hold several between commas.
+    """The marks of missing values, a word each; one text may hold several between commas.
 
     Raises:
         ConfigError: It is not a list of words and numbers.

@@ -1,4 +1,4 @@
-"""What tables of Arrow arrays share: turning their columns into NumPy; and Parquet and Arrow files, which are no more.
+"""The common part of tables of Arrow arrays: their columns as NumPy arrays; and Parquet and Arrow files.
 
 It reads in blocks because a file may be larger than memory.
 """
@@ -254,7 +254,7 @@ def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 def kinds_of(schema: Any) -> dict[str, Kind]:
-    """What each column of an Arrow schema holds."""
+    """The kind of each column of an Arrow schema."""
     return {field.name: _kind(field.type) for field in schema}
 
 

@@ -40,7 +40,7 @@ _FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written.
+    """The dialect of a CSV file.
 
     Attributes:
         encoding: A name for Python.
@@ -77,7 +77,7 @@ class Dialect:
 
     @property
     def in_words(self) -> str:
-        """How the file is read, or "" if that is the plain way: UTF-8, a header, commas, and points in numbers."""
+        """The reading of the file in words, or "" for the plain way: UTF-8, a header, commas, and points in numbers."""
         words = []
         if self.encoding not in ("utf-8", "utf-8-sig"):
             words.append({"cp1252": "Windows-1252"}.get(self.encoding, self.encoding.upper()))
@@ -100,7 +100,7 @@ class Dialect:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What of it is not the plain way, for the key of a cache."""
+        """The parts that are not the plain way, for the key of a cache."""
         plain = Dialect("utf-8", ",", ".", "", (), True)
         kept = (
             "encoding",

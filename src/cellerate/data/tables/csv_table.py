@@ -180,7 +180,7 @@ class CsvTable(ArrowTable):
             return  # not about numbers: the caller reports it
 
     def _unreadable(self, error: Exception) -> DataError:
-        """What to say of a file that Arrow refuses."""
+        """The error for a file that Arrow refuses."""
         text = str(error)
         hint = ""
         if "Expected" in text and "columns" in text:

@@ -36,7 +36,7 @@ class NumberForm:
 
     @functools.cached_property
     def rules(self) -> tuple[tuple[str, str], ...]:
-        """What makes plain numbers of the values: regular expressions and what takes the place of their matches."""
+        """The substitutions that make plain numbers of the values: regular expressions and replacements."""
         if self.booleans:
             return _BOOLEANS
         found: list[tuple[str, str]] = []

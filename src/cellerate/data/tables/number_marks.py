@@ -1,4 +1,4 @@
-"""Which mark stands before decimals, and which one groups digits: found in the numbers of a file's text columns.
+"""Finds the mark before decimals and the one that groups digits: in the numbers of a file's text columns.
 
 `1,234` and `1.234` can be read in two ways. All values of a file count, because one mark has one meaning in it: a
 single `0,5` says that the comma is the decimal mark. Where no value says so, semicolons between the columns do, unless
@@ -29,7 +29,7 @@ Mark = Literal["decimal", "thousands"]
 
 @dataclasses.dataclass
 class Marks:
-    """What the values of a file say of its marks.
+    """The evidence of a file's values on its marks.
 
     Attributes:
         seen: For each use of a mark, the column and the value that show it.
@@ -121,7 +121,7 @@ def is_number(value: str, decimal: str, thousands: str) -> bool:
 
 
 def readings(value: str) -> tuple[str, str]:
-    """What a value such as `1,234` is with its mark before decimals, and with its mark as a group's."""
+    """The numbers that a value such as `1,234` is with its mark before decimals, and as a group's."""
     plain = re.sub(r"[.,]", "", value)
     return str(float(value.replace(",", "."))), plain
 

@@ -1,4 +1,4 @@
-"""What every table is, whatever its file's format: named columns that are read in blocks of rows."""
+"""A table, whatever its file's format: named columns that are read in blocks of rows."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ MISSING = (
     *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!", "#WERT!"),
     *("?", "-", "--", "---", "\u2013", "\u2014", ".", "..", "..."),
 )
-"""What stands for a missing number or time, as programs and people write it."""
+"""The marks of a missing number or time, as programs and people write them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Table(Protocol):
 
     @property
     def reading(self) -> Mapping[str, Any]:
-        """What of the way it is read is not in its content: JSON values, empty for the plain way."""
+        """The settings of reading that its content does not show: JSON values, empty for the plain way."""
         ...
 
     def blocks(
@@ -89,12 +89,12 @@ class Table(Protocol):
         ...
 
     def place(self, row: int) -> str:
-        """How messages name a row, counted from 0 over all parts."""
+        """The name of a row in messages, counted from 0 over all parts."""
         ...
 
 
 class TableFile:
-    """What tables in files have in common."""
+    """The common part of tables in files."""
 
     path: Path
     read_as = ""

@@ -49,7 +49,7 @@ _CACHE_MARK = b"CELLTEXT"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextReading:
-    """How files become text.
+    """The rules by which files become text.
 
     Attributes:
         errors: What to do with bytes that are not of the encoding: "strict" raises, "replace" puts U+FFFD.

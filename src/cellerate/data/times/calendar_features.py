@@ -1,4 +1,4 @@
-"""What a calendar says of a time, as numbers that a model can learn from: hour, weekday, day, month and holidays.
+"""Features of times that a model can learn from: hour, weekday, day, month and holidays.
 
 It is plain NumPy: a packed model needs no other package to forecast. Dates of holidays come from the package `holidays`
 while training, and stand in the model's record from then on.
@@ -56,7 +56,7 @@ class Holidays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calendar:
-    """Which features are made of times.
+    """The features made of times.
 
     Attributes:
         parts: Some of `PARTS`, in the order of the features.

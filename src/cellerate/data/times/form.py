@@ -1,4 +1,4 @@
-"""How a file wrote its times, so that forecasts are written in the same way.
+"""The form in which a file writes its times, so that forecasts are written in the same way.
 
 Inside, times are datetime64[us]: instants in UTC where the file has a zone or offsets, else clock times as they stand.
 """
@@ -34,7 +34,7 @@ _RESOLUTION = {
 
 @dataclasses.dataclass(frozen=True)
 class TimeForm:
-    """How times are written.
+    """The form of written times.
 
     Attributes:
         kind: "number", "epoch", "text", or an Arrow "stamp" or "date".
@@ -60,7 +60,7 @@ class TimeForm:
 
     @property
     def words(self) -> str:
-        """What was recognised, in words; "" for times in the usual form."""
+        """The recognised form, in words; "" for times in the usual form."""
         said = []
         if self.kind == "epoch":
             said.append(f"times as epoch {EPOCH_UNITS[self.unit]}, {self.zone or 'UTC'}")
@@ -125,7 +125,7 @@ class TimeForm:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "TimeForm":
-        """What `to_config` gave; the usual form for None."""
+        """The form that `to_config` gave; the usual form for None."""
         return cls() if config is None else cls(**{str(name): value for name, value in config.items()})
 
     def _usable(self, local: np.ndarray) -> str:

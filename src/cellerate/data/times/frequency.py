@@ -1,4 +1,4 @@
-"""How often a series has a row: constant steps, business or trading days, or months, and which times follow its last.
+"""The frequency of a series: constant steps, business or trading days, or months, and which times follow its last.
 
 The frequency is found from the times. It says where a gap is, and it gives the times of forecasts as the calendar has
 them: month ends, no weekends where the data have none, local clock times in a time zone.
@@ -44,7 +44,7 @@ _MOST_STEP = 2.0**63
 
 @dataclasses.dataclass(frozen=True)
 class Frequency:
-    """How often a series has a row.
+    """The frequency of a series.
 
     Attributes:
         unit: "time" for constant steps, "business-day" (Monday to Friday), "trading-day" (without holidays), "month",
@@ -110,7 +110,7 @@ class Frequency:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Frequency | None":
-        """What `to_config` gave; None for None.
+        """The frequency that `to_config` gave; None for None.
 
         Raises:
             ValueError: It is damaged.

@@ -42,7 +42,7 @@ _TOKENS |= {"H": "H", "M": "M", "S": "S", "p": "p"}
 _UNPADDED = {"m", "d", "a", "b", "H"}
 _ZONE = re.compile(r"([+-])(\d{2}):?(\d{2})?")
 WEEKDAY = r"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\.?,? +"
-"""What stands before a date as mails and web servers write it; it says nothing new."""
+"""The weekday before a date as mails and web servers write it; it says nothing new."""
 _ABBREVIATION = re.compile(r"[\d:apmAPM] ?\(?([A-Z]{3,5})\)?$")
 _OFFSETS = {
     **{"EST": "-05:00", "EDT": "-04:00", "CST": "-06:00", "CDT": "-05:00", "MST": "-07:00", "MDT": "-06:00"},

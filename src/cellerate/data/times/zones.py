@@ -49,7 +49,7 @@ def offsets_at(instants: np.ndarray, zone: str) -> np.ndarray:
 
 
 def to_local(instants: np.ndarray, zone: str) -> np.ndarray:
-    """What a zone's clock shows at datetime64[us] instants, of any shape; "" leaves them as they are."""
+    """The readings of a zone's clock at datetime64[us] instants, of any shape; "" leaves them as they are."""
     if not zone or zone == "UTC":
         return instants
     return instants + offsets_at(instants, zone)

@@ -45,7 +45,7 @@ class StreamEncoder(Protocol):
 
 
 class Tokenizer(abc.ABC):
-    """What every tokenizer can do.
+    """The methods of every tokenizer.
 
     Attributes:
         kind: "characters", "bytes" or "file", as `to_config` writes it.

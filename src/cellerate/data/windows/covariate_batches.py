@@ -70,7 +70,7 @@ class CovariateBatches(SeriesBatches):
         return *(x[name] for name in self._names), y
 
     def _dropped(self, epoch: int, origins: np.ndarray) -> np.ndarray:
-        """Which windows count as of an unknown series: drawn for each window and epoch, however they are shared out."""
+        """The windows that count as of an unknown series: drawn for each window and epoch, however shared out."""
         seed = np.uint64(derive_seed(self.seed or 0, epoch, _UNKNOWN_IN_1000))
         mixed = (origins.astype(np.uint64) + seed) * _ODD
         mixed ^= mixed >> np.uint64(29)

@@ -1,4 +1,4 @@
-"""What a forecaster sees beside the columns it was given: columns known in advance, the calendar, whose series it is.
+"""Covariates of a forecaster: columns known in advance, the calendar, whose series it is.
 
 `Covariates` is what a model's record says of them; `Framing` turns rows of a series into the model's inputs, the same
 way for training and for forecasts. A model without any has one input, the scaled rows.
@@ -29,7 +29,7 @@ _PREPARED_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Covariates:
-    """What a forecaster sees beside its features.
+    """The covariates of a forecaster.
 
     Attributes:
         future: Features whose values are known for the rows to forecast, too.

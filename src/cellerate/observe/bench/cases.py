@@ -1,4 +1,4 @@
-"""What `bench` measures, and who takes part: a table with a row a contestant, ours and every peer that we know."""
+"""The cases of `bench` and their contestants: a table with a row a contestant, ours and every peer that we know."""
 
 import dataclasses
 import importlib.util
@@ -91,7 +91,7 @@ def least_operations(case: str, sizes: Sizes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to run, and for how long.
+    """The cases to run, and for how long.
 
     Attributes:
         cases: Of `CASES`, in their order.

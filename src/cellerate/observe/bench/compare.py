@@ -27,7 +27,7 @@ CONFIDENCE = 0.998
 LEAST_SESSIONS = 3
 """With fewer nothing is known of how processes differ."""
 BUSY, STOLEN = 0.10, 0.05
-"""What others may take of the processors before a comparison says so."""
+"""The share of the processors that others may take before a comparison says so."""
 # The quantile of the calls of a turn, and that of the turns of a session.
 _FAST_CALLS, _FAST_TURNS = 0.1, 0.25
 # Of fewer jobs nothing is usual.
@@ -40,7 +40,7 @@ _ORDER: tuple[Verdict, ...] = ("slower", "faster", "same", "unknown")
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """How the time of a job changed from the first record to the second.
+    """The change of a job's time from the first record to the second.
 
     Attributes:
         entry: The job, as the second record has it.
@@ -187,7 +187,7 @@ def _check_alike(a: Record, b: Record) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """How a job changed.
+    """The change of a job.
 
     Attributes:
         found: The logarithm of the ratio.
@@ -319,7 +319,7 @@ def _warnings(a: Record, b: Record, effects: Iterable[Effect]) -> Iterator[str]:
 
 
 def _lost(a: Record, b: Record) -> Iterator[str]:
-    """What Cellerate did, and now cannot do or does wrong; what was not asked for again is not lost."""
+    """The jobs that Cellerate did, and now cannot do or does wrong; what was not asked for again is not lost."""
     after = b.by_key
     for entry in a.entries:
         if not entry.ours or entry.key in after:

@@ -23,7 +23,7 @@ from cellerate.observe.bench.model import PRECISIONS, QUICK, Sizes, build
 PROTOCOL = 1
 """Changes with what is said between the two processes, so that two versions of Cellerate that differ in it notice."""
 BOUNDS = {"training": 1e-4, "float32": 1e-4, "int8": 2.0**-5}
-"""How far a result may be from float64: of losses as a share of the loss, of logits of their root mean square.
+"""The largest error of a result against float64: of losses as a share of the loss, of logits of their root mean square.
 
 float32: what rounding adds up to over a hundred steps. int8: 1/254 of each factor, and what earlier steps leave."""
 YARDSTICK = "yardstick"
@@ -115,7 +115,7 @@ def serve(jobs: Jobs, answers: TextIO) -> None:
 
 
 def key_of(work: str, precision: str, call: str) -> str:
-    """What tells the jobs of a contestant apart."""
+    """The key that tells the jobs of a contestant apart."""
     return f"{work}, {precision}, {call}"
 
 
@@ -150,14 +150,14 @@ def own_stdout() -> TextIO:
 
 
 def _about_s(run: Callable[[int], list[float]]) -> float:
-    """What a call takes, roughly."""
+    """The rough time of a call."""
     run(1)
     once = run(1)[0]
     return min(once, *run(max(1, min(50, round(_TRIAL_S / max(once, 1e-9))))))
 
 
 def _peaks() -> dict[str, float]:
-    """What multiply-adds reach here, in operations a second; nothing where there is no native core."""
+    """The peak of multiply-adds here, in operations a second; nothing where there is no native core."""
     if native.why_unavailable() is not None:
         return {}
     return {precision: native.measure_peak(precision) for precision in PRECISIONS}

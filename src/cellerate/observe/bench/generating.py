@@ -92,7 +92,7 @@ def torch_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
 
 def runtime_jobs(folder: Path, sizes: Sizes, name: str) -> Iterator[Job | tuple[str, str, str]]:
-    """What another runtime makes of our exports; of what it cannot run the work, the precision and the reason."""
+    """The jobs of another runtime on our exports; for those it cannot run, the work, the precision and the reason."""
     from cellerate.observe.bench import runtimes
 
     truth = read_truth(folder)
@@ -144,7 +144,7 @@ def _packed_stream(path: Path) -> "_Stream":
 
 
 def _error_of_drawing(steps: Steps, truth: dict[str, np.ndarray], _: str) -> float:
-    """What was read must lead to the logits of float64; and what was drawn, read again, to the same as drawing it."""
+    """Check that reading leads to the logits of float64, and reading what was drawn to the same as drawing it."""
     state, (logits,) = steps.read(steps.initial_state(), truth["text"][None, :READ])
     ids, _probabilities, _state, after = steps.generate(state, logits, READ)
     again = steps.read(state, ids[None])[1][0]

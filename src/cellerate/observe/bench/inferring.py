@@ -57,7 +57,7 @@ def torch_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
 
 def runtime_jobs(folder: Path, sizes: Sizes, name: str) -> Iterator[Job | tuple[str, str, str]]:
-    """What another runtime makes of our exports; of what it cannot run the work, the precision and the reason."""
+    """The jobs of another runtime on our exports; for those it cannot run, the work, the precision and the reason."""
     from cellerate.observe.bench import runtimes
 
     for precision in runtimes.PRECISIONS[name]:
@@ -85,7 +85,7 @@ def in_words(count: int) -> str:
 
 
 def work_of(rows: int) -> str:
-    """What a batch of so many rows is called."""
+    """The name of a batch of so many rows."""
     return f"{rows} row{'s' * (rows > 1)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Settings = dict[str, Any]
-"""What a contestant is told; see `contestant`."""
+"""The task of a contestant; see `contestant`."""
 
 
 _KEPT = 8
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 def timed(work: Callable[[], object]) -> Callable[[int], list[float]]:
-    """What runs a piece of work so many times and gives the seconds of each; it must end when its work is done."""
+    """A function that runs work so many times and gives the seconds of each; it must end when its work is done."""
 
     def run(count: int) -> list[float]:
         # Others ran meanwhile: the first call finds the caches cold and the threads asleep.

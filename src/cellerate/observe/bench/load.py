@@ -1,4 +1,4 @@
-"""What else the machine does while it is measured: what other processes and other machines take of it."""
+"""The load of the machine while it is measured: the share of other processes and other machines."""
 
 import os
 import time
@@ -44,7 +44,7 @@ def times() -> Times | None:
 
 
 def shares(before: Times | None, after: Times | None) -> tuple[float | None, float | None]:
-    """What others took of the processors' time between two moments: other processes, and other virtual machines."""
+    """The processor time of others between two moments: other processes, and other virtual machines."""
     if before is None or after is None or after.all <= before.all:
         return None, None
     span = after.all - before.all
@@ -54,7 +54,7 @@ def shares(before: Times | None, after: Times | None) -> tuple[float | None, flo
 
 
 def idle() -> float | None:
-    """What other processes take while we do nothing for a second; None where the system does not tell."""
+    """The processor time of others while we do nothing for a second; None where the system does not tell."""
     before = times()
     time.sleep(_WATCHED_S)
     return shares(before, times())[0]

@@ -35,7 +35,7 @@ _LSTM = {"activation": "tanh", "recurrent_activation": "sigmoid", "masked_output
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the cases are measured on.
+    """The model that the cases are measured on.
 
     Attributes:
         vocabulary: V.
@@ -75,7 +75,7 @@ def build(folder: Path, sizes: Sizes) -> None:
 
 
 def read_truth(folder: Path) -> dict[str, np.ndarray]:
-    """What `build` wrote beside the packed files: the weights by name, "text", "losses", "logits" and "read"."""
+    """The arrays of `build` beside the packed files: the weights by name, "text", "losses", "logits" and "read"."""
     with np.load(folder / _TRUTH) as found:
         return dict(found)
 
@@ -130,14 +130,14 @@ class Batches:
 
 
 def logits_of(weights: list[np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """What float64 says: ids (B, T) → logits (B, T, V)."""
+    """The result in float64: ids (B, T) → logits (B, T, V)."""
     table, kernel, recurrent_kernel, bias, head, head_bias = weights
     outputs = reference.forward(table[ids], kernel, recurrent_kernel, bias).outputs
     return outputs @ head.astype(np.float64) + head_bias
 
 
 def error_of(found: Any, expected: np.ndarray) -> float:
-    """How far a result is from float64, as a share of its root mean square; infinite if it is no number."""
+    """The error of a result against float64, as a share of its root mean square; infinite if not a number."""
     error = float(np.linalg.norm(np.asarray(found, np.float64) - expected) / np.linalg.norm(expected))
     return error if np.isfinite(error) else float("inf")
 
@@ -233,7 +233,7 @@ def _gradients(
 
 
 def _summed(table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """What each row of the table gets of rows (B, T, D) that belong to ids (B, T)."""
+    """The sum for each row of the table of rows (B, T, D) that belong to ids (B, T)."""
     found = np.zeros_like(table)
     np.add.at(found, ids, rows)
     return found

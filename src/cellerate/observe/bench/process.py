@@ -29,7 +29,7 @@ ALLOCATOR: Mapping[str, str] = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_ARENA_MAX": "1",
 }
-"""What Cellerate sets in its own processes (`keep_freed_memory`), given to all by variables that any user can set."""
+"""The settings of Cellerate's own processes (`keep_freed_memory`), given to all by variables that any user can set."""
 _ALONE: Mapping[str, str] = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "",
@@ -41,7 +41,7 @@ _PATIENCE_S = 60.0
 
 
 def command_of(one: Contestant, told: Mapping[str, Any]) -> list[str]:
-    """What starts a contestant: our own program, which finds no modules in the working folder."""
+    """The command of a contestant: our own program, which finds no modules in the working folder."""
     said = json.dumps({"contestant": one.name, **told})
     return [one.python or sys.executable, "-P", "-m", _PROGRAM, said]
 

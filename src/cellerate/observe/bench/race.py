@@ -195,7 +195,7 @@ class Race:
             yield one, process, jobs
 
     def _job(self, case: str, one: Contestant, about: dict[str, Any], session: int) -> "_Timed | None":
-        """What is to be timed of what a contestant prepared; None if it is wrong, or was in an earlier session."""
+        """The job to time of those a contestant prepared; None if it is wrong, or was in an earlier session."""
         key = (case, one, key_of(about["work"], about["precision"], about["call"]))
         wrong = "refused" not in about and not about["error"] <= about["bound"]
         if wrong or "refused" in about:
@@ -265,11 +265,11 @@ class Race:
         self._left_out.append((one.python, LeftOut(case, one.title, one.ours, what, wrong, reason[:_REASON])))
 
     def _without(self, python: str) -> tuple[LeftOut, ...]:
-        """What is left out of the record of a version; peers are in both."""
+        """The jobs left out of the record of a version; peers are in both."""
         return tuple(left for where, left in self._left_out if where == python or not left.ours)
 
     def _entries(self, python: str) -> Iterator[Entry]:
-        """What was timed for the record of a version; peers are in both."""
+        """The jobs timed for the record of a version; peers are in both."""
         for (case, one, _), job in self._jobs.items():
             if not job.turns or (one.ours and one.python != python):
                 continue

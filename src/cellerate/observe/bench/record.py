@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from the other entries of a record, and is the same in another record."""
+        """The key of the entry in a record, the same in another record."""
         return self.case, self.work, self.contestant, self.precision, self.call
 
     @property
@@ -95,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True, config=_STRICT)
 class LeftOut:
-    """What is not timed, and why.
+    """A job that is not timed, and why.
 
     Attributes:
         case: The case.
@@ -116,7 +116,7 @@ class LeftOut:
 
 @dataclass(frozen=True, config=_STRICT)
 class Load:
-    """What others took of the processors; each a share of all their time, None where the system does not tell.
+    """The processor time of others; each a share of all time, None where the system does not tell.
 
     Attributes:
         before: Other processes, while we did nothing.

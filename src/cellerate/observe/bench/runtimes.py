@@ -14,7 +14,7 @@ Arrays = Mapping[str, np.ndarray]
 Call = Callable[[Arrays], list[np.ndarray]]
 """Inputs by name → the outputs in the order that was asked for."""
 PRECISIONS = {"onnxruntime": ("float32", "int8"), "openvino": ("float32",), "litert": ("float32", "int8")}
-"""What each runs of what our exports write. OpenVINO's int8 is another tool's, calibrated on data."""
+"""The exports that each runs. OpenVINO's int8 is another tool's, calibrated on data."""
 
 
 def exported(folder: Path, name: str, precision: str, *, rows: int = 1, stateful: bool = False) -> Path:

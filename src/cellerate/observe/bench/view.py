@@ -62,7 +62,7 @@ class Race(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """How Cellerate stands, the strongest opponent first."""
+        """The standing of Cellerate, the strongest opponent first."""
         if not self.ours:
             return f"{self.title}: Cellerate takes no part."
         best = self.ours[0]
@@ -147,7 +147,7 @@ def page_of(record: Record) -> BenchPage:
 
 
 def warnings(record: Record) -> Iterator[str]:
-    """What to know before relying on a record."""
+    """The warnings before relying on a record."""
     if record.quick:
         yield "This was a quick run with a tiny model: it shows that everything runs, and nothing of speed."
     wrong = [one for one in record.left_out if one.ours and one.wrong]
@@ -247,7 +247,7 @@ def _rows(race: Race) -> Iterator[tuple[Cell, ...]]:
 
 
 def _same_backend(peer: Entry, ours: Sequence[Entry]) -> str:
-    """How much faster than Keras on a backend Cellerate is on the same one, where that is not the fastest."""
+    """The factor over Keras on the same backend, where that is not the fastest."""
     _, _, backend = peer.contestant.partition("-")
     alike = [one for one in ours[1:] if backend and one.contestant.endswith(f"-{backend}")]
     if not alike:

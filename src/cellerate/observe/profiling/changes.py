@@ -1,4 +1,4 @@
-"""What would shorten a training most, found by trying: each change is measured on top of those before it.
+"""Finds what would shorten a training most, by trying: each change is measured on top of those before it.
 
 What is tried is set right first where it spoils other measurements: a step that waits for batches, runs eagerly or has
 one row says little about kernels.
@@ -34,7 +34,7 @@ _REFUSED = "accelerated: "
 
 @dataclasses.dataclass
 class Found:
-    """What is known before changes are tried.
+    """The facts before changes are tried.
 
     Attributes:
         step_s: Of a step as the user has it.

@@ -22,7 +22,7 @@ _MOST_KEPT_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """What `fit` takes.
+    """The data that `fit` takes.
 
     Attributes:
         x: Arrays, a `PyDataset`, a `tf.data.Dataset`, a `DataLoader`, or any other iterable of batches.
@@ -103,7 +103,7 @@ def keep(feed: Feed) -> tuple[list[Any], float]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """What a model is called with, of a batch as `fit` takes it."""
+    """The inputs of a model, of a batch as `fit` takes it."""
     return keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
@@ -150,7 +150,7 @@ def widened(batches: Sequence[Any], rows: int) -> list[Any]:
 
 
 def read_from_disk_bytes() -> int | None:
-    """What this process has had read from storage so far, in bytes; None if the system does not say.
+    """The bytes that this process has had read from storage so far; None if the system does not say.
 
     Source: proc(5), "read_bytes" of /proc/self/io.
     """

@@ -34,7 +34,7 @@ class MarkedPart:
 
 
 def profiler() -> Bridge:
-    """How the running backend is profiled."""
+    """The profiler of the running backend."""
     bridge: Any = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}_profiler")
     found: Bridge = bridge
     return found

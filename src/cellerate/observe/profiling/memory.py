@@ -36,7 +36,7 @@ class MemoryWatch:
             self._points.append((time.perf_counter() - began, resident_memory_bytes()))
 
     def found(self, model: keras.Model, batch: Any, before_bytes: int) -> Memory | None:
-        """What was taken, and what for.
+        """The memory that was taken, and its use.
 
         Args:
             model: The model that was trained.
@@ -62,7 +62,7 @@ class MemoryWatch:
 
 
 def owners_of(model: keras.Model, batch: Any) -> dict[str, int]:
-    """What a training holds for certain, in bytes."""
+    """The bytes that a training holds for certain."""
     return {
         "weights": _bytes(model.variables),
         "optimizer": _bytes(model.optimizer.variables),

@@ -144,7 +144,7 @@ def _changes(
 
 
 def _generation(model: PackedModel) -> tuple[tuple[Part, ...], list[str]]:
-    """What drawing a token takes, for one text."""
+    """The time of drawing a token, for one text."""
     try:
         stepper = model.stepper()
     except (BackendError, ModelError) as error:

@@ -1,4 +1,4 @@
-"""What a profile holds, as plain values and in words for a terminal; `report.profile_page` draws it."""
+"""A profile, as plain values and in words for a terminal; `report.profile_page` draws it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -151,7 +151,7 @@ class Profile:
 
 
 def bottleneck(changes: Sequence[Change], parts: Sequence[Part], *, tried: bool = True) -> str:
-    """What is slow, in one sentence.
+    """The slowest part, in one sentence.
 
     Args:
         changes: What to change, the most promising first.

@@ -19,7 +19,7 @@ _Piece = tuple[float, float, Owner]
 
 @dataclasses.dataclass
 class Spent:
-    """What was spent on one owner in a window.
+    """The time spent on one owner in a window.
 
     Attributes:
         busy_ns: Time in which something was computed for it.
@@ -34,7 +34,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How a window of time was shared out.
+    """The division of a window of time.
 
     Attributes:
         window_ns: How long it was.
@@ -90,7 +90,7 @@ def share_out(events: Iterable[Event]) -> Shares:
 
 
 class _Marks:
-    """Which mark is around an instant."""
+    """The mark around an instant."""
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._pieces = sorted(pieces)

@@ -30,7 +30,7 @@ _SMALL = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What was recorded of some steps.
+    """The recording of some steps.
 
     Attributes:
         shares: The time of these steps.
@@ -178,7 +178,7 @@ def products_of(part: MarkedPart) -> int | None:
 
 
 def _phases(part: MarkedPart, traced: Traced, at_most: Mapping[str, float]) -> dict[str, float]:
-    """What the phases of a layer take, in milliseconds of a step, where Cellerate's native core computes it.
+    """The milliseconds of a step that the phases of a layer take, where Cellerate's native core computes it.
 
     Layers of the same sizes share what is known of them. The steps in which phases were timed may have been slower:
     they are at most what the pass takes that they are part of.

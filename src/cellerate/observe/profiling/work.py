@@ -1,4 +1,4 @@
-"""How much a layer multiplies, and how fast this machine could do it."""
+"""The work of a layer, and the time this machine would need at its peak."""
 
 import math
 import time

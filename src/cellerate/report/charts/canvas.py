@@ -1,4 +1,4 @@
-"""What all charts share: the check of a path, the colours, a grid of panels under one title, the time axis, the file.
+"""The common part of all charts: the path, the colours, panels under one title, the time axis, the file.
 
 A chart does not depend on the settings of its user's matplotlib, and the same forecasts give the same bytes.
 """

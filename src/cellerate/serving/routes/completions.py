@@ -30,7 +30,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StreamOptions(msgspec.Struct):
-    """What else a stream tells."""
+    """The other facts of a stream."""
 
     include_usage: bool = False
 
@@ -288,7 +288,7 @@ def _encoded(prompt: str | list[int], served: Served) -> tuple[str, np.ndarray]:
 
 
 async def _merged(streams: Sequence[AsyncGenerator[dict[str, Any]]]) -> AsyncGenerator[dict[str, Any]]:
-    """What any of several streams gives, as it comes."""
+    """The results of several streams, as they come."""
     if len(streams) == 1:
         async with contextlib.aclosing(streams[0]) as only:
             async for part in only:

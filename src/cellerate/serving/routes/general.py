@@ -173,7 +173,7 @@ def _text_model(request: Request, name: str | None) -> Served:
 
 
 def _needed(settings: ForecastSettings) -> dict[str, Any]:
-    """What requests for forecasts have to give beside the rows."""
+    """The fields that requests for forecasts need beside the rows."""
     covariates = settings.covariates
     needed: dict[str, Any] = {"future": list(covariates.future)} if covariates.future else {}
     if covariates.calendar is not None:

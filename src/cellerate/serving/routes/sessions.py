@@ -40,7 +40,7 @@ class PushLine(PushRequest, kw_only=True):
 
 
 class StateFormat(msgspec.Struct):
-    """What a session remembers: float32 in little-endian bytes, in base64, and whose it is."""
+    """The state of a session: float32 in little-endian bytes, in base64, and whose it is."""
 
     model: str
     state: str

@@ -27,7 +27,7 @@ class PredictRequest(msgspec.Struct):
 
 
 def version_status() -> list[dict[str, Any]]:
-    """What TensorFlow Serving says of a model that can be used."""
+    """The state in TensorFlow Serving's words of a model that can be used."""
     return [
         {
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""What is pushed to sessions, which pushes are read together, and what can be wrong with a session."""
+"""Pushes to sessions, those that are read together, and the errors of a session."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence

@@ -84,7 +84,7 @@ def central_intervals(quantiles: Sequence[float]) -> dict[float, tuple[int, int]
 
 
 def covered(forecast: np.ndarray, truth: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
-    """How often the truth was at most each quantile, and within each central interval, as a share of the horizon.
+    """The share of the horizon where the truth was at most each quantile, and within each central interval.
 
     Args:
         forecast: (B, H, targets, Q).
