@@ -45,7 +45,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH=$T:$B/project/src PATH=$T/bin:$PATH
 $I --target $T $B/wheels/*.whl
 python3 -c 'from cellerate.kernels.cuda import build; exit(build.why_unavailable())' ||
 $I --target $T $B/wheels/cuda/*.whl
-if [ -e $B/{kernels} ]; then export XDG_CACHE_HOME=$(mktemp -d); tar -xJf $B/{kernels} -C $XDG_CACHE_HOME; fi
+if [ -e $B/{kernels} ]; then export CELLERATE_CACHE=$(mktemp -d); tar -xJf $B/{kernels} -C $CELLERATE_CACHE; fi
 cd $B/project; $I --target $T $B/{built}/*.whl 2>/dev/null || timeout 150 $I --target $T --no-build-isolation . ||
 echo 'the package is not installed: no native core'
 python3 benchmarks/gpu_suite.py -o "$OUT" --minutes $(python3 -c "print(({seconds}-$SECONDS)/60)")
@@ -141,7 +141,7 @@ def build_beforehand(folder: Path, python: Path) -> None:
         environment = os.environ | {
             "PYTHONPATH": str(site),
             "PATH": f"{site / 'bin'}:{os.environ['PATH']}",
-            "XDG_CACHE_HOME": str(cache),
+            "CELLERATE_CACHE": str(cache),
         }
 
         def run(*arguments: object) -> None:
@@ -156,7 +156,7 @@ def build_beforehand(folder: Path, python: Path) -> None:
         run(*install, *(folder / BUILT).glob("*.whl"))
         run(folder / "project" / "benchmarks" / "gpu_compile.py")
         with tarfile.open(folder / KERNELS, "w:xz", preset=6) as archive:
-            archive.add(cache / "cellerate", "cellerate")
+            archive.add(cache, ".")
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ def generation(result: dict[str, Any]) -> Table:
 
 
 def variants(result: dict[str, Any]) -> Table:
-    """What the time of the plain layer is multiplied by."""
+    """The factors over the time of the plain layer."""
     found = {(one["variant"], one["number"]): one["times"] for one in result["variants"]}
     numbers = list(dict.fromkeys(number for _, number in found))
     rows = []

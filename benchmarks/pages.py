@@ -91,7 +91,7 @@ def worst_tables(page: Path, folder: Path = RESULTS) -> str:
 
 
 def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
-    """What the newest record of each GPU found. Such a machine is lent for minutes, so nothing watches its load."""
+    """The tables of the newest record of each GPU. Such a machine is lent for minutes, so nothing watches its load."""
     newest: dict[str, Record] = {}
     for record in read("gpu", folder):
         if record["clean"]:

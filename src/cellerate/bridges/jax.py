@@ -57,7 +57,7 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
 
 
 def in_place_changes(tensor: Any) -> int:
-    """The times that a tensor was changed in place: JAX's arrays never are."""
+    """The number of times a tensor was changed in place: JAX's arrays never are."""
     del tensor
     return 0
 
@@ -206,7 +206,7 @@ class _OnCore:
         return self._call("backward", given, results)
 
     def _reserve_bytes(self, given: Mapping[str, Any], pieces: int) -> int:
-        """The values that one of so many pieces of the rows keeps for backward."""
+        """The bytes that one of so many pieces of the rows keeps for backward."""
         axes = self.operation.batch_axes
         piece = {
             name: jax.ShapeDtypeStruct(_divided(array.shape, axes.get(name), pieces), array.dtype)

@@ -103,7 +103,7 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
 
 
 def in_place_changes(tensor: Any) -> int:
-    """The times that a tensor was changed in place: TensorFlow's tensors never are."""
+    """The number of times a tensor was changed in place: TensorFlow's tensors never are."""
     del tensor
     return 0
 

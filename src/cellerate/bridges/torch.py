@@ -140,7 +140,7 @@ def _as_tensors(batch: Any) -> Any:
 
 
 def in_place_changes(tensor: torch.Tensor) -> int | None:
-    """The times that a tensor was changed in place: None if torch does not count them, in inference mode."""
+    """The number of times a tensor was changed in place: None if torch does not count them, in inference mode."""
     return None if tensor.is_inference() else int(tensor._version)
 
 

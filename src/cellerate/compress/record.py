@@ -48,7 +48,7 @@ class CompressionRecord:
 
 @dataclasses.dataclass(frozen=True)
 class QualityGate:
-    """The share by which a model may become worse.
+    """A limit on how much worse a model may become.
 
     Args:
         max_loss: The largest loss of quality, as a share: 0.01 lets a metric of 2.00 become 2.02.

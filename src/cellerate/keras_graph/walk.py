@@ -75,7 +75,7 @@ class Inner(Generic[V]):
 
 
 class Visitor(Generic[V]):
-    """The questions of a walk at each call."""
+    """The answers to the questions of a walk at each call."""
 
     def done(self) -> bool:
         """True if the walk can stop; it is asked before the first call and after each."""

@@ -347,7 +347,7 @@ def _found_lookup(sequences: Any) -> _Lookup | None:
 
 
 def _changes(*tensors: Any) -> tuple[int | None, ...]:
-    """The times that each tensor was changed in place, as `outputs += positions` does on torch; None if unknown."""
+    """The number of times each tensor was changed in place, as `outputs += positions` does on torch; None: unknown."""
     return tuple(bridge().in_place_changes(tensor) for tensor in tensors)
 
 

@@ -101,7 +101,7 @@ class Context:
 
     @property
     def gate(self) -> QualityGate:
-        """The share by which a model may become worse."""
+        """The gate on how much worse a model may become."""
         return QualityGate(self.settings.max_quality_loss)
 
     def seconds_left(self) -> float:

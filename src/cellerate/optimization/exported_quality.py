@@ -15,7 +15,7 @@ from cellerate.tasks.exporting import Quality
 def quality_judge(
     model: str | os.PathLike[str], data: Sequence[str | Path], *, max_loss: float = 0.01, seed: int = 0
 ) -> Callable[[ExportedModel], Quality]:
-    """The question of `cellerate.export` about an exported model before it keeps the file.
+    """The judgement of an exported model that `cellerate.export` asks for before it keeps the file.
 
     Both models are judged on the same held-out part of the data, which `optimize` gives its verdicts on.
 

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def notes(self) -> list[str]:
-        """The message on the frequency."""
+        """The messages on the frequency."""
         holidays = self.frequency.holidays if self.frequency is not None else ()
         if not holidays:
             return []

@@ -38,7 +38,7 @@ class Ordered:
 
     @property
     def notes(self) -> list[str]:
-        """The message for the user."""
+        """The messages for the user."""
         told = [f"sorted {self.moved:,} rows by time"] if self.moved else []
         merged = f"merged {self.merged:,} rows with others of the same series and time"
         return told + ([merged] if self.merged else [])

@@ -268,7 +268,7 @@ def _numbers(texts: Any) -> np.ndarray | None:
 
 
 def _form_of_numbers(numbers: np.ndarray, texts: Any) -> TimeForm | None:
-    """The unit in which numbers are times; None if they are plain numbers."""
+    """The form in which numbers are times; None if they are plain numbers."""
     import pyarrow as pa
 
     low, high = numbers.min(), numbers.max()

@@ -125,7 +125,7 @@ def check_gpu_kernels(facts: gpu.GpuFacts, reason: str | None) -> Iterator[Findi
 
 
 def _none(facts: gpu.GpuFacts) -> Finding:
-    """The sentence for a machine where CUDA shows no GPU: it may have none, which is not a fault."""
+    """The finding where CUDA shows no GPU: a machine may have none, which is not a fault."""
     reason = next(iter(facts.problems), "no GPU was found")
     code = reason.rpartition(" (cuInit: ")
     what, fix = parted(code[0] or reason)

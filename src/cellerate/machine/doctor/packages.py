@@ -205,7 +205,7 @@ def _status(owner: str, requirement: "Requirement", installed: Package | None) -
 def _unmet(
     name: str, package: Package | None, wanted: Sequence[tuple[str, "SpecifierSet", Status]]
 ) -> Finding:
-    """The sentence about a package that does not fit."""
+    """The finding on a package that does not fit."""
     said = "; ".join(f"{owner} needs {name}{specifier}" for owner, specifier, _ in wanted)
     together = wanted[0][1]
     for _, specifier, _ in wanted[1:]:

@@ -157,7 +157,7 @@ def _about_s(run: Callable[[int], list[float]]) -> float:
 
 
 def _peaks() -> dict[str, float]:
-    """The peak of multiply-adds here, in operations a second; nothing where there is no native core."""
+    """The peak of multiply-adds here, in operations a second; empty without a native core."""
     if native.why_unavailable() is not None:
         return {}
     return {precision: native.measure_peak(precision) for precision in PRECISIONS}

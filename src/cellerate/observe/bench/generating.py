@@ -144,7 +144,7 @@ def _packed_stream(path: Path) -> "_Stream":
 
 
 def _error_of_drawing(steps: Steps, truth: dict[str, np.ndarray], _: str) -> float:
-    """Check that reading leads to the logits of float64, and reading what was drawn to the same as drawing it."""
+    """The larger error: of reading against float64, or of drawing against reading what was drawn."""
     state, (logits,) = steps.read(steps.initial_state(), truth["text"][None, :READ])
     ids, _probabilities, _state, after = steps.generate(state, logits, READ)
     again = steps.read(state, ids[None])[1][0]

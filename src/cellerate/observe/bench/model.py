@@ -35,7 +35,7 @@ _LSTM = {"activation": "tanh", "recurrent_activation": "sigmoid", "masked_output
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The model that the cases are measured on.
+    """The sizes of the model that the cases are measured on.
 
     Attributes:
         vocabulary: V.

@@ -247,7 +247,7 @@ def _rows(race: Race) -> Iterator[tuple[Cell, ...]]:
 
 
 def _same_backend(peer: Entry, ours: Sequence[Entry]) -> str:
-    """The factor over Keras on the same backend, where that is not the fastest."""
+    """The factor over Keras on the same backend in words, where that is not the fastest."""
     _, _, backend = peer.contestant.partition("-")
     alike = [one for one in ours[1:] if backend and one.contestant.endswith(f"-{backend}")]
     if not alike:

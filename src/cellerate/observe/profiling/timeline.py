@@ -90,7 +90,7 @@ def share_out(events: Iterable[Event]) -> Shares:
 
 
 class _Marks:
-    """The mark around an instant."""
+    """Finds the mark around an instant."""
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._pieces = sorted(pieces)

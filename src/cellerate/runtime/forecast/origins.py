@@ -63,7 +63,7 @@ def units_at(data: SeriesData, settings: ForecastSettings, origins: np.ndarray) 
 
 
 def _framing(data: SeriesData, settings: ForecastSettings) -> Framing:
-    """The frames of these data; a series that the model does not know is told of the first time."""
+    """The framing of these data; a series that the model does not know is reported the first time."""
     found = _FRAMINGS.get(data)
     if found is not None and found[0] is settings:
         return found[1]

@@ -99,7 +99,7 @@ def stepping_of(program: Program) -> Stepping:
 
 
 def _of_last_step(node: Node, steps: int) -> dict[str, Any]:
-    """The operation for the last step of a push, for a node that takes the last of `steps`; else empty."""
+    """The options that take the last step of a push, for a node that takes the last of `steps`; else empty."""
     options: Any = node.options
     # Of a sequence of any length (-1), only what counts from its end is surely the last step.
     last = (-1, steps - 1) if steps > 0 else (-1,)

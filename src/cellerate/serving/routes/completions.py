@@ -30,7 +30,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StreamOptions(msgspec.Struct):
-    """The other facts of a stream."""
+    """The options of a stream."""
 
     include_usage: bool = False
 

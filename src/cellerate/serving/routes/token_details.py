@@ -83,7 +83,7 @@ class TokenReader:
         return float(logits[number]), top
 
     def _name(self, number: int) -> str:
-        """The text of an id, or its byte where that is no whole character."""
+        """The text of an id, or its byte if that is not a whole character."""
         if number not in self._names:
             text = self._tokenizer.decode([number])
             if _UNREADABLE in text or not text:

@@ -173,8 +173,7 @@ class ForwardBlock {
   // which was read a step before. Where the compiler sees such a wait, it waits for the inputs of the tiles before, too.
   CELLERATE_DEVICE void read_ahead(int step) {
     weights_.read_ahead();
-    const bool looks_up = in_.ids != nullptr;
-    if (!looks_up) {
+    if (in_.ids == nullptr) {
       each_inside([&](int tile) { projected_[tile].read(in_.projected + 4 * cell(tile, step)); });
     } else {
       each_inside([&](int tile) {

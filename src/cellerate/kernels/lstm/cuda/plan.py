@@ -267,7 +267,7 @@ void {self.name}(const __grid_constant__ {self.direction.capitalize()}Arguments<
         return tiles.tile(self.direction, self.units, self.rows, masked=self.masked)
 
     def exchanged(self, batch: int) -> int:
-        """The numbers of memory that the blocks of a call need to exchange what they compute; most need none."""
+        """The count of numbers in memory that the blocks of a call exchange results through; most need none."""
         if not self.tiled:
             return 0
         return 2 * clusters(self.rows, batch) * self.rows * self.units * tiles.BLOCK_CHUNKS[self.direction]
