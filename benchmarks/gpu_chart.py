@@ -1,7 +1,7 @@
-"""Training time against the size of the batch: `python benchmarks/gpu_chart.py [-o FILE]`, of the newest `gpu-*.json`.
+"""Training time against the size of the batch: `python benchmarks/gpu_chart.py [-o FILE]`.
 
-One panel for each kind of layer: Keras's own code and Cellerate's, on the CPU and the GPU, and the batch from which on
-the GPU is the faster of the two.
+It draws the newest `gpu-*.json` that has such times: one panel for each kind of layer, with Keras's own code and
+Cellerate's on the CPU and the GPU, and the batch from which on the GPU is the faster of the two.
 """
 
 import argparse
@@ -86,8 +86,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/gpu-training-time.png"))
     arguments = parser.parse_args()
-    record = next(iter(read("gpu")), None)
-    if record is None or not record["result"].get("crossover"):
+    record = next((one for one in read("gpu") if one["result"].get("crossover")), None)
+    if record is None:
         print("no record of a GPU has these times yet: python benchmarks/gpu_suite.py", file=sys.stderr)
         return 1
     draw(record, arguments.output)

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu.md, from the newest record of the GPU suite."""
+"""The tables of docs/gpu.md, from the newest records of the GPU suite."""
 
 from typing import Any
 
@@ -32,13 +32,24 @@ def layers(result: dict[str, Any]) -> Table:
 def training(result: dict[str, Any]) -> Table:
     """The character model through `fit`, beside stock Keras: millions of characters a second."""
     head = ["Backend, policy", "Cellerate", "Keras", "ratio"]
-    rows = []
-    for race in result["fit"]:
-        ours, keras = (one.get("characters_per_s") for one in race["contestants"])
-        row = [f"{race['backend']}, {race['policy']}", _millions(ours)]
-        refused = race["contestants"][1].get("error", "").partition(": ")[2]
-        rows.append([*row, _millions(keras) if keras else refused, rounded(ours / keras) if keras else ""])
-    return [head, *rows]
+    races = [(f"{race['backend']}, {race['policy']}", race["contestants"]) for race in result["fit"]]
+    return [head, *(_race(*race) for race in races)]
+
+
+def _race(name: str, contestants: list[dict[str, Any]]) -> list[str]:
+    """A row: ours, Keras's or why it has none, and how many times faster ours is."""
+    ours, keras = (one.get("characters_per_s") for one in contestants)
+    refused = contestants[1].get("error", "").partition(": ")[2]
+    if not ours or not keras:
+        return [name, _millions(ours), _millions(keras) if keras else refused, ""]
+    return [name, _millions(ours), _millions(keras), rounded(ours / keras)]
+
+
+def beside_tensorflow(result: dict[str, Any]) -> Table:
+    """The character model by kinds of layers, beside stock Keras on TensorFlow: millions of characters a second."""
+    head = ["Layer, policy", "Cellerate on torch", "Keras on TensorFlow", "ratio"]
+    races = [(f"{race['variant']}, {race['policy']}", race["contestants"]) for race in result["tensorflow"]]
+    return [head, *(_race(*race) for race in races)]
 
 
 def generation(result: dict[str, Any]) -> Table:
@@ -63,6 +74,16 @@ def variants(result: dict[str, Any]) -> Table:
             [variant, *(rounded(one["variant"]["median_ms"] / one["plain"]["median_ms"]) for one in times)]
         )
     return [["Times the plain layer, forward and backward", *numbers], *rows]
+
+
+TABLES = {
+    layers: ("recurrence", "sizes"),
+    training: ("fit",),
+    beside_tensorflow: ("tensorflow",),
+    generation: ("generation",),
+    variants: ("variants",),
+}
+"""Each table, with the parts of a record that it is made of."""
 
 
 def _millions(characters_per_s: float | None) -> str:

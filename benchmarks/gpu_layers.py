@@ -1,7 +1,8 @@
-"""Keras models on a GPU through `model.fit`; parts of the GPU suite: `fit`, the character model, and `crossover`.
+"""Keras models on a GPU through `model.fit`; parts of the GPU suite: `fit`, `tensorflow` and `crossover`.
 
-`crossover` is training time against the size of the batch, what `gpu_chart.py` draws. Each contestant is a process
-with Keras (`lstm_race.Contestant`).
+`fit` is the character model beside stock Keras on the same backend, `tensorflow` beside stock Keras on TensorFlow, and
+`crossover` is training time against the size of the batch, what `gpu_chart.py` draws. Each contestant is a process with
+Keras (`lstm_race.Contestant`).
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import itertools
 import os
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,16 @@ from lstm_race import BATCH, Contestant, settings_of
 # Of the chart: layers that cuDNN has and one that it has not.
 KINDS = ("plain", "relu", "bidirectional")
 CHART_BACKEND = "torch"
+# Beside stock Keras on TensorFlow: what its cuDNN has, in each precision, and what it has not.
+BESIDE_TENSORFLOW = (
+    ("plain", "float32"),
+    ("plain", "mixed_bfloat16"),
+    ("plain", "mixed_float16"),
+    ("bidirectional", "mixed_bfloat16"),
+    ("random mask", "mixed_bfloat16"),
+    ("relu", "mixed_bfloat16"),
+    ("recurrent dropout", "mixed_bfloat16"),
+)
 # Of the curve, and of each of so many turns.
 STEPS, ROUNDS, ROUND_S = 50, 3, 1.5
 # Of a step: larger batches are left out then.
@@ -45,6 +57,16 @@ def fit() -> list[Item]:
     ]
 
 
+def tensorflow() -> list[Item]:
+    """Each kind of layer and policy an item."""
+    _prepare("tensorflow", "torch")
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    return [
+        Item(f"{variant} {policy}", partial(beside_tensorflow, variant, policy), _LIMIT_S)
+        for variant, policy in BESIDE_TENSORFLOW
+    ]
+
+
 def crossover() -> list[Item]:
     """A batch of a contestant each: layer by layer, ours and Keras's, on the GPU and the CPU."""
     _prepare()
@@ -58,9 +80,10 @@ def crossover() -> list[Item]:
     return found
 
 
-def _prepare() -> None:
-    if importlib.util.find_spec("keras") is None:
-        raise LeftOutError("keras is not installed")
+def _prepare(*backends: str) -> None:
+    for name in ("keras", *backends):
+        if importlib.util.find_spec(name) is None:
+            raise LeftOutError(f"{name} is not installed")
     # Several contestants share the GPU, and JAX would take most of its memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -80,23 +103,10 @@ def character_model(
     backend: str, policy: str, *, units: int = FIT_UNITS, batch: int = BATCH
 ) -> dict[str, Any]:
     """The speed of training and the losses step by step, beside Keras's own, which may fail without ours."""
-    if importlib.util.find_spec(backend) is None:
-        raise LeftOutError(f"{backend} is not installed")
-    book = python_text()
-    racers = [
-        _Racer(book, settings_of(backend, units, name, policy) | {"batch": batch})
-        for name in ("auto", "keras")
-    ]
-    try:
-        for racer in racers:
-            racer.begin()
-        for _ in range(ROUNDS):
-            for racer in racers:
-                racer.turn()
-    finally:
-        for racer in racers:
-            racer.close()
-    ours, keras = (racer.record for racer in racers)
+    _prepare(backend)
+    ours, keras = _race(
+        settings_of(backend, units, name, policy) | {"batch": batch} for name in ("auto", "keras")
+    )
     return {
         "backend": backend,
         "policy": policy,
@@ -106,6 +116,38 @@ def character_model(
         "error": ours.get("error"),
         "right": bool(np.isfinite(ours.get("losses", np.nan)).all()),
     }
+
+
+def beside_tensorflow(
+    variant: str, policy: str, *, units: int = FIT_UNITS, batch: int = BATCH
+) -> dict[str, Any]:
+    """The speed of training with Cellerate on torch, and with stock Keras on TensorFlow."""
+    size = {"variant": variant, "batch": batch}
+    ours, theirs = _race(
+        settings_of(*of, policy) | size for of in (("torch", units, "auto"), ("tensorflow", units, "keras"))
+    )
+    return {
+        "variant": variant,
+        "policy": policy,
+        "contestants": [ours, theirs],
+        "right": bool(np.isfinite(ours.get("losses", np.nan)).all()),
+    }
+
+
+def _race(contestants: Iterable[Settings]) -> list[dict[str, Any]]:
+    """The records of some contestants that take turns."""
+    book = python_text()
+    racers = [_Racer(book, settings) for settings in contestants]
+    try:
+        for racer in racers:
+            racer.begin()
+        for _ in range(ROUNDS):
+            for racer in racers:
+                racer.turn()
+    finally:
+        for racer in racers:
+            racer.close()
+    return [racer.record for racer in racers]
 
 
 class _Racer:

@@ -39,8 +39,9 @@ PARTS = (
     # All of it takes 250 s; lines that there is no time for are missing in the chart.
     Part("crossover", "gpu_layers", 40, 600),
 )
-# Under compute-sanitizer all else would take hours.
-SMALL = Part("small", "gpu_checks", 60, 3600)
+# Those that only run if they are named: for what a machine rarely has, and for compute-sanitizer, under which all else
+# would take hours.
+NAMED = (Part("tensorflow", "gpu_layers", 250, 500), Part("small", "gpu_checks", 60, 3600))
 # To end what runs and to write the record; of a short run a tenth.
 _ENDING_S = 12.0
 # Hundreds of kernels are compiled: of so many one is told.
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-o", "--output", type=Path, help="the folder of the journals and the record, an empty one"
     )
     parser.add_argument("--minutes", type=float, default=9.0, help="when everything is written; default: 9")
-    names = [part.name for part in (*PARTS, SMALL)]
+    names = [part.name for part in (*PARTS, *NAMED)]
     parser.add_argument("--only", action="append", choices=names, help="a part; may be repeated")
     parser.add_argument(
         "--summarise", type=Path, metavar="FOLDER", help="only make the record of journals anew"
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(folder: Path, only: Sequence[str] | None, seconds: float) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     seconds -= min(_ENDING_S, seconds / 10)
-    parts = [part for part in (*PARTS, SMALL) if part.name in only] if only else planned(PARTS, seconds)
+    parts = [part for part in (*PARTS, *NAMED) if part.name in only] if only else planned(PARTS, seconds)
     left_out = [part.name for part in PARTS if part not in parts]
     there, interrupted = True, False
     with _interruptible():

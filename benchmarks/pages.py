@@ -91,22 +91,28 @@ def worst_tables(page: Path, folder: Path = RESULTS) -> str:
 
 
 def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
-    """The tables of the newest record of each GPU. Such a machine is lent for minutes, so nothing watches its load."""
-    newest: dict[str, Record] = {}
+    """Each table of each GPU, of the newest record that has it.
+
+    Such a machine is lent for minutes, so nothing watches its load.
+    """
+    by_gpu: dict[str, list[Record]] = {}
     for record in read("gpu", folder):
         if record["clean"]:
-            newest.setdefault(record["gpu"], record)
+            by_gpu.setdefault(record["gpu"], []).append(record)
     found = []
-    for gpu, record in sorted(newest.items()):
-        parts = (gpu_figures.layers, gpu_figures.training, gpu_figures.generation, gpu_figures.variants)
-        reached = [goal["reached"] for goal in record["result"]["goals"]]
-        versions = ", ".join(
-            f"{name} {record['versions'][name]}" for name in ("jax", "torch", "keras", "cudnn")
-        )
-        found += [markdown(part(record["result"])) for part in parts]
+    for gpu, records in sorted(by_gpu.items()):
+        used: list[Record] = []
+        for table_of, parts in gpu_figures.TABLES.items():
+            having = [one for one in records if all(one["result"].get(part) for part in parts)]
+            if having:
+                found.append(markdown(table_of(having[0]["result"])))
+                used += [having[0]] if having[0] not in used else []
+        versions = {name: used[0]["versions"].get(name) for name in ("jax", "torch", "keras", "cudnn")}
+        reached = [goal["reached"] for goal in used[0]["result"]["goals"]]
         found.append(
-            f"{gpu}; {versions}. {sum(reached)} of {len(reached)} goals are reached. {source_of(record, page)}; again "
-            "with `python benchmarks/gpu_suite.py`."
+            f"{gpu}; {', '.join(f'{name} {version}' for name, version in versions.items() if version)}. "
+            f"{sum(reached)} of {len(reached)} goals are reached. "
+            f"{'. '.join(source_of(record, page) for record in used)}; again with `python benchmarks/gpu_suite.py`."
         )
     return "\n\n".join(found) or not_measured(page)
 

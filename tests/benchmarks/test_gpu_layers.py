@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gpu_figures
 import gpu_layers
 from lstm_race import settings_of
 
@@ -22,6 +23,18 @@ def test_character_model_has_speeds_and_losses_of_ours_and_of_keras(monkeypatch)
     assert found["losses_apart"] < 1e-4
 
 
+def test_keras_on_tensorflow_trains_the_model_that_ours_trains_on_torch(monkeypatch):
+    monkeypatch.setattr(gpu_layers, "STEPS", 2)
+    monkeypatch.setattr(gpu_layers, "ROUND_S", 0.01)
+    found = gpu_layers.beside_tensorflow("relu", "float32", units=8, batch=2)
+    ours, theirs = found["contestants"]
+    assert found["right"] and [ours["backend"], theirs["backend"]] == ["torch", "tensorflow"]
+    # After a step, Keras on TensorFlow has made another one of it: it takes the embedding's gradient for sparse.
+    assert ours["losses"][0] == pytest.approx(theirs["losses"][0], rel=1e-5)
+    table = gpu_figures.beside_tensorflow({"tensorflow": [found]})
+    assert table[1][0] == "relu, float32" and all(table[1])
+
+
 def test_points_of_the_crossover_are_of_the_batch_that_they_name():
     settings = settings_of("torch", 8, "auto", "float32") | {"batch": 1, "variant": "relu", "device": "cpu"}
     held = gpu_layers.Held()
@@ -35,4 +48,5 @@ def test_points_of_the_crossover_are_of_the_batch_that_they_name():
 
 def test_prepared_parts_have_an_item_a_contestant_and_batch():
     assert len(gpu_layers.fit()) == len(gpu_layers.FIT_POLICIES) * len(gpu_layers.FIT_BACKENDS)
+    assert len(gpu_layers.tensorflow()) == len(gpu_layers.BESIDE_TENSORFLOW)
     assert len(gpu_layers.crossover()) == 12 * len(gpu_layers.CHART_BATCHES)

@@ -311,7 +311,7 @@ def test_chart_is_small_and_has_the_fastest_of_each_side_in_each_precision(tmp_p
     assert max(float(one.get("y")) for one in bars) < float(root.get("height")) - 30
 
 
-def gpu_record(folder, day, *, clean=True, ours_ms=0.2):
+def gpu_record(folder, day, *, clean=True, ours_ms=0.2, result=None):
     """Puts the record of a day of the GPU suite into a folder: one layer, one race, one speed, one variant."""
     times = {"forward": ours_ms, "forward and backward": 0.5, "cuDNN bfloat16 forward": 0.6}
     one = {name: {"median_ms": ms} for name, ms in times.items()}
@@ -335,6 +335,7 @@ def gpu_record(folder, day, *, clean=True, ours_ms=0.2):
             "goals": [{"reached": True}, {"reached": False}],
         },
     }  # fmt: skip
+    record |= {"result": result} if result else {}
     (folder / f"gpu-2026-12-{day:02}T000000.json").write_text(json.dumps(record))
 
 
@@ -348,6 +349,17 @@ def test_tables_of_a_gpu_are_of_its_newest_record_of_committed_code(tmp_path):
     assert "| jax, mixed_bfloat16 | 8.00 | ValueError: Unknown output type |  |" in text
     assert "| torch, float32 | 3.00 | 2.00 | 1.50 |" in text
     assert "| H=512 | 0.400 |" in text and "| relu | 1.25 |" in text
+    # A run of one part alone adds its table, and leaves those of the whole run.
+    race = {
+        "variant": "relu",
+        "policy": "float32",
+        "contestants": [{"characters_per_s": 6e6}, {"characters_per_s": 2e5}],
+    }
+    gpu_record(tmp_path, 4, result={"tensorflow": [race], "goals": [{"reached": False}]})
+    more = pages.gpu_tables(pages.PAGES[-1], tmp_path)
+    assert "| relu, float32 | 6.00 | 0.200 | 30.0 |" in more
+    assert "| 512 | 112 | 2.00 | 3.00 |" in more and "1 of 2 goals" in more
+    assert "2026-12-02" in more and "2026-12-04" in more
     assert "1 of 2 goals are reached" in text and "of 2026-12-02 at commit 0123456" in text
 
 

@@ -72,10 +72,11 @@ def test_selfcheck_has_the_cases_of_the_trials() -> None:
 
 
 def test_items_have_names_of_their_own_and_their_kernels_are_compiled_beforehand(monkeypatch) -> None:
-    monkeypatch.setattr(gpu_layers, "_prepare", lambda: None)
+    monkeypatch.setattr(gpu_layers, "_prepare", lambda *_: None)
     parts = [
         gpu_checks.checks, gpu_checks.small, gpu_checks.robustness, gpu_timings.recurrence, gpu_timings.sizes,
-        gpu_timings.variants, gpu_generation.generation, gpu_layers.fit, gpu_layers.crossover, gpu_device.selfcheck,
+        gpu_timings.variants, gpu_generation.generation, gpu_layers.fit, gpu_layers.tensorflow, gpu_layers.crossover,
+        gpu_device.selfcheck,
     ]  # fmt: skip
     for part in parts:
         names = [item.name for item in part()]
