@@ -487,6 +487,7 @@ inline void copy_to_memory(void* to, const void* from, int bytes) {
   emulated::here().wait([&] { return done; });
 }
 inline void order_before_copies_from_memory() {}
+inline void order_before_copies_of_warp() {}
 inline void prefetch_bytes(const void* from, int bytes) {
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     throw std::runtime_error("what is read ahead is not of multiples of 16 bytes");

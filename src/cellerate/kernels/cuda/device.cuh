@@ -276,6 +276,9 @@ CELLERATE_DEVICE void copy_to_memory(void* to, const void* from, int bytes) {
       : "memory");
 }
 
+// Makes what this thread wrote into global memory visible to the copies that a thread of its warp starts after
+// `sync_warp`.
+CELLERATE_DEVICE void order_before_copies_of_warp() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // Makes what this thread wrote into global memory visible to the copies that a thread of the block starts after it has
 // waited for a barrier at which this one arrived.
 CELLERATE_DEVICE void order_before_copies_from_memory() {

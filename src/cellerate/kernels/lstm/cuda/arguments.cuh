@@ -25,7 +25,7 @@ struct ForwardArguments {
   Number* last_output;             // (B, H), or null
   Number* h_T;                     // (B, H)
   float* c_T;                      // (B, H)
-  Number* exchanged;               // where blocks leave h for one another; only for tiles
+  Number* exchanged;               // where blocks leave h for one another, or null: not needed
 };
 
 template <class Number>

@@ -27,8 +27,10 @@ enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 //   turns: 1, or 2 if the rows are cut into halves: one is computed while what the other sends is on its way; only
 //     backward.
 //   wide: whether four warps make a product together, which then reads h from shared memory; only forward.
+//   through_memory: whether blocks send h through global memory; only forward.
 template <class Number_, int units, int block_units, int rows, Activation activation,
-          Activation recurrent_activation, bool masked, bool dropped, int turns, bool wide, class Tiers_>
+          Activation recurrent_activation, bool masked, bool dropped, int turns, bool wide, bool through_memory,
+          class Tiers_>
 struct Plan {
   using Number = Number_;
   using Tiers = Tiers_;
@@ -41,6 +43,7 @@ struct Plan {
   static constexpr bool kDropped = dropped;
   static constexpr int kTurns = turns;
   static constexpr bool kWide = wide;
+  static constexpr bool kThroughMemory = through_memory;
 
   static constexpr int kThreads = 8 * block_units;  // a warp per 4 units, or per 16 units of one gate
   static constexpr int kWarps = kThreads / 32;
@@ -85,7 +88,8 @@ struct Place {
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int rank = cluster_rank();  // of the block in its cluster
-  const int first_row = block_index() / P::kBlocks * P::kRows;
+  const int cluster = block_index() / P::kBlocks;
+  const int first_row = cluster * P::kRows;
   const int first_unit = rank * P::kBlockUnits;
 };
 
@@ -113,6 +117,30 @@ CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void*
     const Words words = static_cast<const Words*>(from)[chunk];
     store_to_block(later < P::kBlocks ? later : later - P::kBlocks, static_cast<Words*>(to) + chunk, words.of,
                    barrier);
+  }
+}
+
+// The same through global memory, from where all blocks get it by one reading: what takes longer to begin, but hardly
+// longer for more rows. Between blocks a multiprocessor receives about 30 bytes a nanosecond, and far more so.
+//   memory: `bytes` of this block alone, which no block of the cluster reads any more.
+template <class P, int bytes>
+CELLERATE_DEVICE void send_through_memory(const Place<P>& here, void* to, const void* from, void* memory,
+                                          Barrier& barrier) {
+  constexpr int kWords = 32, kPieces = bytes / (16 * kWords), kOfWarp = (kPieces + P::kWarps - 1) / P::kWarps;
+  static_assert(bytes % (16 * kWords) == 0);
+  const int first = here.warp * kOfWarp, left = kPieces - first, count = left < kOfWarp ? left : kOfWarp;
+  if (count <= 0) return;
+  const Words* mine = static_cast<const Words*>(from) + first * kWords;
+  Words* there = static_cast<Words*>(memory) + first * kWords;
+  CELLERATE_UNROLL
+  for (int n = 0; n < kOfWarp; ++n) {
+    if (n < count) there[n * kWords + here.lane] = mine[n * kWords + here.lane];
+  }
+  order_before_copies_of_warp();
+  sync_warp();
+  if (here.lane == 0) {
+    copy_from_memory_to_blocks(P::kBlocks, static_cast<Words*>(to) + first * kWords, there, count * kWords * 16,
+                               barrier);
   }
 }
 

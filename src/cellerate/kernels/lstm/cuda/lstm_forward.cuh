@@ -45,6 +45,9 @@ class ForwardBlock {
   // Whether the panel that is sent does not hold plain h, because h is split or rounded.
   static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
   static constexpr bool kOwnOutput = P::kMasked;
+  // The bytes that a block sends in a step.
+  static constexpr int kSent =
+      P::kBlockPanels * kParts * P::kRows * kPanelUnits * static_cast<int>(sizeof(Number));
   static_assert(P::kTurns == 1);
   static_assert(!P::kWide || (!P::kDropped && L::kSplit == 1 && P::kWarps % 4 == 0));
 
@@ -76,8 +79,6 @@ class ForwardBlock {
   CELLERATE_DEVICE void take(int step) {
     const int now = step & 1, next = now ^ 1;
     Barrier &arrived = shared_.arrived[now], &arrives = shared_.arrived[next];
-    constexpr int kSent =
-        P::kBlockPanels * kParts * P::kRows * kPanelUnits * static_cast<int>(sizeof(Number));
     if (step > 0) wait_for(arrived, ((step - 1) >> 1) & 1);
     const bool last = step + 1 == in_.steps;
     if (here_.thread == 0 && !last) expect_bytes(arrives, P::kBlocks * kSent);
@@ -89,11 +90,16 @@ class ForwardBlock {
       advance(next, tile, gates_of(sums[tile], tile));
     }
     // Before copies comes a fence, and it waits for all that this thread has written to memory.
-    if constexpr (P::kWide) order_before_copies();
+    if constexpr (P::kWide && !P::kThroughMemory) order_before_copies();
     sync_block();
     if (!last) {
       Number *to = shared_.h[next].of(here_.rank * P::kBlockPanels), *from = shared_.sent[next].of(0);
-      if constexpr (P::kWide) {
+      if constexpr (P::kThroughMemory) {
+        // Two places, since a block that is late may still receive what was sent a step before.
+        const long place = (here_.cluster * 2l + next) * P::kBlocks + here_.rank;
+        Number* memory = in_.exchanged + place * (kSent / static_cast<int>(sizeof(Number)));
+        send_through_memory<P, kSent>(here_, to, from, memory, arrives);
+      } else if constexpr (P::kWide) {
         for_each_block(here_, [&](int block) { copy_to_block(block, to, from, kSent, arrives); });
       } else {
         send_to_blocks<P, kSent>(here_, to, from, arrives);
