@@ -311,6 +311,22 @@ def test_rows_are_those_whose_memory_a_block_has():
     assert dataclasses.replace(smaller, rows=32).shared_bytes <= SHARED_BYTES
 
 
+def test_blocks_exchange_through_memory_what_is_much():
+    for rows, units, precision, through in (
+        (8, 512, "bfloat16", False), (16, 512, "bfloat16", True), (16, 256, "bfloat16", False),
+        (8, 1024, "bfloat16", True), (8, 256, "float32", True), (8, 128, "float32", False), (40, 128, "tf32", True),
+    ):  # fmt: skip
+        variant = Variant("forward", precision, units, rows)
+        assert variant.through_memory is through
+        # What the blocks send in two steps: float32 in two parts.
+        numbers = 2 * 3 * rows * units * (2 if precision == "float32" else 1)
+        assert variant.exchanged(3 * rows - 1) == numbers * through
+        # Backward, each block gets sums of its own.
+        assert dataclasses.replace(variant, direction="backward").exchanged(rows) == 0
+    # A mask for each gate multiplies h before it is split.
+    assert Variant("forward", "float32", 128, 32, dropped=True).exchanged(32) == 2 * 32 * 128
+
+
 def test_weights_lie_as_near_as_there_is_room():
     assert dataclasses.astuple(PLAIN.tiers) == (32, 0, 0)
     for rows in ROWS:

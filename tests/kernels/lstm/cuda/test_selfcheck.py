@@ -78,6 +78,14 @@ def test_turns_that_do_not_wait_for_their_gradients_are_wrong(monkeypatch):
     emulated_gpu._compiled.cache_clear()
 
 
+def test_h_of_a_step_stays_in_memory_until_every_block_has_it(monkeypatch):
+    case = selfcheck.Case("bfloat16", 192, rows=40, batch=40)
+    assert case.variant("forward", "wide").through_memory and selfcheck.check(case, 0, "wide") < 1
+    replaced(monkeypatch, "(here_.cluster * 2l + next)", "here_.cluster * 2l")
+    assert wrong(monkeypatch, case, "wide")
+    emulated_gpu._compiled.cache_clear()
+
+
 def test_wide_products_that_nobody_waits_for_are_wrong(monkeypatch):
     case = selfcheck.Case("bfloat16", 64)
     assert selfcheck.check(case, 0, "wide") < 1
