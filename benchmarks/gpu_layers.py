@@ -114,7 +114,7 @@ def character_model(
         "losses_apart": losses_apart(ours, keras),
         "contestants": [ours, keras],
         "error": ours.get("error"),
-        "right": bool(np.isfinite(ours.get("losses", np.nan)).all()),
+        "right": _is_finite(ours),
     }
 
 
@@ -130,8 +130,14 @@ def beside_tensorflow(
         "variant": variant,
         "policy": policy,
         "contestants": [ours, theirs],
-        "right": bool(np.isfinite(ours.get("losses", np.nan)).all()),
+        # A ReLU can let both diverge.
+        "right": _is_finite(ours) or ("losses" in theirs and not _is_finite(theirs)),
     }
+
+
+def _is_finite(record: dict[str, Any]) -> bool:
+    """True if a contestant has trained, and no loss was infinite or NaN."""
+    return bool(np.isfinite(record.get("losses", np.nan)).all())
 
 
 def _race(contestants: Iterable[Settings]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ PAGES = (
 CHART = ROOT / "docs" / "headline.svg"
 METHOD = ROOT / "docs" / "method.md"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# What a figure of a GPU depends on.
+_ON_A_GPU = ("jax", "torch", "tensorflow", "keras", "cudnn")
 Record = dict[str, Any]
 
 
@@ -90,27 +93,45 @@ def worst_tables(page: Path, folder: Path = RESULTS) -> str:
     return "\n\n".join(found) or not_measured(page)
 
 
-def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
-    """Each table of each GPU, of the newest record that has it.
-
-    Such a machine is lent for minutes, so nothing watches its load.
-    """
-    by_gpu: dict[str, list[Record]] = {}
+def by_gpu(folder: Path = RESULTS) -> dict[str, list[Record]]:
+    """The records of committed code by GPU, newest first: a machine lent for minutes, so nothing watches its load."""
+    found: dict[str, list[Record]] = {}
     for record in read("gpu", folder):
         if record["clean"]:
-            by_gpu.setdefault(record["gpu"], []).append(record)
+            found.setdefault(record["gpu"], []).append(record)
+    return dict(sorted(found.items()))
+
+
+def newest_with(records: list[Record], *parts: str) -> Record | None:
+    """The first of some records that has parts of the GPU suite."""
+    return next((one for one in records if all(one["result"].get(part) for part in parts)), None)
+
+
+def first_gpu_table(page: Path, folder: Path = RESULTS) -> str:
+    """The README's table of the first GPU, with links to its records."""
+    for gpu, records in by_gpu(folder).items():
+        fit, beside = newest_with(records, "fit"), newest_with(records, "tensorflow")
+        if fit and beside:
+            rows = gpu_figures.first(fit["result"] | {"tensorflow": beside["result"]["tensorflow"]})
+            sources = f"{source_of(fit, page, 'torch')}, {source_of(beside, page, 'TensorFlow')}"
+            return f"{markdown(rows)}\n\nMillions of characters a second on an {gpu}. Records: {sources}."
+    return not_measured(page)
+
+
+def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
+    """Each table of each GPU, of the newest record that has it."""
     found = []
-    for gpu, records in sorted(by_gpu.items()):
+    for gpu, records in by_gpu(folder).items():
         used: list[Record] = []
         for table_of, parts in gpu_figures.TABLES.items():
-            having = [one for one in records if all(one["result"].get(part) for part in parts)]
-            if having:
-                found.append(markdown(table_of(having[0]["result"])))
-                used += [having[0]] if having[0] not in used else []
-        versions = {name: used[0]["versions"].get(name) for name in ("jax", "torch", "keras", "cudnn")}
+            if record := newest_with(records, *parts):
+                found.append(markdown(table_of(record["result"])))
+                used += [record] if record not in used else []
+        installed = dict(chain.from_iterable(record["versions"].items() for record in used))
+        named = [f"{name} {installed[name]}" for name in _ON_A_GPU if name in installed]
         reached = [goal["reached"] for goal in used[0]["result"]["goals"]]
         found.append(
-            f"{gpu}; {', '.join(f'{name} {version}' for name, version in versions.items() if version)}. "
+            f"{gpu}; {', '.join(named)}. "
             f"{sum(reached)} of {len(reached)} goals are reached. "
             f"{'. '.join(source_of(record, page) for record in used)}; again with `python benchmarks/gpu_suite.py`."
         )
@@ -137,7 +158,12 @@ def pages(folder: Path = RESULTS) -> dict[Path, str]:
     In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
     """
     made = {CHART: headline.chart(by_processor([*headline.ROWS], folder))}
-    special = {"headline": first_tables, "worst": worst_tables, "gpu": gpu_tables}
+    special = {
+        "headline": first_tables,
+        "worst": worst_tables,
+        "gpu": gpu_tables,
+        "first_gpu": first_gpu_table,
+    }
     for page in PAGES:
 
         def fill(found: re.Match[str], page: Path = page) -> str:

@@ -61,7 +61,7 @@ def test_pages_of_a_copy_without_git_are_the_same(tmp_path):
 
 def test_every_table_is_on_a_page_once():
     found = [case for page in pages.PAGES for case in re.findall(r"<!-- table: (\w+) -->", page.read_text())]
-    assert sorted(found) == sorted(["headline", "worst", "gpu", *tables.TABLES])
+    assert sorted(found) == sorted(["headline", "worst", "gpu", "first_gpu", *tables.TABLES])
 
 
 def test_case_without_a_publishable_record_says_so(tmp_path):
@@ -360,6 +360,19 @@ def test_tables_of_a_gpu_are_of_its_newest_record_of_committed_code(tmp_path):
     assert "| relu, float32 | 6.00 | 0.200 | 30.0 |" in more
     assert "| 512 | 112 | 2.00 | 3.00 |" in more and "1 of 2 goals" in more
     assert "2026-12-02" in more and "2026-12-04" in more
+    fit = {
+        "backend": "torch",
+        "policy": "mixed_bfloat16",
+        "contestants": [{"characters_per_s": 9e6}, {"error": "A: no"}],
+    }
+    here = race | {"policy": "mixed_bfloat16"}
+    gpu_record(tmp_path, 5, result={"fit": [fit], "tensorflow": [race, here], "goals": []})
+    first = pages.first_gpu_table(pages.PAGES[0], tmp_path)
+    assert (
+        "| plain, beside Keras on torch | 9.00 | fails |  |\n| relu, beside Keras on TensorFlow | 6.00 |"
+        in first
+    )
+    assert first.count("Keras on TensorFlow") == 1
     assert "1 of 2 goals are reached" in text and "of 2026-12-02 at commit 0123456" in text
 
 
