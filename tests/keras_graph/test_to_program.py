@@ -834,7 +834,7 @@ REFUSED: dict[str, tuple[Chain, str]] = {
     "norm-axis": (layers.LayerNormalization(axis=1), "works along axis"),
     "rms-norm": (lambda x: layers.LayerNormalization(rms_scaling=True)(x), "rms_scaling=True"),
     "batch-norm-axis": (layers.BatchNormalization(axis=1), "works along axis 1 of 3"),
-    "einsum": (layers.EinsumDense("abc,cde->abde", (None, 4, 2)), "no dense. Use Dense"),
+    "einsum": (layers.EinsumDense("abc,cde->abde", (None, 4, 2)), "not a dense layer. Use Dense"),
     "time-distributed": (
         layers.TimeDistributed(layers.RepeatVector(3, name="repeat"), name="each"),
         r"each/repeat \(RepeatVector\) is not a layer that can be packed inside a TimeDistributed\. Use",

@@ -404,7 +404,7 @@ FAULTS = {
     ),
     "backend unknown": (
         {"environ": {"KERAS_BACKEND": "mxnet"}},
-        ("settings", "problem", "KERAS_BACKEND=mxnet, which is no backend", "error", "tensorflow, jax, torch"),
+        ("settings", "problem", "KERAS_BACKEND=mxnet, which is not a backend", "error", "tensorflow, jax, torch"),
     ),
     "flag that xla does not know": (
         {"environ": {"XLA_FLAGS": "--xla_cpu_fastest=true"}},
@@ -462,7 +462,7 @@ FAULTS = {
     ),
     "no number of threads": (
         {"environ": {"OMP_NUM_THREADS": "all"}},
-        ("threads", "problem", "OMP_NUM_THREADS='all' is no number", "ignore", "export OMP_NUM_THREADS=4"),
+        ("threads", "problem", "OMP_NUM_THREADS='all' is not a number", "ignore", "export OMP_NUM_THREADS=4"),
     ),
     "torch binds its thread": (
         {"environ": {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}},

@@ -35,7 +35,7 @@ def test_runs_are_found_by_folder_model_pattern_and_in_folders(tmp_path, monkeyp
     assert find_runs(["book.run", ".", "book.keras"]).keys() == found.keys()
     assert find_runs(["other"]) == {}
     for wrong in ("nothing.run", "nothing.keras", "a/deep/ett.txt", "*.h5"):
-        with pytest.raises(DataError, match="is no run: expected the folder of one"):
+        with pytest.raises(DataError, match="is not a run: expected the folder of one"):
             find_runs([wrong])
 
 

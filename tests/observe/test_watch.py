@@ -107,7 +107,7 @@ def test_page_may_be_asked_by_its_address(host):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["nothing.run"], 3, "nothing.run is no run"),
+        (["nothing.run"], 3, "nothing.run is not a run"),
         (["--host", "256.0.0.1"], 6, "cannot write 256.0.0.1:8100"),
     ],
 )

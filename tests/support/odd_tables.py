@@ -493,7 +493,7 @@ def refused() -> list[Odd]:
             "date,y\n2024-01-01,1,\n2024-01-02,2,\n",
             words=r"Expected 2 columns, got 3",
         ),
-        text("zero bytes", "date,y\n2024-01-01,1\0\0\n", words="no text: it holds byte 0 at offset 19"),
+        text("zero bytes", "date,y\n2024-01-01,1\0\0\n", words="not text: it holds byte 0 at offset 19"),
         text(
             "1e308",
             rows(("1", "1e308", "3", "4")),
@@ -503,32 +503,32 @@ def refused() -> list[Odd]:
         text(
             "percent signs in a part of a column",
             rows(("1%", "2", "3", "4%")),
-            words=r"holds '1%' in data row 1, which is no number.*Take the sign out",
+            words=r"holds '1%' in data row 1, which is not a number.*Take the sign out",
         ),
         text(
             "currency in one cell",
             rows(("1", "2", "€3", "4")),
-            words=r"holds '€3' in data row 3, which is no number",
+            words=r"holds '€3' in data row 3, which is not a number",
         ),
         text(
             "two currencies",
             rows(("€1", "$2", "€3", "€4")),
-            words=r"holds '€1' in data row 1, which is no number",
+            words=r"holds '€1' in data row 1, which is not a number",
         ),
         text(
             "one size by a letter",
             rows(("1", "2", "1.2M", "4")),
-            words=r"holds '1\.2M' in data row 3, which is no number",
+            words=r"holds '1\.2M' in data row 3, which is not a number",
         ),
         text(
             "brackets beside signs",
             rows(("-1", "(2)", "3", "4")),
-            words=r"holds '\(2\)' in data row 2, which is no number",
+            words=r"holds '\(2\)' in data row 2, which is not a number",
         ),
         text(
             "a truth among numbers",
             rows(("1", "0", "TRUE", "1.5")),
-            words=r"holds 'TRUE' in data row 3, which is no number",
+            words=r"holds 'TRUE' in data row 3, which is not a number",
         ),
         text(
             "a word among numbers",

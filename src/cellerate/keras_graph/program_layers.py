@@ -86,7 +86,9 @@ def einsum_dense(call: ProgramCall) -> ProgramValue:
     found = re.fullmatch(r"([A-Za-z])([A-Za-z])([A-Za-z]),\2\3([A-Za-z])->\1\2\4", equation)
     if found is not None and len(set(found.groups())) == 4 and bias_axes in (None, found[2] + found[4]):
         return _dense_each(call)
-    raise Refused(f"computes {equation!r} with bias_axes={bias_axes!r}, which is no dense", "Use Dense.")
+    raise Refused(
+        f"computes {equation!r} with bias_axes={bias_axes!r}, which is not a dense layer", "Use Dense."
+    )
 
 
 def _dense_each(call: ProgramCall) -> ProgramValue:

@@ -76,7 +76,11 @@ def _installed(implementation: str) -> list[Condition]:
         return found + ([] if without_core else _slower_here(backend))
     bound = hasattr(bridge(), "cuda_lstm")
     has = "has" if bound else "has none of Cellerate's"
-    fix = "" if bound else "KERAS_BACKEND=torch or jax; docs/gpu.md has what that gains over cuDNN on TensorFlow"
+    fix = (
+        ""
+        if bound
+        else "KERAS_BACKEND=torch or jax; docs/gpu.md has what that gains over cuDNN on TensorFlow"
+    )
     found = [Condition("GPU kernels", bound, f"{backend} {has}", fix)]
     # XLA starts the kernels through a handler of the native core.
     found += [core] if backend == "jax" else []

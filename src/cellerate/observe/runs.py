@@ -67,7 +67,7 @@ def run_folders(given: str | Path) -> list[Path]:
     found = [one for one in found if one.is_dir()]
     if not found:
         raise DataError(
-            f"{given} is no run: expected the folder of one (book.run), its model (book.keras), or a folder with "
+            f"{given} is not a run: expected the folder of one (book.run), its model (book.keras), or a folder with "
             "runs in it."
         )
     return found

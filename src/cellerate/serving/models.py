@@ -33,7 +33,7 @@ class Served:
         path: Its file.
         model: The model.
         created: When it was loaded, in seconds since 1970.
-        texts: Continues texts; None if it is no text model.
+        texts: Continues texts; None if it is not a text model.
         sessions: Keeps the states of streams; None if a layer needs steps that are still to come.
         series: How a forecaster reads a series; None for other models.
         no_sessions: Why it keeps none, or "".

@@ -224,7 +224,7 @@ def embed(
             os.fspath(lines), column=column, field=field, errors=errors, encoding=encoding, drop_empty=False
         )
     elif field is not None:
-        raise ConfigError("field is for a file of JSON lines, and lines is no file: leave it out.")
+        raise ConfigError("field is for a file of JSON lines, and lines is not a file: leave it out.")
     else:
         lines = given_lines(lines, column)
     if isinstance(opened, PackedModel):

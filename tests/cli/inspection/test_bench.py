@@ -181,7 +181,7 @@ def test_against_measures_two_versions_in_turn(cellerate, alone, tmp_path):
             2,
             "--output is 'b.json', one of the records to compare",
         ),
-        (["--compare", "file", "file"], 3, "file is no record of `cellerate bench`"),
+        (["--compare", "file", "file"], 3, "file is not a record of `cellerate bench`"),
         (["--compare", "file", "file", "--quick"], 2, "--compare reads two records and measures nothing"),
         (["--against", "/no/python"], 2, "/no/python cannot be run as an interpreter"),
     ],

@@ -39,7 +39,7 @@ def test_column_of_numbers_with_a_word_is_left_out_with_its_row_and_what_helps(t
     data = opened(path)
     assert data.columns == ("y",)
     assert said(data) == [
-        "left out: column 'x' holds 'n/e' in data row 18, which is no number (if it stands for a missing one: "
+        "left out: column 'x' holds 'n/e' in data row 18, which is not a number (if it stands for a missing one: "
         "missing_values='n/e')"
     ]
     assert said(opened(path)) == said(data)  # from the cache

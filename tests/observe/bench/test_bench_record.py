@@ -63,7 +63,7 @@ def test_record_that_does_not_fit_is_refused_with_the_place(told, tmp_path, plac
 )
 def test_file_that_is_no_record_is_refused(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.json is no record of `cellerate bench`"):
+    with pytest.raises(DataError, match=r"a\.json is not a record of `cellerate bench`"):
         read_record(tmp_path / "a.json")
 
 
@@ -77,7 +77,7 @@ def test_two_entries_of_one_job_are_refused(told, tmp_path):
 def test_infinite_time_is_refused(told, tmp_path):
     told["entries"][0]["turns"][0]["seconds"][0] = float("inf")
     (tmp_path / "a.json").write_text(json.dumps(told))
-    with pytest.raises(DataError, match="is no record"):
+    with pytest.raises(DataError, match="is not a record"):
         read_record(tmp_path / "a.json")
 
 

@@ -191,7 +191,7 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported"),
         ({"presence_penalty": 1}, "presence_penalty is not supported"),
         ({"stop": [""]}, "a stop text is empty"),
-        ({"model": "lines"}, "lines is no text model; its task is 'embed'"),
+        ({"model": "lines"}, "lines is not a text model; its task is 'embed'"),
     ],
 )
 def test_what_cannot_be_answered_is_an_error_that_says_why(client, given, message):

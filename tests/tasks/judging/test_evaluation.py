@@ -99,5 +99,5 @@ def test_options_of_reading_hold_and_what_is_told_of_the_tables_arrives(model):
 )
 def test_what_is_for_forecasters_alone_is_refused_by_other_models(asked, named):
     EvaluationOptions(part="all").check_unused()
-    with pytest.raises(ConfigError, match=f"this model is no forecaster.*leave out {named}"):
+    with pytest.raises(ConfigError, match=f"this model is not a forecaster.*leave out {named}"):
         EvaluationOptions(**asked).check_unused()

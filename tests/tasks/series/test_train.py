@@ -418,7 +418,7 @@ def with_hole(values):
 @pytest.mark.parametrize(
     ("columns", "changes", "error", "message"),
     [
-        ({"load": ["x"] * ROWS}, {}, DataError, "holds .x. in data row 1, which is no number"),
+        ({"load": ["x"] * ROWS}, {}, DataError, "holds .x. in data row 1, which is not a number"),
         ({"load": ["x"] * ROWS, "other": wave()}, {}, DataError, "load"),
         ({"load": [*wave()[:-1], "x"], "other": wave()}, {}, DataError, "load"),
         ({"load": [""] * ROWS}, {}, DataError, "load"),

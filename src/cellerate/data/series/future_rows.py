@@ -115,7 +115,7 @@ def open_known(
     for name in columns:
         if name not in data.feature_names:
             raise DataError(
-                f"future names {name!r}, which is no column of numbers beside the times and series of "
+                f"future names {name!r}, which is not a column of numbers beside the times and series of "
                 f"{_named(paths)}. These are: {', '.join(data.feature_names)}."
             )
     table = reading.get("table")

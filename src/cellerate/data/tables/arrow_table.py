@@ -127,8 +127,8 @@ class ArrowTable(TableFile):
                     said.append(f"left out: column {name!r} has no value in the first rows")
                 elif found[2]:
                     said.append(
-                        f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is no number "
-                        f"(if it stands for a missing one: missing_values={found[0]!r})"
+                        f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is not a "
+                        f"number (if it stands for a missing one: missing_values={found[0]!r})"
                     )
                 else:
                     texts.append(f"{name!r} ({found[0]!r} in data row {found[1] + 1})")
@@ -347,5 +347,5 @@ def no_number(path: Path, column: str, value: object, row: int, advice: str = ""
     missing = f"if it stands for a missing value, say missing_values={value!r}"
     advice = advice or f"Correct it; {missing}; or leave the column out of targets and features."
     return DataError(
-        f"{path}: column {column!r} holds {value!r} in data row {row + 1}, which is no number. {advice}"
+        f"{path}: column {column!r} holds {value!r} in data row {row + 1}, which is not a number. {advice}"
     )

@@ -147,7 +147,7 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     rows = rows[: max(2, min(_SAMPLE_ROWS, _SAMPLE_CELLS // max(1, len(rows[0]))))]
     if len(rows) > 2 and len({len(row) for row in rows[1:]}) == 1 and len(rows[0]) == 1 < len(rows[1]):
         raise DataError(
-            f"{path} begins with the line {lines[0].strip()[:_SHOWN]!r}, which is no row of the table below it. "
+            f"{path} begins with the line {lines[0].strip()[:_SHOWN]!r}, which is not a row of the table below it. "
             "Leave it out with skip_lines=1."
         )
     places = [str(place) for place in range(len(rows[0]))]
@@ -223,7 +223,7 @@ def _encoding(path: Path, data: bytes) -> str:
     if found is None:
         where = f"byte 0 at offset {data.index(0)}" if 0 in data else "bytes that belong to no usual encoding"
         raise DataError(
-            f"{path} is no text: it holds {where}. If it is text, give its encoding (encoding); else write it anew."
+            f"{path} is not text: it holds {where}. If it is text, give its encoding (encoding); else write it anew."
         )
     return {"utf-8-sig": "utf-8"}.get(found, found)
 
@@ -239,8 +239,8 @@ def _decoded(path: Path, data: bytes, encoding: str) -> str:
         ) from error
     if "\0" in text:
         raise DataError(
-            f"{path} is no text in {encoding}: it holds zero bytes. Give the encoding that it has (encoding), or write "
-            "it anew."
+            f"{path} is not text in {encoding}: it holds zero bytes. Give the encoding that it has (encoding), or "
+            "write it anew."
         )
     text = text.removeprefix("\ufeff")
     start = text.lstrip()[:200].lower()

@@ -79,7 +79,7 @@ def _whole(text: str, errors: Errors, place: str, field: str) -> str:
         if errors == "strict":
             code = ord(text[error.start])
             raise DataError(
-                f"{place}: the field {field!r} has half of a surrogate pair (\\u{code:04x}), which is no character. "
+                f"{place}: the field {field!r} has half of a surrogate pair (\\u{code:04x}), which is not a character. "
                 "Mend it, or pass errors='replace' to read it as U+FFFD."
             ) from error
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -35,7 +35,7 @@ def check_zone(name: str | None) -> None:
         zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
         raise ConfigError(
-            f"time_zone is {name!r}, which is no time zone known here; expected a name such as 'Europe/Berlin', or "
+            f"time_zone is {name!r}, which is not a time zone known here; expected a name such as 'Europe/Berlin', or "
             "'UTC'."
         ) from error
 

@@ -154,7 +154,11 @@ def check_counts(
         count = _whole(text.split(",")[0] if name == "OMP_NUM_THREADS" else text)
         if count is None or count < 1:
             yield Finding(
-                TOPIC, status, f"{name}={text!r} is no number of threads", f"{who} may ignore it or fail", fix
+                TOPIC,
+                status,
+                f"{name}={text!r} is not a number of threads",
+                f"{who} may ignore it or fail",
+                fix,
             )
         elif count < found.best:
             measured = f": {rates(peak, count, found.best)}" if peak else ""

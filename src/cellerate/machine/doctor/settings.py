@@ -125,7 +125,7 @@ def check_backend(environ: Mapping[str, str], backends: Sequence[str]) -> Iterat
     yield Finding(
         TOPIC,
         "problem",
-        f"KERAS_BACKEND={name}, " + ("which is not installed" if known else "which is no backend"),
+        f"KERAS_BACKEND={name}, " + ("which is not installed" if known else "which is not a backend"),
         "every command that needs Keras ends with an error",
         f"pip install 'cellerate[{name}]', or unset KERAS_BACKEND"
         if known

@@ -218,7 +218,7 @@ def read_record(path: Path) -> Record:
     except (ValueError, AttributeError, RecursionError) as error:
         told = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else "it is not a JSON object"
-        raise DataError(f"{path} is no record of `cellerate bench`: {one_line(reason):.200}.") from error
+        raise DataError(f"{path} is not a record of `cellerate bench`: {one_line(reason):.200}.") from error
     if len(record.by_key) != len(record.entries):
-        raise DataError(f"{path} is no record of `cellerate bench`: it has two entries of one job.")
+        raise DataError(f"{path} is not a record of `cellerate bench`: it has two entries of one job.")
     return record

@@ -89,7 +89,9 @@ def _numbers(column: Any, name: str) -> np.ndarray:
     if values.dtype == object:
         values = np.array([np.nan if _is_missing(value) else value for value in values.tolist()], object)
         if any(isinstance(value, str | bytes | bool) for value in values):
-            raise DataError(f"the column {name!r} of rows holds {_first_text(values)!r}, which is no number.")
+            raise DataError(
+                f"the column {name!r} of rows holds {_first_text(values)!r}, which is not a number."
+            )
         try:
             values = values.astype(np.float64)
         except (TypeError, ValueError) as error:

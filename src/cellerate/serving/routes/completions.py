@@ -219,7 +219,7 @@ def _choices(asked: CompletionRequest, served: Served, limits: Limits) -> list[_
     """The texts that a request asks for: `n` of each prompt."""
     if served.texts is None:
         raise RequestError(
-            400, f"{served.name} is no text model; its task is {served.model.task!r}. Use another route."
+            400, f"{served.name} is not a text model; its task is {served.model.task!r}. Use another route."
         )
     for name in ("frequency_penalty", "presence_penalty", "logit_bias", "suffix"):
         if getattr(asked, name):

@@ -168,7 +168,7 @@ def _text_model(request: Request, name: str | None) -> Served:
         return found[0]
     served = models.get(name)
     if served.texts is None:
-        raise RequestError(400, f"{served.name} is no text model; its task is {served.model.task!r}.")
+        raise RequestError(400, f"{served.name} is not a text model; its task is {served.model.task!r}.")
     return served
 
 

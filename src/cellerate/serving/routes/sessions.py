@@ -141,7 +141,7 @@ async def bring(request: Request) -> Response:
         bytes_ = base64.b64decode(given.state, validate=True)
         state = np.frombuffer(bytes_, "<f4").astype(np.float32)
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"the state is no float32 numbers in base64: {error}.") from error
+        raise DataError(f"the state is not float32 numbers in base64: {error}.") from error
     await worker_of(served).run(lambda sessions: sessions.restore(name, state), name)
     return json_answer({"id": name, "model": served.name})
 

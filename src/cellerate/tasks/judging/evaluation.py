@@ -46,7 +46,7 @@ class EvaluationOptions:
         named = ", ".join(filter(None, [*(f"{name}={value!r}" for name, value in given.items()), table]))
         if named:
             raise ConfigError(
-                f"this model is no forecaster, and only those read tables of series: leave out {named}."
+                f"this model is not a forecaster, and only forecasters read tables of series: leave out {named}."
             )
 
 
