@@ -1,89 +1,61 @@
 #include "bindings/xla_ffi.h"
 
 #include <cstdint>
-#include <exception>
 #include <new>
-#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "bindings/calls.h"
-#include "xla/ffi/api/ffi.h"
+#include "bindings/xla_interface.h"
 
 namespace cellerate {
 namespace {
 
-namespace ffi = xla::ffi;
+static_assert(row(Type::kFloat32).xla == static_cast<int32_t>(xla::Number::kFloat32));
+static_assert(row(Type::kBfloat16).xla == static_cast<int32_t>(xla::Number::kBfloat16));
+static_assert(row(Type::kInt32).xla == static_cast<int32_t>(xla::Number::kInt32));
+static_assert(row(Type::kBool).xla == static_cast<int32_t>(xla::Number::kBool));
+static_assert(row(Type::kByte).xla == static_cast<int32_t>(xla::Number::kUint8));
 
-static_assert(row(Type::kFloat32).xla == static_cast<int32_t>(ffi::DataType::F32));
-static_assert(row(Type::kBfloat16).xla == static_cast<int32_t>(ffi::DataType::BF16));
-static_assert(row(Type::kInt32).xla == static_cast<int32_t>(ffi::DataType::S32));
-static_assert(row(Type::kBool).xla == static_cast<int32_t>(ffi::DataType::PRED));
-static_assert(row(Type::kByte).xla == static_cast<int32_t>(ffi::DataType::U8));
-
-Array array_of(const ffi::AnyBuffer& buffer) {
+Array array_of(const xla::Buffer& buffer) {
   Array array;
   array.present = true;
-  array.data = buffer.untyped_data();
-  for (const int64_t size : buffer.dimensions()) array.shape.push_back(size);
-  const auto element = static_cast<int32_t>(buffer.element_type());
-  array.type = type_where([&](const TypeRow& row) { return row.xla == element; });
+  array.data = buffer.data;
+  array.shape.assign(buffer.sizes, buffer.sizes + buffer.axes);
+  const auto number = static_cast<int32_t>(buffer.type);
+  array.type = type_where([&](const TypeRow& row) { return row.xla == number; });
   return array;
 }
 
-ffi::AnyBuffer buffer_of(const ffi::RemainingArgs& buffers, size_t n) {
-  const ffi::ErrorOr<ffi::AnyBuffer> found = buffers.get<ffi::AnyBuffer>(n);
-  if (!found.has_value()) throw std::invalid_argument(found.error().message());
-  return *found;
-}
-ffi::AnyBuffer buffer_of(const ffi::RemainingRets& buffers, size_t n) {
-  const ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> found = buffers.get<ffi::AnyBuffer>(n);
-  if (!found.has_value()) throw std::invalid_argument(found.error().message());
-  ffi::Result<ffi::AnyBuffer> result = *found;
-  return *result;
-}
-
 // Puts buffers into their places: buffer n belongs to the n-th bit that is set.
-template <class Buffers>
-std::vector<Array> arrays_of(const Buffers& buffers, int64_t present, size_t count) {
+template <class BufferOf>
+std::vector<Array> arrays_of(const BufferOf& buffer_of, int64_t present, size_t count) {
   std::vector<Array> arrays(count);
   size_t next = 0;
   for (size_t n = 0; n < count; ++n) {
-    if ((present >> n & 1) != 0) arrays[n] = array_of(buffer_of(buffers, next++));
+    if ((present >> n & 1) != 0) arrays[n] = array_of(buffer_of(next++));
   }
   return arrays;
 }
 
-ffi::Error run(ffi::RemainingArgs arguments, ffi::RemainingRets results, std::string_view name,
-               ffi::Span<const int64_t> options, int64_t which_arguments, int64_t which_results) {
+void run(const xla::Request& request) {
+  const std::string_view name = request.text("call");
+  const Call& call = call_named(name);
+  const std::vector<Array> in = arrays_of([&](size_t n) -> auto& { return request.argument(n); },
+                                          request.number("arguments"), call.arguments.size());
+  const std::vector<Array> out = arrays_of([&](size_t n) -> auto& { return request.result(n); },
+                                           request.number("results"), call.results.size());
   try {
-    const Call& call = call_named(name);
-    const std::vector<Array> in = arrays_of(arguments, which_arguments, call.arguments.size());
-    const std::vector<Array> out = arrays_of(results, which_results, call.results.size());
-    prepare(call, {options.begin(), options.size()}, in, out)();
-    return ffi::Error::Success();
+    prepare(call, request.int64s("options"), in, out)();
   } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "cellerate: not enough memory for " + std::string(name));
-  } catch (const std::invalid_argument& error) {
-    return ffi::Error::InvalidArgument(std::string("cellerate: ") + error.what());
-  } catch (const std::out_of_range& error) {
-    return ffi::Error(ffi::ErrorCode::kOutOfRange, std::string("cellerate: ") + error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("cellerate: ") + error.what());
+    throw xla::Failure(xla::Code::kResourceExhausted, "not enough memory for " + std::string(name));
   }
 }
 
-XLA_FFI_DEFINE_HANDLER(kCall, run,
-                       ffi::Ffi::Bind()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<std::string_view>("call")
-                           .Attr<ffi::Span<const int64_t>>("options")
-                           .Attr<int64_t>("arguments")
-                           .Attr<int64_t>("results"));
+xla::Error* handler(xla::Frame* frame) { return xla::answer(*frame, 0, run); }
 
 }  // namespace
 
-void* xla_call() { return reinterpret_cast<void*>(kCall); }
+void* xla_call() { return reinterpret_cast<void*>(&handler); }
 
 }  // namespace cellerate

@@ -6,18 +6,16 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
-#include "xla/ffi/api/ffi.h"
+#include "bindings/xla_interface.h"
 
 namespace cellerate {
 namespace {
-
-namespace ffi = xla::ffi;
 
 // The driver's CUlaunchConfig, defined here because nothing else of its headers is needed.
 struct LaunchConfig {
@@ -63,76 +61,52 @@ Kernels& kernels() {
   return *all;
 }
 
-void* address_of(const ffi::RemainingArgs& arguments, const ffi::RemainingRets& results, size_t n) {
-  if (n < arguments.size()) {
-    const auto found = arguments.get<ffi::AnyBuffer>(n);
-    return found.has_value() ? found->untyped_data() : nullptr;
-  }
-  const auto found = results.get<ffi::AnyBuffer>(n - arguments.size());
-  if (!found.has_value()) return nullptr;
-  ffi::Result<ffi::AnyBuffer> result = *found;
-  return result->untyped_data();
-}
-
-ffi::Error launch(void* stream, const ffi::RemainingArgs& arguments, const ffi::RemainingRets& results,
-                  std::string_view key, int64_t blocks, int64_t threads, int64_t shared,
-                  ffi::Span<const int32_t> numbers, ffi::Span<const int64_t> slots) {
+// Starts the kernel that a call names, on a stream.
+void launch(const xla::Request& request, void* stream) {
+  const std::string_view key = request.text("kernel");
   const std::optional<Kernel> kernel = kernels().find(key);
   if (!kernel) {
-    return ffi::Error(
-        ffi::ErrorCode::kNotFound,
-        "cellerate: the kernel " + std::string(key) +
+    throw xla::Failure(
+        xla::Code::kNotFound,
+        "the kernel " + std::string(key) +
             " is not loaded in this process; a program does not bring its kernels along: call or "
             "lower the function with JAX here, in place of a program that another process exported");
   }
+  const std::span<const int32_t> numbers = request.int32s("numbers");
+  const std::span<const int64_t> slots = request.int64s("slots");
   // Numbers first, then addresses from the next multiple of their size on, as a compiler would lay them out.
-  const size_t first = (numbers.size() * sizeof(int32_t) + sizeof(void*) - 1) / sizeof(void*);
+  const size_t first = (numbers.size_bytes() + sizeof(void*) - 1) / sizeof(void*);
   std::vector<void*> structure(first + slots.size(), nullptr);
-  std::memcpy(structure.data(), numbers.begin(), numbers.size() * sizeof(int32_t));
+  std::memcpy(structure.data(), numbers.data(), numbers.size_bytes());
   for (size_t n = 0; n < slots.size(); ++n) {
-    const int64_t slot = slots.begin()[n];
-    if (slot < 0) continue;
-    if (static_cast<size_t>(slot) >= arguments.size() + results.size()) {
-      return ffi::Error::InvalidArgument("cellerate: a slot is of no buffer");
-    }
-    structure[first + n] = address_of(arguments, results, static_cast<size_t>(slot));
+    if (slots[n] < 0) continue;
+    const auto slot = static_cast<size_t>(slots[n]);
+    const bool is_argument = slot < request.arguments();
+    structure[first + n] =
+        (is_argument ? request.argument(slot) : request.result(slot - request.arguments())).data;
   }
-  const LaunchConfig config{{static_cast<unsigned>(blocks), 1, 1},
-                            {static_cast<unsigned>(threads), 1, 1},
-                            static_cast<unsigned>(shared),
+  const LaunchConfig config{{static_cast<unsigned>(request.number("blocks")), 1, 1},
+                            {static_cast<unsigned>(request.number("threads")), 1, 1},
+                            static_cast<unsigned>(request.number("shared")),
                             stream,
                             nullptr,
                             0};
   void* only = structure.data();
   const int code = kernel->launcher(&config, kernel->function, &only, nullptr);
-  if (code == 0) return ffi::Error::Success();
-  return ffi::Error::Internal("cellerate: the CUDA driver did not start a kernel, and says " +
-                              std::to_string(code));
-}
-
-ffi::Error launch_on_host(ffi::RemainingArgs arguments, ffi::RemainingRets results, std::string_view key,
-                          int64_t blocks, int64_t threads, int64_t shared, ffi::Span<const int32_t> numbers,
-                          ffi::Span<const int64_t> slots) {
-  return launch(nullptr, arguments, results, key, blocks, threads, shared, numbers, slots);
-}
-
-template <class Bound>
-auto with_attributes(Bound bound) {
-  return std::move(bound)
-      .RemainingArgs()
-      .RemainingRets()
-      .template Attr<std::string_view>("kernel")
-      .template Attr<int64_t>("blocks")
-      .template Attr<int64_t>("threads")
-      .template Attr<int64_t>("shared")
-      .template Attr<ffi::Span<const int32_t>>("numbers")
-      .template Attr<ffi::Span<const int64_t>>("slots");
+  if (code != 0) {
+    throw xla::Failure(xla::Code::kInternal,
+                       "the CUDA driver did not start a kernel, and says " + std::to_string(code));
+  }
 }
 
 // A call only starts that one kernel, so XLA may record it into a CUDA graph.
-XLA_FFI_DEFINE_HANDLER(kLaunch, launch, with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kLaunchOnHost, launch_on_host, with_attributes(ffi::Ffi::Bind()));
+xla::Error* handler(xla::Frame* frame) {
+  return xla::answer(*frame, xla::kInCommandBuffer,
+                     [](const xla::Request& request) { launch(request, request.stream()); });
+}
+xla::Error* handler_on_host(xla::Frame* frame) {
+  return xla::answer(*frame, 0, [](const xla::Request& request) { launch(request, nullptr); });
+}
 
 }  // namespace
 
@@ -140,7 +114,7 @@ void xla_register_kernel(const std::string& key, uintptr_t launcher, uintptr_t f
   kernels().add(key, {reinterpret_cast<Launcher>(launcher), reinterpret_cast<void*>(function)});
 }
 
-void* xla_launch() { return reinterpret_cast<void*>(kLaunch); }
-void* xla_launch_on_host() { return reinterpret_cast<void*>(kLaunchOnHost); }
+void* xla_launch() { return reinterpret_cast<void*>(&handler); }
+void* xla_launch_on_host() { return reinterpret_cast<void*>(&handler_on_host); }
 
 }  // namespace cellerate

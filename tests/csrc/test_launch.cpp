@@ -6,69 +6,72 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "bindings/xla_interface.h"
 #include "check.h"
-#include "xla/ffi/api/c_api.h"
+
+namespace xla = cellerate::xla;
 
 // XLA's own; this is the least that the handlers need.
-struct XLA_FFI_Error {
+struct xla::Error {
   std::string message;
 };
 
 namespace {
 
 uint32_t traits_of(void* handler) {
-  XLA_FFI_Metadata metadata{};
-  metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
-  XLA_FFI_Metadata_Extension extension{};
-  extension.extension_base.struct_size = XLA_FFI_Metadata_Extension_STRUCT_SIZE;
-  extension.extension_base.type = XLA_FFI_Extension_Metadata;
-  extension.metadata = &metadata;
-  XLA_FFI_CallFrame frame{};
-  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
-  frame.extension_start = &extension.extension_base;
-  CHECK(reinterpret_cast<XLA_FFI_Handler*>(handler)(&frame) == nullptr);
-  CHECK(metadata.api_version.major_version == XLA_FFI_API_MAJOR);
+  xla::Metadata metadata{};
+  xla::MetadataExtension extension{{sizeof(xla::Extension), xla::kMetadata, nullptr}, &metadata};
+  xla::Frame frame{};
+  frame.extensions = &extension.extension;
+  CHECK(reinterpret_cast<xla::Handler*>(handler)(&frame) == nullptr);
+  CHECK(metadata.version.major == xla::kMajor && metadata.version.minor == xla::kMinor);
   return metadata.traits;
 }
 
-XLA_FFI_Error* created(XLA_FFI_Error_Create_Args* given) { return new XLA_FFI_Error{given->message}; }
+xla::Error* created(xla::ErrorRequest* given) { return new xla::Error{given->message}; }
 
-// Calls the handler without buffers; gives the message of the error, nothing if there is none.
-std::string call(std::string key) {
-  XLA_FFI_Api api{};
-  api.struct_size = XLA_FFI_Api_STRUCT_SIZE;
-  api.XLA_FFI_Error_Create = created;
-  int64_t blocks = 6, threads = 128, shared = 1000, null_slot = -1;
-  int32_t numbers[] = {11, 12, 13};
-  // In the order of the alphabet, as XLA has them.
-  std::string text[] = {"blocks", "kernel", "numbers", "shared", "slots", "threads"};
-  XLA_FFI_Scalar blocks_value{XLA_FFI_DataType_S64, &blocks}, threads_value{XLA_FFI_DataType_S64, &threads};
-  XLA_FFI_Scalar shared_value{XLA_FFI_DataType_S64, &shared};
-  XLA_FFI_Array numbers_value{XLA_FFI_DataType_S32, 3, numbers};
-  XLA_FFI_Array slots_value{XLA_FFI_DataType_S64, 1, &null_slot};
-  XLA_FFI_ByteSpan key_value{key.data(), key.size()};
-  void* values[] = {&blocks_value, &key_value, &numbers_value, &shared_value, &slots_value, &threads_value};
-  XLA_FFI_AttrType types[] = {XLA_FFI_AttrType_SCALAR, XLA_FFI_AttrType_STRING, XLA_FFI_AttrType_ARRAY,
-                              XLA_FFI_AttrType_SCALAR, XLA_FFI_AttrType_ARRAY,  XLA_FFI_AttrType_SCALAR};
-  XLA_FFI_ByteSpan spans[6];
-  XLA_FFI_ByteSpan* names[6];
-  for (int n = 0; n < 6; ++n) {
-    spans[n] = {text[n].data(), text[n].size()};
-    names[n] = &spans[n];
+// A call of a kernel without buffers, with attributes in the order of the alphabet, as XLA has them.
+struct KernelCall {
+  std::string key;
+  int64_t blocks = 6, threads = 128, shared = 1000, slot = -1;
+  int32_t numbers[3] = {11, 12, 13};
+  int32_t stage = xla::kExecute;
+  size_t bytes = sizeof(xla::Frame);
+  const char* last = "threads";
+
+  // Gives the message of the error, nothing if there is none.
+  std::string make() {
+    xla::Api api{};
+    api.create_error = created;
+    xla::Scalar blocks_value{xla::Number::kInt64, &blocks}, threads_value{xla::Number::kInt64, &threads};
+    xla::Scalar shared_value{xla::Number::kInt64, &shared};
+    xla::Numbers numbers_value{xla::Number::kInt32, 3, numbers}, slots_value{xla::Number::kInt64, 1, &slot};
+    xla::Text key_value{key.data(), key.size()};
+    void* values[] = {&blocks_value, &key_value, &numbers_value, &shared_value, &slots_value, &threads_value};
+    using enum xla::AttributeKind;
+    xla::AttributeKind kinds[] = {kScalar, kText, kArray, kScalar, kArray, kScalar};
+    const std::string text[] = {"blocks", "kernel", "numbers", "shared", "slots", last};
+    xla::Text spans[6];
+    xla::Text* names[6];
+    for (int n = 0; n < 6; ++n) {
+      spans[n] = {text[n].data(), text[n].size()};
+      names[n] = &spans[n];
+    }
+    xla::Frame frame{};
+    frame.bytes = bytes;
+    frame.api = &api;
+    frame.stage = stage;
+    frame.attributes = {sizeof(xla::Attributes), nullptr, 6, kinds, names, values};
+    auto* handler = reinterpret_cast<xla::Handler*>(cellerate::xla_launch_on_host());
+    const std::unique_ptr<xla::Error> error(handler(&frame));
+    return error == nullptr ? "" : error->message;
   }
-  XLA_FFI_CallFrame frame{};
-  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
-  frame.api = &api;
-  frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
-  frame.args.struct_size = XLA_FFI_Args_STRUCT_SIZE;
-  frame.rets.struct_size = XLA_FFI_Rets_STRUCT_SIZE;
-  frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr, 6, types, names, values};
-  auto* handler = reinterpret_cast<XLA_FFI_Handler*>(cellerate::xla_launch_on_host());
-  const std::unique_ptr<XLA_FFI_Error> error(handler(&frame));
-  return error == nullptr ? "" : error->message;
-}
+};
+std::string call(std::string key) { return KernelCall{std::move(key)}.make(); }
+bool holds(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 std::atomic<int> started{0};
 
@@ -88,17 +91,34 @@ void add(const std::string& key, uintptr_t function) {
 }  // namespace
 
 TEST(a_call_on_a_gpu_can_be_recorded_into_a_graph) {
-  CHECK((traits_of(cellerate::xla_launch()) & XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE) != 0);
+  CHECK(traits_of(cellerate::xla_launch()) == xla::kInCommandBuffer);
+  CHECK(traits_of(cellerate::xla_launch_on_host()) == 0);
 }
 
 TEST(a_kernel_is_started_by_its_key_and_one_that_is_not_loaded_is_an_error) {
   const std::string told = call("nothing");
-  CHECK(told.find("the kernel nothing is not loaded in this process") != std::string::npos);
+  CHECK(holds(told, "the kernel nothing is not loaded in this process"));
   add("one", 0);
   CHECK(call("one").empty());
   CHECK(started == 1);
   add("one", 700);
-  CHECK(call("one").find("says 700") != std::string::npos);
+  CHECK(holds(call("one"), "says 700"));
+}
+
+TEST(a_call_that_does_not_fit_is_an_error_in_words) {
+  add("one", 0);
+  KernelCall refused{"one"};
+  refused.slot = 0;
+  CHECK(holds(refused.make(), "expected a buffer as result 0 of 0"));
+  refused = KernelCall{"one"};
+  refused.last = "other";
+  CHECK(holds(refused.make(), "expected the attribute threads"));
+  refused = KernelCall{"one"};
+  refused.stage = 1;
+  CHECK(holds(refused.make(), "only the execution"));
+  refused = KernelCall{"one"};
+  refused.bytes = sizeof(xla::Frame) - 1;
+  CHECK(holds(refused.make(), "expected a call of at least"));
 }
 
 TEST(kernels_are_added_while_others_are_started) {
