@@ -35,8 +35,20 @@ KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
 # A docstring says "True if …", "The number of …" or "Draw …": what holds or is done.
 QUESTIONS = re.compile(r"What\b|Whether\b|How\b|That\b|Which\b|The one that\b")
+# What each framework, or each engine, has of its own: one idea under one name.
+FAMILIES = {"Call", "Recording", "Stepper"}
 # Their names are for users.
 PUBLIC = ("cellerate", "cellerate.adapters")
+
+
+def classes_named_alike(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """The modules of each public class whose name others have, too."""
+    found: dict[str, list[str]] = {}
+    for module, text in texts.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module)
+    return {name: modules for name, modules in found.items() if len(modules) > 1 and name not in FAMILIES}
 
 
 def name_of(path: Path) -> str:
@@ -249,3 +261,14 @@ def test_module_stays_readable_and_says_what_it_is_for(module):
     text = FILES[module].read_text()
     assert text.count("\n") <= MOST_LINES, f"{module} has outgrown one file: make it a folder"
     assert ast.get_docstring(ast.parse(text)), f"{module} has no docstring"
+
+
+def test_class_name_has_one_meaning() -> None:
+    assert not classes_named_alike({module: path.read_text() for module, path in FILES.items()})
+    planted = {
+        "a": "class Plan: ...",
+        "b": "class Plan: ...",
+        "c": "class _Plan: ...",
+        "d": "class _Plan: ...",
+    }
+    assert classes_named_alike(planted) == {"Plan": ["a", "b"]}

@@ -23,7 +23,7 @@ from cellerate.bridges import jax as bridge
 from cellerate.kernels.dense import DENSE
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.spec import BATCH_AXES, LstmOptions
-from cellerate.kernels.operation import Codes, Operation
+from cellerate.kernels.operation import Codes, CoreOperation
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
@@ -79,7 +79,7 @@ def mesh_of(name: str) -> tuple[Mesh, Any]:
     return Mesh(np.array(jax.devices()).reshape(shape), names), along
 
 
-def gradients(operation: Operation, codes: Codes, arrays: Arrays) -> Any:
+def gradients(operation: CoreOperation, codes: Codes, arrays: Arrays) -> Any:
     """A compiled function that gives the results of an operation and the gradients of their weighted sum."""
     learnt = [name for name in operation.differentiable if name in arrays]
 
@@ -98,7 +98,7 @@ def gradients(operation: Operation, codes: Codes, arrays: Arrays) -> Any:
     return run
 
 
-def check_shared(operation: Operation, codes: Codes, arrays: Arrays, mesh: str, atol: float) -> str:
+def check_shared(operation: CoreOperation, codes: Codes, arrays: Arrays, mesh: str, atol: float) -> str:
     """Holds the results on a mesh against those of one device; returns the compiled program."""
     run = gradients(operation, codes, arrays)
     graded, given = run(arrays)

@@ -12,7 +12,7 @@ from keras import layers
 from cellerate.compress import prune as pruning
 from cellerate.compress.prune import magnitude, prune, saliency, without
 from cellerate.errors import ConfigError, DataError, ModelError, TrainingError
-from cellerate.keras_graph.ties import Units, units_of
+from cellerate.keras_graph.ties import LayerUnits, units_of
 from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
@@ -226,14 +226,14 @@ def outputs_of(model: keras.Model) -> np.ndarray:
     return keras.ops.convert_to_numpy(accelerate(model)(inputs_of(model)))
 
 
-def half(units: Units, seed: int = 5) -> np.ndarray:
+def half(units: LayerUnits, seed: int = 5) -> np.ndarray:
     """About half of the features of the layers, chosen at random; of each group some stay."""
     rng = np.random.default_rng(seed)
     groups = units.groups().values()
     return np.concatenate([rng.permutation(features)[: len(features) // 2] for features in groups])
 
 
-def without_reading(model: keras.Model, units: Units, removed: np.ndarray) -> keras.Model:
+def without_reading(model: keras.Model, units: LayerUnits, removed: np.ndarray) -> keras.Model:
     """The whole model, in which no weight reads the features."""
     values = {id(w): v for w, v in zip(model.weights, model.get_weights(), strict=True)}
     for axis in units.axes:
@@ -461,7 +461,7 @@ def test_both_takes_the_units_of_the_lowest_places_in_the_two_orders(monkeypatch
     }
 
     def told(values: list[float]) -> Callable[..., np.ndarray]:
-        def score(model: keras.Model, units: Units, *_: Any) -> np.ndarray:
+        def score(model: keras.Model, units: LayerUnits, *_: Any) -> np.ndarray:
             found = np.zeros(pruning._count(units))
             for features in units.layers.values():
                 found[features] = values

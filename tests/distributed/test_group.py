@@ -1,13 +1,13 @@
 import pytest
 
-from cellerate.distributed.group import Place, check_backend, own_place
+from cellerate.distributed.group import Membership, check_backend, own_place
 from cellerate.errors import BackendError, ConfigError
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "99"}
 
 
 def test_place_survives_the_environment():
-    place = Place(1, 3, "here:99")
+    place = Membership(1, 3, "here:99")
     assert place.environment() == WHOLE
     assert own_place(WHOLE) == place
 

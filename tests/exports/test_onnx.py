@@ -13,7 +13,7 @@ from cellerate.errors import ModelError
 from cellerate.exports.litert import LiteRt, litert_model
 from cellerate.exports.onnx import OnnxRuntime, onnx_model
 from cellerate.exports.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
-from cellerate.exports.trials import Trial, deviation, sizes_of, trials_of
+from cellerate.exports.trials import TrialBatch, deviation, sizes_of, trials_of
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
 from cellerate.runtime.program.engine import Engine
 from support.activation_names import IN_FILES
@@ -176,7 +176,7 @@ def scaled(by: float) -> Program:
 
 def test_numbers_at_the_end_of_the_range_may_overflow_in_one_runtime_and_not_in_the_other() -> None:
     right = np.float32([1.0, 3e38, np.inf, np.nan])
-    (trial,) = [Trial(None, {"x": right}, {"y": right})]
+    (trial,) = [TrialBatch(None, {"x": right}, {"y": right})]
 
     def error(*found: float) -> float:
         return deviation([trial], lambda _: {"y": np.float32(found)}).error

@@ -12,8 +12,8 @@ from cellerate.keras_graph.keras_layers import (
     MIXED,
     OPERATIONS,
     ROWS,
+    LayerFacts,
     OperationRow,
-    Row,
     readers,
 )
 from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue
@@ -55,7 +55,7 @@ def test_layer_without_a_row_is_unknown_to_every_reader():
 
 
 def test_planted_row_is_all_that_a_new_layer_needs(monkeypatch):
-    monkeypatch.setitem(ROWS, Doubled, Row(ALIKE, read_doubled, ties_layers.passes, per_step=True))
+    monkeypatch.setitem(ROWS, Doubled, LayerFacts(ALIKE, read_doubled, ties_layers.passes, per_step=True))
     model = model_with(Doubled(name="doubled"))
 
     nodes = {node.name: node for node in read_program(model).nodes}
@@ -68,16 +68,16 @@ def test_planted_row_is_all_that_a_new_layer_needs(monkeypatch):
 
 def test_planted_row_of_a_single_step_is_read_inside_time_distributed(monkeypatch):
     model = model_with(layers.TimeDistributed(Doubled(name="doubled"), name="steps"))
-    monkeypatch.setitem(ROWS, Doubled, Row(ALIKE, read_doubled, ties_layers.passes))
+    monkeypatch.setitem(ROWS, Doubled, LayerFacts(ALIKE, read_doubled, ties_layers.passes))
     with pytest.raises(ModelError, match="steps/doubled"):
         read_program(model)
-    monkeypatch.setitem(ROWS, Doubled, Row(ALIKE, read_doubled, ties_layers.passes, per_step=True))
+    monkeypatch.setitem(ROWS, Doubled, LayerFacts(ALIKE, read_doubled, ties_layers.passes, per_step=True))
     assert "steps/doubled" in {node.name for node in read_program(model).nodes}
     assert list(units_of(model).layers) == ["lstm"]
 
 
 def test_planted_row_that_mixes_steps_is_refused_by_the_step_graph(monkeypatch):
-    monkeypatch.setitem(ROWS, Doubled, Row(MIXED))
+    monkeypatch.setitem(ROWS, Doubled, LayerFacts(MIXED))
     with pytest.raises(ModelError, match="mixes time steps"):
         StepGraph(model_with(Doubled(name="doubled")))
 
@@ -117,6 +117,6 @@ def test_rows_are_of_operations_that_keras_has():
 
 
 def test_rows_say_something_of_every_layer():
-    assert [kind for kind, row in ROWS.items() if row == Row()] == []
+    assert [kind for kind, row in ROWS.items() if row == LayerFacts()] == []
     assert [name for name, row in OPERATIONS.items() if row == OperationRow()] == []
     assert {kind for kind, row in ROWS.items() if row.per_step} == readers().per_step.keys()

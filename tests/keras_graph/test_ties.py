@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from cellerate.keras_graph.ties import Units, units_of
+from cellerate.keras_graph.ties import LayerUnits, units_of
 
 pytestmark = pytest.mark.keras
 
@@ -21,7 +21,7 @@ def sequence(width: int = 4) -> Any:
     return keras.Input((5, width))
 
 
-def on(units: Units, variable: Any) -> list[tuple[list[int], bool]]:
+def on(units: LayerUnits, variable: Any) -> list[tuple[list[int], bool]]:
     """What is on each axis of a weight."""
     found = sorted(
         (axis for axis in units.axes if axis.variable is variable), key=lambda labelled: labelled.axis

@@ -8,10 +8,10 @@ from cellerate.optimization.budget import OVERTIME, fitting, left_out, verdict_s
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.listener import Listener
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.processes import Processes
+from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 pytestmark = pytest.mark.keras
 
@@ -42,7 +42,7 @@ class Stage(OptimizerPass):
 @pytest.fixture
 def context():
     state = State(identity={}, choices=Choices("auto", "float32", 8, 1, None, "int8"), started="")
-    processes = Processes(lambda: None)
+    processes = Workers(lambda: None)
     settings = OptimizeSettings(time_budget=BUDGET)
     return Context(SimpleNamespace(), settings, None, None, (), "", state, Listener(), processes)
 
@@ -108,10 +108,10 @@ def test_verdict_keeps_its_time_for_every_model_that_it_times(context):
 def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enough(context):
     context.state.seconds = 140.0
     found = [
-        Pass(name="prune", title="Prune", status="skipped", needs_s=24.0),
-        Pass(name="distill", title="Distil", status="skipped", needs_s=70.0),
-        Pass(name="quantize", title="Quantise", status="skipped", reason="it cannot be packed"),
-        Pass(name="batch", title="Batch size", status="skipped", needs_s=9.0),
+        StageRecord(name="prune", title="Prune", status="skipped", needs_s=24.0),
+        StageRecord(name="distill", title="Distil", status="skipped", needs_s=70.0),
+        StageRecord(name="quantize", title="Quantise", status="skipped", reason="it cannot be packed"),
+        StageRecord(name="batch", title="Batch size", status="skipped", needs_s=9.0),
     ]
     # The last was not asked for in this call.
     (told,) = left_out(context, found, ["prune", "distill", "quantize"])

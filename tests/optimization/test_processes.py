@@ -8,17 +8,17 @@ import pytest
 
 from cellerate.optimization import processes as module
 from cellerate.optimization.probe_client import Probe, ProbeError
-from cellerate.optimization.processes import Training, Way
+from cellerate.optimization.processes import Training, TrainingWay
 from support.processes import Noted, usual
 
 pytestmark = pytest.mark.keras
 
-KERAS = Way("keras", "float32", 8, 10)
-OURS = Way("auto", "float32", 8, 10)
+KERAS = TrainingWay("keras", "float32", 8, 10)
+OURS = TrainingWay("auto", "float32", 8, 10)
 
 
 def ways(count):
-    return [Way("auto", "float32", rows, 10) for rows in range(1, count + 1)]
+    return [TrainingWay("auto", "float32", rows, 10) for rows in range(1, count + 1)]
 
 
 def test_those_of_the_baseline_open_the_model_at_the_same_time():
@@ -190,7 +190,7 @@ def test_how_long_to_wait_is_told_to_those_that_run_and_to_those_to_come():
     processes.begin()
     processes.trainings([KERAS, OURS])
     processes.wait_for(7.0)
-    processes.trainings([Way("auto", "mixed_bfloat16", 8, 10)])
+    processes.trainings([TrainingWay("auto", "mixed_bfloat16", 8, 10)])
     assert [process.patience_s for process in noted.all] == [7.0] * 4
 
 
@@ -201,7 +201,7 @@ def test_a_training_is_compiled_once_and_begins_again_from_the_same_weights(made
     start = functools.partial(
         Probe, made / "text.keras", [made / "t.txt"], seed=0, backend=keras.config.backend(), patience_s=300.0
     )
-    with contextlib.closing(module.Processes(start)) as processes:
+    with contextlib.closing(module.Workers(start)) as processes:
         (training,) = processes.trainings([OURS])
         assert isinstance(training, Training), training
         first, further, again = (training.turn(6, restart=restart) for restart in (True, False, True))

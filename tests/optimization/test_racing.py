@@ -11,13 +11,13 @@ from cellerate.optimization.listener import Listener
 from cellerate.optimization.passes import racing
 from cellerate.optimization.passes.racing import race_trainings, race_uses
 from cellerate.optimization.probe_client import ProbeError
-from cellerate.optimization.processes import Way
+from cellerate.optimization.processes import TrainingWay
 from cellerate.report.record import TrainingStep
 from support.processes import Noted, usual
 
 pytestmark = pytest.mark.keras
 
-WAYS = [Way(implementation, "float32", 8, 10) for implementation in ("keras", "auto")]
+WAYS = [TrainingWay(implementation, "float32", 8, 10) for implementation in ("keras", "auto")]
 
 
 def raced(rule=usual, *, late=False, ways=WAYS, context=None):
@@ -93,7 +93,7 @@ def test_a_contestant_that_fails_is_told_and_ended_and_the_others_go_on():
         return usual(number, kind, options)
 
     turned = []
-    ways = [*WAYS, Way("auto", "mixed_bfloat16", 8, 10)]
+    ways = [*WAYS, TrainingWay("auto", "mixed_bfloat16", 8, 10)]
     found, turns, noted, context = raced(rule, ways=ways)
     assert isinstance(found[1], ProbeError)
     assert len(found[0].turns) == len(found[2].turns) >= 6
@@ -116,7 +116,7 @@ def test_what_a_training_takes_to_compile_is_learnt_from_those_that_are_new():
     context.state.compile_s = 99.0
     race_trainings(context, "again", WAYS)
     assert context.state.compile_s == 99.0
-    race_trainings(context, "another", [WAYS[1], Way("auto", "mixed_bfloat16", 8, 10)])
+    race_trainings(context, "another", [WAYS[1], TrainingWay("auto", "mixed_bfloat16", 8, 10)])
     assert context.state.compile_s == 3.0
 
 

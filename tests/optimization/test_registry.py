@@ -14,7 +14,7 @@ from cellerate.optimization.passes.loading import chosen_passes, load_passes
 from cellerate.optimization.passes.registry import PASSES
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
@@ -44,7 +44,7 @@ class Halve(OptimizerPass):
         made = context.consider("halved", "halved", self.name, context.original(), "int8")
         smaller = dataclasses.replace(made, file_bytes=made.file_bytes - 1)
         context.state.candidates[-1] = smaller
-        return Pass(name=self.name, title=self.title, status="done", decision="halved it", kept=False)
+        return StageRecord(name=self.name, title=self.title, status="done", decision="halved it", kept=False)
 
 
 class Round(Halve):
@@ -57,7 +57,7 @@ class Round(Halve):
     def run(self, context):
         context.consider("rounded", "rounded", self.name, context.original(), "bfloat16")
         context.state.choices.packed_precision = "bfloat16"
-        return Pass(name=self.name, title=self.title, status="done", decision="rounded", kept=True)
+        return StageRecord(name=self.name, title=self.title, status="done", decision="rounded", kept=True)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from cellerate.optimization import state as module
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.state import Choices, State, load_state, save_state
 from cellerate.report.quality import Interval
-from cellerate.report.record import Candidate, Change, Pass, Sample, Speed, TrainingStep
+from cellerate.report.record import Candidate, Change, SampleOutput, Speed, StageRecord, TrainingStep
 
 IDENTITY = {"model": "1234", "data": "abcd"}
 
@@ -22,7 +22,7 @@ def state():
         started="2026-01-01T00:00:00+00:00",
         seconds=12.5,
         passes=[
-            Pass(
+            StageRecord(
                 name="kernels",
                 title="Kernels",
                 status="done",
@@ -42,7 +42,7 @@ def state():
                 loss=None,
                 passes_gate=True,
                 speeds=(Speed("predict", 1.0, 2.0, 900.0, None, 1),),
-                sample=Sample(prompt="Ω “quoted”\n", text="\x00"),
+                sample=SampleOutput(prompt="Ω “quoted”\n", text="\x00"),
             )
         ],
         judged={"original": Judged((1.0, 1 / 3), (1.0, 2.0))},

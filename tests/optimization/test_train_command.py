@@ -13,7 +13,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.optimization.context import Context
 from cellerate.optimization.listener import Listener
-from cellerate.optimization.processes import Processes
+from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
 from cellerate.optimization.train_command import architecture_of, train_command
@@ -57,7 +57,7 @@ def command_of(made, tmp_path):
                 keras.config.backend(),
                 state,
                 Listener(),
-                Processes(lambda: None),
+                Workers(lambda: None),
             )
         )
 

@@ -11,7 +11,7 @@ import pytest
 from cellerate.optimization.passes import racing, sweeps
 from cellerate.optimization.passes.pipeline import Pipeline
 from cellerate.optimization.probe_client import ProbeError
-from cellerate.optimization.processes import Processes
+from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.report.record import TrainingStep
 
@@ -81,7 +81,7 @@ def tuned(made, tmp_path, monkeypatch):
             started="",
             training_steps=[TrainingStep("Keras, float32", first, 10, 1.0, 0.9, 1.1, 80_000.0)],
         )
-        processes = Processes(lambda: context.probe())
+        processes = Workers(lambda: context.probe())
         context = module.Context(
             workload=open_workload(made / "text.keras", [made / "t.txt"], seed=0),
             settings=OptimizeSettings(),

@@ -13,10 +13,10 @@ from cellerate.report.record import (
     Change,
     Curve,
     ForecastSample,
-    Pass,
     Run,
-    Sample,
+    SampleOutput,
     Speed,
+    StageRecord,
     TrainingStep,
     Verdict,
 )
@@ -86,12 +86,12 @@ def _text_candidates():
     return (
         candidate(
             "original", "Original, Keras", "baseline", "float32", whole, 19_850_331, 1.9473, None, keras,
-            on_front=True, sample=Sample(STORY, WRITTEN["original"]), file="models/original.keras",
+            on_front=True, sample=SampleOutput(STORY, WRITTEN["original"]), file="models/original.keras",
         ),
         *(
             candidate(
                 *row, (speed("packed", latency, many),), on_front=row[0] in ("packed", "int8", "pruned-75-int8"),
-                sample=Sample(STORY, WRITTEN["packed" if row[0] == "bfloat16" else row[0]]),
+                sample=SampleOutput(STORY, WRITTEN["packed" if row[0] == "bfloat16" else row[0]]),
             )
             for *row, latency, many in packed
         ),
@@ -114,7 +114,7 @@ def _text_passes():
     speed_title, loss, bits = "Training speed by batch size", "Loss while fine-tuning", "bits per character"
     curve = {"x_label": "batch size", "log_x": True, "x": batches}
     return (
-        Pass(
+        StageRecord(
             "baseline",
             "Baseline",
             "done",
@@ -123,7 +123,7 @@ def _text_passes():
             False,
             facts=(("Weights", "1,643,107"),),
         ),
-        Pass(
+        StageRecord(
             "kernels",
             "Fused kernels",
             "done",
@@ -133,7 +133,7 @@ def _text_passes():
             gains=(Change("training", "training step, batch of 128", 26_300, 139_300, "characters/s", True),),
             facts=(("Target", "avx512bf16"), ("Layers accelerated", "2 of 2")),
         ),
-        Pass(
+        StageRecord(
             "batch",
             "Batch size",
             "done",
@@ -167,8 +167,10 @@ def _text_passes():
                 "The learning rate that belongs to it is 0.00141: the old one times the square root of 2.",
             ),
         ),
-        Pass("length", "Window length", "skipped", reason="The model keeps its state between windows."),
-        Pass(
+        StageRecord(
+            "length", "Window length", "skipped", reason="The model keeps its state between windows."
+        ),
+        StageRecord(
             "pipeline",
             "Input pipeline",
             "done",
@@ -177,7 +179,7 @@ def _text_passes():
             False,
             gains=(Change("training", "waiting for data, share of a step", 0.4, 0.4, "%", False),),
         ),
-        Pass(
+        StageRecord(
             "precision",
             "Packed",
             "done",
@@ -189,7 +191,7 @@ def _text_passes():
                 Change("size", "file", 19_850_331, 6_590_112, "bytes", False),
             ),
         ),
-        Pass(
+        StageRecord(
             "quantize",
             "Quantised to int8",
             "done",
@@ -202,7 +204,7 @@ def _text_passes():
             ),
             notes=("4 of 2,048 columns are clipped.",),
         ),
-        Pass(
+        StageRecord(
             "prune",
             "Pruned",
             "done",
@@ -225,7 +227,7 @@ def _text_passes():
                 Curve(loss, "75 % kept", "step", bits, steps, tuple(1.9 + 0.05 * math.cos(n) for n in steps)),
             ),
         ),
-        Pass(
+        StageRecord(
             "distill",
             "Distilled",
             "failed",
@@ -417,7 +419,7 @@ def series_run():
             loss,
             (speed("packed", p50, 31_000.0, 256),),
             on_front=True,
-            sample=Sample(forecasts=forecasts(10 * (error - 0.31))),
+            sample=SampleOutput(forecasts=forecasts(10 * (error - 0.31))),
         )
 
     return Run(
@@ -441,8 +443,8 @@ def series_run():
         ),
         training_steps=(TrainingStep("Keras, float32", 64, None, 38.0, 37.5, 39.1, 1_684.0, 905_000_000),),
         passes=(
-            Pass("baseline", "Baseline", "done", 9.0, "It was measured as it is."),
-            Pass(
+            StageRecord("baseline", "Baseline", "done", 9.0, "It was measured as it is."),
+            StageRecord(
                 "quantize",
                 "Quantised to int8",
                 "done",
@@ -477,8 +479,8 @@ def lines_run(text_run):
         item="lines",
         metric=Metric("token accuracy", "", True, "1,024 held-out lines"),
         candidates=(
-            dataclasses.replace(first, sample=Sample(lines, backs[0]), quality=interval(0.981, 0.004)),
-            dataclasses.replace(second, sample=Sample(lines, backs[1]), quality=interval(0.977, 0.004)),
+            dataclasses.replace(first, sample=SampleOutput(lines, backs[0]), quality=interval(0.981, 0.004)),
+            dataclasses.replace(second, sample=SampleOutput(lines, backs[1]), quality=interval(0.977, 0.004)),
         ),
     )
 
@@ -488,7 +490,9 @@ def failed_run(text_run):
     """A run that failed in the middle."""
     passes = (
         *text_run.passes[:3],
-        Pass("precision", "Packed", "failed", 3.0, reason="ModelError: the layer 'gru' has no packed form."),
+        StageRecord(
+            "precision", "Packed", "failed", 3.0, reason="ModelError: the layer 'gru' has no packed form."
+        ),
     )
     return dataclasses.replace(
         text_run, status="failed", verdict=None, passes=passes, candidates=text_run.candidates[:1]
@@ -532,7 +536,7 @@ def hostile_run(text_run, series_run):
         return value
 
     odd = (-1e300, 0.0, 1e-300, 1e300)
-    strange = Pass(
+    strange = StageRecord(
         "odd",
         "Odd",
         "done",

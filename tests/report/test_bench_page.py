@@ -7,8 +7,8 @@ import pytest
 
 from cellerate.report.bench_page import BenchPage, Section, bench_html
 from cellerate.report.svg import Bar, BarChart, RatioChart
-from cellerate.report.tables import Cell, Figure, Table, cells
-from cellerate.report.view import Tile
+from cellerate.report.tables import Figure, FigureTable, TableCell, cells
+from cellerate.report.view import HeadlineFigure
 from support.browser import browser
 
 __all__ = ["browser"]
@@ -39,8 +39,8 @@ CHARTS = {
 
 
 def page(chart=None, words="Cellerate"):
-    table = Table(
-        words, ("Contestant", ">characters/s"), (cells(words, Cell("158 k", note=words, tone="good")),)
+    table = FigureTable(
+        words, ("Contestant", ">characters/s"), (cells(words, TableCell("158 k", note=words, tone="good")),)
     )
     figures = (Figure(chart or CHARTS["bars"], table, wide=True),)
     return BenchPage(
@@ -48,7 +48,7 @@ def page(chart=None, words="Cellerate"):
         facts=(words, "2 cores"),
         sentence=f"{words} is ahead.",
         tone="good",
-        tiles=(Tile("1.51", "times as fast as", words, "158 k beside 105 k", "good"),),
+        tiles=(HeadlineFigure("1.51", "times as fast as", words, "158 k beside 105 k", "good"),),
         warnings=(f"{words} was busy.",),
         sections=(Section("Training", (words,), figures, (table,), (words,)),),
         command="cellerate bench",

@@ -6,7 +6,7 @@ import pytest
 from cellerate.report import compare_page
 from cellerate.report.compare import compare
 from cellerate.report.quality import Interval
-from cellerate.report.record import Pass, TrainingStep
+from cellerate.report.record import StageRecord, TrainingStep
 
 
 def with_model(run, name, **changes):
@@ -217,7 +217,7 @@ def test_student_and_its_one_without_a_teacher_are_compared_each_with_its_own(te
 
 
 def test_pass_that_failed_before_too_is_no_regression(text_run):
-    failed = (*text_run.passes, Pass("more", "More", "failed"))
+    failed = (*text_run.passes, StageRecord("more", "More", "failed"))
     assert (
         compare(
             dataclasses.replace(text_run, passes=failed), dataclasses.replace(text_run, passes=failed)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from cellerate.report import figures, view
-from cellerate.report.record import Change, Pass, Sample
+from cellerate.report.record import Change, SampleOutput, StageRecord
 from cellerate.report.samples import samples
 
 
@@ -28,7 +28,7 @@ def test_waterfall_multiplies_the_first_gain_of_each_pass_that_was_kept(text_run
 
 def test_waterfall_of_a_pass_that_makes_worse_says_so(text_run):
     gain = Change("use", "one character", 1.0, 2.0, "ms", False)
-    passes = (Pass("a", "A", "done", kept=True, gains=(gain,)),)
+    passes = (StageRecord("a", "A", "done", kept=True, gains=(gain,)),)
     run = dataclasses.replace(text_run, passes=passes, verdict=None)
     (use,) = figures.waterfalls(run)
     assert use.chart.total == "2.00x slower"
@@ -56,7 +56,7 @@ def test_total_of_a_waterfall_is_the_figure_of_the_verdict_and_not_a_product(tex
 @pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (0.0, 0.0)])
 def test_waterfall_leaves_out_what_has_no_factor(text_run, before, after):
     gain = Change("use", "one character", before, after, "ms", False)
-    run = dataclasses.replace(text_run, passes=(Pass("a", "A", "done", kept=True, gains=(gain,)),))
+    run = dataclasses.replace(text_run, passes=(StageRecord("a", "A", "done", kept=True, gains=(gain,)),))
     assert figures.waterfalls(run) == []
 
 
@@ -246,8 +246,8 @@ def test_samples_begin_with_the_original_and_the_chosen(text_run):
 def test_samples_of_different_prompts_keep_theirs(text_run):
     first, second = text_run.candidates[:2]
     models = (
-        dataclasses.replace(first, sample=Sample("a", "b")),
-        dataclasses.replace(second, sample=Sample("c", "d")),
+        dataclasses.replace(first, sample=SampleOutput("a", "b")),
+        dataclasses.replace(second, sample=SampleOutput("c", "d")),
     )
     found = samples(dataclasses.replace(text_run, candidates=models))
     assert found.prompt == ""

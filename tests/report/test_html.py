@@ -12,7 +12,7 @@ from cellerate.errors import OutputError
 from cellerate.report import html, view
 from cellerate.report.compare import compare
 from cellerate.report.markdown import markdown
-from cellerate.report.record import Curve, Pass, Sample
+from cellerate.report.record import Curve, SampleOutput, StageRecord
 
 STYLE = Path(html.__file__).parent / "templates" / "style.css"
 ORDER = [
@@ -220,7 +220,9 @@ def test_hostile_text_is_shown_and_nothing_more(hostile_run, text_run, parse):
 
 
 def test_text_of_a_sample_keeps_its_lines_and_an_endless_one_is_cut(text_run, parse):
-    first = dataclasses.replace(text_run.candidates[0], sample=Sample("a\n b", "c\n\n  d" + "x" * 10**6))
+    first = dataclasses.replace(
+        text_run.candidates[0], sample=SampleOutput("a\n b", "c\n\n  d" + "x" * 10**6)
+    )
     shown = html.html(dataclasses.replace(text_run, candidates=(first,)))
     given, written = parse(shown).all("div", class_="sample")
     assert given.text == "a\n b"
@@ -251,7 +253,7 @@ def test_curve_of_many_points_stays_small(text_run):
     many = tuple(float(n) for n in range(100_000))
     curve = Curve("Loss", "a", "step", "nats", many, many)
     run = dataclasses.replace(
-        text_run, passes=(Pass("prune", "Pruned", "done", curves=(curve,)),), candidates=()
+        text_run, passes=(StageRecord("prune", "Pruned", "done", curves=(curve,)),), candidates=()
     )
     shown = html.html(run)
     assert len(shown) < 100_000
@@ -263,7 +265,7 @@ def test_curve_that_is_no_curve_is_left_out(text_run, parse):
         Curve("none", "a", "x", "y", (), ()),
         Curve("short", "a", "x", "y", (1.0, 2.0), (5.0,), False, ((7, "no"),)),
     )
-    run = dataclasses.replace(text_run, passes=(Pass("a", "A", "done", curves=odd),))
+    run = dataclasses.replace(text_run, passes=(StageRecord("a", "A", "done", curves=odd),))
     titles = [found.text for found in parse(html.html(run)).all("h4")]
     assert titles == ["short"]
 

@@ -4,8 +4,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from cellerate.report import markdown
-from cellerate.report.record import Pass, Sample
-from cellerate.report.tables import Cell, Table
+from cellerate.report.record import SampleOutput, StageRecord
+from cellerate.report.tables import FigureTable, TableCell
 
 
 def tokens(text):
@@ -97,7 +97,7 @@ def test_plain_text_shows_as_it_is(text, shown):
 
 @pytest.mark.parametrize("text", ["a", "`", "``a`", "a|b", "", "` ` `"])
 def test_code_in_a_table_stays_in_its_cell(text):
-    table = Table("c", ("a", "b"), ((Cell(text, code=True), Cell("next")),))
+    table = FigureTable("c", ("a", "b"), ((TableCell(text, code=True), TableCell("next")),))
     found = tokens(markdown.table(table))
     codes = [token.content for token in found if token.type == "code_inline"]
     assert [code.strip() for code in codes] == [text.strip()]
@@ -117,7 +117,9 @@ def test_block_holds_nothing_that_moves_the_cursor_of_a_terminal():
 
 
 def test_report_with_control_characters_in_texts_and_commands_shows_none(text_run):
-    first = dataclasses.replace(text_run.candidates[0], sample=Sample("\x1b[1mgiven", "made\x1b]0;title\x07"))
+    first = dataclasses.replace(
+        text_run.candidates[0], sample=SampleOutput("\x1b[1mgiven", "made\x1b]0;title\x07")
+    )
     run = dataclasses.replace(text_run, candidates=(first,), command="cellerate \x1b[2J")
     text = markdown.markdown(run)
     assert "given" in text and "made" in text
@@ -125,7 +127,7 @@ def test_report_with_control_characters_in_texts_and_commands_shows_none(text_ru
 
 
 def test_note_with_newlines_is_one_point_of_the_list(text_run):
-    run = dataclasses.replace(text_run, passes=(Pass("a", "A", "done", notes=("one\n\n# two",)),))
+    run = dataclasses.replace(text_run, passes=(StageRecord("a", "A", "done", notes=("one\n\n# two",)),))
     assert "\n- one # two\n" in markdown.markdown(run)
 
 

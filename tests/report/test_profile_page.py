@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cellerate.observe.profiling.record import Change, Memory, Part, Profile, bottleneck
+from cellerate.observe.profiling.record import Memory, Part, Profile, Suggestion, bottleneck
 from cellerate.report.profile_page import profile_html, write_profile
 from support.browser import browser, check_page
 
@@ -23,8 +23,8 @@ PARTS = (
     Part("Python and the framework, nothing computed", "host", 1.0, idle_ms=1.0, share=0.02),
 )
 CHANGES = (
-    Change("The training waits for batches", "steps wait 30 ms", 0.6, 50.0, 20.0, "PyDataset(workers=4)"),
-    Change("Numbers have 32 bits", "it is <faster>", 0.1, 20.0, 15.0, "--precision auto", optional=True),
+    Suggestion("The training waits for batches", "steps wait 30 ms", 0.6, 50.0, 20.0, "PyDataset(workers=4)"),
+    Suggestion("Numbers have 32 bits", "it is <faster>", 0.1, 20.0, 15.0, "--precision auto", optional=True),
 )
 FULL = Profile(
     model="<script>alert(1)</script>",

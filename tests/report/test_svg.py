@@ -12,8 +12,8 @@ from cellerate.report.svg import (
     Line,
     LineChart,
     ScatterChart,
-    Step,
     WaterfallChart,
+    WaterfallStep,
     canvas,
     labels,
 )
@@ -54,11 +54,11 @@ CHARTS = {
         "Q", "d", (dot(1e-300, -1e300, name=HOSTILE), dot(1e300, 1e300)), 0.0, HOSTILE, True
     ),
     "waterfall": WaterfallChart(
-        "W", "d", (Step("a", 3.0, "3.00x faster"), Step("b", 0.5, "2.00x slower")), "1.5x", 1.5
+        "W", "d", (WaterfallStep("a", 3.0, "3.00x faster"), WaterfallStep("b", 0.5, "2.00x slower")), "1.5x", 1.5
     ),
-    "waterfall-worse": WaterfallChart("W", "d", (Step("a", 0.25, "4.00x slower"),), "4.00x slower", 0.25),
+    "waterfall-worse": WaterfallChart("W", "d", (WaterfallStep("a", 0.25, "4.00x slower"),), "4.00x slower", 0.25),
     "waterfall-extreme": WaterfallChart(
-        "W", "d", (Step(HOSTILE, 1e200, HOSTILE), Step("b", 1e-300, "")), HOSTILE, 1e-100
+        "W", "d", (WaterfallStep(HOSTILE, 1e200, HOSTILE), WaterfallStep("b", 1e-300, "")), HOSTILE, 1e-100
     ),
     "forecast": ForecastChart("F", "d", tuple(range(99)), (1.0, 2.0), (1.5, 2.5), (1.0, 2.0), (2.0, 3.0)),
     "forecast-of-nothing": ForecastChart("F", "d", (), (), ()),

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from cellerate.optimization.processes import Processes
+from cellerate.optimization.processes import Workers
 
 TRAINER = {"batch_size": 8, "length": 10, "items": 80, "step_s": 0.15, "compile_s": 5.0}
 
@@ -71,7 +71,7 @@ class Noted:
         return self.all[-1]
 
     def processes(self):
-        return Processes(self.probe)
+        return Workers(self.probe)
 
     def of(self, event):
         """The numbers of the processes that an event happened to."""

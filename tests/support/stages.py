@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 
 class Stand(OptimizerPass):
@@ -26,7 +26,7 @@ class Stand(OptimizerPass):
     def run(self, context):
         self.begun.append(self.name)
         type(self).does(context)
-        return Pass(name=self.name, title=self.title, status="done", decision="kept", kept=self.keeps)
+        return StageRecord(name=self.name, title=self.title, status="done", decision="kept", kept=self.keeps)
 
 
 def statuses(run):

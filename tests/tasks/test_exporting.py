@@ -17,7 +17,7 @@ from cellerate.exports.litert import LiteRt
 from cellerate.exports.onnx import OnnxRuntime
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.keras_graph import program_layers
-from cellerate.keras_graph.keras_layers import ALIKE, ROWS, Row
+from cellerate.keras_graph.keras_layers import ALIKE, ROWS, LayerFacts
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, save_model
@@ -217,7 +217,7 @@ def test_program_that_computes_something_else_than_keras_is_not_written(tmp_path
     assert_near(next(iter(found.values())), model(padded, training=False))
 
     before = (tmp_path / "m.onnx").read_bytes()
-    plain = Row(ALIKE, program_layers.merge("multiply"), per_step=True)
+    plain = LayerFacts(ALIKE, program_layers.merge("multiply"), per_step=True)
     monkeypatch.setitem(ROWS, keras.layers.Multiply, plain)
     with pytest.raises(ModelError, match=r"gives other numbers than in Keras: its error is 0\.\d+"):
         cellerate.export(model, tmp_path / "m.onnx")

@@ -17,7 +17,7 @@ from cellerate.bridges import jax_cuda
 from cellerate.bridges.jax_devices import by_rows
 from cellerate.kernels import native
 from cellerate.kernels.lstm.spec import BATCH_AXES, LstmOptions
-from cellerate.kernels.operation import Codes, Operation
+from cellerate.kernels.operation import Codes, CoreOperation
 
 _TARGET = "cellerate_call"
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
@@ -63,7 +63,7 @@ def in_place_changes(tensor: Any) -> int:
 
 
 def run(
-    operation: Operation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
+    operation: CoreOperation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
 ) -> tuple[Any, ...]:
     """An operation on the native core, inside or outside `jax.jit`, with gradients.
 
@@ -159,7 +159,7 @@ class _Layer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _OnCore:
-    operation: Operation
+    operation: CoreOperation
     codes: Codes
 
     @property

@@ -180,7 +180,7 @@ def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -
 def _run(
     call: Call,
     direction: Direction,
-    structure: type[launch.Arguments],
+    structure: type[launch.KernelArguments],
     inputs: Arrays,
     results: Results,
     **integers: int,

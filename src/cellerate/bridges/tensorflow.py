@@ -14,7 +14,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.saved_model.save_context import in_save_context
 
 from cellerate.kernels import operation as on_core
-from cellerate.kernels.operation import Codes, Operation
+from cellerate.kernels.operation import Codes, CoreOperation
 
 # The code of the method that traces a function and does not run it.
 _GET_CONCRETE_FUNCTION = type(tf.function(lambda: None)).get_concrete_function.__code__
@@ -134,7 +134,7 @@ def _traced_for_its_graph() -> bool:
 
 
 def run(
-    operation: Operation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
+    operation: CoreOperation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
 ) -> tuple[Any, ...]:
     """An operation on the native core, eagerly or in a `tf.function`, with gradients.
 

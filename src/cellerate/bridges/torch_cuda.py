@@ -177,7 +177,7 @@ def backward(
     }
 
 
-def _run(call: Call, direction: Direction, arguments: launch.Arguments, tensors: Tensors) -> None:
+def _run(call: Call, direction: Direction, arguments: launch.KernelArguments, tensors: Tensors) -> None:
     """Starts a kernel with these tensors and the ones that both directions read."""
     kernel = call.plan.kernel(direction)
     c0, dropout = call["c0"], call["recurrent_dropout"]

@@ -15,7 +15,7 @@ from cellerate.bridges import torch_cuda
 from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.spec import LstmOptions
-from cellerate.kernels.operation import Codes, Operation
+from cellerate.kernels.operation import Codes, CoreOperation
 from cellerate.machine.environment import processors
 
 Operator = Callable[..., Any]
@@ -26,7 +26,7 @@ _defining = threading.Lock()
 
 
 def run(
-    operation: Operation, arrays: dict[str, torch.Tensor], codes: Codes = (), *, training: bool = True
+    operation: CoreOperation, arrays: dict[str, torch.Tensor], codes: Codes = (), *, training: bool = True
 ) -> tuple[torch.Tensor, ...]:
     """An operation on the native core, with gradients.
 
@@ -61,7 +61,7 @@ def cuda_lstm(
 
 
 def _call(
-    name: str, operation: Operation, arrays: dict[str, torch.Tensor], codes: Codes
+    name: str, operation: CoreOperation, arrays: dict[str, torch.Tensor], codes: Codes
 ) -> tuple[torch.Tensor, ...]:
     keep = torch.is_grad_enabled() and any(a.requires_grad for a in arrays.values())
     given = [arrays.get(argument) for argument in operation.arguments]
@@ -76,7 +76,7 @@ def _library() -> torch.library.Library:
 
 
 def _define(
-    name: str, operation: Operation, key: str, forward: Operator, backward: Operator, results: Operator
+    name: str, operation: CoreOperation, key: str, forward: Operator, backward: Operator, results: Operator
 ) -> None:
     """Defines `{name}_forward` and `{name}_backward`: opaque to torch.compile, which sees the shapes of their results.
 
@@ -140,7 +140,7 @@ def _make_idle_threads_sleep() -> None:
         started.wait()
 
 
-def _results(operation: Operation, *given: Any) -> Any:
+def _results(operation: CoreOperation, *given: Any) -> Any:
     """Empty tensors that forward fills, with their shapes and types."""
     *tensors, codes, keep = given
     named = {n: t for n, t in zip(operation.arguments, tensors, strict=True) if t is not None}
@@ -155,7 +155,7 @@ def _results(operation: Operation, *given: Any) -> Any:
     return tuple(found) if len(found) > 1 else found[0]
 
 
-def _forward(operation: Operation, *given: Any) -> Any:
+def _forward(operation: CoreOperation, *given: Any) -> Any:
     *tensors, codes, keep = given
     results = _results(operation, *given)
     written = list(results) if isinstance(results, tuple) else [results]
@@ -165,7 +165,7 @@ def _forward(operation: Operation, *given: Any) -> Any:
     return results
 
 
-def _gradients(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _gradients(operation: CoreOperation, *given: Any) -> tuple[torch.Tensor, ...]:
     """Empty tensors for the gradients; for an argument without one, a tensor without elements."""
     named = {n: t for n, t in zip(operation.arguments, given, strict=False) if t is not None}
     none, wanted = operation.like(named).new_empty(0), operation.with_gradients(named)
@@ -175,7 +175,7 @@ def _gradients(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _backward(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _backward(operation: CoreOperation, *given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes = given
     results = _gradients(operation, *given)
     there = {n: t for n, t in zip(operation.arguments, tensors, strict=False) if t is not None}
@@ -189,14 +189,14 @@ def _contiguous(tensors: Sequence[Any]) -> list[Any]:
     return [None if t is None else t.detach().contiguous() for t in tensors]
 
 
-def _save(operation: Operation, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save(operation: CoreOperation, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, ctx.codes, _ = inputs
     outputs = output if isinstance(output, tuple) else (output,)
     found = dict(zip(operation.forward_results, outputs, strict=True))
     ctx.save_for_backward(*tensors, *[found[name] for name in operation.kept])
 
 
-def _differentiate(operation: Operation, backward: str, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+def _differentiate(operation: CoreOperation, backward: str, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     given = dict(zip(operation.arguments, ctx.saved_tensors, strict=False))
     rest = ctx.saved_tensors[len(given) :]
     for source, through in operation.reached_through.items():
@@ -247,17 +247,17 @@ def _cuda_call(tensors: Sequence[Any], codes: Codes) -> torch_cuda.Call:
     return torch_cuda.Call(given, *cpu.options_of(codes))
 
 
-def _cuda_forward(_: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _cuda_forward(_: CoreOperation, *given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes, keep = given
     return torch_cuda.forward(_cuda_call(tensors, codes), keep=keep)
 
 
-def _cuda_results(_: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _cuda_results(_: CoreOperation, *given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes, keep = given
     return torch_cuda.forward_results(_cuda_call(tensors, codes), keep=keep)
 
 
-def _cuda_backward(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _cuda_backward(operation: CoreOperation, *given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, outputs, reserve, d_outputs, d_h_T, d_c_T, codes = given
     gradients = torch_cuda.backward(_cuda_call(tensors, codes), outputs, reserve, d_outputs, d_h_T, d_c_T)
     none = outputs.new_empty(0)

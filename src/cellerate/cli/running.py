@@ -114,9 +114,9 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
 
 def training_display(quiet: bool) -> "Display":
     """The display of a run."""
-    from cellerate.training.telemetry import Display, Terminal
+    from cellerate.training.telemetry import Display, TerminalProgress
 
-    class Program(Display if quiet else Terminal):  # type: ignore[misc]
+    class Program(Display if quiet else TerminalProgress):  # type: ignore[misc]
         """The display of a process that may end without the frameworks in it."""
 
         def end_at_once(self) -> None:

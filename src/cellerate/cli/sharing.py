@@ -14,7 +14,7 @@ from cellerate.errors import ConfigError
 from cellerate.machine.environment import LAUNCHED_VARIABLE, require
 
 if TYPE_CHECKING:
-    from cellerate.tasks.bulk import Pass
+    from cellerate.tasks.bulk import PassResult
 
 Processes = Annotated[
     int,
@@ -84,7 +84,7 @@ def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Ite
                 remove_pass(output)
 
 
-def tell_pass(done: "Pass", json: bool) -> None:
+def tell_pass(done: "PassResult", json: bool) -> None:
     """Says what came of a pass."""
     record = pass_record(done)
     if json:
@@ -94,6 +94,6 @@ def tell_pass(done: "Pass", json: bool) -> None:
         emit(f"{done.output}: {done.done:,} files{left}")
 
 
-def pass_record(done: "Pass") -> dict[str, Any]:
+def pass_record(done: "PassResult") -> dict[str, Any]:
     """The result of a pass, as JSON values."""
     return {"output": str(done.output), "files": done.done, "of": done.pieces}

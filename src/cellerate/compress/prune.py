@@ -28,7 +28,7 @@ from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError, TrainingError
 from cellerate.keras_graph.compiling import compile_as
-from cellerate.keras_graph.ties import Units, units_of
+from cellerate.keras_graph.ties import LayerUnits, units_of
 from cellerate.keras_graph.ties_layers import Array, WeightAxis
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, layer_nodes, rebuild, same_layers
@@ -197,7 +197,7 @@ def prune(
     )
 
 
-def without(model: keras.Model, units: Units, removed: Array) -> keras.Model:
+def without(model: keras.Model, units: LayerUnits, removed: Array) -> keras.Model:
     """Gives a model without some of its units.
 
     Args:
@@ -231,7 +231,7 @@ def without(model: keras.Model, units: Units, removed: Array) -> keras.Model:
     return rebuild(model, description, [values[id(variable)] for variable in model.weights])
 
 
-def saliency(model: keras.Model, units: Units, batches: Iterator[tuple[Any, ...]], loss: Any) -> Array:
+def saliency(model: keras.Model, units: LayerUnits, batches: Iterator[tuple[Any, ...]], loss: Any) -> Array:
     """Gives how much each unit matters to a loss, to first order.
 
     Take the sum of weight · gradient over all weights that read a unit, its own recurrent weights included.
@@ -274,7 +274,7 @@ def saliency(model: keras.Model, units: Units, batches: Iterator[tuple[Any, ...]
     return total / _SALIENCY_BATCHES
 
 
-def magnitude(model: keras.Model, units: Units) -> Array:
+def magnitude(model: keras.Model, units: LayerUnits) -> Array:
     """The L2 norm of the weights into and out of each unit, indexed by feature number: float64."""
     total = np.zeros(_count(units))
     values = {id(variable): value for variable, value in zip(model.weights, model.get_weights(), strict=True)}
@@ -284,7 +284,11 @@ def magnitude(model: keras.Model, units: Units) -> Array:
 
 
 def _scores(
-    model: keras.Model, units: Units, importance: Importance, batches: Iterator[tuple[Any, ...]], loss: Any
+    model: keras.Model,
+    units: LayerUnits,
+    importance: Importance,
+    batches: Iterator[tuple[Any, ...]],
+    loss: Any,
 ) -> Array:
     """The importance of each unit, indexed by feature number; comparable within a group."""
     found = []
@@ -335,7 +339,7 @@ def _kept(count: int, keep: float, multiple_of: int) -> int:
     return min(count, multiple_of * max(1, round(round(keep * count) / multiple_of)))
 
 
-def _least(units: Units, scores: Array, left: Mapping[_Group, int]) -> Array:
+def _least(units: LayerUnits, scores: Array, left: Mapping[_Group, int]) -> Array:
     """The units to remove, those with the lowest scores, so that each group keeps the number in `left`."""
     removed = [
         features[np.argsort(scores[features], kind="stable")[: features.size - left[group]]]
@@ -345,7 +349,7 @@ def _least(units: Units, scores: Array, left: Mapping[_Group, int]) -> Array:
 
 
 def _check_some_go(
-    model: keras.Model, units: Units, before: Mapping[_Group, int], final: Mapping[_Group, int]
+    model: keras.Model, units: LayerUnits, before: Mapping[_Group, int], final: Mapping[_Group, int]
 ) -> None:
     if not units.layers:
         reasons = "".join(f"\n- {path!r} stays whole: {why}." for path, why in units.kept_whole.items())
@@ -385,7 +389,7 @@ def _is_plain_keras(node: Mapping[str, Any]) -> bool:
     return str(node.get("module")).split(".")[0] == "keras"
 
 
-def _count(units: Units) -> int:
+def _count(units: LayerUnits) -> int:
     """The length of an array indexed by feature number."""
     return 1 + max(int(axis.features.max(initial=0)) for axis in units.axes)
 

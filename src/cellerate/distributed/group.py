@@ -15,7 +15,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Membership:
     """Where a process stands in its group.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
         return dict(zip(VARIABLES, (str(self.number), str(self.count), host, port), strict=True))
 
 
-def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def own_place(environment: Mapping[str, str] = os.environ) -> Membership | None:
     """The place of this process, or None if it belongs to no group or is the only one of it.
 
     Raises:
@@ -50,7 +50,7 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
         )
     number, count = own_share(environment)
     port = _whole("MASTER_PORT", environment["MASTER_PORT"])
-    return Place(number, count, f"{environment['MASTER_ADDR']}:{port}")
+    return Membership(number, count, f"{environment['MASTER_ADDR']}:{port}")
 
 
 def own_share(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def check_backend(backend: str) -> None:
         )
 
 
-def join(place: Place, backend: str) -> None:
+def join(place: Membership, backend: str) -> None:
     """Meets the other processes of a group; waits until all have come. Call it before anything is computed.
 
     Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from cellerate.distributed.group import Place
+from cellerate.distributed.group import Membership
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, processors
 from cellerate.machine.gpu import facts
@@ -57,7 +57,7 @@ def launch(
         started: list[subprocess.Popen[bytes]] = []
         try:
             for number in range(count):
-                place = Place(number, count, f"127.0.0.1:{port}") if count > 1 else None
+                place = Membership(number, count, f"127.0.0.1:{port}") if count > 1 else None
                 started.append(
                     subprocess.Popen(  # noqa: S603 (the user's own command, or a part of it)
                         [*BEGIN, str(os.getpid()), _processors_of(number, parts or count), *command],

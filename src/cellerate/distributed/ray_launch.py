@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellerate.distributed.group import Place
+from cellerate.distributed.group import Membership
 from cellerate.distributed.launch import BEGIN, free_port
 from cellerate.errors import BackendError, ConfigError
 from cellerate.machine.environment import LAUNCHED_VARIABLE, require
@@ -196,7 +196,7 @@ def _work(config: dict[str, Any]) -> None:
     process = subprocess.Popen(  # noqa: S603 (the user's own command)
         [*BEGIN, str(os.getpid()), "", *command],
         cwd=config["folder"],
-        env={**os.environ, **config["environment"], **Place(number, count, address).environment()},
+        env={**os.environ, **config["environment"], **Membership(number, count, address).environment()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

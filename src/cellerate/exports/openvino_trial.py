@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.exports.trials import Arrays, Trial, deviation
+from cellerate.exports.trials import Arrays, TrialBatch, deviation
 
 # It takes about two seconds.
 _PATIENCE_S = 120
 
 
-def tried_in_openvino(path: Path, trials: list[Trial]) -> str:
+def tried_in_openvino(path: Path, trials: list[TrialBatch]) -> str:
     """The outcome of OpenVINO on an ONNX file, in words; "" where it is not installed."""
     if importlib.util.find_spec("openvino") is None:
         return ""
@@ -40,7 +40,7 @@ def main() -> None:
     """Tries a file, on the CPU and in float32."""
     import openvino
 
-    trials: list[Trial] = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
+    trials: list[TrialBatch] = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
     try:
         model = openvino.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 

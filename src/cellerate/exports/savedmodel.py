@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from cellerate.exports import tensorflow_operations
-from cellerate.exports.trials import Arrays, Trial
+from cellerate.exports.trials import Arrays, TrialBatch
 from cellerate.program import Program
 
 _WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
@@ -22,7 +22,7 @@ _WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
 
 def write_saved_model(
     programs: Mapping[str, Program],
-    trials: Mapping[str, list[Trial]],
+    trials: Mapping[str, list[TrialBatch]],
     metadata: Mapping[str, Any],
     folder: str | os.PathLike[str],
 ) -> None:

@@ -21,7 +21,7 @@ _NEAR_OVERFLOW = 1e30
 Arrays = Mapping[str, np.ndarray]
 
 
-class Trial(NamedTuple):
+class TrialBatch(NamedTuple):
     """A batch.
 
     Attributes:
@@ -50,7 +50,7 @@ class Deviation(NamedTuple):
     shapes: str
 
 
-def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[Trial]:
+def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[TrialBatch]:
     """Batches that a program takes, with its results in float32.
 
     Masked inputs have masked steps anywhere, a row without any other step among them. Lengths at which the results
@@ -64,7 +64,7 @@ def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[Trial]:
         ModelError: It takes none of the sizes that are tried.
     """
     engine = Engine(program)
-    found: list[Trial] = []
+    found: list[TrialBatch] = []
     for scale in _SCALES:
         found = _tried(engine, batches, scale)
         calm = [trial for trial in found if _is_calm(trial)]
@@ -73,7 +73,7 @@ def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[Trial]:
     return found
 
 
-def _tried(engine: Engine, batches: Sequence[int], scale: float) -> list[Trial]:
+def _tried(engine: Engine, batches: Sequence[int], scale: float) -> list[TrialBatch]:
     """Batches of all lengths that the program takes, whose numbers have the standard deviation `scale`."""
     program = engine.program
     found, reason = [], ""
@@ -82,7 +82,7 @@ def _tried(engine: Engine, batches: Sequence[int], scale: float) -> list[Trial]:
         for apart in (True, False) if len(program.inputs) > 1 and length is not None else (False,):
             inputs = _inputs(program, batch, length or 1, scale, apart=apart)
             try:
-                found.append(Trial(length, inputs, engine.run(inputs)))
+                found.append(TrialBatch(length, inputs, engine.run(inputs)))
                 break
             except DataError as error:
                 reason = str(error)
@@ -91,12 +91,12 @@ def _tried(engine: Engine, batches: Sequence[int], scale: float) -> list[Trial]:
     return found
 
 
-def _is_calm(trial: Trial) -> bool:
+def _is_calm(trial: TrialBatch) -> bool:
     # NaN is the mean over a row that is masked whole, and runs away from nowhere.
     return all(not (np.abs(array) > _CALM).any() for array in trial.expected.values())
 
 
-def sizes_of(program: Program, trials: list[Trial]) -> dict[str, tuple[int | None, ...]]:
+def sizes_of(program: Program, trials: list[TrialBatch]) -> dict[str, tuple[int | None, ...]]:
     """The shape of each output, with None for the batch and for what depends on the length of an input."""
     # Of one length alone nothing can be told.
     known = len({trial.length for trial in trials}) > 1 or not _has_free_length(program)
@@ -111,7 +111,7 @@ def sizes_of(program: Program, trials: list[Trial]) -> dict[str, tuple[int | Non
     return sizes
 
 
-def deviation(trials: list[Trial], run: Callable[[Arrays], Arrays]) -> Deviation:
+def deviation(trials: list[TrialBatch], run: Callable[[Arrays], Arrays]) -> Deviation:
     """Runs each batch in another runtime and compares.
 
     Args:
@@ -135,7 +135,7 @@ def deviation(trials: list[Trial], run: Callable[[Arrays], Arrays]) -> Deviation
     return Deviation(worst, len(trials), tried)
 
 
-def own_int8_error(program: Program, trials: list[Trial]) -> float:
+def own_int8_error(program: Program, trials: list[TrialBatch]) -> float:
     """The error of our own runtime with weights of 8 bits: what rounding costs this model."""
     return deviation(trials, Engine(narrowed(program, "int8"), "int8").run).error
 

@@ -26,7 +26,7 @@ from cellerate.keras_graph.program_nodes import Read, Readers, ReadOne
 from cellerate.keras_graph.ties_layers import Tie
 
 
-class Steps(enum.Enum):
+class TimeSteps(enum.Enum):
     """The treatment of time steps by a layer or operation."""
 
     ALIKE = "every step alike"
@@ -35,11 +35,11 @@ class Steps(enum.Enum):
     CELL = "one after the other, with a state"
 
 
-ALIKE, LAST_AXIS, MIXED, CELL = Steps
+ALIKE, LAST_AXIS, MIXED, CELL = TimeSteps
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class LayerFacts:
     """The facts about a layer.
 
     Attributes:
@@ -49,80 +49,84 @@ class Row:
         per_step: Whether its nodes are right for a single time step, so that it may be inside a TimeDistributed.
     """
 
-    steps: Steps | None = None
+    steps: TimeSteps | None = None
     program: Read | None = None
     ties: Tie | None = None
     per_step: bool = False
 
 
-ROWS: dict[type, Row] = {
+ROWS: dict[type, LayerFacts] = {
     # Recurrent layers, and what wraps a layer.
-    layers.RNN: Row(CELL, recurrent.recurrent),
-    layers.LSTM: Row(CELL, recurrent.recurrent, ties.lstm),
-    layers.GRU: Row(CELL, recurrent.recurrent),
-    layers.SimpleRNN: Row(CELL, recurrent.recurrent),
-    layers.Bidirectional: Row(MIXED, recurrent.bidirectional, ties.bidirectional),
-    layers.TimeDistributed: Row(ALIKE, program.time_distributed),
-    ConvLSTM: Row(MIXED),
+    layers.RNN: LayerFacts(CELL, recurrent.recurrent),
+    layers.LSTM: LayerFacts(CELL, recurrent.recurrent, ties.lstm),
+    layers.GRU: LayerFacts(CELL, recurrent.recurrent),
+    layers.SimpleRNN: LayerFacts(CELL, recurrent.recurrent),
+    layers.Bidirectional: LayerFacts(MIXED, recurrent.bidirectional, ties.bidirectional),
+    layers.TimeDistributed: LayerFacts(ALIKE, program.time_distributed),
+    ConvLSTM: LayerFacts(MIXED),
     # From ids to features, and from features to features.
-    layers.Embedding: Row(ALIKE, program.embedding),
-    layers.ReversibleEmbedding: Row(ALIKE, program.reversible_embedding),
-    layers.Dense: Row(ALIKE, program.dense, ties.dense, per_step=True),
-    layers.EinsumDense: Row(None, program.einsum_dense, per_step=True),
-    layers.Identity: Row(ALIKE, program.dropped, ties.passes, per_step=True),
-    layers.Masking: Row(ALIKE, program.masking),
-    layers.Rescaling: Row(ALIKE, program.rescaling, per_step=True),
+    layers.Embedding: LayerFacts(ALIKE, program.embedding),
+    layers.ReversibleEmbedding: LayerFacts(ALIKE, program.reversible_embedding),
+    layers.Dense: LayerFacts(ALIKE, program.dense, ties.dense, per_step=True),
+    layers.EinsumDense: LayerFacts(None, program.einsum_dense, per_step=True),
+    layers.Identity: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
+    layers.Masking: LayerFacts(ALIKE, program.masking),
+    layers.Rescaling: LayerFacts(ALIKE, program.rescaling, per_step=True),
     # What does something only in training.
-    layers.Dropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
-    layers.GaussianDropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
-    layers.AlphaDropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
-    layers.SpatialDropout1D: Row(ALIKE, program.dropped, ties.passes),
-    layers.GaussianNoise: Row(ALIKE, program.dropped, ties.passes, per_step=True),
-    layers.ActivityRegularization: Row(ALIKE, program.dropped, ties.passes, per_step=True),
+    layers.Dropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
+    layers.GaussianDropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
+    layers.AlphaDropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
+    layers.SpatialDropout1D: LayerFacts(ALIKE, program.dropped, ties.passes),
+    layers.GaussianNoise: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
+    layers.ActivityRegularization: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
     # Activations.
-    layers.Activation: Row(ALIKE, program.activation, ties.activation, per_step=True),
-    layers.ReLU: Row(ALIKE, program.activation_layer, ties.passes, per_step=True),
-    layers.LeakyReLU: Row(ALIKE, program.activation_layer, ties.passes, per_step=True),
-    layers.ELU: Row(ALIKE, program.activation_layer, ties.passes, per_step=True),
-    layers.PReLU: Row(ALIKE, program.activation_layer, per_step=True),
-    layers.Softmax: Row(LAST_AXIS, program.softmax),
+    layers.Activation: LayerFacts(ALIKE, program.activation, ties.activation, per_step=True),
+    layers.ReLU: LayerFacts(ALIKE, program.activation_layer, ties.passes, per_step=True),
+    layers.LeakyReLU: LayerFacts(ALIKE, program.activation_layer, ties.passes, per_step=True),
+    layers.ELU: LayerFacts(ALIKE, program.activation_layer, ties.passes, per_step=True),
+    layers.PReLU: LayerFacts(ALIKE, program.activation_layer, per_step=True),
+    layers.Softmax: LayerFacts(LAST_AXIS, program.softmax),
     # Normalisations.
-    layers.BatchNormalization: Row(LAST_AXIS, program.batch_normalization, ties.normalized, per_step=True),
-    layers.LayerNormalization: Row(LAST_AXIS, program.layer_normalization, ties.normalized, per_step=True),
-    layers.Normalization: Row(LAST_AXIS, program.normalization, per_step=True),
-    layers.RMSNormalization: Row(LAST_AXIS),
-    layers.UnitNormalization: Row(LAST_AXIS),
+    layers.BatchNormalization: LayerFacts(
+        LAST_AXIS, program.batch_normalization, ties.normalized, per_step=True
+    ),
+    layers.LayerNormalization: LayerFacts(
+        LAST_AXIS, program.layer_normalization, ties.normalized, per_step=True
+    ),
+    layers.Normalization: LayerFacts(LAST_AXIS, program.normalization, per_step=True),
+    layers.RMSNormalization: LayerFacts(LAST_AXIS),
+    layers.UnitNormalization: LayerFacts(LAST_AXIS),
     # What joins tensors.
-    layers.Concatenate: Row(LAST_AXIS, program.concatenate, ties.joined),
-    layers.Add: Row(ALIKE, program.merge("add"), ties.merged),
-    layers.Subtract: Row(ALIKE, program.merge("subtract"), ties.merged),
-    layers.Multiply: Row(ALIKE, program.product, ties.merged),
-    layers.Average: Row(ALIKE, program.merge("average"), ties.merged),
-    layers.Maximum: Row(ALIKE, program.extreme("maximum"), ties.merged),
-    layers.Minimum: Row(ALIKE, program.extreme("minimum"), ties.merged),
+    layers.Concatenate: LayerFacts(LAST_AXIS, program.concatenate, ties.joined),
+    layers.Add: LayerFacts(ALIKE, program.merge("add"), ties.merged),
+    layers.Subtract: LayerFacts(ALIKE, program.merge("subtract"), ties.merged),
+    layers.Multiply: LayerFacts(ALIKE, program.product, ties.merged),
+    layers.Average: LayerFacts(ALIKE, program.merge("average"), ties.merged),
+    layers.Maximum: LayerFacts(ALIKE, program.extreme("maximum"), ties.merged),
+    layers.Minimum: LayerFacts(ALIKE, program.extreme("minimum"), ties.merged),
     # Shapes.
-    layers.Flatten: Row(MIXED, program.flatten),
-    layers.Reshape: Row(MIXED, program.reshape),
-    layers.Permute: Row(MIXED, program.permute),
-    layers.RepeatVector: Row(MIXED, program.repeat_vector, ties.over_time),
-    layers.Cropping1D: Row(MIXED, program.cropping, ties.over_time),
-    layers.ZeroPadding1D: Row(MIXED, None, ties.over_time),
-    layers.UpSampling1D: Row(MIXED, None, ties.over_time),
+    layers.Flatten: LayerFacts(MIXED, program.flatten),
+    layers.Reshape: LayerFacts(MIXED, program.reshape),
+    layers.Permute: LayerFacts(MIXED, program.permute),
+    layers.RepeatVector: LayerFacts(MIXED, program.repeat_vector, ties.over_time),
+    layers.Cropping1D: LayerFacts(MIXED, program.cropping, ties.over_time),
+    layers.ZeroPadding1D: LayerFacts(MIXED, None, ties.over_time),
+    layers.UpSampling1D: LayerFacts(MIXED, None, ties.over_time),
     # What looks across time steps: the bases stand for all their kinds.
-    layers.GlobalAveragePooling1D: Row(MIXED, program.average_pooling, ties.over_time),
-    layers.GlobalMaxPooling1D: Row(MIXED, program.max_pooling, ties.over_time),
-    layers.AveragePooling1D: Row(MIXED, None, ties.over_time),
-    layers.MaxPooling1D: Row(MIXED, None, ties.over_time),
-    layers.Attention: Row(MIXED),
-    layers.AdditiveAttention: Row(MIXED),
-    layers.MultiHeadAttention: Row(MIXED),
-    layers.GroupQueryAttention: Row(MIXED),
-    BaseGlobalPooling: Row(MIXED),
-    BasePooling: Row(MIXED),
-    BaseConv: Row(MIXED),
-    BaseConvTranspose: Row(MIXED),
-    BaseDepthwiseConv: Row(MIXED),
-    BaseSeparableConv: Row(MIXED),
+    layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time),
+    layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time),
+    layers.AveragePooling1D: LayerFacts(MIXED, None, ties.over_time),
+    layers.MaxPooling1D: LayerFacts(MIXED, None, ties.over_time),
+    layers.Attention: LayerFacts(MIXED),
+    layers.AdditiveAttention: LayerFacts(MIXED),
+    layers.MultiHeadAttention: LayerFacts(MIXED),
+    layers.GroupQueryAttention: LayerFacts(MIXED),
+    BaseGlobalPooling: LayerFacts(MIXED),
+    BasePooling: LayerFacts(MIXED),
+    BaseConv: LayerFacts(MIXED),
+    BaseConvTranspose: LayerFacts(MIXED),
+    BaseDepthwiseConv: LayerFacts(MIXED),
+    BaseSeparableConv: LayerFacts(MIXED),
 }
 
 
@@ -137,7 +141,7 @@ class OperationRow:
         mask: For an operation that gives booleans: the mask that Keras makes with it.
     """
 
-    steps: Steps | None = None
+    steps: TimeSteps | None = None
     program: ReadOne | None = None
     ties: Tie | None = None
     mask: ReadOne | None = None
@@ -211,7 +215,7 @@ OPERATIONS: dict[str, OperationRow] = {
 """By the names of the operations' classes, as Keras exports no classes for them."""
 
 
-def treats_steps(layer: object, *how: Steps) -> bool:
+def treats_steps(layer: object, *how: TimeSteps) -> bool:
     """True if a layer, or a base class of it, is known to treat time steps in one of these ways."""
     return any(isinstance(layer, kind) for kind, row in ROWS.items() if row.steps in how)
 

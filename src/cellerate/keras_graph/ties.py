@@ -20,7 +20,7 @@ from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, flat_inputs, w
 
 
 @dataclasses.dataclass(frozen=True)
-class Units:
+class LayerUnits:
     """The units of the LSTM layers of a model.
 
     Attributes:
@@ -50,7 +50,7 @@ class Units:
         return {group: np.array(features) for group, features in groups.items()}
 
 
-def units_of(model: keras.Model) -> Units:
+def units_of(model: keras.Model) -> LayerUnits:
     """Finds the units of the LSTM layers of a model, and every weight that has them.
 
     Features pass through layers and operations that work on each feature alone, with or without weights for each;
@@ -90,7 +90,7 @@ class _Trace(Visitor[FeatureValue]):
             self.found.features.pin(made, why)
         return _value(tensor, made)
 
-    def units(self) -> Units:
+    def units(self) -> LayerUnits:
         """The result: each feature is replaced by the number of its set."""
         features, lstms = self.found.features, self.found.lstms
         # If one unit of a layer must stay, all of them must, and so must the layers tied to it.
@@ -103,7 +103,7 @@ class _Trace(Visitor[FeatureValue]):
             for path, reason in more.items():
                 features.pin(lstms[path], reason)
             kept |= more
-        return Units(
+        return LayerUnits(
             {path: features.sets_of(units) for path, units in lstms.items() if path not in kept},
             kept | self._hidden,
             tuple(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cellerate.kernels.operation import Codes, Given, Operation, backward, forward
+from cellerate.kernels.operation import Codes, CoreOperation, Given, backward, forward
 
 
 def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
@@ -10,7 +10,7 @@ def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
     return {"y": (*given["x"].shape[:1], *given["kernel"].shape[1:])}
 
 
-DENSE = Operation(
+DENSE = CoreOperation(
     name="dense",
     arguments=("x", "kernel", "bias"),
     differentiable=("x", "kernel", "bias"),

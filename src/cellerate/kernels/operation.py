@@ -1,7 +1,7 @@
 """An algorithm of the native core as the bridges see it, and its calls on NumPy arrays.
 
-An `Operation` lies with its algorithm: `kernels.lstm.cpu.LSTM`, `kernels.dense.DENSE`. Each bridge binds any of them
-to its framework.
+A `CoreOperation` lies with its algorithm: `kernels.lstm.cpu.LSTM`, `kernels.dense.DENSE`. Each bridge binds any of
+them to its framework.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def _accept(given: Given) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
+class CoreOperation:
     """An algorithm of the native core with two calls, `<name>_forward` and `<name>_backward`.
 
     Attributes:
@@ -93,7 +93,7 @@ class Operation:
 
 
 def forward(
-    operation: Operation,
+    operation: CoreOperation,
     given: Mapping[str, np.ndarray],
     codes: Codes = (),
     *,
@@ -129,7 +129,7 @@ def forward(
 
 
 def backward(
-    operation: Operation,
+    operation: CoreOperation,
     given: Mapping[str, np.ndarray],
     done: Mapping[str, np.ndarray],
     cotangents: Mapping[str, np.ndarray],
@@ -164,7 +164,7 @@ def contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _call(
     direction: str,
-    operation: Operation,
+    operation: CoreOperation,
     codes: Codes,
     reads: Given,
     arguments: Any,

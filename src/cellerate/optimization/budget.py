@@ -12,7 +12,7 @@ from cellerate.optimization.context import Context
 from cellerate.optimization.passes.base import OptimizerPass, Quantity
 from cellerate.optimization.passes.racing import verdict_race_s
 from cellerate.optimization.settings import Objective
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 OVERTIME = 0.1
 """A stage may go beyond the budget by this share of it, rather than be left out."""
@@ -77,7 +77,7 @@ def fitting(context: Context, waiting: Sequence[OptimizerPass], left_s: float) -
     return {one: cost + share * useful[one] for one, cost in chosen.items()}
 
 
-def left_out(context: Context, found: Sequence[Pass], now: Sequence[str]) -> tuple[str, ...]:
+def left_out(context: Context, found: Sequence[StageRecord], now: Sequence[str]) -> tuple[str, ...]:
     """Says which stages had no time, what they need, and with which budget they would run.
 
     Args:

@@ -24,7 +24,7 @@ from cellerate.optimization import clocks
 from cellerate.optimization.judging import Judged, interval, paired_loss
 from cellerate.optimization.listener import Listener
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
-from cellerate.optimization.processes import Processes, Way
+from cellerate.optimization.processes import TrainingWay, Workers
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import State, save_state
 from cellerate.optimization.training import policy_of
@@ -93,7 +93,7 @@ class Context:
     backend: str
     state: State
     listener: Listener
-    processes: Processes
+    processes: Workers
     deadline: float = math.inf
     share_s: float | None = None
     spare_s: float = 0.0
@@ -147,16 +147,18 @@ class Context:
         return self.state.apart <= (_APART if policy == "float32" else _APART_16_BITS)
 
     @property
-    def first_way(self) -> Way:
+    def first_way(self) -> TrainingWay:
         """The way in which the original is trained today, as the baseline found it."""
         first = self.state.training_steps[0]
-        return Way("keras", policy_of(self.workload.model), first.batch_size, first.length)
+        return TrainingWay("keras", policy_of(self.workload.model), first.batch_size, first.length)
 
     @property
-    def chosen_way(self) -> Way:
+    def chosen_way(self) -> TrainingWay:
         """The way to train that was chosen so far."""
         choices = self.state.choices
-        return Way(choices.implementation, choices.training_precision, choices.batch_size, choices.length)
+        return TrainingWay(
+            choices.implementation, choices.training_precision, choices.batch_size, choices.length
+        )
 
     def consider_s(self) -> float:
         """The seconds that `consider` takes."""

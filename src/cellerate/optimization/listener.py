@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 
 class Listener:
@@ -26,7 +26,7 @@ class Listener:
     def step(self, done: int, total: int, loss: float) -> None:
         """Called after a training step."""
 
-    def end(self, found: Pass) -> None:
+    def end(self, found: StageRecord) -> None:
         """Called when a pass is over."""
 
     def message(self, text: str) -> None:
@@ -36,7 +36,7 @@ class Listener:
         """Called when the run is over, for whatever reason."""
 
 
-class Terminal(Listener):
+class TerminalListener(Listener):
     """A live line on a terminal and a line for each pass, both on stderr."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Terminal(Listener):
         """Shows the progress of a training."""
         self._show(f"step {done} of {total}, loss {loss:.4f}")
 
-    def end(self, found: Pass) -> None:
+    def end(self, found: StageRecord) -> None:
         """Prints the line of a finished pass, which stays on the screen."""
         mark = {"done": "+" if found.kept else "=", "failed": "!", "skipped": "."}[found.status]
         told = found.decision or found.reason

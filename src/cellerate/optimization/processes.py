@@ -19,7 +19,7 @@ _MOST_TRAININGS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class TrainingWay:
     """A way to train.
 
     Attributes:
@@ -55,7 +55,7 @@ class Training:
         raced: Whether it has taken a turn of a race.
     """
 
-    def __init__(self, way: Way, probe: Probe) -> None:
+    def __init__(self, way: TrainingWay, probe: Probe) -> None:
         self.way, self.probe = way, probe
         self.compile_s = self.step_s = float("inf")
         self.items, self.raced = 0, False
@@ -102,7 +102,7 @@ class Training:
         )
 
 
-class Processes:
+class Workers:
     """The processes of a run.
 
     Args:
@@ -123,7 +123,7 @@ class Processes:
         self._keras_ready = False
         self.opened_s = 0.0
         self._spare: Probe | None = None
-        self._trainings: dict[Way, Training] = {}
+        self._trainings: dict[TrainingWay, Training] = {}
 
     def begin(self) -> None:
         """Starts the two processes of the baseline, which open the model while this process does something else."""
@@ -138,7 +138,7 @@ class Processes:
         for probe in filter(None, (self._keras, self._spare, *trainings)):
             probe.patience_s = patience_s
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, way: TrainingWay) -> None:
         """Lets a process get a way to train ready, and goes on."""
         if way not in self._trainings:
             self._trainings[way] = Training(way, self._take())
@@ -157,7 +157,7 @@ class Processes:
             self._keras_ready = True
         return self._keras
 
-    def trainings(self, ways: Sequence[Way]) -> list[Training | ProbeError]:
+    def trainings(self, ways: Sequence[TrainingWay]) -> list[Training | ProbeError]:
         """Ways to train, each in its process and ready; those that are not there yet get ready at the same time.
 
         Returns:
@@ -176,7 +176,7 @@ class Processes:
             self.end(way)
         return found
 
-    def end(self, way: Way) -> None:
+    def end(self, way: TrainingWay) -> None:
         """Ends the process of a way to train."""
         if (training := self._trainings.pop(way, None)) is not None:
             training.probe.close()

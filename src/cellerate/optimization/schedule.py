@@ -17,7 +17,7 @@ from cellerate.optimization.passes.baseline import SHARE, Baseline
 from cellerate.optimization.passes.loading import chosen_passes
 from cellerate.optimization.passes.verdict import keep_interim
 from cellerate.optimization.state import State, save_state
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 # What comes first may take so much of the budget, even if too little is left for the verdict then.
 _FIRST_SHARE = 0.4
@@ -72,7 +72,7 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
     return names
 
 
-def _keep(context: Context, found: Pass) -> None:
+def _keep(context: Context, found: StageRecord) -> None:
     """Put what a pass found into the state, in the place of what it found before."""
     # Includes passes of an earlier call that chose others.
     place = [Baseline.name, *registry.PASSES]
@@ -103,30 +103,30 @@ def _next(
     return one, share, spare
 
 
-def _without_time(one: OptimizerPass, context: Context) -> Pass:
+def _without_time(one: OptimizerPass, context: Context) -> StageRecord:
     needs_s = one.cost_s(context)
     reason = f"there was no time for it: it needs about {duration(needs_s)}"
-    return Pass(name=one.name, title=one.title, status="skipped", reason=reason, needs_s=needs_s)
+    return StageRecord(name=one.name, title=one.title, status="skipped", reason=reason, needs_s=needs_s)
 
 
-def _result(one: OptimizerPass, context: Context) -> Pass:
+def _result(one: OptimizerPass, context: Context) -> StageRecord:
     """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
     if reason := one.pointless(context):
-        return Pass(name=one.name, title=one.title, status="skipped", reason=reason)
+        return StageRecord(name=one.name, title=one.title, status="skipped", reason=reason)
     try:
         with _as_it_was(context.state):
             return one.run(context)
     except NotNeededError as error:
-        return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
+        return StageRecord(name=one.name, title=one.title, status="skipped", reason=str(error))
     except OutOfTimeError as error:
-        return Pass(
+        return StageRecord(
             name=one.name, title=one.title, status="skipped", reason=str(error), needs_s=error.needs_s
         )
     # A backend may raise anything; if one pass fails, the others can still work.
     except Exception as error:
         if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
             raise
-        return Pass(name=one.name, title=one.title, status="failed", reason=in_a_line(error)[:500])
+        return StageRecord(name=one.name, title=one.title, status="failed", reason=in_a_line(error)[:500])
 
 
 @contextlib.contextmanager

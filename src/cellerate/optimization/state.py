@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from cellerate.errors import ConfigError
 from cellerate.files import atomic_write
 from cellerate.optimization.judging import Judged
-from cellerate.report.record import Candidate, Pass, TrainingStep
+from cellerate.report.record import Candidate, StageRecord, TrainingStep
 
 FILE_NAME = "state.json"
 
@@ -76,7 +76,7 @@ class State:
     consider_s: float | None = None
     bfloat16: tuple[float, ...] = ()
     units: int = 0
-    passes: list[Pass] = dataclasses.field(default_factory=list)
+    passes: list[StageRecord] = dataclasses.field(default_factory=list)
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     judged: dict[str, Judged] = dataclasses.field(default_factory=dict)
     tested: dict[str, Judged] = dataclasses.field(default_factory=dict)

@@ -30,10 +30,10 @@ from cellerate.models.rewrite import describe
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.optimization.budget import left_out, verdict_s
 from cellerate.optimization.context import Context
-from cellerate.optimization.listener import Listener, Terminal
+from cellerate.optimization.listener import Listener, TerminalListener
 from cellerate.optimization.passes.verdict import verdict
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
-from cellerate.optimization.processes import Processes
+from cellerate.optimization.processes import Workers
 from cellerate.optimization.schedule import run_passes
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import FILE_NAME, Choices, State, load_state, save_state
@@ -87,7 +87,7 @@ def optimize(
         >>> print(found.verdict.sentence)
     """
     settings = record_of(OptimizeSettings, options)
-    listener = Terminal() if verbose else Listener()
+    listener = TerminalListener() if verbose else Listener()
     return run(model, data, output, settings, record=record, restart=restart, listener=listener)
 
 
@@ -135,7 +135,7 @@ def run(
         start = functools.partial(
             Probe, file, paths, seed=settings.seed, backend=keras.config.backend(), patience_s=PATIENCE_S
         )
-        processes = stack.enter_context(contextlib.closing(Processes(start)))
+        processes = stack.enter_context(contextlib.closing(Workers(start)))
         open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
         if given is not None:
             # Written beside the files of an earlier run, which may be of another model.

@@ -7,8 +7,8 @@ import dataclasses
 
 from cellerate.report.effects import Tone
 from cellerate.report.html import render
-from cellerate.report.tables import Figure, Table
-from cellerate.report.view import Tile
+from cellerate.report.tables import Figure, FigureTable
+from cellerate.report.view import HeadlineFigure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Section:
     heading: str
     sentences: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[FigureTable, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class BenchPage:
     facts: tuple[str, ...]
     sentence: str
     tone: Tone
-    tiles: tuple[Tile, ...]
+    tiles: tuple[HeadlineFigure, ...]
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     command: str = ""

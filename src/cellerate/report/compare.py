@@ -25,7 +25,7 @@ _ORDER: tuple[Outcome, ...] = ("regression", "improvement", "same")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class SharedFigure:
     """A figure that both runs have.
 
     Attributes:
@@ -57,7 +57,7 @@ class Comparison:
 
     names: tuple[str, str]
     warnings: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SharedFigure, ...]
     lost: tuple[str, ...]
     differences: tuple[tuple[str, str, str], ...]
 
@@ -141,7 +141,7 @@ def _name(run: Run) -> str:
     return ", ".join(filter(None, [named(run.model), began(run)]))
 
 
-def _results(a: Run, b: Run) -> Iterable[Row]:
+def _results(a: Run, b: Run) -> Iterable[SharedFigure]:
     if a.verdict is None or b.verdict is None:
         return
     after = {(one.quantity, one.label, one.unit): one for one in b.verdict.rows}
@@ -166,7 +166,7 @@ def _quality_of(run: Run, value: float) -> Interval | None:
     return found if found is not None and math.isclose(found.value, value, rel_tol=1e-6) else None
 
 
-def _training(a: Run, b: Run) -> Iterable[Row]:
+def _training(a: Run, b: Run) -> Iterable[SharedFigure]:
     # The same way may have been timed several times, each beside another: the newest counts.
     before, after = ({(s.way, s.batch_size, s.length): s for s in run.training_steps} for run in (a, b))
     for key, one in before.items():
@@ -184,7 +184,7 @@ def _training(a: Run, b: Run) -> Iterable[Row]:
             yield _row("training", f"{label}: peak memory", memory)
 
 
-def _models(a: Run, b: Run) -> Iterable[Row]:
+def _models(a: Run, b: Run) -> Iterable[SharedFigure]:
     after = {one.id: one for one in b.candidates}
     for one in a.candidates:
         other = after.get(one.id)
@@ -192,7 +192,7 @@ def _models(a: Run, b: Run) -> Iterable[Row]:
             yield from _model(one, other, a, b.metric)
 
 
-def _model(one: Candidate, other: Candidate, run: Run, metric: Metric) -> Iterable[Row]:
+def _model(one: Candidate, other: Candidate, run: Run, metric: Metric) -> Iterable[SharedFigure]:
     name = one.title
     known = run.metric
     alike = dataclasses.replace(metric, source=known.source, test_source=known.test_source) == known
@@ -225,7 +225,7 @@ def _row(
     label: str,
     change: Change,
     intervals: tuple[Interval | None, Interval | None] = (None, None),
-) -> Row:
+) -> SharedFigure:
     # What a report calls unchanged is the same, even if the two certainly differ.
     tone = effect(change)[1]
     differs, within = True, shown.percent(margin(change))
@@ -236,7 +236,7 @@ def _row(
         differs = abs(change.after - change.before) > NOISE * abs(change.before)
         within = shown.percent(NOISE)
     outcome: Outcome = "same" if not (tone and differs) else "improvement" if tone == "good" else "regression"
-    return Row(group, label, change, outcome, within)
+    return SharedFigure(group, label, change, outcome, within)
 
 
 def _lost(a: Run, b: Run) -> Iterable[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from cellerate import format as shown
 from cellerate.report import markdown
-from cellerate.report.compare import Comparison, Outcome, Row
+from cellerate.report.compare import Comparison, Outcome, SharedFigure
 from cellerate.report.effects import Tone, effect
 from cellerate.report.html import render, write_page
-from cellerate.report.tables import Cell, Table, cells, table
+from cellerate.report.tables import FigureTable, TableCell, cells, table
 
 _HEADINGS: dict[Outcome, str] = {
     "regression": "Regressions",
@@ -76,30 +76,30 @@ def comparison_lines(found: Comparison) -> Iterable[str]:
     yield found.sentence
 
 
-def _tables(found: Comparison) -> list[tuple[str, Table]]:
+def _tables(found: Comparison) -> list[tuple[str, FigureTable]]:
     tables = []
     for outcome, heading in _HEADINGS.items():
         rows = [_row(row) for row in found.rows if row.outcome == outcome]
         heads = ("What", ">Before", ">After", "Change")
         if one := table(heading, heads, rows, stacked=True):
             tables.append((heading, one))
-    different = (cells(Cell(label), before, after) for label, before, after in found.differences)
+    different = (cells(TableCell(label), before, after) for label, before, after in found.differences)
     if one := table("Environment and settings that differ", ("What", "Before", "After"), different):
         tables.append(("What else differs", one))
     return tables
 
 
-def _row(row: Row) -> tuple[Cell, ...]:
+def _row(row: SharedFigure) -> tuple[TableCell, ...]:
     sign, tone = _SIGNS[row.outcome]
     note = f"within {row.margin}" if row.outcome == "same" else f"{row.outcome}, beyond {row.margin}"
-    return cells(row.label, *_values(row), Cell(sign + _change(row), note=note, tone=tone))
+    return cells(row.label, *_values(row), TableCell(sign + _change(row), note=note, tone=tone))
 
 
-def _values(row: Row) -> tuple[str, str]:
+def _values(row: SharedFigure) -> tuple[str, str]:
     return shown.quantity(row.change.before, row.change.unit), shown.quantity(
         row.change.after, row.change.unit
     )
 
 
-def _change(row: Row) -> str:
+def _change(row: SharedFigure) -> str:
     return effect(row.change)[0]

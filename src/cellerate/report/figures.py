@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from cellerate import format as shown
 from cellerate.report.effects import UNCHANGED
-from cellerate.report.record import Candidate, Curve, Pass, Quantity, Run
-from cellerate.report.svg import Dot, Kind, Line, LineChart, ScatterChart, Step, WaterfallChart
-from cellerate.report.tables import NONE, Cell, Figure, Table, cells, thinned
+from cellerate.report.record import Candidate, Curve, Quantity, Run, StageRecord
+from cellerate.report.svg import Dot, Kind, Line, LineChart, ScatterChart, WaterfallChart, WaterfallStep
+from cellerate.report.tables import NONE, Figure, FigureTable, TableCell, cells, thinned
 from cellerate.report.view import BEST_TRADE_OFF, metric_name
 
 _WATERFALLS: tuple[tuple[Quantity, str, str], ...] = (
@@ -38,10 +38,10 @@ def waterfalls(run: Run) -> list[Figure]:
             if not 0 < reached * gain.factor < math.inf:
                 break
             reached *= gain.factor
-            steps.append(Step(one.title, gain.factor, factor_in_words(gain.factor, word)))
+            steps.append(WaterfallStep(one.title, gain.factor, factor_in_words(gain.factor, word)))
             rows.append(
                 cells(
-                    Cell(one.title, note=gain.label),
+                    TableCell(one.title, note=gain.label),
                     shown.quantity(gain.before, gain.unit),
                     shown.quantity(gain.after, gain.unit),
                     factor_in_words(gain.factor, word),
@@ -54,7 +54,9 @@ def waterfalls(run: Run) -> list[Figure]:
         if whole is not None and 0 < whole.factor < math.inf:
             reached = whole.factor
             ends = shown.quantity(whole.before, whole.unit), shown.quantity(whole.after, whole.unit)
-            rows.append(cells(Cell("In all", note=whole.label), *ends, NONE, factor_in_words(reached, word)))
+            rows.append(
+                cells(TableCell("In all", note=whole.label), *ends, NONE, factor_in_words(reached, word))
+            )
         total = factor_in_words(reached, word)
         said = "; ".join(f"{step.name}: {step.words}" for step in steps)
         chart = WaterfallChart(
@@ -65,7 +67,7 @@ def waterfalls(run: Run) -> list[Figure]:
             reached,
         )
         heads = ("Stage", ">Before", ">After", ">By itself", ">So far")
-        found.append(Figure(chart, Table(title, heads, tuple(rows)), wide=True))
+        found.append(Figure(chart, FigureTable(title, heads, tuple(rows)), wide=True))
     return found
 
 
@@ -106,7 +108,7 @@ def front(run: Run) -> Figure | None:
     heads = ("Model", ">Latency, median", f">{label}", "Marked as", "Best trade-off")
     chart = ScatterChart("Quality against latency", described, dots, gate, label, run.metric.higher_is_better)
     return Figure(
-        chart, Table("Quality and latency of each model", heads, tuple(rows), BEST_TRADE_OFF), wide=True
+        chart, FigureTable("Quality and latency of each model", heads, tuple(rows), BEST_TRADE_OFF), wide=True
     )
 
 
@@ -139,7 +141,7 @@ def _dot(run: Run, one: Candidate) -> Dot:
     )
 
 
-def curves(one: Pass) -> tuple[Figure, ...]:
+def curves(one: StageRecord) -> tuple[Figure, ...]:
     """The curves of a pass, grouped by chart."""
     groups: dict[tuple[str, str, str, bool], list[Curve]] = {}
     for curve in one.curves:
@@ -173,7 +175,7 @@ def _figure(title: str, x_label: str, y_label: str, log_x: bool, found: Sequence
         values += [", ".join(marks.get(x, [NONE]))] if marks else []
         rows.append(cells(shown.bare(shown.number(x, 4)), *values))
     heads = (f">{x_label}", *(f">{line.name}" for line in lines), *(["Marks"] if marks else []))
-    return Figure(chart, Table(f"{title}: {y_label}", heads, tuple(rows), remark))
+    return Figure(chart, FigureTable(f"{title}: {y_label}", heads, tuple(rows), remark))
 
 
 def _point(point: tuple[float, float]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from cellerate import format as shown
 from cellerate.report.effects import effect
 from cellerate.report.record import Candidate, Change, Quantity, Run, Speed, TrainingStep, training_item
-from cellerate.report.tables import NONE, Cell, Table, cells, metric_label
+from cellerate.report.tables import NONE, FigureTable, TableCell, cells, metric_label
 
 _ORIGINAL, _SAME, _NARROW = "original", "float32", "int8"
 """The ids of the compared models: in Keras, packed in the same precision, packed in int8."""
@@ -36,7 +36,7 @@ _ANY = _Task("using the model", "answers a call", "item")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class GainRow:
     """A figure of the model in Keras, on Cellerate in the same precision, and with int8.
 
     Attributes:
@@ -64,8 +64,8 @@ class Gains:
         sentence: The gains of training and of use, and what int8 adds.
     """
 
-    rows: tuple[Row, ...]
-    table: Table
+    rows: tuple[GainRow, ...]
+    table: FigureTable
     sentence: str
 
     def contains(self, change: Change) -> bool:
@@ -77,7 +77,7 @@ class Gains:
         )
 
     @property
-    def words(self) -> tuple[tuple[Cell, ...], ...]:
+    def words(self) -> tuple[tuple[TableCell, ...], ...]:
         """The rows of the table for a terminal: with remarks in brackets."""
         return tuple(
             tuple(
@@ -118,7 +118,7 @@ def gains(run: Run) -> Gains | None:
     return Gains(rows, _table(run, models, rows), _sentence(run, models, rows))
 
 
-def _rows(run: Run, models: dict[str, Candidate]) -> Iterator[Row]:
+def _rows(run: Run, models: dict[str, Candidate]) -> Iterator[GainRow]:
     yield from _training(run)
     before, same, narrow = (models.get(name) for name in (_ORIGINAL, _SAME, _NARROW))
     if before is None or same is None or not same.speeds:
@@ -152,7 +152,7 @@ def _row(
     way: str = "",
     *,
     better: bool | None = None,
-) -> Iterator[Row]:
+) -> Iterator[GainRow]:
     """Gives a row of the values in Keras, in the same precision and in int8, if both of the first are known."""
     more = unit.endswith("/s") if better is None else better
 
@@ -163,7 +163,7 @@ def _row(
 
     keras, same, narrow = values
     if gain := change(keras, same):
-        yield Row(gain, change(same, narrow), way)
+        yield GainRow(gain, change(same, narrow), way)
 
 
 def _fastest(of: Candidate, figure: str) -> Speed | None:
@@ -173,7 +173,7 @@ def _fastest(of: Candidate, figure: str) -> Speed | None:
     return max(known, key=lambda one: sign * float(getattr(one, figure)), default=None)
 
 
-def _training(run: Run) -> Iterator[Row]:
+def _training(run: Run) -> Iterator[GainRow]:
     """The row of training, if both ways took turns."""
     pair = _pair(run.training_steps)
     if pair is None:
@@ -188,7 +188,7 @@ def _training(run: Run) -> Iterator[Row]:
         change.quantity == "training" for one in run.passes if one.name == _RACE for change in one.gains
     )
     apart = ours.step_p20_ms > stock.step_p80_ms or ours.step_p80_ms < stock.step_p20_ms
-    yield Row(gain, doubtful=not (agreed or apart), step_ms=(stock.step_ms, ours.step_ms))
+    yield GainRow(gain, doubtful=not (agreed or apart), step_ms=(stock.step_ms, ours.step_ms))
 
 
 def _pair(steps: Iterable[TrainingStep]) -> tuple[TrainingStep, TrainingStep] | None:
@@ -229,7 +229,7 @@ def _backend(run: Run) -> str:
     return f"Keras on {found}" if found else "Keras"
 
 
-def _table(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> Table:
+def _table(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -> FigureTable:
     with_int8 = any(row.int8 for row in rows)
     heads = [
         "What",
@@ -244,7 +244,7 @@ def _table(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> Table
         narrow = (
             (_value(row.int8.after, row.int8), _factor_cell(row.int8))
             if row.int8
-            else (Cell(NONE), Cell(NONE))
+            else (TableCell(NONE), TableCell(NONE))
         )
         lines.append(
             cells(
@@ -255,15 +255,15 @@ def _table(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> Table
                 *(narrow if with_int8 else ()),
             )
         )
-    return Table(_CAPTION, tuple(heads), tuple(lines), _remark(run, models, rows), stacked=True)
+    return FigureTable(_CAPTION, tuple(heads), tuple(lines), _remark(run, models, rows), stacked=True)
 
 
-def _value(value: float, of: Change) -> Cell:
+def _value(value: float, of: Change) -> TableCell:
     """A figure with its unit; the items of a speed are told below the table, which would be too wide for a terminal."""
-    return Cell(f"{shown.short(value)}/s" if of.unit.endswith("/s") else shown.quantity(value, of.unit))
+    return TableCell(f"{shown.short(value)}/s" if of.unit.endswith("/s") else shown.quantity(value, of.unit))
 
 
-def _factor_cell(change: Change, note: str = "") -> Cell:
+def _factor_cell(change: Change, note: str = "") -> TableCell:
     """A factor, or how much better or worse the quality is."""
     words, tone = effect(change)
     text = (
@@ -271,10 +271,10 @@ def _factor_cell(change: Change, note: str = "") -> Cell:
         if change.quantity is None
         else shown.times(change.factor)
     )
-    return Cell(text, note=note, tone=tone)
+    return TableCell(text, note=note, tone=tone)
 
 
-def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
+def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -> str:
     """Return the origin of the figures: which ways, which precision, which data."""
     remarks = _units(run, rows)
     ways: dict[str, list[str]] = {}
@@ -302,7 +302,7 @@ def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
     return " ".join(remarks)
 
 
-def _units(run: Run, rows: Sequence[Row]) -> list[str]:
+def _units(run: Run, rows: Sequence[GainRow]) -> list[str]:
     """Says what the speeds count."""
     counted = {row.gain.quantity for row in rows if row.gain.unit.endswith("/s")}
     trained, made = training_item(run.item), run.item
@@ -324,7 +324,7 @@ def _called(before: Candidate, ways: dict[str, list[str]]) -> str:
     return f"Keras: the faster of {several}, which is {each}."
 
 
-def _sentence(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
+def _sentence(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -> str:
     """The gains in a sentence, with the figures of the table."""
     task = _TASKS.get(run.item, _ANY)
     trained = next((row for row in rows if row.gain.quantity == "training"), None)

@@ -11,7 +11,7 @@ from cellerate.report.gains import gains
 from cellerate.report.html import write_page
 from cellerate.report.record import Run
 from cellerate.report.samples import samples
-from cellerate.report.tables import Cell, Figure, Table
+from cellerate.report.tables import Figure, FigureTable, TableCell
 from cellerate.report.view import PassView
 
 FILE_NAME = "report.md"
@@ -155,7 +155,7 @@ def bullets(notes: Iterable[str]) -> str:
     return "\n".join(f"- {plain(note)}" for note in notes)
 
 
-def table(of: Table | None, *, caption: bool = True) -> str:
+def table(of: FigureTable | None, *, caption: bool = True) -> str:
     """Gives a table with its caption; "" for None."""
     if of is None:
         return ""
@@ -170,6 +170,6 @@ def row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     text = code(cell.text) if cell.code else plain(cell.text)
     return f"{text} ({plain(cell.note)})" if cell.note else text

@@ -6,7 +6,7 @@ from typing import Any
 from cellerate.format import milliseconds, percent, size
 from cellerate.report.html import render, write_page
 from cellerate.report.svg import WAITING, Line, LineChart, PartBar, PartsChart
-from cellerate.report.tables import Figure, Table, cells, thinned
+from cellerate.report.tables import Figure, FigureTable, cells, thinned
 
 _KINDS = (
     ("s0", "forward pass"),
@@ -52,7 +52,7 @@ def profile_html(profile: Profiled) -> str:
         time=_time(profile),
         generation=_generation(profile),
         memory=_memory(profile),
-        environment=Table(
+        environment=FigureTable(
             "Machine and versions", ("of", "is"), tuple(cells(*one) for one in profile.environment.items())
         ),
     )
@@ -99,12 +99,14 @@ def _time(profile: Profiled) -> Figure:
     described = "; ".join(f"{bar.name}: {bar.words}" for bar in bars)
     chart = PartsChart("Where the time of a step goes", described, tuple(bars), _KINDS)
     columns = ("part", ">time", ">share", ">forward", ">backward", ">idle", ">of the peak")
-    return Figure(chart, Table("The parts of a step, which add up to it", columns, tuple(rows)), wide=True)
+    return Figure(
+        chart, FigureTable("The parts of a step, which add up to it", columns, tuple(rows)), wide=True
+    )
 
 
-def _generation(profile: Profiled) -> Table | None:
+def _generation(profile: Profiled) -> FigureTable | None:
     rows = tuple(cells(part.name, *part.figures[:2]) for part in profile.generation)
-    return Table("Where the time of a token goes", ("part", ">time", ">share"), rows) if rows else None
+    return FigureTable("Where the time of a token goes", ("part", ">time", ">share"), rows) if rows else None
 
 
 def _memory(profile: Profiled) -> list[Figure]:
@@ -119,7 +121,7 @@ def _memory(profile: Profiled) -> list[Figure]:
     found = [
         Figure(
             PartsChart(f"The peak of {size(memory.peak_bytes)}, by what it is for", described, bars, _KINDS),
-            Table(
+            FigureTable(
                 "Memory at its peak",
                 ("for", ">size"),
                 tuple(cells(name, size(count)) for name, count in owners),
@@ -137,7 +139,7 @@ def _memory(profile: Profiled) -> list[Figure]:
             "ms",
             "MiB",
         )
-        table = Table(
+        table = FigureTable(
             "Memory over time",
             (">ms", ">MiB"),
             tuple(cells(f"{at:,.1f}", f"{count:,.1f}") for at, count in rows),

@@ -136,7 +136,7 @@ class Change:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Pass:
+class StageRecord:
     """A pass of the run, which reports call a stage.
 
     Attributes:
@@ -183,7 +183,7 @@ class ForecastSample:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Sample:
+class SampleOutput:
     """The output of a model for the sample input, which is the same for all models.
 
     Attributes:
@@ -233,7 +233,7 @@ class Candidate:
     speeds: tuple[Speed, ...]
     on_front: bool = False
     file: str | None = None
-    sample: Sample | None = None
+    sample: SampleOutput | None = None
     error: str = ""
     control: str | None = None
     control_loss: Interval | None = None
@@ -318,7 +318,7 @@ class Run:
     metric: Metric
     max_quality_loss: float
     explanation: tuple[tuple[str, str, str], ...] = ()
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[StageRecord, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     training_steps: tuple[TrainingStep, ...] = ()
     verdict: Verdict | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cellerate import format as shown
 from cellerate.report.record import Candidate, ForecastSample, Run
 from cellerate.report.svg import ForecastChart
-from cellerate.report.tables import NONE, Cell, Table, cells, cut, named, table, thinned
+from cellerate.report.tables import NONE, FigureTable, TableCell, cells, cut, named, table, thinned
 
 _MOST_MODELS = 8
 _MOST_FORECASTS = 6
@@ -29,7 +29,7 @@ class ForecastGroup:
 
     title: str
     charts: tuple[ForecastChart, ...]
-    table: Table
+    table: FigureTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Samples:
 
     prompt: str = ""
     texts: tuple[TextSample, ...] = ()
-    lines: Table | None = None
+    lines: FigureTable | None = None
     forecasts: tuple[ForecastGroup, ...] = ()
     bands: bool = False
     left_out: str = ""
@@ -86,7 +86,7 @@ def _role(one: Candidate, original: Candidate | None, chosen: str | None) -> str
     return ", ".join(["original"] * (one is original) + ["chosen"] * (one.id == chosen))
 
 
-def _lines(models: Sequence[Candidate]) -> Table | None:
+def _lines(models: Sequence[Candidate]) -> FigureTable | None:
     """The lines of a prompt beside each model's reconstruction; None if they do not match."""
     prompts = {one.sample.prompt for one in models if one.sample}
     if len(prompts) != 1:
@@ -104,10 +104,10 @@ def _lines(models: Sequence[Candidate]) -> Table | None:
     )
 
 
-def _returned(line: str, back: str) -> Cell:
+def _returned(line: str, back: str) -> TableCell:
     if back == line:
-        return Cell("✓ the same", tone="good")
-    return Cell(f"≠ {cut(back)}")
+        return TableCell("✓ the same", tone="good")
+    return TableCell(f"≠ {cut(back)}")
 
 
 def _forecasts(models: Sequence[Candidate]) -> tuple[ForecastGroup, ...]:
@@ -139,12 +139,12 @@ def _forecast(one: Candidate, forecast: ForecastSample, span: tuple[float, ...])
     )  # fmt: skip
 
 
-def _forecast_table(title: str, known: Sequence[tuple[Candidate, ForecastSample]]) -> Table:
+def _forecast_table(title: str, known: Sequence[tuple[Candidate, ForecastSample]]) -> FigureTable:
     first = known[0][1]
     length = max(len(f.forecast) for _, f in known)
     rows = []
     for n in range(max(length, len(first.truth))):
-        row: list[str | Cell] = [
+        row: list[str | TableCell] = [
             f"{n + 1}",
             shown.number(first.truth[n], 4) if n < len(first.truth) else NONE,
         ]
@@ -154,10 +154,10 @@ def _forecast_table(title: str, known: Sequence[tuple[Candidate, ForecastSample]
                 if n < min(len(f.low), len(f.high))
                 else ""
             )
-            row.append(Cell(shown.number(f.forecast[n], 4), note=band) if n < len(f.forecast) else NONE)
+            row.append(TableCell(shown.number(f.forecast[n], 4), note=band) if n < len(f.forecast) else NONE)
         rows.append(cells(*row))
     kept, remark = thinned(rows)
-    return Table(
+    return FigureTable(
         f"{title}: what came and what was forecast",
         (">Step", ">What came", *(f">{one.title}" for one, _ in known)),
         kept,

@@ -20,7 +20,7 @@ _LONG = 4000  # how many characters of a text are shown
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table.
 
     Attributes:
@@ -37,7 +37,7 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class FigureTable:
     """A table whose first column names its rows.
 
     Attributes:
@@ -50,7 +50,7 @@ class Table:
 
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     remark: str = ""
     stacked: bool = False
 
@@ -71,13 +71,13 @@ class Figure:
     """
 
     chart: Chart
-    table: Table
+    table: FigureTable
     wide: bool = False
 
 
-def cells(*values: str | Cell) -> tuple[Cell, ...]:
+def cells(*values: str | TableCell) -> tuple[TableCell, ...]:
     """Gives a row; empty texts become `NONE`."""
-    found = (value if isinstance(value, Cell) else Cell(value) for value in values)
+    found = (value if isinstance(value, TableCell) else TableCell(value) for value in values)
     return tuple(dataclasses.replace(cell, text=named(cell.text)) for cell in found)
 
 
@@ -90,14 +90,14 @@ def metric_label(metric: Metric) -> str:
 def table(
     caption: str,
     columns: Sequence[str],
-    rows: Iterable[tuple[Cell, ...]],
+    rows: Iterable[tuple[TableCell, ...]],
     remark: str = "",
     *,
     stacked: bool = False,
-) -> Table | None:
+) -> FigureTable | None:
     """Gives a table, or None if it would have no rows."""
     found = tuple(rows)
-    return Table(caption, tuple(columns), found, remark, stacked) if found else None
+    return FigureTable(caption, tuple(columns), found, remark, stacked) if found else None
 
 
 def thinned(rows: Sequence[_Row]) -> tuple[tuple[_Row, ...], str]:

@@ -10,8 +10,18 @@ from cellerate import format as shown
 from cellerate.report.effects import Tone, effect, loss_in_words, loss_reach, reach
 from cellerate.report.gains import gains
 from cellerate.report.quality import Interval
-from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
-from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, metric_label, named, table
+from cellerate.report.record import Candidate, Change, Run, StageRecord, TrainingStep, training_item
+from cellerate.report.tables import (
+    NONE,
+    Figure,
+    FigureTable,
+    TableCell,
+    cells,
+    cut,
+    metric_label,
+    named,
+    table,
+)
 
 _WIDE = 92  # characters per line of a command
 
@@ -32,7 +42,7 @@ _MADE = {"characters": "character", "forecasts": "forecast", "lines": "line"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
+class HeadlineFigure:
     """One of the large figures at the top: "34.2x faster", of what, and from what to what."""
 
     big: str
@@ -53,8 +63,8 @@ class PassView:
     head: str
     decision: str
     reason: str
-    gains: Table | None
-    facts: Table | None
+    gains: FigureTable | None
+    facts: FigureTable | None
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]
 
@@ -77,7 +87,7 @@ def outcome(run: Run) -> tuple[str, Tone]:
     return f"This run came to its end without a verdict; {passes}.", "bad"
 
 
-def verdict_table(run: Run) -> Table | None:
+def verdict_table(run: Run) -> FigureTable | None:
     """Gives the table of the verdict's figures before and after, without those beside Keras that `gains` has."""
     beside = gains(run)
     changes = run.verdict.rows if run.verdict else ()
@@ -85,14 +95,14 @@ def verdict_table(run: Run) -> Table | None:
     return changes_table("Before and after, measured in this run", new, _stream(run))
 
 
-def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> Table | None:
+def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> FigureTable | None:
     """Gives the table of figures before and after."""
     rows = []
     for change in changes:
         words, tone = effect(change)
         sign = {"good": "▲\N{NO-BREAK SPACE}", "bad": "▼\N{NO-BREAK SPACE}", "": ""}[tone]
         before, after = (shown.quantity(value, change.unit) for value in (change.before, change.after))
-        rows.append(cells(change.label, before, after, Cell(sign + words, tone=tone)))
+        rows.append(cells(change.label, before, after, TableCell(sign + words, tone=tone)))
     return table(caption, ("What", ">Before", ">After", "Change"), rows, remark, stacked=True)
 
 
@@ -125,9 +135,9 @@ def began(run: Run) -> str:
     return f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".rstrip()
 
 
-def tiles(run: Run) -> list[Tile]:
+def tiles(run: Run) -> list[HeadlineFigure]:
     """Gives a tile for the first figure of each quantity."""
-    found: list[Tile] = []
+    found: list[HeadlineFigure] = []
     for quantity in ("training", "use", "size", None):
         changes = run.verdict.rows if run.verdict else ()
         change = next((one for one in changes if one.quantity == quantity), None)
@@ -136,17 +146,17 @@ def tiles(run: Run) -> list[Tile]:
         words, tone = effect(change)
         big, _, word = words.rpartition(" ")
         detail = f"{shown.quantity(change.before, change.unit)} → {shown.quantity(change.after, change.unit)}"
-        found.append(Tile(big or word, word if big else "", change.label, detail, tone))
+        found.append(HeadlineFigure(big or word, word if big else "", change.label, detail, tone))
     return found
 
 
-def used(run: Run) -> Table | None:
+def used(run: Run) -> FigureTable | None:
     """Gives the table of the verdict's files."""
     files = run.verdict.files if run.verdict else ()
     return table(
         "Files, within the folder of this report",
         ("What", "File"),
-        (cells(label, Cell(path, code=True)) for label, path in files),
+        (cells(label, TableCell(path, code=True)) for label, path in files),
     )
 
 
@@ -178,7 +188,7 @@ def wrapped(command: str) -> str:
     return " \\\n".join(lines)
 
 
-def passes_table(run: Run) -> Table | None:
+def passes_table(run: Run) -> FigureTable | None:
     """Gives a table with a row for each pass."""
     rows = []
     for one in run.passes:
@@ -186,20 +196,20 @@ def passes_table(run: Run) -> Table | None:
         said = one.decision if one.status == "done" else " ".join(filter(None, [one.reason, one.decision]))
         rows.append(
             cells(
-                Cell(one.title, note=one.name),
-                Cell(STATUS[one.status], note="kept" if one.kept else "", tone=tone),
-                Cell(shown.duration(one.seconds), note=_expected(one)) if one.seconds else NONE,
+                TableCell(one.title, note=one.name),
+                TableCell(STATUS[one.status], note="kept" if one.kept else "", tone=tone),
+                TableCell(shown.duration(one.seconds), note=_expected(one)) if one.seconds else NONE,
                 said or NONE,
             )
         )
     return table("Every stage of the run", ("Stage", "Status", ">Took", "What was found"), rows)
 
 
-def _expected(one: Pass) -> str:
+def _expected(one: StageRecord) -> str:
     return "" if one.expected_s is None else f"{shown.duration(one.expected_s)} expected"
 
 
-def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
+def pass_view(one: StageRecord, figures: tuple[Figure, ...]) -> PassView:
     """Gives all that a report shows of a pass."""
     took = f", {shown.duration(one.seconds)}" if one.seconds else ""
     return PassView(
@@ -217,14 +227,14 @@ def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
     )
 
 
-def training_table(run: Run) -> Table | None:
+def training_table(run: Run) -> FigureTable | None:
     """Gives the table of training measurements."""
     rows = [
         cells(
-            Cell(one.way, note="baseline" if n == 0 else f"in turns: {one.race}" if one.race else ""),
+            TableCell(one.way, note="baseline" if n == 0 else f"in turns: {one.race}" if one.race else ""),
             f"{one.batch_size:,}",
             NONE if one.length is None else f"{one.length:,}",
-            Cell(shown.milliseconds(one.step_ms), note=_percentiles(one)),
+            TableCell(shown.milliseconds(one.step_ms), note=_percentiles(one)),
             f"{shown.short(one.items_per_s)}",
             NONE if one.peak_memory_bytes is None else shown.size(one.peak_memory_bytes),
             NONE if one.loss is None else shown.number(one.loss, 4),
@@ -265,14 +275,14 @@ def metric_name(run: Run) -> str:
     return name[:1].upper() + name[1:]
 
 
-def tested_table(run: Run) -> Table | None:
+def tested_table(run: Run) -> FigureTable | None:
     """Gives the table of the verdict's qualities, with a row for each model that was judged on the test part."""
     tested = run.verdict.tested if run.verdict else ()
     titles = {one.id: one.title for one in run.candidates}
     rows = [
         cells(
-            Cell(_ROLES[one.role], note=named(titles.get(one.candidate, ""), one.candidate)),
-            Cell(shown.number(one.quality.value, 4), note=reach(one.quality)),
+            TableCell(_ROLES[one.role], note=named(titles.get(one.candidate, ""), one.candidate)),
+            TableCell(shown.number(one.quality.value, 4), note=reach(one.quality)),
             _loss(one.loss),
             *([_loss(one.control_loss)] if any(other.control_loss for other in tested) else []),
         )
@@ -288,7 +298,7 @@ def tested_table(run: Run) -> Table | None:
     return table("Quality on the test part", heads, rows, remark)
 
 
-def candidates_table(run: Run) -> Table | None:
+def candidates_table(run: Run) -> FigureTable | None:
     """Gives a table with a row for each model."""
     made, beside = _MADE.get(run.item, "item"), any(one.control_loss for one in run.candidates)
     heads = (
@@ -310,42 +320,50 @@ def candidates_table(run: Run) -> Table | None:
     return table("Every model that was made", heads, rows, f"{remark} {_stream(run)}".rstrip())
 
 
-def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool) -> tuple[Cell, ...]:
+def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool) -> tuple[TableCell, ...]:
     speed = one.speeds[0] if one.speeds else None
     roles = [one.id] + ["chosen"] * (one.id == chosen) + ["best trade-off"] * one.on_front
     if one.is_control:
-        allowed = Cell("control", note=one.error)
+        allowed = TableCell("control", note=one.error)
     elif not one.measured:
-        allowed = Cell("✗ not measured", note=one.error, tone="bad")
+        allowed = TableCell("✗ not measured", note=one.error, tone="bad")
     elif one.passes_gate:
-        allowed = Cell("✓\N{NO-BREAK SPACE}yes", note=one.error, tone="good")
+        allowed = TableCell("✓\N{NO-BREAK SPACE}yes", note=one.error, tone="good")
     else:
-        allowed = Cell("✗\N{NO-BREAK SPACE}no", note=one.error, tone="bad")
+        allowed = TableCell("✗\N{NO-BREAK SPACE}no", note=one.error, tone="bad")
     many = speed.throughput_per_s if speed else None
     return cells(
-        Cell(one.title, note=", ".join(roles), tone="good" if one.id == chosen else ""),
+        TableCell(one.title, note=", ".join(roles), tone="good" if one.id == chosen else ""),
         one.made_by,
-        Cell(shown.short(one.parameters), note=one.precision),
+        TableCell(shown.short(one.parameters), note=one.precision),
         shown.size(one.file_bytes) if one.file_bytes else NONE,
-        Cell(shown.number(one.quality.value, 4), note=reach(one.quality)) if one.quality else NONE,
+        TableCell(shown.number(one.quality.value, 4), note=reach(one.quality)) if one.quality else NONE,
         _loss(one.loss),
         *([_loss(one.control_loss)] if beside else []),
         allowed,
-        Cell(shown.milliseconds(speed.latency_p50_ms), note=f"p99 {shown.milliseconds(speed.latency_p99_ms)}")
+        TableCell(
+            shown.milliseconds(speed.latency_p50_ms), note=f"p99 {shown.milliseconds(speed.latency_p99_ms)}"
+        )
         if speed
         else NONE,
-        Cell(shown.short(speed.per_s), note=f"{shown.short(many)}, {speed.batch:,} at once" if many else "")
+        TableCell(
+            shown.short(speed.per_s), note=f"{shown.short(many)}, {speed.batch:,} at once" if many else ""
+        )
         if speed
         else NONE,
-        Cell(one.file, code=True) if one.file else "not kept",
+        TableCell(one.file, code=True) if one.file else "not kept",
     )
 
 
-def _loss(loss: Interval | None) -> Cell:
-    return Cell(NONE) if loss is None else Cell(loss_in_words(loss.value, "equal"), note=loss_reach(loss))
+def _loss(loss: Interval | None) -> TableCell:
+    return (
+        TableCell(NONE)
+        if loss is None
+        else TableCell(loss_in_words(loss.value, "equal"), note=loss_reach(loss))
+    )
 
 
-def speeds_table(run: Run) -> Table | None:
+def speeds_table(run: Run) -> FigureTable | None:
     """Gives a table of all ways to call each model; None if each has only one, as the table of models shows that."""
     if all(len(one.speeds) < 2 for one in run.candidates):
         return None
@@ -369,22 +387,22 @@ def speeds_table(run: Run) -> Table | None:
     return table("Every way to call every model", heads, rows, _stream(run))
 
 
-def explanation_table(run: Run) -> Table | None:
+def explanation_table(run: Run) -> FigureTable | None:
     """Gives the table of the kernel that ran each layer."""
     rows = (cells(layer, kernel, why) for layer, kernel, why in run.explanation)
     return table("Which kernel ran each layer before", ("Layer", "Kernel", "Why"), rows)
 
 
-def environment_table(run: Run) -> Table | None:
+def environment_table(run: Run) -> FigureTable | None:
     """Gives the table of the environment that everything was measured in."""
     return table(
         "Where all of this was measured", ("What", "Which"), (cells(*row) for row in run.environment)
     )
 
 
-def settings_table(run: Run) -> Table | None:
+def settings_table(run: Run) -> FigureTable | None:
     """Gives the table of the run's settings."""
-    rows = (cells(Cell(str(name), code=True), setting(value)) for name, value in run.settings.items())
+    rows = (cells(TableCell(str(name), code=True), setting(value)) for name, value in run.settings.items())
     return table("Settings of the run", ("Setting", "Value"), rows)
 
 

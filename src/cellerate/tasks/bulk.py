@@ -52,7 +52,7 @@ _WINDOWS_A_PIECE = 131_072
 
 
 @dataclasses.dataclass(frozen=True)
-class Pass:
+class PassResult:
     """The result of a pass, or of a process's share of it.
 
     Attributes:
@@ -82,7 +82,7 @@ def embed_files(
     batch_size: int = 256,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
-) -> Pass:
+) -> PassResult:
     """Turns each line of files into a vector: rows of `file`, `row` (from 0), `line` and `vector`, in their order.
 
     Args:
@@ -139,7 +139,7 @@ def embed_files(
             number += 1
     if not number:
         raise DataError(f"{', '.join(map(str, files))}: no line; expected at least one.")
-    return Pass(pieces.folder, number, done, items)
+    return PassResult(pieces.folder, number, done, items)
 
 
 def forecast_files(
@@ -153,7 +153,7 @@ def forecast_files(
     table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
-) -> Pass:
+) -> PassResult:
     """Forecasts what comes after the end of each series: rows of `series`, `time` and the targets, in their order.
 
     Args:
@@ -193,7 +193,7 @@ def forecast_files(
             progress(items, min(len(ends), len(left) * _SERIES_A_PIECE))
     told = (*data.notes, left_out(data, forecaster.settings.window))
     done = sum(map(pieces.done, range(len(starts))))
-    return Pass(pieces.folder, len(starts), done, items, tuple(filter(None, told)))
+    return PassResult(pieces.folder, len(starts), done, items, tuple(filter(None, told)))
 
 
 def judge_files(
@@ -206,7 +206,7 @@ def judge_files(
     table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
-) -> tuple[Pass, dict[str, Any] | None]:
+) -> tuple[PassResult, dict[str, Any] | None]:
     """Judges a forecaster and the baselines on every window: rows of `series`, `windows`, and the mean errors.
 
     There is a row for each stretch without a gap; one that is long enough to be cut has several. Errors are those of
@@ -256,7 +256,7 @@ def judge_files(
         )
         pieces.write(number, _columns(found, about_errors))
         before += int(found.windows.sum())
-    result = Pass(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before, data.notes)
+    result = PassResult(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before, data.notes)
     if result.done < result.pieces:
         return result, None
     errors = _summed(pieces.read(len(cut)), about_errors)

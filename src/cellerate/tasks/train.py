@@ -28,7 +28,7 @@ from cellerate.tasks.settings import (
 )
 from cellerate.tasks.text import TextRun, train_on_text
 from cellerate.training.settings import TrainingSettings
-from cellerate.training.telemetry import Display, Notebook, Terminal
+from cellerate.training.telemetry import Display, Notebook, TerminalProgress
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Model: TypeAlias = _Path | keras.Model
@@ -215,7 +215,7 @@ def _one_path(data: _Path) -> str:
 def _display(verbose: bool | None) -> Display:
     if _in_notebook():
         return Display() if verbose is False else Notebook()
-    return Terminal() if verbose else Display()
+    return TerminalProgress() if verbose else Display()
 
 
 def _in_notebook() -> bool:

@@ -35,7 +35,7 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
-from cellerate.training.telemetry import Display, Plan, Sample, Telemetry, check_trackers, write_history
+from cellerate.training.telemetry import Display, RunPlan, Sample, Telemetry, check_trackers, write_history
 from cellerate.training.time_limits import SampleSize, TimeLimits, judged_part
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
@@ -273,7 +273,7 @@ def train(
                 )
             )
         most_s = limits.training_s(settings, progress.judging_s)
-        plan = Plan(settings.epochs, len(source), source.items_per_batch, source.item, bits, most_s)
+        plan = RunPlan(settings.epochs, len(source), source.items_per_batch, source.item, bits, most_s)
         with contextlib.ExitStack() as telling:
             if processes.first:
                 remove_unfinished(folder)

@@ -11,7 +11,7 @@ from cellerate.cli.inspection import report
 from cellerate.cli.shipping import optimize
 from cellerate.errors import BackendError
 from cellerate.report.quality import Metric
-from cellerate.report.record import Change, Pass, Run, TrainingStep, Verdict, write_run
+from cellerate.report.record import Change, Run, StageRecord, TrainingStep, Verdict, write_run
 
 RUN = Run(
     schema=1,
@@ -27,7 +27,7 @@ RUN = Run(
     environment=(("Processor", "one"),),
     metric=Metric("bits per character", "", False, "the end of it"),
     max_quality_loss=0.01,
-    passes=(Pass("quantize", "Quantised", "done"),),
+    passes=(StageRecord("quantize", "Quantised", "done"),),
     verdict=Verdict(
         "The file is 4x smaller.\x1b[2J",
         "int8",

@@ -119,11 +119,11 @@ class Case:
         shapes = {"d_outputs": outputs, "d_h_T": (self.B, self.H), "d_c_T": (self.B, self.H)}
         return {name: rng.normal(size=shape).astype(self.dtype) for name, shape in shapes.items()}
 
-    def forward(self, keep: bool = True) -> cpu.Forward:
+    def forward(self, keep: bool = True) -> cpu.ForwardResults:
         settings = {"return_sequences": self.sequences, "keep": keep, "dtype": self.dtype}
         return cpu.forward(cpu.Arguments(**self.arrays), self.options, **settings)
 
-    def backward(self, done: cpu.Forward) -> dict[str, np.ndarray]:
+    def backward(self, done: cpu.ForwardResults) -> dict[str, np.ndarray]:
         settings = self.cotangents | {"return_sequences": self.sequences}
         gradients = cpu.backward(cpu.Arguments(**self.arrays), done, self.options, **settings)
         return {f"d_{name}": gradient for name, gradient in gradients.items()}
@@ -134,7 +134,7 @@ class Case:
         return states(done) | self.backward(done)
 
 
-def states(done: cpu.Forward | reference.Forward) -> dict[str, np.ndarray]:
+def states(done: cpu.ForwardResults | reference.Forward) -> dict[str, np.ndarray]:
     return {name: getattr(done, name) for name in ("outputs", "h_T", "c_T")}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from cellerate.errors import BackendError
 from cellerate.observe.bench import load
-from cellerate.observe.bench.cases import Contestant, Plan
+from cellerate.observe.bench.cases import BenchPlan, Contestant
 from cellerate.observe.bench.race import Race
 
 FAKE = """
@@ -78,7 +78,7 @@ def race_of(tmp_path, monkeypatch):
 
     def run(contestants, **plan):
         log.write_text("")
-        plan = Plan(**{**QUICK, **plan})
+        plan = BenchPlan(**{**QUICK, **plan})
         records = Race(plan, table={"infer": contestants}, command=command).run("again")
         asked = [line.partition(":") for line in log.read_text().splitlines()]
         assert {way for name, _, way in asked if name != "yardstick"} <= {"2 threads"}
@@ -197,7 +197,7 @@ def test_interrupted_race_leaves_no_process_and_no_folder(race, tmp_path, monkey
 def test_model_that_cannot_be_made_ends_the_run(monkeypatch):
     monkeypatch.setattr(load, "_WATCHED_S", 0.0)
     with pytest.raises(BackendError, match="no disk"):
-        Race(Plan(**QUICK), command=lambda *_: [sys.executable, "-c", "raise OSError('no disk')"]).run()
+        Race(BenchPlan(**QUICK), command=lambda *_: [sys.executable, "-c", "raise OSError('no disk')"]).run()
 
 
 def test_share_of_the_peak_is_that_of_the_least_operations(race):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cellerate.observe.bench import load
-from cellerate.observe.bench.cases import Contestant, Plan
+from cellerate.observe.bench.cases import BenchPlan, Contestant
 from cellerate.observe.bench.compare import _sessions, _turns, compare
 from cellerate.observe.bench.model import Sizes
 from cellerate.observe.bench.race import Race
@@ -49,7 +49,7 @@ def make():
 (checked, *_) = [job for job in inferring.packed_jobs(folder, sizes) if job.precision == "int8"]
 contestant.serve([checked._replace(ways={"as it comes": timed_anew(make)}, error=lambda _: 0.0)], answers)
 """
-PLAN = Plan(
+PLAN = BenchPlan(
     cases=("infer",),
     sizes=Sizes(steps=20, batch=1),
     sessions=5,

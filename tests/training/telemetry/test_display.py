@@ -3,7 +3,7 @@
 import pytest
 
 from cellerate.training.telemetry import display
-from cellerate.training.telemetry.display import Notebook, Plan, Terminal
+from cellerate.training.telemetry.display import Notebook, RunPlan, TerminalProgress
 
 RECORD = {"epoch": 1, "loss": 0.5, "items_per_s": 2e5, "seconds": 3.0, "data_wait": 0.0}
 
@@ -12,8 +12,10 @@ RECORD = {"epoch": 1, "loss": 0.5, "items_per_s": 2e5, "seconds": 3.0, "data_wai
 def terminal(monkeypatch):
     readings = {"cpu": 0.9, "memory_bytes": 1.25e9, "gpu0_use": 0.75, "gpu0_power_w": 300.0, "gpu1_use": 0.5}
     monkeypatch.setattr(display, "MachineReadings", lambda: type("M", (), {"read": lambda _: readings})())
-    made = Terminal(every_s=0.0)
-    made.start(Plan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows", bits="bits/character"))
+    made = TerminalProgress(every_s=0.0)
+    made.start(
+        RunPlan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows", bits="bits/character")
+    )
     return made
 
 
@@ -47,7 +49,7 @@ def test_notebook_writes_one_line_again_and_again_and_keeps_one_an_epoch(monkeyp
     monkeypatch.setattr(display, "MachineReadings", lambda: type("M", (), {"read": lambda _: readings})())
     shown = Notebook()
     shown.message("jax, Keras's own kernels")
-    shown.start(Plan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows"))
+    shown.start(RunPlan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows"))
     shown.step(0, 1, {"loss": 2.0})
     shown.step(0, 11, {"loss": 1.0})
     shown.phase("validating")

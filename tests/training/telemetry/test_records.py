@@ -8,10 +8,10 @@ import pytest
 
 from cellerate.errors import ConfigError
 from cellerate.training.telemetry import records as telemetry, trackers
-from cellerate.training.telemetry.display import Display, Plan
+from cellerate.training.telemetry.display import Display, RunPlan
 from cellerate.training.telemetry.records import Sample, Telemetry, read_telemetry
 
-PLAN = Plan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows")
+PLAN = RunPlan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows")
 
 
 class Heard(Display):

@@ -15,8 +15,8 @@ from cellerate.machine.environment import BACKENDS, installed_backends, require
 from cellerate.settings import check_choice, check_number
 
 if TYPE_CHECKING:
-    from cellerate.observe.bench.cases import Plan
-    from cellerate.observe.bench.compare import Comparison
+    from cellerate.observe.bench.cases import BenchPlan
+    from cellerate.observe.bench.compare import RecordComparison
     from cellerate.observe.bench.record import Record
 
 
@@ -108,7 +108,9 @@ def bench(
     _run(plan, output, threshold, fail_on_regression, json)
 
 
-def _run(plan: "Plan", output: Path | None, threshold: float, fail_on_regression: bool, json: bool) -> None:
+def _run(
+    plan: "BenchPlan", output: Path | None, threshold: float, fail_on_regression: bool, json: bool
+) -> None:
     import datetime
 
     from cellerate.observe.bench.compare import compare
@@ -169,8 +171,8 @@ def _compare(
 
 def _plan(
     only: Sequence[str], backends: Sequence[str], budget: float, quick: bool, against: str | None
-) -> "Plan":
-    from cellerate.observe.bench.cases import CASES, Plan, quick_plan
+) -> "BenchPlan":
+    from cellerate.observe.bench.cases import CASES, BenchPlan, quick_plan
 
     for name in only:
         check_choice("only", name, tuple(CASES))
@@ -180,7 +182,7 @@ def _plan(
         if name not in installed_backends():
             here = ", ".join(installed_backends()) or "none"
             raise BackendError(f"backend {name!r} is not installed (installed here: {here}).")
-    plan = Plan(
+    plan = BenchPlan(
         cases=tuple(case for case in CASES if not only or case in only),
         backends=tuple(name for name in BACKENDS if not backends or name in backends),
         budget_s=budget,
@@ -199,7 +201,7 @@ def _write(record: "Record", path: Path, page: Path) -> None:
     write_page(page, bench_html(page_of(record)))
 
 
-def _draw(found: "Comparison", path: Path) -> Path:
+def _draw(found: "RecordComparison", path: Path) -> Path:
     from cellerate.observe.bench.compare_view import comparison_page
     from cellerate.report.bench_page import bench_html
     from cellerate.report.html import write_page
@@ -207,7 +209,7 @@ def _draw(found: "Comparison", path: Path) -> Path:
     return write_page(path, bench_html(comparison_page(found)))
 
 
-def _show(found: "Comparison | None", files: Sequence[str]) -> None:
+def _show(found: "RecordComparison | None", files: Sequence[str]) -> None:
     if found is not None:
         from cellerate.observe.bench.compare_view import comparison_lines
 
@@ -217,7 +219,7 @@ def _show(found: "Comparison | None", files: Sequence[str]) -> None:
         emit(path)
 
 
-def _end(found: "Comparison | None", fail_on_regression: bool) -> None:
+def _end(found: "RecordComparison | None", fail_on_regression: bool) -> None:
     if found is None or not fail_on_regression:
         return
     if not found.judged:

@@ -151,7 +151,7 @@ def open_rows(values: np.ndarray) -> Rows:
     return rows
 
 
-class Plan(Protocol):
+class WindowFinder(Protocol):
     """Finds the windows at places `first` to `last - 1` of an epoch's order."""
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
@@ -171,11 +171,11 @@ class ArrayPlan:
         self._recent: tuple[int, ShuffledRuns] | None = None
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
-        """See `Plan.locate`."""
+        """See `WindowFinder.locate`."""
         yield self._values, self.where(epoch, first, last) + shift
 
     def where(self, epoch: int, first: int, last: int) -> np.ndarray:
-        """See `Plan.where`."""
+        """See `WindowFinder.where`."""
         if self._seed is None:
             return self._index.starts(np.arange(first, last))
         recent = self._recent
@@ -192,12 +192,12 @@ class FilePlan:
         self._rows, self._index = rows, index
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
-        """See `Plan.locate`."""
+        """See `WindowFinder.locate`."""
         loaded = _load(self._rows, self._index, list(self._index.pieces(first, last - first)), shift)
         yield loaded.values, loaded.starts(np.arange(last - first))
 
     def where(self, epoch: int, first: int, last: int) -> np.ndarray:
-        """See `Plan.where`."""
+        """See `WindowFinder.where`."""
         return self._index.starts(np.arange(first, last))
 
 
@@ -225,12 +225,12 @@ class BlockPlan:
         self._recent: tuple[tuple[tuple[int, int, int], _Loaded, ShuffledRuns], ...] = ()
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
-        """See `Plan.locate`."""
+        """See `WindowFinder.locate`."""
         for loaded, numbers in self._located(epoch, first, last, shift):
             yield loaded.values, loaded.starts(numbers)
 
     def where(self, epoch: int, first: int, last: int) -> np.ndarray:
-        """See `Plan.where`."""
+        """See `WindowFinder.where`."""
         return np.concatenate(
             [loaded.places(numbers) for loaded, numbers in self._located(epoch, first, last, 0)]
         )
@@ -357,7 +357,7 @@ def windows_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarra
 
 def plan_windows(
     values: np.ndarray, index: WindowIndex, seed: int | None, shuffle: Shuffle, mixing: int
-) -> Plan:
+) -> WindowFinder:
     """The plan for an (N,) or (N, F) array; `shuffle` "auto" chooses by the array's size and place."""
     table = values.reshape(len(values), -1)
     large_file = mapped_root(values) is not None and values.nbytes > EXACT_BYTES

@@ -5,7 +5,14 @@ A source never copies a window: it gathers the rows of a batch when the batch is
 
 from cellerate.data.windows.changed import ChangedBatches, MeanOverItems
 from cellerate.data.windows.covariate_batches import CovariateBatches
-from cellerate.data.windows.covariates import NO_COVARIATES, Covariates, Framing, Inputs, Units, model_inputs
+from cellerate.data.windows.covariates import (
+    NO_COVARIATES,
+    Covariates,
+    Framing,
+    Inputs,
+    ModelUnits,
+    model_inputs,
+)
 from cellerate.data.windows.sampled import SampledBatches, spread, spread_within
 from cellerate.data.windows.scaler import Scaler, held_by
 from cellerate.data.windows.series_scaler import SeriesScaler
@@ -21,13 +28,13 @@ __all__ = [
     "Framing",
     "Inputs",
     "MeanOverItems",
+    "ModelUnits",
     "SampledBatches",
     "Scaler",
     "SeriesBatches",
     "SeriesScaler",
     "StreamBatches",
     "TextBatches",
-    "Units",
     "WindowSource",
     "held_by",
     "model_inputs",

@@ -127,7 +127,7 @@ NO_COVARIATES = Covariates()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Units:
+class ModelUnits:
     """Takes B windows to what a model computes with, and its forecasts back.
 
     Attributes:
@@ -191,12 +191,12 @@ class Framing:
         """The number of the stretch that the row before each origin lies in."""
         return np.searchsorted(self._firsts, origins - 1, side="right") - 1
 
-    def units(self, past: np.ndarray, origins: np.ndarray) -> Units:
+    def units(self, past: np.ndarray, origins: np.ndarray) -> ModelUnits:
         """The scale of each window (B, window, C) that ends before a row."""
         scaling = self._covariates.scaling
         if scaling is None or self._places is None:
-            return Units(self._scaler.mean, self._scaler.scale)
-        return Units(*scaling.of(self._places[self.segments(origins)], past))
+            return ModelUnits(self._scaler.mean, self._scaler.scale)
+        return ModelUnits(*scaling.of(self._places[self.segments(origins)], past))
 
     def strangers(self) -> list[str]:
         """The series that the model was not trained on, if it tells series apart."""
@@ -229,7 +229,7 @@ class Framing:
         self,
         past: np.ndarray,
         origins: np.ndarray,
-        units: Units,
+        units: ModelUnits,
         ahead: np.ndarray | None,
         times: np.ndarray | int,
     ) -> Inputs:

@@ -15,7 +15,7 @@ from cellerate.data.arrays import (
     Batch,
     GatheredBatches,
     Permutation,
-    Plan,
+    WindowFinder,
     WindowIndex,
     at_least,
     derive_seed,
@@ -84,7 +84,7 @@ class TextBatches(GatheredBatches):
         self.length, self.stride, self.seed = length, stride, seed
         self._ids = _checked_ids(ids, 2 if not drop_last else length + 1, length)
         self._pad = not drop_last
-        self._plan: Plan | None = None
+        self._plan: WindowFinder | None = None
         self._phases = 1
         if drop_last:
             last_start = len(ids) - (length + 1)

@@ -19,13 +19,13 @@ from cellerate.kernels.cuda.kernel import SHARED_BYTES, Kernel, clusters
 from cellerate.machine import gpu
 
 
-class Arguments(ctypes.Structure):
+class KernelArguments(ctypes.Structure):
     """The arguments of a kernel: each has its own structure, whose field `batch` determines the number of clusters."""
 
     batch: int
 
 
-def launch(kernel: Kernel, arguments: Arguments, device: int, stream: int) -> None:
+def launch(kernel: Kernel, arguments: KernelArguments, device: int, stream: int) -> None:
     """Starts a kernel, compiling it first if that was never done.
 
     Args:
@@ -106,7 +106,7 @@ def resident(kernel: Kernel, device: int) -> int:
         return int(_checked(driver.cuOccupancyMaxActiveClusters(function, config)))
 
 
-class Memory:
+class DeviceMemory:
     """Memory of a GPU, freed when nothing refers to this object any more.
 
     Args:

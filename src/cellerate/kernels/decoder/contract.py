@@ -30,7 +30,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class CheckedRequest:
     """The request of one sequence, checked and in the form that the subclasses of `Steps` take.
 
     Attributes:
@@ -227,11 +227,11 @@ class Steps(abc.ABC):
         ]
         return found, after, following
 
-    def _row(self, request: Request) -> Row:
+    def _row(self, request: Request) -> CheckedRequest:
         check_whole("count", request.count, 0, MOST_STEPS)
         check_whole("position", request.position, 0, 2**62)
         previous, stop_ids = request.previous, list(request.stop_ids)
-        return Row(
+        return CheckedRequest(
             request.rules,
             _NO_IDS
             if isinstance(previous, tuple) and not previous
@@ -293,7 +293,7 @@ class Steps(abc.ABC):
         state: np.ndarray,
         after: np.ndarray,
         logits: np.ndarray,
-        rows: Sequence[Row],
+        rows: Sequence[CheckedRequest],
         ids: np.ndarray,
         log_probabilities: np.ndarray,
     ) -> list[tuple[int, bool]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.arguments import check_whole
-from cellerate.kernels.decoder.contract import Row, Steps, checked_chain
+from cellerate.kernels.decoder.contract import CheckedRequest, Steps, checked_chain
 from cellerate.kernels.native import core, empty
 from cellerate.program import PRECISIONS
 
@@ -92,7 +92,7 @@ class StepModel(Steps):
         state: np.ndarray,
         after: np.ndarray,
         logits: np.ndarray,
-        rows: Sequence[Row],
+        rows: Sequence[CheckedRequest],
         ids: np.ndarray,
         log_probabilities: np.ndarray,
     ) -> list[tuple[int, bool]]:

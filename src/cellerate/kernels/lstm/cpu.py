@@ -16,7 +16,7 @@ from cellerate.kernels.lstm.spec import (
     validate_lookup,
 )
 from cellerate.kernels.native import core
-from cellerate.kernels.operation import Codes, Given, Operation
+from cellerate.kernels.operation import Codes, CoreOperation, Given
 
 
 def codes(options: LstmOptions, return_sequences: bool) -> Codes:
@@ -65,7 +65,7 @@ def _check(given: Given) -> None:
         validate(**given)
 
 
-LSTM = Operation(
+LSTM = CoreOperation(
     name="lstm",
     arguments=(
         "x",
@@ -99,7 +99,7 @@ def reserve_bytes(shape: tuple[int, int, int], dtype: str, *, masked: bool, retu
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
+class ForwardResults:
     """The results of `forward`.
 
     Attributes:
@@ -142,7 +142,7 @@ def forward(
     return_sequences: bool = True,
     keep: bool = True,
     dtype: Any = None,
-) -> Forward:
+) -> ForwardResults:
     """Runs one layer.
 
     Args:
@@ -164,12 +164,12 @@ def forward(
         keep=keep,
         dtype=dtype,
     )
-    return Forward(found["outputs"], found["h_T"], found["c_T"], found.get("reserve"))
+    return ForwardResults(found["outputs"], found["h_T"], found["c_T"], found.get("reserve"))
 
 
 def backward(
     arguments: Arguments,
-    done: Forward,
+    done: ForwardResults,
     options: LstmOptions | None = None,
     *,
     d_outputs: np.ndarray | None = None,

@@ -90,7 +90,7 @@ def least_operations(case: str, sizes: Sizes) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The cases to run, and for how long.
 
     Attributes:
@@ -124,7 +124,7 @@ class Plan:
     against: str = ""
 
 
-def quick_plan(plan: Plan) -> Plan:
+def quick_plan(plan: BenchPlan) -> BenchPlan:
     """The same with a tiny model and one short session."""
     short = {"sessions": 1, "rounds": 2, "turn_s": 0.005, "turns": 1, "short_turns": 1, "between_s": 0.0}
     return dataclasses.replace(plan, sizes=QUICK, quick=True, **short)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ class Effect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class RecordComparison:
     """Two records beside each other.
 
     Attributes:
@@ -128,7 +128,7 @@ class Comparison:
         }
 
 
-def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> Comparison:
+def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> RecordComparison:
     """Compares two records of one machine and one size.
 
     Args:
@@ -154,7 +154,7 @@ def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> Comparison:
         for pair, change in zip(pairs, changes, strict=True)
     ]
     effects.sort(key=lambda one: (not one.regression, not one.entry.ours, _ORDER.index(one.verdict)))
-    return Comparison(
+    return RecordComparison(
         names=(name_of(a), name_of(b)),
         warnings=tuple(_warnings(a, b, effects)),
         drift=_drift(a, b),

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from cellerate import format as shown
-from cellerate.observe.bench.compare import CONFIDENCE, Comparison, Effect
+from cellerate.observe.bench.compare import CONFIDENCE, Effect, RecordComparison
 from cellerate.report.bench_page import BenchPage, Section
 from cellerate.report.svg import Bar, RatioChart
-from cellerate.report.tables import Cell, Figure, Table, cells, table
+from cellerate.report.tables import Figure, FigureTable, TableCell, cells, table
 
 _HEADS = ("Job", ">before", ">after", ">after / before", f">{CONFIDENCE:.0%} interval", "Verdict")
 _VERDICTS = {
@@ -23,7 +23,7 @@ _HOW = (
 )
 
 
-def comparison_lines(found: Comparison) -> Iterator[str]:
+def comparison_lines(found: RecordComparison) -> Iterator[str]:
     """The comparison as lines for a terminal, regressions first."""
     yield shown.one_line(f"before: {found.names[0]}")
     yield shown.one_line(f"after:  {found.names[1]}")
@@ -39,7 +39,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     yield found.sentence
 
 
-def comparison_page(found: Comparison) -> BenchPage:
+def comparison_page(found: RecordComparison) -> BenchPage:
     """The comparison as a page."""
     sections = []
     for heading, ours in (("Cellerate", True), ("Peers", False)):
@@ -47,7 +47,9 @@ def comparison_page(found: Comparison) -> BenchPage:
         if made := table(f"{heading}: time after over time before", _HEADS, map(_row, effects)):
             sections.append(Section(heading, figures=(_figure(effects, found.threshold, made),)))
     if found.lost:
-        lost = Table("What is gone", ("Job",), tuple(cells(Cell(one, tone="bad")) for one in found.lost))
+        lost = FigureTable(
+            "What is gone", ("Job",), tuple(cells(TableCell(one, tone="bad")) for one in found.lost)
+        )
         sections.insert(0, Section("Lost", tables=(lost,)))
     limit = f"The threshold is {shown.percent(found.threshold)}."
     sections.append(Section("How they were compared", sentences=(_HOW, limit, _drift(found))))
@@ -62,21 +64,21 @@ def comparison_page(found: Comparison) -> BenchPage:
     )
 
 
-def _row(effect: Effect) -> tuple[Cell, ...]:
+def _row(effect: Effect) -> tuple[TableCell, ...]:
     entry = effect.entry
     verdict = "REGRESSION" if effect.regression else _VERDICTS[effect.verdict]
     tone = "bad" if effect.regression else "good" if entry.ours and effect.verdict == "faster" else ""
     return cells(
-        Cell(_name(effect), note=effect.note),
+        TableCell(_name(effect), note=effect.note),
         shown.milliseconds(1e3 * effect.before_s),
         shown.milliseconds(1e3 * entry.median_s),
         shown.number(effect.ratio, 4),
         f"{shown.number(effect.low, 4)} to {shown.number(effect.high, 4)}",
-        Cell(verdict, tone=tone),  # type: ignore[arg-type]
+        TableCell(verdict, tone=tone),  # type: ignore[arg-type]
     )
 
 
-def _figure(effects: list[Effect], threshold: float, made: Table) -> Figure:
+def _figure(effects: list[Effect], threshold: float, made: FigureTable) -> Figure:
     bars = tuple(
         Bar(_name(one), one.ratio, one.low, one.high, shown.number(one.ratio, 4), one.regression)
         for one in effects
@@ -98,6 +100,6 @@ def _name(effect: Effect) -> str:
     return f"{entry.case}{work}: {entry.title}, {entry.precision}, {entry.call}"
 
 
-def _drift(found: Comparison) -> str:
+def _drift(found: RecordComparison) -> str:
     ratio = shown.number(found.drift, 4)
     return f"The yardstick, which no version changes, took {ratio} times as long in the second run."

@@ -19,7 +19,7 @@ from cellerate.errors import BackendError
 from cellerate.machine.environment import machine, package_version, versions
 from cellerate.measure import as_timing
 from cellerate.observe.bench import load
-from cellerate.observe.bench.cases import Contestant, Plan, contestants, least_operations
+from cellerate.observe.bench.cases import BenchPlan, Contestant, contestants, least_operations
 from cellerate.observe.bench.contestant import PROTOCOL, YARDSTICK, key_of
 from cellerate.observe.bench.process import Process, command_of
 from cellerate.observe.bench.record import SCHEMA, Entry, LeftOut, Load, Record, Turn, summarised
@@ -46,7 +46,7 @@ class Race:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BenchPlan,
         say: Callable[[str], None] = lambda _: None,
         *,
         table: Mapping[str, Sequence[Contestant]] | None = None,

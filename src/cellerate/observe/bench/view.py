@@ -12,8 +12,8 @@ from cellerate.observe.bench.compare import BUSY, STOLEN, name_of
 from cellerate.observe.bench.record import Entry, Record
 from cellerate.report.bench_page import BenchPage, Section
 from cellerate.report.svg import Bar, BarChart
-from cellerate.report.tables import Cell, Figure, Table, cells, table
-from cellerate.report.view import Tile
+from cellerate.report.tables import Figure, FigureTable, TableCell, cells, table
+from cellerate.report.view import HeadlineFigure
 
 _HEADS = ("Contestant", "The timed call", ">characters/s", ">a call", ">middle 60 %", ">error", ">Cellerate")
 _HEADINGS = {"train": "Training", "infer": "Inference", "generate": "Generation"}
@@ -29,7 +29,7 @@ _HOW = (
 )
 
 
-class Race(NamedTuple):
+class Pairing(NamedTuple):
     """One work of a case in one precision: who stands beside whom.
 
     Attributes:
@@ -74,7 +74,7 @@ class Race(NamedTuple):
         return f"{said}, the strongest opponent."
 
 
-def races(record: Record) -> list[Race]:
+def races(record: Record) -> list[Pairing]:
     """The races of a record, in the order of the cases.
 
     Where Cellerate is fastest by a call that its opponents do not have, and also has theirs, that is a race of its own.
@@ -89,8 +89,8 @@ def races(record: Record) -> list[Race]:
         apart = tuple(one for one in ours if peers and one.call == peers[0].call)
         if apart and apart[0] is not ours[0]:
             ours = tuple(one for one in ours if one not in apart)
-            made.append(Race(case, f"{work}, {apart[0].call}", precision, apart, peers))
-        made.append(Race(case, work, precision, ours, peers))
+            made.append(Pairing(case, f"{work}, {apart[0].call}", precision, apart, peers))
+        made.append(Pairing(case, work, precision, ours, peers))
     order = {case: place for place, case in enumerate(CASES)}
     return sorted(made, key=lambda race: (order.get(race.case, len(order)), race.precision, race.work))
 
@@ -120,7 +120,7 @@ def page_of(record: Record) -> BenchPage:
         "Who was not timed, and why",
         ("Contestant", "Case", "Why"),
         [
-            cells(title + what, case, Cell(reason, tone="bad" if wrong else ""))
+            cells(title + what, case, TableCell(reason, tone="bad" if wrong else ""))
             for (case, title, what, reason), wrong in zip(
                 _left_out(record), [one.wrong for one in record.left_out], strict=True
             )
@@ -163,7 +163,7 @@ def warnings(record: Record) -> Iterator[str]:
             yield f"{who} took {shown.percent(share)} of the processors: measure again when the machine is quiet."
 
 
-def _outcome(found: Sequence[Race]) -> tuple[str, str]:
+def _outcome(found: Sequence[Pairing]) -> tuple[str, str]:
     ratios = [(race.ratio, race) for race in found if race.ratio is not None]
     if not ratios:
         return "There was nobody to stand beside Cellerate here.", "good"
@@ -178,11 +178,11 @@ def _outcome(found: Sequence[Race]) -> tuple[str, str]:
     return said, "good" if 2 * len(ahead) > len(ratios) else "bad"
 
 
-def _tile(race: Race) -> Tile | None:
+def _tile(race: Pairing) -> HeadlineFigure | None:
     if race.ratio is None:
         return None
     ours, peer = race.ours[0], race.peers[0]
-    return Tile(
+    return HeadlineFigure(
         big=shown.number(race.ratio),
         word="times as fast as",
         label=f"{peer.title}, the strongest opponent: {race.title}",
@@ -191,7 +191,7 @@ def _tile(race: Race) -> Tile | None:
     )
 
 
-def _section(record: Record, case: str, found: Sequence[Race]) -> Section | None:
+def _section(record: Record, case: str, found: Sequence[Pairing]) -> Section | None:
     if not found:
         return None
     figures = []
@@ -209,7 +209,7 @@ def _section(record: Record, case: str, found: Sequence[Race]) -> Section | None
             for one in entries
         )
         chart = BarChart(race.title, race.sentence, bars, "characters/s, more is better")
-        made = Table(f"{race.title}, strongest opponent first", _HEADS, tuple(_rows(race)))
+        made = FigureTable(f"{race.title}, strongest opponent first", _HEADS, tuple(_rows(race)))
         figures.append(Figure(chart, made, wide=True))
     sizes = record.sizes
     rows = sizes.get("batch") if case == "train" else None
@@ -228,7 +228,7 @@ def _section(record: Record, case: str, found: Sequence[Race]) -> Section | None
     return Section(_HEADINGS[case], sentences, tuple(figures), notes=tuple(shares))
 
 
-def _rows(race: Race) -> Iterator[tuple[Cell, ...]]:
+def _rows(race: Pairing) -> Iterator[tuple[TableCell, ...]]:
     """The rows of a race's table: ours, then the others, strongest first."""
     best = race.ours[0].items_per_s if race.ours else None
     for one in (*race.ours, *race.peers):
@@ -242,7 +242,7 @@ def _rows(race: Race) -> Iterator[tuple[Cell, ...]]:
             shown.milliseconds(1e3 * one.median_s),
             f"{low} to {high}",
             f"{one.error:.0e}",
-            Cell(ratio, tone=tone, note=_same_backend(one, race.ours) if ratio else ""),  # type: ignore[arg-type]
+            TableCell(ratio, tone=tone, note=_same_backend(one, race.ours) if ratio else ""),  # type: ignore[arg-type]
         )
 
 
@@ -259,7 +259,7 @@ def _left_out(record: Record) -> list[tuple[str, str, str, str]]:
     return [(one.case, one.title, f", {one.what}" if one.what else "", one.reason) for one in record.left_out]
 
 
-def _conditions(record: Record) -> Iterator[Table]:
+def _conditions(record: Record) -> Iterator[FigureTable]:
     told = [cells(name.replace("_", " "), str(value)) for name, value in record.machine.items()]
     told += [cells(name, version) for name, version in record.versions.items()]
     for name, share in (

@@ -17,7 +17,7 @@ from cellerate.layers.accelerate import accelerate, forget_compiled, is_accelera
 from cellerate.layers.explain import LayerReport, explain
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, rows_of, widened
-from cellerate.observe.profiling.record import Change
+from cellerate.observe.profiling.record import Suggestion
 from cellerate.observe.profiling.stepping import timed_steps
 from cellerate.observe.profiling.unharmed import runs_eagerly
 from cellerate.training.precision import precision_candidates
@@ -72,7 +72,7 @@ def is_cold(disk_bytes: float | None, batch_bytes: int) -> bool:
 
 def find_changes(
     model: keras.Model, batches: Sequence[Any], found: Found, seconds: float, note: Callable[[str], None]
-) -> tuple[list[Change], list[str]]:
+) -> tuple[list[Suggestion], list[str]]:
     """Tries what would shorten a training.
 
     Args:
@@ -132,7 +132,7 @@ class _Tries:
         # What the changes so far leave of a step as the user has it.
         self._left = 1.0
         self._compiled = False
-        self.changes: list[Change] = []
+        self.changes: list[Suggestion] = []
         self.without_gain: list[str] = []
         self.untried: list[str] = []
 
@@ -181,7 +181,7 @@ class _Tries:
         every = max(2, round(found.validation_s / (_VALIDATION_AFTER * training)))
         after = found.validation_s / every
         self.changes.append(
-            Change(
+            Suggestion(
                 title=f"Validation takes {percent(share)} of an epoch",
                 why=f"{milliseconds(1e3 * found.validation_s)} of validation beside {milliseconds(1e3 * training)} of "
                 "training in each epoch",
@@ -362,7 +362,7 @@ class _Tries:
             return False
         gain = self._left * (1 - after_s / before_s) * self._found.training_share
         self._left *= after_s / before_s
-        self.changes.append(Change(title, why, gain, 1e3 * before_s, 1e3 * after_s, do, optional))
+        self.changes.append(Suggestion(title, why, gain, 1e3 * before_s, 1e3 * after_s, do, optional))
         return True
 
     def _model_takes_one_size(self) -> bool:

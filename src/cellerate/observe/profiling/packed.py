@@ -10,7 +10,7 @@ from cellerate.format import milliseconds
 from cellerate.kernels import native
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.machine.doctor import Others
-from cellerate.observe.profiling.record import Change, Part, Profile, bottleneck
+from cellerate.observe.profiling.record import Part, Profile, Suggestion, bottleneck
 from cellerate.observe.profiling.surroundings import surroundings
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.program import Engine, ProgramExplanation, explain
@@ -101,13 +101,13 @@ def _parts(told: ProgramExplanation) -> tuple[Part, ...]:
 
 def _changes(
     model: PackedModel, told: ProgramExplanation, batch: int, steps: int | None, note: Callable[[str], None]
-) -> list[Change]:
-    found: list[Change] = []
+) -> list[Suggestion]:
+    found: list[Suggestion] = []
 
     def add(title: str, why: str, after_s: float, do: str) -> None:
         gain = 1 - after_s / told.seconds
         if gain >= _SMALLEST:
-            found.append(Change(title, why, gain, 1e3 * told.seconds, 1e3 * after_s, do, optional=True))
+            found.append(Suggestion(title, why, gain, 1e3 * told.seconds, 1e3 * after_s, do, optional=True))
 
     note(f"calls of {batch * _WIDER} rows")
     wide = model.explain(batch * _WIDER, steps).seconds / _WIDER

@@ -55,7 +55,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class Suggestion:
     """Something to change, and what it would gain.
 
     Attributes:
@@ -132,7 +132,7 @@ class Profile:
     share_of_peak: float | None
     peak_flops: float | None
     memory: Memory | None
-    changes: tuple[Change, ...]
+    changes: tuple[Suggestion, ...]
     bottleneck: str
     steps_per_epoch: int | None
     validation_ms: float | None
@@ -150,7 +150,7 @@ class Profile:
         return "\n".join(_lines(self))
 
 
-def bottleneck(changes: Sequence[Change], parts: Sequence[Part], *, tried: bool = True) -> str:
+def bottleneck(changes: Sequence[Suggestion], parts: Sequence[Part], *, tried: bool = True) -> str:
     """The slowest part, in one sentence.
 
     Args:

@@ -17,7 +17,7 @@ _LEAST_STEPS, _MOST_STEPS = 3, 200
 _EPOCHS = 1_000_000
 
 
-class Steps(keras.callbacks.CallbackList):
+class CountedSteps(keras.callbacks.CallbackList):
     """The callbacks of a `fit` that counts: after warm-up steps, a window of steps is timed as a whole.
 
     Keras's own callbacks would read the loss of every step, and wait for it. Time between epochs does not count.
@@ -113,19 +113,19 @@ class Steps(keras.callbacks.CallbackList):
         self._counted_in_epoch = 0
 
 
-def timed_steps(model: keras.Model, feed: Feed, seconds: float, **options: Any) -> Steps:
+def timed_steps(model: keras.Model, feed: Feed, seconds: float, **options: Any) -> CountedSteps:
     """Trains a model for a few steps, which change it.
 
     Args:
         model: A compiled model.
         feed: What `fit` takes.
-        seconds: See `Steps`.
-        options: Options of `Steps`.
+        seconds: See `CountedSteps`.
+        options: Options of `CountedSteps`.
 
     Raises:
         ConfigError: The data end before any step could be timed.
     """
-    steps = Steps(model, seconds, epoch_steps=feed.batches, **options)
+    steps = CountedSteps(model, seconds, epoch_steps=feed.batches, **options)
     with contextlib.closing(feed), contextlib.closing(steps):
         model.fit(**feed.arguments, epochs=_EPOCHS, callbacks=steps, verbose=0)
     if not steps.steps:

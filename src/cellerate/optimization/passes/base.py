@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from cellerate.errors import CellerateError
 from cellerate.optimization.context import Context
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 Quantity = Literal["training", "use", "size"]
 
@@ -65,7 +65,7 @@ class OptimizerPass(abc.ABC):
         return ""
 
     @abc.abstractmethod
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """Runs the pass.
 
         Raises:

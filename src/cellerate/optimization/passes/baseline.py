@@ -12,9 +12,9 @@ from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.hardware import Hardware, measure_hardware
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.processes import Training, Way
+from cellerate.optimization.processes import Training, TrainingWay
 from cellerate.optimization.training import policy_of
-from cellerate.report.record import Candidate, Pass, Speed, TrainingStep
+from cellerate.report.record import Candidate, Speed, StageRecord, TrainingStep
 
 SHARE = 1 / 6
 """The share of the time budget that it may take, where the backend starts in less."""
@@ -50,12 +50,12 @@ class Baseline(OptimizerPass):
         """Zero, as nothing works without it."""
         return 0.0
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         work, state, listener = context.workload, context.state, context.listener
         choices, policy = state.choices, policy_of(work.model)
         listener.note("starting Keras in processes of its own")
-        way = Way("keras", policy, choices.batch_size, choices.length)
+        way = TrainingWay("keras", policy, choices.batch_size, choices.length)
         context.processes.prepare(way)
         used = context.processes.keras()
         state.process_s = context.processes.opened_s
@@ -89,7 +89,7 @@ class Baseline(OptimizerPass):
         )
         assert candidate.quality is not None  # noqa: S101 (`add` has set it)
         first = speeds[0]
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

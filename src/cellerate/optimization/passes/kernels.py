@@ -10,7 +10,7 @@ from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimization.passes.pack import check_alike
 from cellerate.optimization.passes.racing import Timed, all_timed, new_race_s, race_trainings
 from cellerate.optimization.passes.steps import step_gain
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 
 class Kernels(OptimizerPass):
@@ -31,7 +31,7 @@ class Kernels(OptimizerPass):
         """Twice as fast, as a rule."""
         return 0.7
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         state, choices = context.state, context.state.choices
         check_alike(context)
@@ -51,7 +51,7 @@ class Kernels(OptimizerPass):
             decision += ", which stay"
         else:
             decision += f"; they were {_faster(order)} {order.in_words}, which is noise: Keras's stay"
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

@@ -4,7 +4,7 @@ from cellerate.errors import ModelError
 from cellerate.format import percent, short
 from cellerate.optimization.context import PACKED, Context
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 
 def check_alike(context: Context) -> None:
@@ -30,11 +30,11 @@ class Pack(OptimizerPass):
         """A model to pack, to judge and to time."""
         return context.consider_s()
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         check_alike(context)
         packed = context.consider(PACKED, "packed in float32", self.name, context.original(), "float32")
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

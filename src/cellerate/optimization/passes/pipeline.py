@@ -5,7 +5,7 @@ from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
 from cellerate.optimization.passes.base import OptimizerPass
 from cellerate.optimization.passes.steps import batch_items
-from cellerate.report.record import Pass
+from cellerate.report.record import StageRecord
 
 
 class Pipeline(OptimizerPass):
@@ -26,7 +26,7 @@ class Pipeline(OptimizerPass):
         """Nearly always nothing: batches are made ahead."""
         return 0.02
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         choices = context.state.choices
         probe = context.processes.keras()
@@ -44,7 +44,7 @@ class Pipeline(OptimizerPass):
                 f"making a batch takes {batch_ms:.3g} ms of a step of {step_ms:.3g}: training waits for data. Keep "
                 "them on a faster disk or in memory, or in a narrower type (--storage float16 for series)"
             )
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

@@ -11,7 +11,7 @@ from cellerate.optimization.passes.racing import Timed, all_timed, new_race_s, r
 from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import policy_of
-from cellerate.report.record import Change, Pass
+from cellerate.report.record import Change, StageRecord
 from cellerate.training.precision import (
     MIN_SPEEDUP,
     PrecisionTrial,
@@ -50,7 +50,7 @@ class Precision(OptimizerPass):
         layer = f"an LSTM layer of {context.state.units} units"
         return f"on this machine {layer} trains {order.reach} times as fast in bfloat16 as in float32"
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         choices, policies = context.state.choices, _policies(context)
         now = policies[0]
@@ -75,7 +75,7 @@ class Precision(OptimizerPass):
                 f"{milliseconds(base.step.step_ms)}, loss {chosen.step.loss:.4f} over them against "
                 f"{base.step.loss:.4f}"
             )
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

@@ -14,7 +14,7 @@ from cellerate.measure import Order, Timing, as_timing, order_of
 from cellerate.optimization import clocks
 from cellerate.optimization.context import Context
 from cellerate.optimization.probe_client import Probe, ProbeError
-from cellerate.optimization.processes import Training, Way
+from cellerate.optimization.processes import Training, TrainingWay
 from cellerate.report.record import Speed, TrainingStep
 
 TRAINING_TURNS = 6
@@ -61,7 +61,7 @@ def new_race_s(context: Context, ways: int) -> float:
     return (ways - 1) * (state.process_s + state.compile_s) + race_s(context, ways)
 
 
-def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Timed | ProbeError]:
+def race_trainings(context: Context, name: str, ways: Sequence[TrainingWay]) -> list[Timed | ProbeError]:
     """Trains in several ways from the same weights, in turns; in more turns where they contradict each other.
 
     Args:
@@ -136,7 +136,7 @@ def verdict_race_s(context: Context) -> float:
     return new_race_s(context, len(ways))
 
 
-def _raced(context: Context, ways: Sequence[Way]) -> tuple[TrainingStep, TrainingStep] | None:
+def _raced(context: Context, ways: Sequence[TrainingWay]) -> tuple[TrainingStep, TrainingStep] | None:
     """The steps of two ways to train in a race that both have taken part in; None if there was none."""
     steps = context.state.training_steps
     for name in dict.fromkeys(step.race for step in steps if step.race):
@@ -163,7 +163,7 @@ def busy_machine(steps: Sequence[TrainingStep]) -> list[str]:
     ]
 
 
-def _step_of(steps: Sequence[TrainingStep], race: str, way: Way) -> TrainingStep | None:
+def _step_of(steps: Sequence[TrainingStep], race: str, way: TrainingWay) -> TrainingStep | None:
     """The newest step of a way to train in a race."""
     wanted = (race, str(way), way.batch_size, way.length)
     return next((s for s in reversed(steps) if (s.race, s.way, s.batch_size, s.length) == wanted), None)

@@ -28,7 +28,7 @@ from cellerate.optimization.passes.further import (
 )
 from cellerate.program import PRECISIONS
 from cellerate.report.effects import loss_in_words
-from cellerate.report.record import Candidate, Curve, Pass
+from cellerate.report.record import Candidate, Curve, StageRecord
 
 # What it takes to build students until one is about as fast as wanted.
 _STUDENTS_S = 2.0
@@ -63,7 +63,7 @@ class Quantize(OptimizerPass):
         """As a rule 8 bits keep the quality without any training."""
         return self.cost_s(context)
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         packed = context.candidate(PACKED)
         if packed is not None and packed.error:
@@ -88,7 +88,7 @@ class Quantize(OptimizerPass):
         passing = [one for one in made if one.passes_gate]
         if passing:
             context.state.choices.packed_precision = passing[-1].precision
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",
@@ -148,7 +148,7 @@ class Prune(OptimizerPass):
         layers = units_of(context.workload.model).layers
         return "" if layers else "no LSTM layer of the model can have fewer units"
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         model = context.to_train()
         found: list[Candidate] = []
@@ -177,7 +177,7 @@ class Prune(OptimizerPass):
             raise NotNeededError("; ".join(told for _, told in facts))
         passing = [candidate for candidate in found if candidate.passes_gate]
         skipped = bool(reason) and not passing
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             # A skipped pass continues when a later call has more time.
@@ -243,7 +243,7 @@ class Distill(OptimizerPass):
         """Half of the weights, if it is allowed, which is rarer than with pruning."""
         return 0.4
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         teacher, precision = context.to_train(), context.state.choices.packed_precision
         student, goal_ms = _student(context, teacher)
@@ -283,7 +283,7 @@ class Distill(OptimizerPass):
         passing = sorted(
             (one for one in found if one.passes_gate), key=lambda one: one.worst_loss, reverse=True
         )
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

@@ -14,7 +14,7 @@ from cellerate.optimization.passes.racing import all_timed, new_race_s, race_tra
 from cellerate.optimization.passes.steps import training_step
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import learning_rate_of, policy_of, settings_of
-from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
+from cellerate.report.record import Change, Curve, StageRecord, TrainingStep, training_item
 from cellerate.training.trial import try_training
 
 _HEADROOM = 0.8  # the usable share of free memory
@@ -57,7 +57,7 @@ class BatchSize(OptimizerPass):
         rows = context.workload.model.inputs[0].shape[0]
         return "" if rows is None else f"the model is built for a batch of {rows}"
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         work, choices = context.workload, context.state.choices
         before = choices.batch_size
@@ -151,7 +151,7 @@ class BatchSize(OptimizerPass):
                     marks=mark,
                 )
             )
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",
@@ -316,7 +316,7 @@ class SequenceLength(OptimizerPass):
         dynamic = context.workload.model.inputs[0].shape[:2] == (None, None)
         return "" if dynamic else f"the model is built for rows of {length}"
 
-    def run(self, context: Context) -> Pass:
+    def run(self, context: Context) -> StageRecord:
         """See `OptimizerPass.run`."""
         work, choices = context.workload, context.state.choices
         assert choices.length is not None  # noqa: S101 (else it is pointless)
@@ -374,7 +374,7 @@ class SequenceLength(OptimizerPass):
             choices.batch_size = max(1, tokens // chosen)
             choices.length = chosen
         x = tuple(float(length) for length in found)
-        return Pass(
+        return StageRecord(
             name=self.name,
             title=self.title,
             status="done",

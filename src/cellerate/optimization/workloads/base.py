@@ -16,7 +16,7 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged
 from cellerate.report.quality import Metric
-from cellerate.report.record import Sample
+from cellerate.report.record import SampleOutput
 from cellerate.runtime.packed import PackedModel
 
 Part = Literal["validation", "test"]
@@ -155,7 +155,7 @@ class Workload(abc.ABC):
         """Gives the way to use it when it is packed."""
 
     @abc.abstractmethod
-    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> SampleOutput:
         """Gives what the model makes of the sample input, which is always the same.
 
         Args:

@@ -17,7 +17,7 @@ from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
-from cellerate.report.record import Sample
+from cellerate.report.record import SampleOutput
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.embed import embed_lines, line_loss, line_model_of, reconstruct_lines, split_lines
 from cellerate.tasks.settings import LineOptions
@@ -176,7 +176,7 @@ class LineWorkload(Workload):
         chosen = found[len(found) // 2]
         return np.resize(chosen, (rows, chosen.shape[1]))
 
-    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> SampleOutput:
         """Lines reconstructed from their vectors; for a packed model, from the vectors it makes."""
         lines = self._held_out_lines["validation"][:_SAMPLES]
         known = line_model_of("the model", model, self.record)
@@ -185,4 +185,4 @@ class LineWorkload(Workload):
             if packed is not None
             else embed_lines(known, lines, errors="replace")
         )
-        return Sample(prompt="\n".join(lines), text="\n".join(reconstruct_lines(known, vectors)))
+        return SampleOutput(prompt="\n".join(lines), text="\n".join(reconstruct_lines(known, vectors)))

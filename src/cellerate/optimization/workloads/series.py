@@ -17,7 +17,7 @@ from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
-from cellerate.report.record import ForecastSample, Sample
+from cellerate.report.record import ForecastSample, SampleOutput
 from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.judging import calibrate, raw_windows
@@ -190,7 +190,7 @@ class SeriesWorkload(Workload):
             return {name: resized(part) for name, part in inputs.items()}
         return resized(inputs)
 
-    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> SampleOutput:
         """Forecasts for windows spread over the validation part."""
         batches = self.held_out["validation"]
         past, future, weight, origins = batches[len(batches) // 2]
@@ -213,7 +213,7 @@ class SeriesWorkload(Workload):
                     high=_floats(band[1]),
                 )
             )
-        return Sample(forecasts=tuple(samples))
+        return SampleOutput(forecasts=tuple(samples))
 
 
 def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[SeriesPart, str]]:

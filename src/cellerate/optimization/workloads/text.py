@@ -24,7 +24,7 @@ from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
-from cellerate.report.record import Sample
+from cellerate.report.record import SampleOutput
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.text import score_ids
 from cellerate.tasks.settings import TextOptions
@@ -268,18 +268,18 @@ class TextWorkload(Workload):
 
         return Use("packed", lambda: draw(1), many, _ROWS, several=draw, steps=_SAMPLE)
 
-    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> SampleOutput:
         """A continuation of a held-out line."""
         if packed is not None:
             text = packed.generate(
                 self._prompt, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore"
             )
-            return Sample(prompt=self._prompt, text=text)
+            return SampleOutput(prompt=self._prompt, text=text)
         rules = SamplingRules(temperature=_TEMPERATURE, seed=1)
         text_model = TextModel(model, self.tokenizer, self.record.payload)
         prompt = self.tokenizer.known(self._prompt)
         pieces = generate_text(text_model, prompt, max_tokens=_SAMPLE, rules=rules, implementation="keras")
-        return Sample(prompt=prompt, text="".join(pieces))
+        return SampleOutput(prompt=prompt, text="".join(pieces))
 
 
 def _nats_of(outputs: np.ndarray, targets: np.ndarray, *, probabilities: bool) -> np.ndarray:

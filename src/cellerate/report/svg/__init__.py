@@ -9,7 +9,7 @@ from cellerate.report.svg.forecast import ForecastChart
 from cellerate.report.svg.lines import Line, LineChart
 from cellerate.report.svg.parts import WAITING, PartBar, PartsChart
 from cellerate.report.svg.scatter import Dot, Kind, ScatterChart
-from cellerate.report.svg.waterfall import Step, WaterfallChart
+from cellerate.report.svg.waterfall import WaterfallChart, WaterfallStep
 
 __all__ = [
     "WAITING",
@@ -25,7 +25,7 @@ __all__ = [
     "PartsChart",
     "RatioChart",
     "ScatterChart",
-    "Step",
     "WaterfallChart",
+    "WaterfallStep",
     "clean",
 ]

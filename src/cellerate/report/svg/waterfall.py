@@ -13,7 +13,7 @@ _LARGEST = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class WaterfallStep:
     """A step.
 
     Attributes:
@@ -37,7 +37,7 @@ class WaterfallChart(Chart):
         factor: The same as a factor.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[WaterfallStep, ...]
     total: str
     factor: float
 

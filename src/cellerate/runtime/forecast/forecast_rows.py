@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.windows import Covariates, Inputs, Scaler, Units, held_by, model_inputs
+from cellerate.data.windows import Covariates, Inputs, ModelUnits, Scaler, held_by, model_inputs
 from cellerate.errors import ConfigError, DataError
 
 
@@ -77,10 +77,10 @@ class RowForecaster:
             made = made[..., None]
         return units.of_data(made, self._targets, quantiles=self._quantiles)
 
-    def _units(self, rows: np.ndarray, names: Sequence[str]) -> Units:
+    def _units(self, rows: np.ndarray, names: Sequence[str]) -> ModelUnits:
         scaling = self._covariates.scaling
         if scaling is None:
-            return Units(self._scaler.mean, self._scaler.scale)
+            return ModelUnits(self._scaler.mean, self._scaler.scale)
         places = scaling.known(names)
         # A target that is no feature is in no row: of an unknown series nothing is known of it.
         others = len(self._scaler.columns) - len(self._features)
@@ -90,7 +90,7 @@ class RowForecaster:
                 "these do not say its scale."
             )
         filled = np.concatenate([rows, np.zeros((*rows.shape[:2], others), rows.dtype)], axis=2)
-        return Units(*scaling.of(places, filled))
+        return ModelUnits(*scaling.of(places, filled))
 
     def _ahead(self, future: Any, count: int) -> np.ndarray | None:
         names = self._covariates.future

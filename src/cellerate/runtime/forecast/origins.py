@@ -7,7 +7,7 @@ import numpy as np
 
 from cellerate.data.arrays import windows_at
 from cellerate.data.series import SeriesData
-from cellerate.data.windows import Framing, Units, held_by
+from cellerate.data.windows import Framing, ModelUnits, held_by
 from cellerate.errors import DataError
 from cellerate.format import listed
 from cellerate.runtime.forecast.settings import ForecastSettings, Predict
@@ -54,7 +54,7 @@ def forecast_at(
     return units.of_data(made, data.target_columns, quantiles=bool(settings.quantiles))
 
 
-def units_at(data: SeriesData, settings: ForecastSettings, origins: np.ndarray) -> Units:
+def units_at(data: SeriesData, settings: ForecastSettings, origins: np.ndarray) -> ModelUnits:
     """The mean and the scale of each origin's series, (B, C); of a model with one scale for all, (C,)."""
     framing = _framing(data, settings)
     if settings.covariates.scaling is None:

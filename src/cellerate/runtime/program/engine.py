@@ -87,7 +87,7 @@ class Engine:
     def __init__(self, program: Program, precision: str = "float32") -> None:
         self.program = program
         self._precision = precision
-        self._plans: dict[tuple[int, ...], interpreter.Plan] = {}
+        self._plans: dict[tuple[int, ...], interpreter.ExecutionPlan] = {}
         self._calls: dict[Any, _Call] = {}
         self._prepared: dict[Hashable, Prepared] = {}
         self._programs: dict[frozenset[int], CompiledProgram | None] = {}
@@ -179,7 +179,7 @@ class Engine:
 
     def _settled(
         self, named: Mapping[str, Any], names: Sequence[str]
-    ) -> tuple[interpreter.Plan, dict[int, np.ndarray], _Call]:
+    ) -> tuple[interpreter.ExecutionPlan, dict[int, np.ndarray], _Call]:
         """The work for some outputs of checked inputs: the plan, the needed inputs by node, and their sizes."""
         numbers = tuple(self.program.outputs[name] for name in names)
         plan = self._plan(numbers)
@@ -188,12 +188,12 @@ class Engine:
         shapes_given = {number: array.shape[1:] for number, array in given.items()}
         return plan, given, self._call(plan, numbers, shapes_given, batch)
 
-    def _program_of(self, plan: interpreter.Plan, call: _Call) -> CompiledProgram | None:
+    def _program_of(self, plan: interpreter.ExecutionPlan, call: _Call) -> CompiledProgram | None:
         """The program that runs a call on the core; None if the core does not take it."""
         return None if call.sizes is None else self._compiled(plan)
 
     def _results(
-        self, plan: interpreter.Plan, call: _Call, given: dict[int, np.ndarray], batch: int
+        self, plan: interpreter.ExecutionPlan, call: _Call, given: dict[int, np.ndarray], batch: int
     ) -> dict[int, np.ndarray]:
         """The wanted results by node."""
         compiled = self._program_of(plan, call)
@@ -210,7 +210,7 @@ class Engine:
     def _remember(
         self,
         key: Hashable,
-        plan: interpreter.Plan,
+        plan: interpreter.ExecutionPlan,
         call: _Call,
         given: Mapping[str, Any],
         wanted: Mapping[str, tuple[tuple[int, ...], str]],
@@ -246,7 +246,9 @@ class Engine:
                 raise ConfigError(f"outputs holds {name!r}; this model's outputs are {', '.join(known)}.")
         return list(outputs)
 
-    def _checked(self, inputs: Mapping[str, np.ndarray], plan: interpreter.Plan) -> dict[int, np.ndarray]:
+    def _checked(
+        self, inputs: Mapping[str, np.ndarray], plan: interpreter.ExecutionPlan
+    ) -> dict[int, np.ndarray]:
         """The needed inputs by node, in the types they came in."""
         given: dict[int, np.ndarray] = {}
         first: tuple[str, int] | None = None
@@ -273,7 +275,7 @@ class Engine:
                 given[number] = array
         return given
 
-    def _plan(self, numbers: tuple[int, ...]) -> interpreter.Plan:
+    def _plan(self, numbers: tuple[int, ...]) -> interpreter.ExecutionPlan:
         plan = self._plans.get(numbers)
         if plan is None:
             if len(self._plans) >= _MOST_CHOICES:
@@ -283,7 +285,7 @@ class Engine:
 
     def _call(
         self,
-        plan: interpreter.Plan,
+        plan: interpreter.ExecutionPlan,
         numbers: tuple[int, ...],
         given: Mapping[int, shapes.Shape],
         batch: int,
@@ -302,10 +304,10 @@ class Engine:
             self._calls[key] = call
         return call
 
-    def _needed(self, plan: interpreter.Plan) -> dict[int, Node]:
+    def _needed(self, plan: interpreter.ExecutionPlan) -> dict[int, Node]:
         return {number: self._nodes[number] for number in plan.needed}
 
-    def _compiled(self, plan: interpreter.Plan) -> CompiledProgram | None:
+    def _compiled(self, plan: interpreter.ExecutionPlan) -> CompiledProgram | None:
         """The program of a choice of outputs on the core; None if it does not take it."""
         # Another thread may forget all programs at any time, so none is looked up twice.
         made = self._programs.get(plan.wanted, _UNTRIED)
@@ -320,7 +322,7 @@ class Engine:
         return made
 
     def _shapes(
-        self, plan: interpreter.Plan, given: Mapping[int, shapes.Shape], batch: int
+        self, plan: interpreter.ExecutionPlan, given: Mapping[int, shapes.Shape], batch: int
     ) -> dict[int, shapes.Shape]:
         """The shape of a row in each needed node; refuses what no real model does before computing anything."""
         found: dict[int, shapes.Shape] = {}

@@ -25,7 +25,7 @@ _WORKING_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ExecutionPlan:
     """The plan for a choice of outputs; nodes by number.
 
     Attributes:
@@ -45,7 +45,7 @@ class Plan:
     states: Mapping[int, tuple[int, ...]]
 
 
-def plan_of(nodes: Sequence[Node], wanted: frozenset[int]) -> Plan:
+def plan_of(nodes: Sequence[Node], wanted: frozenset[int]) -> ExecutionPlan:
     """The plan for the results of some nodes."""
     needed = set(wanted)
     for number in reversed(range(len(nodes))):
@@ -73,10 +73,10 @@ def plan_of(nodes: Sequence[Node], wanted: frozenset[int]) -> Plan:
         if nodes[number].op == "embedding" and all(nodes[n].op == "lstm" for n in readers[number])
     )
     read = frozenset(number for number in needed if number in wanted or readers[number])
-    return Plan(wanted, tuple(sorted(needed)), read, released, looked_up, states)
+    return ExecutionPlan(wanted, tuple(sorted(needed)), read, released, looked_up, states)
 
 
-def row_bytes(plan: Plan, found: Mapping[int, shapes.Shape]) -> int:
+def row_bytes(plan: ExecutionPlan, found: Mapping[int, shapes.Shape]) -> int:
     """About how many bytes a row of the batch needs while it runs."""
     live, most = 0, 1
     for number in plan.needed:
@@ -89,7 +89,7 @@ def row_bytes(plan: Plan, found: Mapping[int, shapes.Shape]) -> int:
 
 
 def run(
-    nodes: Sequence[Node], plan: Plan, given: dict[int, np.ndarray], batch: int, row_bytes: int
+    nodes: Sequence[Node], plan: ExecutionPlan, given: dict[int, np.ndarray], batch: int, row_bytes: int
 ) -> dict[int, np.ndarray]:
     """Runs a batch, in pieces of whole rows if need be; the results by node."""
     most = max(1, _WORKING_BYTES // row_bytes)
@@ -107,7 +107,9 @@ def run(
     return results
 
 
-def run_rows(nodes: Sequence[Node], plan: Plan, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+def run_rows(
+    nodes: Sequence[Node], plan: ExecutionPlan, given: Mapping[int, np.ndarray]
+) -> dict[int, np.ndarray]:
     """Runs rows in one piece; the wanted results by node."""
     results: dict[int, np.ndarray] = {}
     for number in plan.needed:
@@ -120,7 +122,9 @@ def run_rows(nodes: Sequence[Node], plan: Plan, given: Mapping[int, np.ndarray])
     return {number: results[number] for number in plan.wanted}
 
 
-def _run_node(nodes: Sequence[Node], plan: Plan, number: int, results: dict[int, np.ndarray]) -> None:
+def _run_node(
+    nodes: Sequence[Node], plan: ExecutionPlan, number: int, results: dict[int, np.ndarray]
+) -> None:
     """Runs one node on the results of others, and adds its own result."""
     node = nodes[number]
     if node.op in LAST_STATES:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from cellerate import __version__
-from cellerate.serving.routes.operations import OPERATIONS, Operation
+from cellerate.serving.routes.operations import OPERATIONS, RouteDescription
 from cellerate.serving.server_state import VERSION
 
 _ERRORS = {
@@ -71,7 +71,7 @@ def document(models: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _operation(each: Operation, schema: Any, values: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _operation(each: RouteDescription, schema: Any, values: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     answers: dict[str, Any] = {
         str(each.status): {
             "description": "It worked.",

@@ -17,7 +17,7 @@ _JSON, _LINES, _BYTES, _EVENTS = (
 _PROMETHEUS = "text/plain"
 
 
-class Operation(NamedTuple):
+class RouteDescription(NamedTuple):
     """A route and what it takes and gives.
 
     Attributes:
@@ -59,11 +59,13 @@ _MODEL, _V2_MODEL = "/v1/models/{name}", "/v2/models/{name}"
 _V1_VERSION, _V2_VERSION = f"{_MODEL}/versions/{{version}}", f"{_V2_MODEL}/versions/{{version}}"
 _SESSION = f"{_MODEL}/sessions/{{id}}"
 
-OPERATIONS: tuple[Operation, ...] = (
-    Operation("GET", "/healthz", general.health, _OTHER, "Whether the server answers."),
-    Operation("GET", "/metrics", general.metrics, _OTHER, "Numbers for Prometheus.", gives=(_PROMETHEUS,)),
-    Operation("GET", "/v1/models", general.models, _OPENAI, "The models."),
-    Operation(
+OPERATIONS: tuple[RouteDescription, ...] = (
+    RouteDescription("GET", "/healthz", general.health, _OTHER, "Whether the server answers."),
+    RouteDescription(
+        "GET", "/metrics", general.metrics, _OTHER, "Numbers for Prometheus.", gives=(_PROMETHEUS,)
+    ),
+    RouteDescription("GET", "/v1/models", general.models, _OPENAI, "The models."),
+    RouteDescription(
         "POST",
         "/v1/completions",
         general.completions,
@@ -72,12 +74,18 @@ OPERATIONS: tuple[Operation, ...] = (
         CompletionRequest,
         gives=(_JSON, _EVENTS),
     ),
-    Operation("POST", "/v1/embeddings", general.embeddings, _OPENAI, "A vector a line.", EmbeddingRequest),
-    Operation("POST", "/tokenize", general.tokenize, _OTHER, "A text as ids.", general.TokenizeRequest),
-    Operation("POST", "/detokenize", general.detokenize, _OTHER, "Ids as a text.", general.DetokenizeRequest),
-    Operation("GET", "/tokenizer_info", general.tokenizer_info, _OTHER, "What the ids are."),
+    RouteDescription(
+        "POST", "/v1/embeddings", general.embeddings, _OPENAI, "A vector a line.", EmbeddingRequest
+    ),
+    RouteDescription(
+        "POST", "/tokenize", general.tokenize, _OTHER, "A text as ids.", general.TokenizeRequest
+    ),
+    RouteDescription(
+        "POST", "/detokenize", general.detokenize, _OTHER, "Ids as a text.", general.DetokenizeRequest
+    ),
+    RouteDescription("GET", "/tokenizer_info", general.tokenizer_info, _OTHER, "What the ids are."),
     # Before the route of a model, whose name would match with the verb behind it.
-    Operation(
+    RouteDescription(
         "POST",
         f"{_MODEL}:predict",
         tensorflow.predict,
@@ -85,7 +93,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Computes what the model gives.",
         tensorflow.PredictRequest,
     ),
-    Operation(
+    RouteDescription(
         "POST",
         f"{_V1_VERSION}:predict",
         tensorflow.predict,
@@ -93,11 +101,13 @@ OPERATIONS: tuple[Operation, ...] = (
         "Computes what the model gives.",
         tensorflow.PredictRequest,
     ),
-    Operation("GET", f"{_MODEL}/metadata", tensorflow.metadata, _TF, "The inputs and outputs."),
-    Operation("GET", f"{_V1_VERSION}/metadata", tensorflow.metadata, _TF, "The inputs and outputs."),
-    Operation("GET", _MODEL, general.model, f"{_OPENAI}, {_TF}", "A model, and whether it can be used."),
-    Operation("GET", _V1_VERSION, general.model, _TF, "A model, and whether it can be used."),
-    Operation(
+    RouteDescription("GET", f"{_MODEL}/metadata", tensorflow.metadata, _TF, "The inputs and outputs."),
+    RouteDescription("GET", f"{_V1_VERSION}/metadata", tensorflow.metadata, _TF, "The inputs and outputs."),
+    RouteDescription(
+        "GET", _MODEL, general.model, f"{_OPENAI}, {_TF}", "A model, and whether it can be used."
+    ),
+    RouteDescription("GET", _V1_VERSION, general.model, _TF, "A model, and whether it can be used."),
+    RouteDescription(
         "POST",
         f"{_MODEL}/forecast",
         general.forecast,
@@ -105,8 +115,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "Forecasts what comes after rows, in the units of the data.",
         general.ForecastRequest,
     ),
-    Operation("GET", f"{_MODEL}/sessions", sessions.count, _SESSIONS, "How many sessions there are."),
-    Operation(
+    RouteDescription("GET", f"{_MODEL}/sessions", sessions.count, _SESSIONS, "How many sessions there are."),
+    RouteDescription(
         "POST",
         f"{_MODEL}/sessions",
         sessions.begin,
@@ -115,7 +125,7 @@ OPERATIONS: tuple[Operation, ...] = (
         sessions.OpenRequest,
         status=201,
     ),
-    Operation(
+    RouteDescription(
         "POST",
         f"{_MODEL}/push",
         sessions.push_lines,
@@ -125,9 +135,9 @@ OPERATIONS: tuple[Operation, ...] = (
         takes=(_LINES,),
         gives=(_LINES,),
     ),
-    Operation("GET", _SESSION, sessions.look, _SESSIONS, "Whether a session is there."),
-    Operation("DELETE", _SESSION, sessions.end, _SESSIONS, "Ends a session.", gives=(), status=204),
-    Operation(
+    RouteDescription("GET", _SESSION, sessions.look, _SESSIONS, "Whether a session is there."),
+    RouteDescription("DELETE", _SESSION, sessions.end, _SESSIONS, "Ends a session.", gives=(), status=204),
+    RouteDescription(
         "POST",
         f"{_SESSION}/push",
         sessions.push,
@@ -135,8 +145,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "Reads the next steps of a session.",
         sessions.PushRequest,
     ),
-    Operation("GET", f"{_SESSION}/state", sessions.take, _SESSIONS, "What a session remembers."),
-    Operation(
+    RouteDescription("GET", f"{_SESSION}/state", sessions.take, _SESSIONS, "What a session remembers."),
+    RouteDescription(
         "PUT",
         f"{_SESSION}/state",
         sessions.bring,
@@ -144,18 +154,20 @@ OPERATIONS: tuple[Operation, ...] = (
         "Begins a session with what another one remembered, or puts one back to it.",
         sessions.StateFormat,
     ),
-    Operation("GET", "/v2", v2.server, _V2, "The server."),
-    Operation("GET", "/v2/health/live", v2.live, _V2, "Whether the server answers."),
-    Operation("GET", "/v2/health/ready", v2.ready, _V2, "Whether all models can be used."),
-    Operation("POST", "/v2/repository/index", v2.index, _V2, "The models."),
-    Operation("POST", "/v2/repository/models/{name}/load", v2.load, _V2, "Reads the file of a model again."),
+    RouteDescription("GET", "/v2", v2.server, _V2, "The server."),
+    RouteDescription("GET", "/v2/health/live", v2.live, _V2, "Whether the server answers."),
+    RouteDescription("GET", "/v2/health/ready", v2.ready, _V2, "Whether all models can be used."),
+    RouteDescription("POST", "/v2/repository/index", v2.index, _V2, "The models."),
+    RouteDescription(
+        "POST", "/v2/repository/models/{name}/load", v2.load, _V2, "Reads the file of a model again."
+    ),
     *(
         operation
         for path in (_V2_MODEL, _V2_VERSION)
         for operation in (
-            Operation("GET", path, v2.metadata, _V2, "The inputs and outputs."),
-            Operation("GET", f"{path}/ready", v2.model_ready, _V2, "Whether a model can be used."),
-            Operation(
+            RouteDescription("GET", path, v2.metadata, _V2, "The inputs and outputs."),
+            RouteDescription("GET", f"{path}/ready", v2.model_ready, _V2, "Whether a model can be used."),
+            RouteDescription(
                 "POST",
                 f"{path}/infer",
                 v2.infer,

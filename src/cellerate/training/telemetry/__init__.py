@@ -3,7 +3,7 @@
 Nothing here needs Keras: the loop hands over figures.
 """
 
-from cellerate.training.telemetry.display import Display, Notebook, Plan, Terminal
+from cellerate.training.telemetry.display import Display, Notebook, RunPlan, TerminalProgress
 from cellerate.training.telemetry.history import write_history
 from cellerate.training.telemetry.records import LIVE, Sample, Telemetry, telemetry_lines
 from cellerate.training.telemetry.trackers import check_trackers
@@ -12,10 +12,10 @@ __all__ = [
     "LIVE",
     "Display",
     "Notebook",
-    "Plan",
+    "RunPlan",
     "Sample",
     "Telemetry",
-    "Terminal",
+    "TerminalProgress",
     "check_trackers",
     "telemetry_lines",
     "write_history",

@@ -19,7 +19,7 @@ _TOLD_WAIT = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The plan of a run.
 
     Attributes:
@@ -42,7 +42,7 @@ class Plan:
 class Display:
     """Listens to a run and shows nothing; subclasses override what they show."""
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: RunPlan) -> None:
         """Training begins."""
 
     def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
@@ -77,7 +77,7 @@ class Lines(Display):
     `message` shows a line that stays, and `_show` one that the next takes the place of.
     """
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: RunPlan) -> None:
         """Begins to count."""
         self._plan = plan
         self._began = time.perf_counter()
@@ -154,7 +154,7 @@ class Lines(Display):
         return "  ".join(parts)
 
 
-class Terminal(Lines):
+class TerminalProgress(Lines):
     """A live progress line on a terminal, or a plain line now and then elsewhere; both on stderr.
 
     Args:
@@ -168,7 +168,7 @@ class Terminal(Lines):
         self._every_s = every_s
         self._live: Any = None
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: RunPlan) -> None:
         """Opens the progress line."""
         super().start(plan)
         self._last_line = self._began
@@ -220,7 +220,7 @@ class Notebook(Lines):
 
     _width = 0
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: RunPlan) -> None:
         """Says why nothing is to be seen at first."""
         super().start(plan)
         self._write("the first step compiles")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from cellerate.errors import OutputError
 from cellerate.files import atomic_write
 from cellerate.machine.readings import MachineReadings
-from cellerate.training.telemetry.display import Display, Plan
+from cellerate.training.telemetry.display import Display, RunPlan
 from cellerate.training.telemetry.trackers import Ending, Tracker, open_trackers
 
 
@@ -103,7 +103,7 @@ class Telemetry(Display):
         for tracker in self._trackers:
             self._try(type(tracker).__name__, functools.partial(tracker.close, self.status))
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: RunPlan) -> None:
         """Training begins."""
         self._plan = plan
         self._readings: MachineReadings | None = None

@@ -10,7 +10,7 @@ from cuda.bindings import driver as real_driver
 
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.kernels.cuda import build, launch
-from cellerate.kernels.cuda.launch import Memory
+from cellerate.kernels.cuda.launch import DeviceMemory
 from cellerate.kernels.decoder.cpu import StepModel
 from cellerate.kernels.decoder.cuda import batch, model as cuda_model, plan
 from cellerate.kernels.decoder.cuda.model import CudaStepModel
@@ -390,7 +390,7 @@ def test_precision_that_is_none_is_refused() -> None:
 
 def test_memory_of_a_gpu_is_written_read_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = emulated_gpu.replace_driver(monkeypatch)
-    memory, found = Memory(24, 0), np.zeros(2)
+    memory, found = DeviceMemory(24, 0), np.zeros(2)
     memory.write(np.array([1.0, 2.0, 3.0]))
     memory.read(found, 8)
     assert (found.tolist(), list(driver.memory)) == ([2.0, 3.0], [memory.address])
@@ -399,7 +399,7 @@ def test_memory_of_a_gpu_is_written_read_and_given_back(monkeypatch: pytest.Monk
     out_of_memory = real_driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     monkeypatch.setattr(driver, "cuMemAlloc", lambda count: (out_of_memory, None))
     with pytest.raises(BackendError, match="OUT_OF_MEMORY"):
-        Memory(24, 0)
+        DeviceMemory(24, 0)
 
 
 def test_no_gpu_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.cuda.kernel import clusters
-from cellerate.kernels.decoder.contract import Row
+from cellerate.kernels.decoder.contract import CheckedRequest
 from cellerate.kernels.decoder.cuda import plan
 from cellerate.kernels.decoder.cuda.plan import Generator
 from cellerate.kernels.decoder.cuda.records import GenerateArguments
@@ -47,21 +47,23 @@ class Loaded:
         self.generator, self.state_size, self.device = generator, state_size, device
         self.seconds_per_step = 0.0
         self.seconds_per_wave: dict[Generator, float] = {}
-        self._rooms: dict[str, launch.Memory] = {}
-        self.weights = {name: launch.Memory(max(1, array.nbytes), device) for name, array in weights.items()}
+        self._rooms: dict[str, launch.DeviceMemory] = {}
+        self.weights = {
+            name: launch.DeviceMemory(max(1, array.nbytes), device) for name, array in weights.items()
+        }
         for name, array in weights.items():
             if array.size:
                 self.weights[name].write(array)
 
-    def room(self, name: str, count: int) -> launch.Memory:
+    def room(self, name: str, count: int) -> launch.DeviceMemory:
         """Memory of at least `count` bytes; calls with the same name share it."""
         found = self._rooms.get(name)
         if found is None or found.count < count:
             self._rooms.pop(name, None)
-            found = self._rooms[name] = launch.Memory(max(1, count), self.device)
+            found = self._rooms[name] = launch.DeviceMemory(max(1, count), self.device)
         return found
 
-    def filled(self, name: str, array: np.ndarray) -> launch.Memory:
+    def filled(self, name: str, array: np.ndarray) -> launch.DeviceMemory:
         """The memory of `room`, with an array copied to its beginning."""
         memory = self.room(name, array.nbytes)
         if array.size:
@@ -143,7 +145,7 @@ class Batch:
         self,
         asked: np.ndarray,
         steps: int,
-        rest: dict[str, launch.Memory],
+        rest: dict[str, launch.DeviceMemory],
         *,
         recent: int = 0,
         wants_logits: bool,
@@ -213,14 +215,14 @@ class Seen:
     ring: np.ndarray
 
 
-def window_of(row: Row) -> int:
+def window_of(row: CheckedRequest) -> int:
     """The number of last ids that the penalty sees; 0 for all, and where the window has room for all ids."""
     window = row.rules.penalty_window or 0
     forgets = row.rules.repetition_penalty != 1 and window < len(row.previous) + row.count
     return window if forgets else 0
 
 
-def seen_by(rows: Sequence[Row], ids: np.ndarray, drawn: np.ndarray, outputs: int) -> Seen | None:
+def seen_by(rows: Sequence[CheckedRequest], ids: np.ndarray, drawn: np.ndarray, outputs: int) -> Seen | None:
     """The ids that the penalty has seen once each row has drawn `drawn` ids (B, T); None if no row has one."""
     if all(row.rules.repetition_penalty == 1 for row in rows):
         return None

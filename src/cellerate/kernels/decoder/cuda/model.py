@@ -12,7 +12,7 @@ import numpy as np
 from cellerate.activations import of_codes
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels.cuda import launch
-from cellerate.kernels.decoder.contract import Row, Steps, checked_chain
+from cellerate.kernels.decoder.contract import CheckedRequest, Steps, checked_chain
 from cellerate.kernels.decoder.cuda import plan
 from cellerate.kernels.decoder.cuda.batch import Batch, Loaded, seen_by, window_of
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
@@ -140,7 +140,7 @@ class CudaStepModel(Steps):
         state: np.ndarray,
         after: np.ndarray,
         logits: np.ndarray,
-        rows: Sequence[Row],
+        rows: Sequence[CheckedRequest],
         ids: np.ndarray,
         log_probabilities: np.ndarray,
     ) -> list[tuple[int, bool]]:
@@ -154,7 +154,7 @@ class CudaStepModel(Steps):
                 )
         return drawn
 
-    def _most_rows(self, rows: Sequence[Row]) -> int:
+    def _most_rows(self, rows: Sequence[CheckedRequest]) -> int:
         """The most rows of a call for which there is room to count what the penalty sees."""
         if all(row.rules.repetition_penalty == 1 for row in rows):
             return len(rows)
@@ -166,7 +166,7 @@ class CudaStepModel(Steps):
         state: np.ndarray,
         after: np.ndarray,
         logits: np.ndarray,
-        rows: Sequence[Row],
+        rows: Sequence[CheckedRequest],
         ids: np.ndarray,
         log_probabilities: np.ndarray,
     ) -> list[tuple[int, bool]]:

@@ -7,7 +7,7 @@ import ctypes
 
 import numpy as np
 
-from cellerate.kernels.cuda.launch import Arguments
+from cellerate.kernels.cuda.launch import KernelArguments
 from cellerate.kernels.decoder.cuda.plan import ROW_BYTES
 from cellerate.kernels.decoder.sampling import SamplingRules
 
@@ -37,7 +37,7 @@ assert ROW.itemsize == ROW_BYTES  # noqa: S101 (the kernel's source asserts the 
 _FLOAT = np.finfo(np.float32)
 
 
-class GenerateArguments(Arguments):
+class GenerateArguments(KernelArguments):
     """`GenerateArguments` of generate_plan.cuh, field by field; the shapes are documented there."""
 
     _fields_ = (

@@ -2,10 +2,10 @@
 
 import ctypes
 
-from cellerate.kernels.cuda.launch import Arguments
+from cellerate.kernels.cuda.launch import KernelArguments
 
 
-class ForwardArguments(Arguments):
+class ForwardArguments(KernelArguments):
     """`ForwardArguments` of lstm_forward.cuh, field by field; the shapes are documented there."""
 
     _fields_ = (
@@ -33,7 +33,7 @@ class ForwardArguments(Arguments):
     )
 
 
-class BackwardArguments(Arguments):
+class BackwardArguments(KernelArguments):
     """`BackwardArguments` of lstm_backward.cuh, field by field; the shapes are documented there."""
 
     _fields_ = (

@@ -197,7 +197,7 @@ def step_us(variant: Variant, device: int) -> float:
         batch = launch.resident(variant, device) * variant.rows
         arguments = _arguments(variant, (batch, _TIMED_STEPS, variant.units))
         # The contents of the memory do not matter.
-        held = {name: launch.Memory(count, device) for name, count in _bytes(variant, batch).items()}
+        held = {name: launch.DeviceMemory(count, device) for name, count in _bytes(variant, batch).items()}
         for name, memory in held.items():
             setattr(arguments, name, memory.address)
 
@@ -224,7 +224,7 @@ def _bytes(variant: Variant, batch: int) -> dict[str, int]:
     return found | {"d_outputs": sequence, "d_projected": 4 * sequence, "d_h0": state, "d_c0": state}
 
 
-def _arguments(variant: Variant, sizes: tuple[int, ...]) -> launch.Arguments:
+def _arguments(variant: Variant, sizes: tuple[int, ...]) -> launch.KernelArguments:
     arguments = ForwardArguments() if variant.direction == "forward" else BackwardArguments()
     arguments.batch, arguments.steps, arguments.units = sizes
     arguments.masked_output = MASKED_OUTPUTS.index("previous_output")
@@ -263,14 +263,14 @@ def _run(
     held = {}
     for name, array in arrays.items():
         if array is not None:
-            held[name] = launch.Memory(array.nbytes, device)
+            held[name] = launch.DeviceMemory(array.nbytes, device)
             held[name].write(np.ascontiguousarray(array))
     dtype = in_precision(np.zeros(1), variant.precision).dtype
     wide = ("cells", "c_T", "d_c0")
     empty = {name: np.empty(shape, np.float32 if name in wide else dtype) for name, shape in results.items()}
-    held |= {name: launch.Memory(array.nbytes, device) for name, array in empty.items()}
+    held |= {name: launch.DeviceMemory(array.nbytes, device) for name, array in empty.items()}
     if count := variant.exchanged(sizes[0]):
-        held["exchanged"] = launch.Memory(count * dtype.itemsize, device)
+        held["exchanged"] = launch.DeviceMemory(count * dtype.itemsize, device)
     for name, memory in held.items():
         setattr(arguments, name, memory.address)
     launch.launch(variant, arguments, device, 0)
