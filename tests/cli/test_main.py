@@ -194,7 +194,7 @@ def test_config_that_cannot_be_read_ends_with_2(cellerate, tmp_path):
 
 
 def test_json_has_null_for_what_is_no_number(capsys):
-    output.emit_json({"a": float("nan"), "b": [float("inf"), (1.5, {"c": -float("inf")})], "d": Path("x")})
+    output.print_json({"a": float("nan"), "b": [float("inf"), (1.5, {"c": -float("inf")})], "d": Path("x")})
     assert capsys.readouterr().out == (
         '{\n  "a": null,\n  "b": [\n    null,\n    [\n      1.5,\n      {\n        "c": null\n      }\n    ]\n  ],\n'
         '  "d": "x"\n}\n'

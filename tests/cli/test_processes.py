@@ -92,6 +92,6 @@ def test_group_that_is_not_whole_is_an_error(started, monkeypatch, tmp_path):
 
 def test_only_the_first_process_prints(started, monkeypatch, capsys):
     output.silence()
-    output.note("a")
-    output.emit("b")
+    output.notify("a")
+    output.print_result("b")
     assert capsys.readouterr() == ("", "")

@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from cellerate.cli.tables import table_words, told_of_tables
+from cellerate.cli.tables import notes_at_end, table_words
 from cellerate.data.settings.tables import TableOptions
 
 pytestmark = pytest.mark.keras
@@ -30,7 +30,9 @@ def test_verbs_tell_how_they_read_a_table_and_take_its_options(cellerate, here, 
 
 
 def test_options_of_tables_are_repeated_as_they_are_typed():
-    given = TableOptions(separator="\t", decimal=",", thousands="none", header="no", skip_lines=2, told=print)
+    given = TableOptions(
+        separator="\t", decimal=",", thousands="none", header="no", skip_lines=2, notify_reading=print
+    )
     assert " ".join(table_words(given)) == (
         "--separator tab --decimal , --thousands none --header no --skip-lines 2"
     )
@@ -38,8 +40,8 @@ def test_options_of_tables_are_repeated_as_they_are_typed():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_what_is_told_of_tables_is_shown_once_and_warnings_even_if_quiet(quiet, capsys):
-    with told_of_tables(quiet) as told:
+def test_what_is_notes_at_end_is_shown_once_and_warnings_even_if_quiet(quiet, capsys):
+    with notes_at_end(quiet) as told:
         for _ in range(2):
             told("rows were sorted by time_column")
             warnings.warn("the model was not trained on the series 'a'.", stacklevel=1)

@@ -144,14 +144,14 @@ def test_detect_refuses_a_level_or_data_that_cannot_be(model, tmp_path):
 def test_detect_takes_the_highest_level_of_a_short_validation_part_and_says_so(model, tmp_path, monkeypatch):
     data = write(tmp_path / "d.csv", y=signal(400, seed=9))
     told = []
-    assert cellerate.detect("m.keras", data, tell=told.append).level == 0.99
+    assert cellerate.detect("m.keras", data, notify=told.append).level == 0.99
     assert not any("level" in sentence for sentence in told)
     short, _ = calibrate(model, model.open([write(tmp_path / "s.csv", y=signal(260))]).split(0.4, 0.3))
     known = SeriesForecaster(
         seasonal, ForecastSettings(**(vars(model.settings) | {"calibration": short})), model.options
     )
     monkeypatch.setattr(task, "forecaster_of", lambda opened, name: known)
-    found = cellerate.detect("m.keras", data, tell=told.append)
+    found = cellerate.detect("m.keras", data, notify=told.append)
     assert found.level == short.grid[-1] < 0.99
     assert told[-1].startswith(
         f"level {found.level:g}, the highest that a validation part of {short.scored_rows} rows"

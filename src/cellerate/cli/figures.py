@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cellerate.cli.output import emit
+from cellerate.cli.output import print_result
 from cellerate.format import aligned, one_line
 
 Rank = Annotated[
@@ -60,9 +60,9 @@ def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
     else:
         for name, figures in list(by_target.items())[:_MOST_TARGETS]:
             _table(name, figures)
-            emit("")
+            print_result("")
         if len(by_target) > _MOST_TARGETS:
-            emit(f"and {len(by_target) - _MOST_TARGETS} more targets (all of them: --json)\n")
+            print_result(f"and {len(by_target) - _MOST_TARGETS} more targets (all of them: --json)\n")
         _table("all targets", report)
     if coverage := report.get("coverage"):
         below = ", ".join(f"{name} {100 * share:.1f} %" for name, share in coverage.items())
@@ -70,16 +70,16 @@ def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
             f"the {name.removesuffix('%')} % interval holds {100 * share:.1f} % of the true values"
             for name, share in report["interval_coverage"].items()
         )
-        emit(f"coverage: {f'{inside}; ' if inside else ''}at or below each quantile: {below}")
+        print_result(f"coverage: {f'{inside}; ' if inside else ''}at or below each quantile: {below}")
     for level, found in report.get("intervals", {}).items():
         width = f", {shown(found['width'])} wide on average" if len(by_target) == 1 else ""
         held = f"holds {100 * found['coverage']:.1f} % of the true values"
-        emit(f"calibrated {100 * float(level):g} % interval: {held}{width}")
+        print_result(f"calibrated {100 * float(level):g} % interval: {held}{width}")
     for name, why in report.get("left_out", {}).items():
-        emit(f"left out: {_label(name)}, because {in_options(why)}")
+        print_result(f"left out: {_label(name)}, because {in_options(why)}")
     if rank and (rows := report.get("by_series")):
         _worst(rows, rank)
-    emit(in_options(report["verdict"]["sentence"]))
+    print_result(in_options(report["verdict"]["sentence"]))
 
 
 def judged_on(report: Mapping[str, Any], judged: str, unit: str) -> str:
@@ -115,12 +115,12 @@ def _table(title: str, figures: Mapping[str, Any]) -> None:
     for name in names:
         rows.append([f"  {_label(name)}", *(_cell(key, figures[name].get(key)) for key in columns)])
     for line in aligned(rows, range(1, len(rows[0]))):
-        emit(line)
+        print_result(line)
 
 
 def _worst(rows: Sequence[Mapping[str, Any]], rank: int) -> None:
     scaled = "mase" if "mase" in rows[0]["model"] else "scaled_mae"
-    emit(f"\nthe worst of {len(rows):,} series, by {_COLUMNS[scaled]}")
+    print_result(f"\nthe worst of {len(rows):,} series, by {_COLUMNS[scaled]}")
     baselines = [name for name, errors in rows[0].items() if isinstance(errors, Mapping) and name != "model"]
     kinds = ["model", *baselines]
     table = [["  series", "windows", *(_label(name) for name in kinds)]]
@@ -128,8 +128,8 @@ def _worst(rows: Sequence[Mapping[str, Any]], rank: int) -> None:
         figures = [shown(row[name].get(scaled)) for name in kinds]
         table.append([f"  {_name(row['series'])}", f"{row['windows']:,}", *figures])
     for line in aligned(table, range(1, len(table[0]))):
-        emit(line)
-    emit("")
+        print_result(line)
+    print_result("")
 
 
 def _label(name: str) -> str:

@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from cellerate.cli.output import emit, show
+from cellerate.cli.output import print_result, show
 
 if TYPE_CHECKING:
     from cellerate.report.gains import Gains
@@ -17,15 +17,15 @@ def print_gains(run: "Run") -> None:
     found = gains(run)
     if found is None:
         return
-    emit("")
+    print_result("")
     if sys.stdout.isatty():
         show(_coloured(found))
         return
-    emit(f"{found.table.caption}:")
+    print_result(f"{found.table.caption}:")
     for line in found.lines():
-        emit(line)
+        print_result(line)
     for line in found.remarks:
-        emit(line)
+        print_result(line)
 
 
 def _coloured(found: "Gains") -> str:

@@ -50,26 +50,26 @@ def show(text: str) -> None:
         raise output_error(Path("stdout"), error) from error
 
 
-def emit(text: str) -> None:
+def print_result(text: str) -> None:
     """Prints a line of a result."""
     show(f"{text}\n")
 
 
-def tell(sentence: str) -> None:
+def notify_with_options(sentence: str) -> None:
     """Prints what a library function tells, on stderr: the arguments that it names as options."""
     given = re.sub(
         r"(?<!['\w.])([a-z_]+)='([^' ]+)'", lambda one: f"--{one[1].replace('_', '-')} {one[2]}", sentence
     )
-    note(
+    notify(
         re.sub(
             r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), given
         )
     )
 
 
-def emit_json(result: Mapping[str, Any]) -> None:
+def print_json(result: Mapping[str, Any]) -> None:
     """Prints a result as one JSON object; see `json_text`."""
-    emit(json_text(result))
+    print_result(json_text(result))
 
 
 def json_text(result: Mapping[str, Any]) -> str:
@@ -88,12 +88,12 @@ def outputs(*paths: Path | None) -> Callable[[], None]:
 
     def say() -> None:
         for path, existed in given.items():
-            note(f"{'replaced' if existed else 'written'}: {path}")
+            notify(f"{'replaced' if existed else 'written'}: {path}")
 
     return say
 
 
-def note(text: str) -> None:
+def notify(text: str) -> None:
     """Prints a sentence about what is going on."""
     if not _silent:
         print(text, file=sys.stderr, flush=True)

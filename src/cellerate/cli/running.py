@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.output import command_to_resume, keep_stdout, note, show, silence
+from cellerate.cli.output import command_to_resume, keep_stdout, notify, show, silence
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
@@ -63,16 +63,16 @@ def start_training(
 
             found = probe(run, parallel.processes, output.parent if output.parent.is_dir() else Path())
             if not quiet:
-                note(found)
+                notify(found)
         code = run(parallel.processes, {})
         if (code == 1 or code >= _KILLED) and any(output.with_suffix(".run").glob("checkpoint-*")):
-            note(f"the last checkpoint is as it was. To go on:\n  {command_to_resume()}")
+            notify(f"the last checkpoint is as it was. To go on:\n  {command_to_resume()}")
         raise typer.Exit(code)
     if probing or (place is not None and place.number):
         silence()
     if not quiet:
         more = f" and {len(data) - 1} more" if len(data) > 1 else ""
-        note(f"training {output} on {data[0]}{more}: starting {select_backend(backend)}")
+        notify(f"training {output} on {data[0]}{more}: starting {select_backend(backend)}")
     if place is None:
         start_backend(backend)
         return False
@@ -102,11 +102,11 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
                 least=min(count, parallel.min_processes or count),
                 run=output.with_suffix(".run"),
                 extra=extra,
-                say=note,
+                say=notify,
                 emit=show,
             )
         except KeyboardInterrupt:
-            note(f"interrupted. To go on:\n  {command_to_resume()}")
+            notify(f"interrupted. To go on:\n  {command_to_resume()}")
             return _INTERRUPTED
 
     return on_ray
@@ -151,17 +151,17 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     """Says where the results are and what to do next; after an interrupted run it exits with 130."""
     if result.status == "interrupted":
         where = f"after epoch {len(result.history)}" if result.history else "in its first epoch"
-        note(f"interrupted {where}; nothing is lost. To go on:\n  {command_to_resume()}")
+        notify(f"interrupted {where}; nothing is lost. To go on:\n  {command_to_resume()}")
         raise typer.Exit(_INTERRUPTED)
     if quiet:
         return
     if result.status == "time limit":
-        note(f"stopped at the time limit. To go on:\n  {command_to_resume()}")
+        notify(f"stopped at the time limit. To go on:\n  {command_to_resume()}")
     if result.status == "stopped early":
         best = f"epoch {result.best_epoch}" if result.best_epoch else "the model before the first epoch"
-        note(f"stopped early: {best} was the best.")
-    note(f"model: {result.output}   history: {result.folder}/history.csv")
-    note("next:\n" + "\n".join(f"  {step}" for step in next_steps))
+        notify(f"stopped early: {best} was the best.")
+    notify(f"model: {result.output}   history: {result.folder}/history.csv")
+    notify("next:\n" + "\n".join(f"  {step}" for step in next_steps))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellerate.cli.output import command_to_repeat, emit, emit_json, note, silence
+from cellerate.cli.output import command_to_repeat, notify, print_json, print_result, silence
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import LAUNCHED_VARIABLE, require
 
@@ -76,7 +76,7 @@ def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Ite
             yield
         except (KeyboardInterrupt, typer.Exit):
             if any(output.glob("part-*.parquet")) and not further:
-                note(f"what is done stays in {output}. To go on:\n  {command_to_repeat()}")
+                notify(f"what is done stays in {output}. To go on:\n  {command_to_repeat()}")
             raise
         finally:
             # Nothing stays of a pass that came to nothing.
@@ -88,10 +88,10 @@ def tell_pass(done: "PassResult", json: bool) -> None:
     """Says what came of a pass."""
     record = pass_record(done)
     if json:
-        emit_json(record)
+        print_json(record)
     else:
         left = "" if done.done == done.pieces else f", of {done.pieces:,}: other processes are still at work"
-        emit(f"{done.output}: {done.done:,} files{left}")
+        print_result(f"{done.output}: {done.done:,} files{left}")
 
 
 def pass_record(done: "PassResult") -> dict[str, Any]:

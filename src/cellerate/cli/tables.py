@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cellerate.cli.output import note, tell
+from cellerate.cli.output import notify, notify_with_options
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.files import check_writable
@@ -29,7 +29,7 @@ WithIntervals = Annotated[
 
 def spoken(table: TableOptions, quiet: bool) -> TableOptions:
     """The options, with what is found out about the tables said on stderr unless that is to be quiet."""
-    return table if quiet else dataclasses.replace(table, told=note)
+    return table if quiet else dataclasses.replace(table, notify_reading=notify)
 
 
 def table_words(table: TableOptions) -> list[str]:
@@ -37,7 +37,7 @@ def table_words(table: TableOptions) -> list[str]:
     words = []
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
-        if field.name != "told" and value != field.default:
+        if field.name != "notify_reading" and value != field.default:
             words += [f"--{field.name.replace('_', '-')}", _word(value)]
     return words
 
@@ -68,8 +68,8 @@ def check_table(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def told_of_tables(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows what a library function tells of how tables were read, each sentence once, when it is done.
+def notes_at_end(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Collects what a library function says of how tables were read, and shows each sentence once at the end.
 
     What Python would warn of, such as a series that the model does not know, is shown at once.
 
@@ -77,13 +77,13 @@ def told_of_tables(quiet: bool) -> Iterator[Callable[[str], None]]:
         quiet: Whether to show warnings only.
 
     Yields:
-        The function's `tell`.
+        The function's `notify`.
     """
     notes: dict[str, None] = {}
     with warnings_as_notes():
         yield lambda sentence: notes.setdefault(sentence)
     for sentence in notes if not quiet else ():
-        tell(sentence)
+        notify_with_options(sentence)
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def warnings_as_notes() -> Iterator[None]:
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in shown:
-            note(str(message))
+            notify(str(message))
         shown.add(str(message))
 
     with warnings.catch_warnings():

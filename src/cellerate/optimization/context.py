@@ -222,7 +222,7 @@ class Context:
             return before
         title = f"the original trained {steps:,} steps further"
         title += f" from a rate of {learning_rate:g}" if parts > 1 else ""
-        self.listener.note(f"control: {title}")
+        self.listener.notify(f"control: {title}")
         model = self.to_train() if model is None else model
         trained = train_further(
             model,
@@ -302,7 +302,7 @@ class Context:
         Returns:
             The candidate. If the model cannot be packed, the candidate runs on Keras and says why.
         """
-        self.listener.note(f"measuring {title}")
+        self.listener.notify(f"measuring {title}")
         began = time.perf_counter()
         work, stem = self.workload, self.folder / "candidates" / name
         restore(model)

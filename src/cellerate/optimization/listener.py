@@ -20,7 +20,7 @@ class Listener:
     def begin(self, title: str) -> None:
         """Called when a pass starts."""
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Called with what the pass is doing."""
 
     def step(self, done: int, total: int, loss: float) -> None:
@@ -71,7 +71,7 @@ class TerminalListener(Listener):
         self._title = title
         self._show("")
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Shows what the pass is doing."""
         self._show(text)
 

@@ -87,7 +87,7 @@ def detect(
     record: "TaskRecord | None" = None,
     level: float | None = None,
     progress: Callable[[int, int], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Anomalies:
     """Finds rows of series that a forecaster did not expect.
@@ -102,7 +102,7 @@ def detect(
         level: The share of usual rows that are not to be found; None for 0.99, or for the highest that the validation
             part of the training was long enough for.
         progress: Called now and then with how many rows are done, and of how many.
-        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        notify: Called with a sentence for each thing worth knowing of how the tables were read.
         options: In what the tables are read otherwise than in training, and how they are written, where that is not to
             be found out; listed below.
 
@@ -132,17 +132,17 @@ def detect(
     highest = float(settings.calibration.grid[-1])
     if level is None:
         level = min(_LEVEL, highest)
-        if tell is not None and level < _LEVEL:
-            tell(
+        if notify is not None and level < _LEVEL:
+            notify(
                 f"level {level:g}, the highest that a validation part of {settings.calibration.scored_rows:,} rows is "
                 "long enough for"
             )
     reach = settings.calibration.reach_at(level, rows=True)
     reading = record_of(ReadingOptions, options)
     series = known.open(data, table=record_of(TableOptions, options), **reading.given)
-    if tell is not None:
+    if notify is not None:
         for told in series.notes:
-            tell(told)
+            notify(told)
     bounds = [(first, first, stop) for first, stop, _ in series.segments]
     # What is known in advance has to be known of the whole horizon.
     least = settings.horizon if settings.covariates.future else 1

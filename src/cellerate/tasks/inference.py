@@ -129,7 +129,7 @@ def forecast(
     record: "TaskRecord | None" = None,
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Forecasts:
     """Forecasts what comes after the end of each series in files or frames.
@@ -144,7 +144,7 @@ def forecast(
         levels: The levels of intervals, such as 0.9; None for 0.8 and 0.95 where the model was calibrated for them
             in training. () for none.
         progress: Called now and then with how many series are done, and of how many.
-        tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
+        notify: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
             are too short to forecast.
         options: In what the tables are read otherwise than in training, and how they are written, where that is not to
             be found out; listed below.
@@ -169,10 +169,10 @@ def forecast(
     known = forecaster_of(open_model(model, record))
     reading = record_of(ReadingOptions, options)
     series = known.open(data, future, table=record_of(TableOptions, options), **reading.given)
-    if tell is not None:
+    if notify is not None:
         for told in (*series.notes, left_out(series, known.settings.window)):
             if told:
-                tell(told)
+                notify(told)
     made = forecast_with_intervals(known.predict, series, known.settings, progress, levels)
     return Forecasts(made, too_short(series, known.settings.window))
 
@@ -248,7 +248,7 @@ def evaluate(
     batch_size: int = 128,
     by_step: bool = False,
     statistical: Sequence[str] = (),
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Judges a model on data of its task.
@@ -267,7 +267,7 @@ def evaluate(
         by_step: Series: whether the result also has the errors of each step ahead.
         statistical: Series: models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
             AutoARIMA). They see the rows before each window, and AutoARIMA takes its time.
-        tell: Called with a sentence for each thing worth knowing of how tables of series were read.
+        notify: Called with a sentence for each thing worth knowing of how tables of series were read.
         options: In what tables of series are read otherwise than in training, and how they are written, where that is
             not to be found out; listed below.
 
@@ -290,7 +290,7 @@ def evaluate(
         table=table,
         by_step=by_step,
         statistical=one_or_more(statistical),
-        tell=tell,
+        notify=notify,
     )
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)

@@ -95,7 +95,7 @@ def train_text(
 
 
 @takes_fields_of(
-    SeriesOptions, TableOptions, ForecastArchitecture, TrainingSettings, leave_out=["paths", "told"]
+    SeriesOptions, TableOptions, ForecastArchitecture, TrainingSettings, leave_out=["paths", "notify_reading"]
 )
 def train_series(
     data: Any,
@@ -143,7 +143,7 @@ def train_series(
         overwrite=overwrite,
         callbacks=callbacks,
         display=display,
-        table=record_of(TableOptions, options, told=display.message),
+        table=record_of(TableOptions, options, notify_reading=display.message),
     )
 
 

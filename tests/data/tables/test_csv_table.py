@@ -122,7 +122,7 @@ def test_is_number_follows_the_marks(value, decimal, thousands, number):
 def test_files_that_are_read_alike_are_told_once(tmp_path, write):
     paths = [write("date;y\n2024-01-01;1,5\n", f"{name}.csv") for name in "abc"]
     said: list[str] = []
-    open_tables(paths, options=TableOptions(told=said.append))
+    open_tables(paths, options=TableOptions(notify_reading=said.append))
     assert said == [f"{paths[0]} read as: ';' between columns, ',' decimal"]
 
 

@@ -19,7 +19,9 @@ def own_cache(monkeypatch, tmp_path):
 def opened(odd: Odd, folder, told=None):
     path = folder / odd.name
     path.write_bytes(odd.content)
-    arguments = {"targets": ["y"], "table": TableOptions(**odd.options, told=told)} | dict(odd.arguments)
+    arguments = {"targets": ["y"], "table": TableOptions(**odd.options, notify_reading=told)} | dict(
+        odd.arguments
+    )
     return open_series(path, **arguments)
 
 

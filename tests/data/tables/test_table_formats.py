@@ -186,7 +186,7 @@ def test_columns_of_a_wide_table_cannot_be_named(tmp_path, arguments, message):
 def test_options_of_tables_are_refused_for_a_packed_series(tmp_path):
     path = tmp_path / "t.series"
     pack_series(written(tmp_path, "csv", WIDE), path)
-    assert open_series(path, targets=["n"], table=TableOptions(told=print)).columns == ("n", "s")
+    assert open_series(path, targets=["n"], table=TableOptions(notify_reading=print)).columns == ("n", "s")
     with pytest.raises(
         ConfigError, match=r"is packed, and decimal=',', header='yes' say how tables are written"
     ):

@@ -157,7 +157,7 @@ def test_names_in_several_rows_are_one_name_a_column(
 ) -> None:
     (tmp_path / "t.csv").write_text(f"{top}2024-01-13,1,2\n2024-01-14,3,4\n2024-01-15,5,6\n")
     said: list[str] = []
-    table = TableOptions(told=said.append)
+    table = TableOptions(notify_reading=said.append)
     data = open_series([tmp_path / "t.csv"], targets=[columns[1]], features=list(columns), table=table)
     assert data.columns == columns
     assert times(data) == ["2024-01-13T00:00:00", "2024-01-14T00:00:00"]

@@ -112,7 +112,7 @@ def test_interrupted_profile_leaves_the_model_and_the_profiler_usable():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cellerate.profile(model, ids(), ids(), seconds=0.05, note=stop)
+        cellerate.profile(model, ids(), ids(), seconds=0.05, notify=stop)
     assert all(np.array_equal(now, before) for now, before in zip(model.get_weights(), weights, strict=True))
     found = cellerate.profile(model, ids(), ids(), seconds=0.05, changes=False)
     assert any(part.name == "first" for part in found.parts)
@@ -185,7 +185,7 @@ def test_what_gains_nothing_is_named_with_its_times(monkeypatch):
 
     monkeypatch.setattr(_Tries, "_step_s", as_ever)
     notes = []
-    found = cellerate.profile(model, ids(), ids(), seconds=0.02, note=notes.append)
+    found = cellerate.profile(model, ids(), ids(), seconds=0.02, notify=notes.append)
     assert all("waits" in change.title for change in found.changes)
     (said,) = [note for note in found.notes if note.startswith("tried without gain: ")]
     tried = notes[notes.index("the same under the backend's profiler") + 1 :]

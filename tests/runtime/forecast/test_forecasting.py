@@ -319,7 +319,7 @@ def test_series_that_are_too_short_are_left_out_and_named(tmp_path):
     assert [example.series for example in model.forecast_files([path])] == ["a", "c"]
     told = []
     write_cell(tmp_path / "m.cell", program(), header=header(series_column=["shop"]))
-    examples = inference.forecast(tmp_path / "m.cell", path, tell=told.append)
+    examples = inference.forecast(tmp_path / "m.cell", path, notify=told.append)
     assert len(examples) == 2
     assert told == [
         "1 of 3 series left out, because they end with fewer than 6 rows without a gap: b (5 rows)"

@@ -88,7 +88,7 @@ def test_options_of_reading_hold_and_what_is_told_of_the_tables_arrives(model):
     broken = table()
     broken["y"][1000:1002] = np.nan
     shuffled = {name: values[::-1] for name, values in broken.items()}
-    found = evaluate_forecaster(model, shuffled, reading=ReadingOptions(missing="ffill"), tell=told.append)
+    found = evaluate_forecaster(model, shuffled, reading=ReadingOptions(missing="ffill"), notify=told.append)
     assert found["windows"] > 0
     assert any("sorted" in sentence for sentence in told)
 

@@ -8,9 +8,9 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.figures import Rank, Statistics, in_options, show_figures, shown
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, json_text, outputs
+from cellerate.cli.output import json_text, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end, spoken
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
@@ -20,7 +20,7 @@ _MOST_FOLDS = 40
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
-@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
 def backtest(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
@@ -100,7 +100,7 @@ def backtest(
     say_written = outputs(output, plot)
     from cellerate.tasks.backtest import backtest as run_backtest
 
-    with told_of_tables(quiet) as tell, progress_bar("forecasting folds", quiet) as progress:
+    with notes_at_end(quiet) as collect, progress_bar("forecasting folds", quiet) as progress:
         found = run_backtest(
             model,
             data,
@@ -113,7 +113,7 @@ def backtest(
             statistical=statistical or (),
             levels=levels,
             progress=progress,
-            tell=tell,
+            notify=collect,
             **vars(reading),
             **vars(spoken(table, quiet)),
         )
@@ -122,7 +122,7 @@ def backtest(
     if plot is not None:
         draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: backtest")
     if json:
-        emit_json(found.record())
+        print_json(found.record())
     else:
         _show(found, rank)
     say_written()
@@ -153,15 +153,15 @@ def _show(found: Any, rank: int) -> None:
     for fold in found.folds[:_MOST_FOLDS]:
         values = [shown(fold.figures[name][figure]) for name in names]
         rows.append([str(fold.number), str(fold.origin), *values])
-    emit(
+    print_result(
         f"{len(found.folds)} folds of {found.horizon} rows, every {found.step} rows: {in_options(found.told)}"
     )
-    emit(f"{unit} of each fold")
+    print_result(f"{unit} of each fold")
     for line in aligned(rows, [0, *range(2, len(rows[0]))]):
-        emit(line)
+        print_result(line)
     if len(found.folds) > _MOST_FOLDS:
-        emit(f"and {len(found.folds) - _MOST_FOLDS} more folds (all of them: --json)")
+        print_result(f"and {len(found.folds) - _MOST_FOLDS} more folds (all of them: --json)")
     if found.left_out:
-        emit(f"left out, too short for any fold: {len(found.left_out):,} series")
-    emit(f"\nall folds, {found.figures['windows']:,} forecasts")
+        print_result(f"left out, too short for any fold: {len(found.left_out):,} series")
+    print_result(f"\nall folds, {found.figures['windows']:,} forecasts")
     show_figures(found.figures, rank)

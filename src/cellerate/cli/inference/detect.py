@@ -8,9 +8,9 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, outputs, written
+from cellerate.cli.output import outputs, print_json, print_result, written
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import check_table, spoken, told_of_tables
+from cellerate.cli.tables import check_table, notes_at_end, spoken
 from cellerate.data.settings import TableOptions
 from cellerate.files import atomic_write, write_csv, write_parquet
 from cellerate.tasks.settings import ReadingOptions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
-@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
 def detect(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
@@ -79,13 +79,13 @@ def detect(
     say_written = outputs(output, plot)
     from cellerate.tasks import detect as task
 
-    with told_of_tables(quiet) as tell, progress_bar("judging rows", quiet) as progress:
+    with notes_at_end(quiet) as collect, progress_bar("judging rows", quiet) as progress:
         found = task.detect(
             model,
             data,
             level=level,
             progress=progress,
-            tell=tell,
+            notify=collect,
             **vars(reading),
             **vars(spoken(table, quiet)),
         )
@@ -96,9 +96,9 @@ def detect(
     shown = _rows(found, found.worst(worst))
     count = int(found.anomaly.sum())
     if json:
-        emit_json({"level": found.level, "rows": len(found), "anomalies": count, "worst": shown})
+        print_json({"level": found.level, "rows": len(found), "anomalies": count, "worst": shown})
     else:
-        emit(
+        print_result(
             f"{count:,} of {len(found):,} rows ({count / len(found):.2%}) are further from their forecast than "
             f"{found.level:.6g} of the held-out rows were"
         )
@@ -115,7 +115,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
-        emit("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+        print_result("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 def _rows(found: "Anomalies", places: Any) -> list[dict[str, Any]]:

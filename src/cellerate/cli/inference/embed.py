@@ -7,7 +7,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
 from cellerate.errors import ConfigError
@@ -104,6 +104,6 @@ def embed(
     replaced = output.exists()
     save_vectors(vectors, output, texts)
     if json:
-        emit_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})
+        print_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})
     else:
-        emit(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}{', replaced' * replaced}")
+        print_result(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}{', replaced' * replaced}")

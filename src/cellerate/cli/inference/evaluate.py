@@ -10,17 +10,17 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.figures import Rank, Statistics, in_options, show_figures
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, note, outputs
+from cellerate.cli.output import notify, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
-from cellerate.cli.tables import spoken, told_of_tables
+from cellerate.cli.tables import notes_at_end, spoken
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
 
 
 @with_settings("reading", ReadingOptions, panel="Reading of series")
-@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
 def evaluate(
     model: Annotated[
         Path,
@@ -97,7 +97,7 @@ def evaluate(
             start_backend(backend)
         from cellerate.tasks import inference
 
-        with told_of_tables(quiet) as tell:
+        with notes_at_end(quiet) as collect:
             found = inference.evaluate(
                 model,
                 data,
@@ -107,20 +107,20 @@ def evaluate(
                 batch_size=batch_size,
                 by_step=plot is not None,
                 statistical=statistical or (),
-                tell=tell,
+                notify=collect,
                 **vars(reading),
                 **vars(spoken(table, quiet)),
             )
     if plot is not None:
         _draw(plot, found, f"{model.stem}: errors by the step ahead")
     if json:
-        emit_json(found)
+        print_json(found)
     elif "verdict" in found:
-        emit(f"judged on {found['windows']:,} windows: {in_options(found['judged'])}")
+        print_result(f"judged on {found['windows']:,} windows: {in_options(found['judged'])}")
         show_figures(found, rank)
     else:
         for name, value in found.items():
-            emit(f"{name:<22} {_shown(value)}")
+            print_result(f"{name:<22} {_shown(value)}")
     say_written()
 
 
@@ -167,7 +167,7 @@ def _in_pieces(
             start_backend(backend)
         from cellerate.tasks.bulk import judge_files
 
-        with told_of_tables(quiet) as tell, progress_bar("judging windows", quiet) as progress:
+        with notes_at_end(quiet) as collect, progress_bar("judging windows", quiet) as progress:
             done, report = judge_files(
                 model,
                 data,
@@ -177,10 +177,10 @@ def _in_pieces(
                 table=spoken(table, quiet),
                 progress=progress,
             )
-            for told in done.notes:
-                tell(told)
+            for note in done.notes:
+                collect(note)
     if report is None:
-        note("other processes are still at work; once they have ended, the same command tells the figures.")
+        notify("other processes are still at work; once they have ended, the same command tells the figures.")
     return report or pass_record(done)
 
 

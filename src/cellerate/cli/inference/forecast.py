@@ -9,10 +9,10 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit_json, outputs, show, written
+from cellerate.cli.output import outputs, print_json, show, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
-from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end, spoken
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
-@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
 def forecast(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
@@ -94,7 +94,7 @@ def forecast(
                 start_backend(backend)
             from cellerate.tasks.bulk import forecast_files
 
-            with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
+            with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
                 done = forecast_files(
                     model,
                     data,
@@ -105,8 +105,8 @@ def forecast(
                     levels=levels,
                     progress=progress,
                 )
-                for told in done.notes:
-                    tell(told)
+                for note in done.notes:
+                    collect(note)
         tell_pass(done, json)
         return
     if plot is not None:
@@ -125,14 +125,14 @@ def forecast(
             )
         check_table(output)
     say_written = outputs(output, plot)
-    with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
+    with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(
             model,
             data,
             future=future or None,
             levels=levels,
             progress=progress,
-            tell=tell,
+            notify=collect,
             **vars(reading),
             **vars(spoken(table, quiet)),
         )
@@ -147,7 +147,7 @@ def forecast(
         draw_forecasts(plot, examples, f"{model.stem}: the next {_ahead(examples[0])}")
     if json:
         forecasts = [example_record(example) for example in examples]
-        emit_json({"forecasts": forecasts, "left_out_series": dict(examples.left_out)})
+        print_json({"forecasts": forecasts, "left_out_series": dict(examples.left_out)})
     else:
         shown = io.StringIO()
         writer = csv.writer(shown, lineterminator="\n")

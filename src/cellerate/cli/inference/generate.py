@@ -9,7 +9,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary
-from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.output import notify, print_json, show
 from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.cli.words import Verb, in_options
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
@@ -174,7 +174,7 @@ def _write(prompt: str, pieces: Iterable[str], json: bool) -> None:
     if json:
         began = time.perf_counter()
         text = "".join(pieces)
-        emit_json({"prompt": prompt, "text": text, "seconds": time.perf_counter() - began})
+        print_json({"prompt": prompt, "text": text, "seconds": time.perf_counter() - began})
         return
     show(prompt)
     for piece in pieces:
@@ -184,12 +184,12 @@ def _write(prompt: str, pieces: Iterable[str], json: bool) -> None:
 
 def _converse(answer: Callable[[str], None], verb: Verb) -> None:
     """Continues what is typed, one line after the other; an error ends only its own line."""
-    note("Type a text to continue. Ctrl-C stops what is being written, Ctrl-D ends.")
+    notify("Type a text to continue. Ctrl-C stops what is being written, Ctrl-D ends.")
     for line in prompts("> "):
         try:
             answer(line)
         except CellerateError as error:
-            note(f"error: {in_options(str(error), verb)}")
+            notify(f"error: {in_options(str(error), verb)}")
         except KeyboardInterrupt:
             show("\n")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.options import Config, Json
-from cellerate.cli.output import command_to_repeat, emit, emit_json, note
+from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.errors import BackendError, CellerateError, ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import BACKENDS, installed_backends, require
@@ -127,7 +127,7 @@ def _run(
         check_writable(path)
     if plan.against:
         check_other(plan.against)
-    found = Race(plan, note).run(command_to_repeat())
+    found = Race(plan, notify).run(command_to_repeat())
     for record, path, page in zip(found, targets, pages, strict=True):
         _write(record, path, page)
     files = [str(path) for both in zip(targets, pages, strict=True) for path in both]
@@ -137,11 +137,11 @@ def _run(
         files.append(str(_draw(comparison, compared)))
     if json:
         told: dict[str, Any] = {"files": files, **to_json(found[0])}
-        emit_json(told | ({} if comparison is None else {"comparison": comparison.to_json()}))
+        print_json(told | ({} if comparison is None else {"comparison": comparison.to_json()}))
     else:
         for line in lines(found[0]):
-            emit(line)
-        emit("")
+            print_result(line)
+        print_result("")
         _show(comparison, files)
     if any(one.ours and one.wrong for one in found[0].left_out):
         raise typer.Exit(1)
@@ -163,7 +163,7 @@ def _compare(
         content = dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n"
         files = [str(write_page(output, content)), str(_draw(found, output.with_suffix(".html")))]
     if json:
-        emit_json({**found.to_json(), "files": files})
+        print_json({**found.to_json(), "files": files})
     else:
         _show(found, files)
     _end(found, fail_on_regression)
@@ -214,9 +214,9 @@ def _show(found: "RecordComparison | None", files: Sequence[str]) -> None:
         from cellerate.observe.bench.compare_view import comparison_lines
 
         for line in comparison_lines(found):
-            emit(line)
+            print_result(line)
     for path in files:
-        emit(path)
+        print_result(path)
 
 
 def _end(found: "RecordComparison | None", fail_on_regression: bool) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from cellerate.cli.inspection.env import without_kernels
 from cellerate.cli.options import Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 
 if TYPE_CHECKING:
     from cellerate.machine.doctor import Core, Finding
@@ -32,13 +32,13 @@ def doctor(json: Json = False) -> None:
     findings = examine(_core(), kernels=without_kernels)
     problems = sum(finding.status == "problem" for finding in findings)
     if json:
-        emit_json({"findings": [dataclasses.asdict(finding) for finding in findings], "problems": problems})
+        print_json({"findings": [dataclasses.asdict(finding) for finding in findings], "problems": problems})
     else:
         for finding in findings:
             for line in _lines(finding):
-                emit(line)
+                print_result(line)
         notes = sum(finding.status == "note" for finding in findings)
-        emit(f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}")
+        print_result(f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}")
     if problems:
         raise typer.Exit(1)
 

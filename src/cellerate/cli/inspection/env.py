@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.options import Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 
 if TYPE_CHECKING:
     from cellerate.machine.gpu import Device, GpuFacts
@@ -46,15 +46,15 @@ def env(
     if devices:
         report["devices"] = {backend: backend_devices(backend) for backend in backends}
     if json:
-        emit_json(report | {"gpu": _gpu(facts, backends)})
+        print_json(report | {"gpu": _gpu(facts, backends)})
         return
     for title, values in (report | {"gpu": _gpu_in_words(facts, backends)}).items():
-        emit(title)
+        print_result(title)
         if isinstance(values, dict):
             for name, value in values.items():
-                emit(f"  {name:<14} {_shown(name, value)}")
+                print_result(f"  {name:<14} {_shown(name, value)}")
         else:
-            emit("  " + (", ".join(values) or "none: pip install 'cellerate[jax]'"))
+            print_result("  " + (", ".join(values) or "none: pip install 'cellerate[jax]'"))
 
 
 def _gpu(facts: "GpuFacts", backends: list[str]) -> dict[str, Any]:

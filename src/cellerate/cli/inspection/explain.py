@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
@@ -56,9 +56,9 @@ def explain(
         if note is not None:
             explanation = dataclasses.replace(explanation, notes=(note, *explanation.notes))
     if json:
-        emit_json(explanation.to_dict())
+        print_json(explanation.to_dict())
     else:
-        emit(str(explanation))
+        print_result(str(explanation))
 
 
 def _as_trained(record: "TaskRecord | None") -> str | None:

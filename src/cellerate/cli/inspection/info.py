@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 from cellerate.format import one_line, size
 
 _FORMATS = {"keras": "a Keras model", "cell": "a packed model", "series": "a packed series"}
@@ -44,12 +44,12 @@ def info(
 
     told = file_info(file, check=check)
     if json:
-        emit_json(told)
+        print_json(told)
         return
     rows = list(_of_series(told) if told["format"] == "series" else _of_model(told))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        emit(f"{name:<{width}}  {one_line(text)}")
+        print_result(f"{name:<{width}}  {one_line(text)}")
 
 
 def _of_model(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import notify, print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
 
@@ -84,7 +84,7 @@ def profile(
     """
     if output is not None:
         _check_page(output)
-    told = (lambda text: None) if quiet else (lambda text: note(f"measuring: {text}"))
+    told = (lambda text: None) if quiet else (lambda text: notify(f"measuring: {text}"))
     if model.suffix == ".cell":
         if data or trace or implementation:
             raise ConfigError(
@@ -94,7 +94,7 @@ def profile(
         from cellerate.runtime.packed import load
 
         found = profile_packed(
-            load(model), batch_size=batch_size or 1, steps=steps, changes=changes, note=told
+            load(model), batch_size=batch_size or 1, steps=steps, changes=changes, notify=told
         )
     else:
         require("psutil", "train", "measuring memory")
@@ -102,20 +102,20 @@ def profile(
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         start_backend(backend)
         found = _training(
-            model, data or [], batch_size, steps, implementation, changes=changes, trace=trace, note=told
+            model, data or [], batch_size, steps, implementation, changes=changes, trace=trace, notify=told
         )
     if output is not None:
         from cellerate.report.profile_page import write_profile
 
         write_profile(found, output)
     if json:
-        emit_json(found.to_dict())
+        print_json(found.to_dict())
         return
-    emit(str(found))
+    print_result(str(found))
     if output is not None:
-        note(f"page: {output}")
+        notify(f"page: {output}")
     if trace is not None:
-        note(f"trace: {trace}  (tensorboard --logdir {trace})")
+        notify(f"trace: {trace}  (tensorboard --logdir {trace})")
 
 
 def _check_page(output: Path) -> None:
@@ -136,7 +136,7 @@ def _training(
     *,
     changes: bool,
     trace: Path | None,
-    note: Any,
+    notify: Any,
 ) -> "Profile":
     """Profiles the training of a model: its own with data of its task, else on batches that are made up."""
     from cellerate.data.pipeline import KerasBatches
@@ -147,7 +147,7 @@ def _training(
     from cellerate.training.optimizers import build_optimizer
     from cellerate.training.settings import TrainingSettings
 
-    common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "note": note}
+    common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "note": notify}
     if data:
         from cellerate.optimization.training import settings_of
         from cellerate.optimization.workloads.opening import open_workload

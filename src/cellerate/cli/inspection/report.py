@@ -7,7 +7,7 @@ import typer
 
 from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Config, Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 from cellerate.errors import CellerateError, ConfigError
 from cellerate.machine.environment import require
 
@@ -72,11 +72,11 @@ def _draw(source: Path, output: Path | None, json: bool) -> None:
     html, markdown = write_html(run, folder), write_markdown(run, folder)
     if json:
         found: dict[str, Any] = {"model": run.model, "status": run.status, "verdict": sentence}
-        emit_json({**found, "html": str(html), "markdown": str(markdown)})
+        print_json({**found, "html": str(html), "markdown": str(markdown)})
         return
-    emit(one_line(sentence))
-    emit(str(html))
-    emit(str(markdown))
+    print_result(one_line(sentence))
+    print_result(str(html))
+    print_result(str(markdown))
     print_gains(run)
 
 
@@ -88,12 +88,12 @@ def _compare(before: Path, after: Path, output: Path | None, fail_on_regression:
     found = compare(read_run(before), read_run(after))
     written = write_comparison(found, output) if output is not None else ()
     if json:
-        emit_json({**found.to_json(), "files": [str(path) for path in written]})
+        print_json({**found.to_json(), "files": [str(path) for path in written]})
     else:
         for line in comparison_lines(found):
-            emit(line)
+            print_result(line)
         for path in written:
-            emit(str(path))
+            print_result(str(path))
     if fail_on_regression and not found.judged:
         raise CellerateError(
             f"--fail-on-regression: nothing of {before} and {after} could be compared, so that nothing is known of "

@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend, without_notes
 from cellerate.cli.options import Backend, Config, Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.format import size
 
@@ -97,25 +97,27 @@ def export(
     parts = done.path.rglob("*") if done.path.is_dir() else [done.path]
     written = sum(part.stat().st_size for part in parts if part.is_file())
     if json:
-        emit_json(dataclasses.asdict(done) | {"path": str(done.path), "output_bytes": written})
+        print_json(dataclasses.asdict(done) | {"path": str(done.path), "output_bytes": written})
         return
-    emit(f"{done.path}: {size(written)}, {to}, {precision}{', replaced' * replaced}")
-    emit(f"inputs   {', '.join(done.inputs)}")
-    emit(f"outputs  {', '.join(done.outputs)}")
+    print_result(f"{done.path}: {size(written)}, {to}, {precision}{', replaced' * replaced}")
+    print_result(f"inputs   {', '.join(done.inputs)}")
+    print_result(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
     if done.own_error is not None:
         allowed = f" ({done.own_error:.1e} in a .cell file of int8)"
-    emit(f"checked  {done.tried}: error {done.error:.1e}{allowed}")
+    print_result(f"checked  {done.tried}: error {done.error:.1e}{allowed}")
     if done.largest_pair is not None:
-        emit(f"exact    on every processor: two products add up to {done.largest_pair:,} at most, in 16 bits")
+        print_result(
+            f"exact    on every processor: two products add up to {done.largest_pair:,} at most, in 16 bits"
+        )
     if done.elsewhere:
-        emit(f"also     {done.elsewhere}")
+        print_result(f"also     {done.elsewhere}")
     if done.quality is not None:
         found = done.quality
         change = f"{abs(found.loss):.2%} {'worse' if found.loss > 0 else 'better'}"
         if abs(found.loss) < 5e-5:
             change = "unchanged"
-        emit(
+        print_result(
             f"quality  {found.metric} {found.before:.4g} → {found.after:.4g}, {change} "
             f"(at most {found.max_loss:.2%} worse)"
         )

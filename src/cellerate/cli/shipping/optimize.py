@@ -9,7 +9,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import command_to_repeat, emit, emit_json, note
+from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.machine.environment import require
 from cellerate.optimization.settings import OptimizeSettings
 
@@ -56,16 +56,16 @@ def optimize(
     listener = Listener() if quiet else TerminalListener()
     found = run(model, data, output, settings, restart=restart, listener=listener)
     if found.status == "interrupted":
-        note(f"interrupted; every stage that had ended is kept. To go on:\n  {command_to_repeat()}")
+        notify(f"interrupted; every stage that had ended is kept. To go on:\n  {command_to_repeat()}")
         raise typer.Exit(130)
     if json:
-        emit_json(loads((output / "report.json").read_bytes()))
+        print_json(loads((output / "report.json").read_bytes()))
         return
     assert found.verdict is not None  # noqa: S101 (a finished run has one)
-    emit(found.verdict.sentence)
+    print_result(found.verdict.sentence)
     for warning in found.verdict.warnings:
-        note(f"note: {warning}")
+        notify(f"note: {warning}")
     if not quiet:
         files = "   ".join(str(output / path) for _, path in found.verdict.files)
-        note(f"report: {output / 'report.html'}   files: {files}")
+        notify(f"report: {output / 'report.html'}   files: {files}")
         print_gains(found)

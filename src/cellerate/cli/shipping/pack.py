@@ -7,7 +7,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Vocabulary
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 from cellerate.format import size
 
 
@@ -41,7 +41,9 @@ def pack(
     pack_model(model, output, precision=precision, vocabulary=vocabulary)
     sizes = {"model_bytes": model.stat().st_size, "output_bytes": output.stat().st_size}
     if json:
-        emit_json({"output": str(output), "precision": precision, **sizes})
+        print_json({"output": str(output), "precision": precision, **sizes})
     else:
         again = ", replaced" * replaced
-        emit(f"{output}: {size(sizes['output_bytes'])}{again} ({model}: {size(sizes['model_bytes'])})")
+        print_result(
+            f"{output}: {size(sizes['output_bytes'])}{again} ({model}: {size(sizes['model_bytes'])})"
+        )

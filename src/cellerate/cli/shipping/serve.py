@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Config, Device, with_settings
-from cellerate.cli.output import note
+from cellerate.cli.output import notify
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import read_regular
 from cellerate.machine.environment import require
@@ -90,8 +90,8 @@ def serve(
 
     def started(address: str) -> None:
         for each in served:
-            note(f"{each.name}: {each.model.task or 'a model'}, {each.model.precision}, from {each.path}")
-        note(f"serving at {address}  (Ctrl-C to end)")
+            notify(f"{each.name}: {each.model.task or 'a model'}, {each.model.precision}, from {each.path}")
+        notify(f"serving at {address}  (Ctrl-C to end)")
 
     run(
         served,

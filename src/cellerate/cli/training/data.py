@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, tell
+from cellerate.cli.output import notify_with_options, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import spoken
 from cellerate.data.settings import TableOptions
@@ -16,7 +16,7 @@ from cellerate.format import listed, size
 _SHOWN = 20
 
 
-@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
 def pack(
     paths: Annotated[
         list[str],
@@ -100,11 +100,11 @@ def pack(
         )
     for told in packed.notes:
         if not quiet:
-            tell(told)
+            notify_with_options(told)
     stretches, series = len(packed.segments), len(packed.names)
     content = sum(path.stat().st_size for path in output.iterdir())
     if json:
-        emit_json(
+        print_json(
             {
                 "output": str(output),
                 "rows": len(packed.values),
@@ -115,7 +115,7 @@ def pack(
             }
         )
     else:
-        emit(
+        print_result(
             f"{output}: {len(packed.values):,} rows of {listed(packed.columns, _SHOWN)} in {series:,} series, "
             f"{stretches:,} stretches without a gap, {size(content)}"
         )

@@ -10,7 +10,7 @@ import typer
 
 from cellerate.cli.figures import judged_on
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
@@ -73,14 +73,14 @@ def train_embed(
         began=began,
     )
     if run.truncated and not quiet:
-        note(
+        notify(
             f"{run.truncated:,} lines are longer than {data.max_length} characters and were cut (--max-length)"
         )
     if json:
-        emit_json({"training": training_report(run.training), "held_out": run.evaluation})
+        print_json({"training": training_report(run.training), "held_out": run.evaluation})
     elif run.evaluation is not None:
         judged = judged_on(run.evaluation, "lines", "lines")
-        emit(
+        print_result(
             f"held-out lines: {run.evaluation['token_accuracy']:.1%} of characters right with all before them "
             f"given, {run.evaluation['free_token_accuracy']:.1%} written freely, "
             f"{run.evaluation['exact_lines']:.1%} of lines whole; judged on {judged}"

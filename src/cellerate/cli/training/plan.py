@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Json
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 
 
@@ -56,7 +56,7 @@ def plan(
     predictions = planning.predict(measured, numbers, link, None if items is None else int(items))
     checked = planning.check(training, check) if check is not None else None
     if json:
-        emit_json(
+        print_json(
             {
                 "measured": measured,
                 "link": dataclasses.asdict(link),
@@ -67,25 +67,27 @@ def plan(
         )
         return
     whole = int(items or measured["batches"] * measured["items"])
-    emit(
+    print_result(
         f"{whole:,} {measured['item']} an epoch, {measured['items']:,} a step; "
         f"{size(measured['gradient_bytes'])} of gradients a step"
     )
-    emit(
+    print_result(
         f"assumed: each device is as fast as this machine, {bandwidth:g} GB/s and {latency:g} µs between two, which "
         "exchange after they have computed"
     )
-    emit("devices   rows each    compute   exchange     a step   efficiency     an epoch   memory each")
+    print_result(
+        "devices   rows each    compute   exchange     a step   efficiency     an epoch   memory each"
+    )
     for each in predictions:
         took = [milliseconds(1e3 * seconds) for seconds in (each.compute_s, each.exchange_s, each.step_s)]
         memory = "" if each.memory_bytes is None else size(each.memory_bytes)
-        emit(
+        print_result(
             f"{each.devices:>7}{each.rows:>12,}{took[0]:>11}{took[1]:>11}{took[2]:>11}{each.efficiency:>13.0%}"
             f"{duration(each.epoch_s):>13}{memory:>14}"
         )
     if checked is not None:
         link, predicted, found = checked.link, 1e3 * checked.predicted_s, 1e3 * checked.measured_s
-        emit(
+        print_result(
             f"checked with {checked.devices} processes here, {short(link.bytes_per_s)}B/s and "
             f"{link.latency_s * 1e6:.0f} µs between them: predicted {milliseconds(predicted)} a step, measured "
             f"{milliseconds(found)}, {checked.error:+.0%}"

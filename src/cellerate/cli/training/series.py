@@ -11,7 +11,7 @@ import typer
 from cellerate.cli.backend import arrow_without_pandas
 from cellerate.cli.figures import Rank, judged_on, show_figures
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
-from cellerate.cli.output import emit, emit_json, note, tell
+from cellerate.cli.output import notify, notify_with_options, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
@@ -28,7 +28,7 @@ from cellerate.training.settings import TrainingSettings
 
 
 @with_settings("options", SeriesOptions, leave_out=["paths"], panel="Series")
-@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
+@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
 @with_settings("architecture", ForecastArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
 @with_settings("parallel", ProcessSettings, panel="Processes")
@@ -84,7 +84,7 @@ def train_series(
     start_training(backend, parallel, paths, output, quiet)
     draws = plot is not None or package_version("matplotlib") is not None
     if not draws and not quiet:
-        note("no chart will be drawn: pip install 'cellerate[plots]'")
+        notify("no chart will be drawn: pip install 'cellerate[plots]'")
     arrow_without_pandas()
     from cellerate.tasks.series import train_on_series
 
@@ -100,26 +100,26 @@ def train_series(
             display=training_display(quiet),
             reading=reading,
             table=spoken(table, quiet),
-            tell=None if quiet else tell,
+            notify=None if quiet else notify_with_options,
             began=began,
         )
     chart = None
     if plot is not None and not run.examples:
-        note("no chart was drawn: the test part has no window")
+        notify("no chart was drawn: the test part has no window")
     if run.examples and draws:
         from cellerate.report.charts import draw_forecasts
 
         chart = plot or run.training.folder / "forecast.png"
         draw_forecasts(chart, run.examples, f"{output.stem}: forecasts on the test part")
     if json:
-        emit_json(
+        print_json(
             {"training": training_report(run.training), "test": run.test, "chart": chart and str(chart)}
         )
     elif run.test is not None:
-        emit(f"test part, {judged_on(run.test, 'windows', 'windows')}")
+        print_result(f"test part, {judged_on(run.test, 'windows', 'windows')}")
         show_figures(run.test, rank)
     if chart is not None and not quiet:
-        note(f"chart: {chart}")
+        notify(f"chart: {chart}")
     finish_training(
         run.training,
         quiet,

@@ -10,7 +10,7 @@ import typer
 
 from cellerate.cli.figures import in_options, judged_on
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
@@ -87,7 +87,7 @@ def train_text(
         architecture = dataclasses.replace(architecture, **sizes)
         training = dataclasses.replace(training, **{k: v for k, v in chosen.items() if k not in sizes})
         if not quiet:
-            note(preset_sentence(preset, chosen))
+            notify(preset_sentence(preset, chosen))
     several = start_training(backend, parallel, paths, output, quiet)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.text import TextModel, generate_text, load_text_model, train_on_text
@@ -97,11 +97,11 @@ def train_text(
             pieces = generate_text(
                 text_model, sample, max_tokens=300, rules=SamplingRules(temperature=0.6, seed=training.seed)
             )
-            note(f"--- sample {title} ---\n{sample}{''.join(pieces)}\n---")
+            notify(f"--- sample {title} ---\n{sample}{''.join(pieces)}\n---")
 
     def on_ready(untrained: TextModel) -> None:
         if not quiet:
-            note(
+            notify(
                 f"{untrained.record['data']['characters']:,} characters, vocabulary of "
                 f"{untrained.tokenizer.vocabulary_size}, {untrained.model.count_params():,} weights"
             )
@@ -129,16 +129,16 @@ def train_text(
     if sample is not None and run.training.here and run.training.status != "interrupted":
         show_sample("after training", load_text_model(output))
     if json:
-        emit_json(report)
+        print_json(report)
     elif run.evaluation is not None:
         evaluation = run.evaluation
-        emit(f"held-out: {evaluation['bits_per_character']:.3f} bits per character")
+        print_result(f"held-out: {evaluation['bits_per_character']:.3f} bits per character")
         if "sampled_from" in evaluation:
-            emit(f"judged on {judged_on(evaluation, 'tokens', run.tokenizer.unit)}")
+            print_result(f"judged on {judged_on(evaluation, 'tokens', run.tokenizer.unit)}")
         if not quiet:
             if not evaluation["verdict"]["beats_counting"]:
-                note(in_options(evaluation["verdict"]["sentence"]))
-            note(
+                notify(in_options(evaluation["verdict"]["sentence"]))
+            notify(
                 f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the "
                 f"{run.tokenizer.unit} occurs alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
             )

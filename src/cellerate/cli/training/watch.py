@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Config
-from cellerate.cli.output import note
+from cellerate.cli.output import notify
 
 
 def watch(
@@ -38,5 +38,5 @@ def watch(
         runs or [Path()],
         host=host,
         port=port,
-        started=lambda address: note(f"watching at {address}  (Ctrl-C to end)"),
+        started=lambda address: notify(f"watching at {address}  (Ctrl-C to end)"),
     )

@@ -123,7 +123,9 @@ def open_known(
         **reading,
         "progress": None,
         # How the same tables are written was told.
-        "table": dataclasses.replace(table, told=None) if table is not None and future is None else table,
+        "table": dataclasses.replace(table, notify_reading=None)
+        if table is not None and future is None
+        else table,
         "targets": list(columns),
         "features": list(columns),
         "missing": "drop",

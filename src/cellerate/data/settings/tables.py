@@ -34,7 +34,7 @@ class TableOptions:
         sheet: The sheet of an Excel file; without it, the first one.
         missing_values: What stands for a missing number beside the usual words: numbers such as -999, or words; several
             with commas between them. A model remembers these.
-        told: Called with a line that says how a file was read, if that is not the plain way.
+        notify_reading: Called with a line that says how a file was read, if that is not the plain way.
     """
 
     separator: str | None = None
@@ -46,7 +46,7 @@ class TableOptions:
     skip_lines: int = 0
     sheet: str | None = None
     missing_values: Sequence[str] = ()
-    told: Callable[[str], None] | None = dataclasses.field(default=None, repr=False, compare=False)
+    notify_reading: Callable[[str], None] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Checks every field, and puts marks in the place of their names.
@@ -98,10 +98,10 @@ class TableOptions:
         defaults = {field.name: field.default for field in fields}
         return ", ".join(f"{name}={value!r}" for name, value in values.items() if value != defaults[name])
 
-    def tell(self, line: str) -> None:
-        """Says how a file was read to whoever wants to know."""
-        if self.told is not None:
-            self.told(line)
+    def announce(self, line: str) -> None:
+        """Passes on a line that says how a file was read."""
+        if self.notify_reading is not None:
+            self.notify_reading(line)
 
 
 def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:

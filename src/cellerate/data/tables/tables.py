@@ -95,7 +95,7 @@ def open_table(
     if twice:
         raise DataError(f"{table.path} has more than one column named {twice[0]!r}; rename one of them.")
     if table.read_as:
-        options.tell(f"{table.path} read as: {table.read_as}")
+        options.announce(f"{table.path} read as: {table.read_as}")
     return table
 
 
@@ -146,14 +146,14 @@ def open_tables(
     options = options or TableOptions()
     said: set[str] = set()
 
-    def tell_once(line: str) -> None:
+    def announce_once(line: str) -> None:
         # Many files that are read in one way need one line.
         how = line.partition(" read as: ")[2]
         if how not in said:
             said.add(how)
-            options.tell(line)
+            options.announce(line)
 
-    once = dataclasses.replace(options, told=tell_once)
+    once = dataclasses.replace(options, notify_reading=announce_once)
     tables = [open_table(path, names, once) for path in paths]
     for table in tables[1:]:
         if table.columns != tables[0].columns:

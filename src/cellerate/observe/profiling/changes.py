@@ -71,7 +71,7 @@ def is_cold(disk_bytes: float | None, batch_bytes: int) -> bool:
 
 
 def find_changes(
-    model: keras.Model, batches: Sequence[Any], found: Found, seconds: float, note: Callable[[str], None]
+    model: keras.Model, batches: Sequence[Any], found: Found, seconds: float, notify: Callable[[str], None]
 ) -> tuple[list[Suggestion], list[str]]:
     """Tries what would shorten a training.
 
@@ -80,13 +80,13 @@ def find_changes(
         batches: Batches that are kept in memory.
         found: What is known.
         seconds: About how long each measurement takes.
-        note: Told what is tried.
+        notify: Called with what is tried.
 
     Returns:
         Changes that gain something, the most promising first and faults before choices; and what was tried without
         gain, what could not be tried, and why.
     """
-    tries = _Tries(model, batches, found, seconds, note)
+    tries = _Tries(model, batches, found, seconds, notify)
     for one in (
         tries.loader,
         tries.validation,
@@ -121,9 +121,9 @@ class _Tries:
         batches: Sequence[Any],
         found: Found,
         seconds: float,
-        note: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        self._model, self._batches, self._found, self._note = model, list(batches), found, note
+        self._model, self._batches, self._found, self._note = model, list(batches), found, notify
         self._seconds = seconds
         self._trying = ""
         self._rows = rows_of(batches[0])

@@ -26,7 +26,7 @@ def profile_packed(
     batch_size: int = 1,
     steps: int | None = None,
     changes: bool = True,
-    note: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Profile:
     """Says where the time of a packed model goes, and what would shorten it most.
 
@@ -35,23 +35,23 @@ def profile_packed(
         batch_size: Rows of a call.
         steps: Its time steps; None for 100 where the model takes any number.
         changes: Whether to try what would shorten it.
-        note: Told what is done next.
+        notify: Called with what is done next.
 
     Raises:
         ConfigError: A size does not fit the model.
         DataError: The model does not take batches of this size.
     """
     others = Others()
-    note("a call, operation by operation")
+    notify("a call, operation by operation")
     told = model.explain(batch_size, steps)
     parts = _parts(told)
-    tried = _changes(model, told, batch_size, steps, note) if changes else []
+    tried = _changes(model, told, batch_size, steps, notify) if changes else []
     # None of these is a fault: the largest first.
     tried.sort(key=lambda change: -change.gain)
     generation: tuple[Part, ...] = ()
     notes = [f"The core does not run it as one call: {told.reason}"] if told.reason else []
     if model.task == "text":
-        note("drawing tokens")
+        notify("drawing tokens")
         generation, said = _generation(model)
         notes += said
     environment, load = surroundings(others)
@@ -100,7 +100,7 @@ def _parts(told: ProgramExplanation) -> tuple[Part, ...]:
 
 
 def _changes(
-    model: PackedModel, told: ProgramExplanation, batch: int, steps: int | None, note: Callable[[str], None]
+    model: PackedModel, told: ProgramExplanation, batch: int, steps: int | None, notify: Callable[[str], None]
 ) -> list[Suggestion]:
     found: list[Suggestion] = []
 
@@ -109,7 +109,7 @@ def _changes(
         if gain >= _SMALLEST:
             found.append(Suggestion(title, why, gain, 1e3 * told.seconds, 1e3 * after_s, do, optional=True))
 
-    note(f"calls of {batch * _WIDER} rows")
+    notify(f"calls of {batch * _WIDER} rows")
     wide = model.explain(batch * _WIDER, steps).seconds / _WIDER
     add(
         f"A call has {batch} row{'s' if batch > 1 else ''}",
@@ -118,7 +118,7 @@ def _changes(
         "Give predict many rows at once; cellerate serve puts requests together that come at the same time.",
     )
     if model.precision == "float32" and native.why_unavailable() is None:
-        note("int8")
+        notify("int8")
         narrow = explain(Engine(model.cell.program, "int8"), "int8", batch, steps, None).seconds
         add(
             "Its matrices have 32 bits",
@@ -128,7 +128,7 @@ def _changes(
             "to a limit.",
         )
     if native.why_unavailable() is None and (threads := native.num_threads()) > 1:
-        note("one thread")
+        notify("one thread")
         native.set_num_threads(1)
         try:
             alone = model.explain(batch, steps).seconds

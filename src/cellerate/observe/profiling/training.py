@@ -39,7 +39,7 @@ def profile(
     changes: bool = True,
     seconds: float = 1.0,
     trace: str | Path | None = None,
-    note: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Profile:
     """Says where the time of a training goes, and what would shorten it most.
 
@@ -57,7 +57,7 @@ def profile(
         changes: Whether to try what would shorten it.
         seconds: About how long each measurement takes.
         trace: A folder for the backend's own trace, for TensorBoard and Perfetto; None keeps none.
-        note: Told what is done next.
+        notify: Called with what is done next.
 
     Returns:
         The profile; print it.
@@ -89,10 +89,10 @@ def profile(
         held.enter_context(unharmed(model))
         before_bytes = resident_memory_bytes()
         others = Others()
-        note("steps as they are")
+        notify("steps as they are")
         found, batches = _timed(model, feed, seconds)
         found.validation_s = _validation_s(model, validation_data, validation_batch_size or batch_size)
-        note("the same under the backend's profiler")
+        notify("the same under the backend's profiler")
         # Batches come from memory where that is faster, so that waiting for them is told by itself.
         waits = found.step_s - found.kept_s > _LEAST_STALL * found.step_s
         traced_feed = Feed(KeptBatches(batches), shuffle=False) if waits else feed
@@ -104,7 +104,7 @@ def profile(
         found.idle = traced.shares.idle_ns / traced.shares.window_ns
         peak, how = peak_flops(model)
         told = parts_of(traced, plain_s, found.step_s, peak)
-        tried, remarks = find_changes(model, batches, found, seconds, note) if changes else ([], [])
+        tried, remarks = find_changes(model, batches, found, seconds, notify) if changes else ([], [])
     environment, load = surroundings(others)
     products = sum(products_of(part) or 0 for part in traced.parts)
     step_ms = 1e3 * found.step_s

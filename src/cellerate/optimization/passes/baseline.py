@@ -54,7 +54,7 @@ class Baseline(OptimizerPass):
         """See `OptimizerPass.run`."""
         work, state, listener = context.workload, context.state, context.listener
         choices, policy = state.choices, policy_of(work.model)
-        listener.note("starting Keras in processes of its own")
+        listener.notify("starting Keras in processes of its own")
         way = TrainingWay("keras", policy, choices.batch_size, choices.length)
         context.processes.prepare(way)
         used = context.processes.keras()
@@ -64,9 +64,9 @@ class Baseline(OptimizerPass):
             raise training
         state.compile_s = training.compile_s
         state.explanation[:] = [tuple(row) for row in used.ask("explain")]
-        listener.note("using it as Keras does")
+        listener.notify("using it as Keras does")
         speeds = tuple(Speed(**one) for one in used.ask("use", files=[], seconds=_brief(context)))
-        listener.note("training it as Keras does")
+        listener.notify("training it as Keras does")
         step = _trained(context, training)
         choices.batch_size = step.batch_size
         state.training_steps[:] = [step]
@@ -129,7 +129,7 @@ def _judged(context: Context) -> tuple[Judged, Hardware | None]:
         The quality, and the speed of the model's largest layer here, which is measured between the two.
     """
     work, state, listener = context.workload, context.state, context.listener
-    listener.note("judging the model on held-out data")
+    listener.notify("judging the model on held-out data")
     used = context.processes.keras()
     there = Judged(**used.ask("judge", part="validation", brief=True))
     model, began = context.original(), time.perf_counter()

@@ -35,7 +35,7 @@ class Promise:
 
 def hold(context: Context, chosen: Candidate) -> Promise:
     """Judges the chosen model, the original and a control on the test part; the figures become part of the state."""
-    context.listener.note("judging it on the test part")
+    context.listener.notify("judging it on the test part")
     before = judge_on_test_part(context, context.before)
     control = _control_of(context, chosen)
     beside = None if control is None else judge_on_test_part(context, control)

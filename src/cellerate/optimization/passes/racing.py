@@ -72,13 +72,13 @@ def race_trainings(context: Context, name: str, ways: Sequence[TrainingWay]) -> 
     Returns:
         What each took, or why it cannot be timed.
     """
-    context.listener.note(f"getting {len(ways)} ways of training ready")
+    context.listener.notify(f"getting {len(ways)} ways of training ready")
     ready = context.processes.trainings(ways)
     if fresh := [one.compile_s for one in ready if isinstance(one, Training) and not one.raced]:
         # What the next will take; the first of all took what Keras took.
         context.state.compile_s = min(fresh)
     racing = [_Racing(one) for one in ready if isinstance(one, Training)]
-    context.listener.note(f"timing {len(ways)} ways of training in turns")
+    context.listener.notify(f"timing {len(ways)} ways of training in turns")
     slowest = max((one.training.step_s for one in racing if one.training.step_s < float("inf")), default=0.0)
     # The same for all, so that all read the same batches.
     steps = max(_LEAST_STEPS, min(_MOST_STEPS, int(TURN_S / max(slowest, 1e-6))))

@@ -101,7 +101,7 @@ class Quantize(OptimizerPass):
 
     def _rounded(self, context: Context, precision: str, steps: int) -> tuple[Candidate, CompressionRecord]:
         """Gives the model rounded to a precision, trained for so many steps if it loses too much without."""
-        context.listener.note(precision)
+        context.listener.notify(precision)
         model = context.original()
         rounded, record = quantize(
             model,
@@ -202,7 +202,7 @@ class Prune(OptimizerPass):
             return before, _in_words(before), []
         steps = further_steps(context, 1, later)
         control = context.control(steps, learning_rate=LEARNING_RATE)
-        context.listener.note(words)
+        context.listener.notify(words)
         pruned, record = prune(
             model,
             context.training_data(model),
@@ -256,7 +256,7 @@ class Distill(OptimizerPass):
             ("student", f"a student of {share} of the weights", 1.0),
             ("untaught", f"the same student of {share}, trained without a teacher", 0.0),
         ):
-            context.listener.note(title)
+            context.listener.notify(title)
             small, record = distill(
                 teacher,
                 student,

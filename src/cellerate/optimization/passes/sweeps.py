@@ -65,7 +65,7 @@ class BatchSize(OptimizerPass):
         with context.probe() as probe:
 
             def measure(size: int) -> TrainingStep:
-                context.listener.note(f"batches of {size}")
+                context.listener.notify(f"batches of {size}")
                 return training_step(
                     probe,
                     implementation=choices.implementation,
@@ -331,7 +331,7 @@ class SequenceLength(OptimizerPass):
             began = context.seconds_left()
             if began < least_left:
                 break
-            context.listener.note(f"rows of {length}")
+            context.listener.notify(f"rows of {length}")
             model = accelerate(reinitialized(work.model, seed=context.settings.seed))
             source = work.source(model, max(1, tokens // length), length)
             if not steps:

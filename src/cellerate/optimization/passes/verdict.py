@@ -95,7 +95,7 @@ def _time_in_turns(context: Context) -> Turns:
     with context.probe() as probe:
         probe.tell("open", files=files)
         judge_on_test_part(context, context.before)
-        context.listener.note(f"timing {len(packed) + 1} models in turns")
+        context.listener.notify(f"timing {len(packed) + 1} models in turns")
         until = time.perf_counter() + context.spare_s
         turns: dict[str, list[Speed]] = {one.id: [] for one in packed}
         original: list[list[Speed]] = []

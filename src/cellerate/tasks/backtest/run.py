@@ -149,7 +149,7 @@ def backtest(
     statistical: Sequence[str] = (),
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Backtest:
     """Judges a forecaster at a rolling origin: the last fold ends with the data, each forecasts `horizon` rows.
@@ -171,7 +171,7 @@ def backtest(
         levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
             those are too few, as the model keeps it; with `refit` on the validation part of each fold.
         progress: Called with how many folds are done, and of how many.
-        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        notify: Called with a sentence for each thing worth knowing of how the tables were read.
         options: In what the tables are read otherwise than in training, and how they are written, where that is not to
             be found out; listed below.
 
@@ -201,9 +201,9 @@ def backtest(
     forecaster = forecaster_of(opened)
     reading = record_of(ReadingOptions, options)
     series = forecaster.open(data, table=record_of(TableOptions, options), **reading.given)
-    if tell is not None:
+    if notify is not None:
         for note in series.notes:
-            tell(note)
+            notify(note)
     step = step or forecaster.settings.horizon
     windows, left_out = fold_windows(series, forecaster, folds, step)
     about = judging_of(forecaster, series)

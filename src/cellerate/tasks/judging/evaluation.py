@@ -35,7 +35,7 @@ class EvaluationOptions:
     table: TableOptions | None = None
     by_step: bool = False
     statistical: Sequence[str] = ()
-    tell: Callable[[str], None] | None = None
+    notify: Callable[[str], None] | None = None
 
     def check_unused(self) -> None:
         """Raises `ConfigError` if something is asked for that has no meaning for a model that is no forecaster."""
@@ -59,7 +59,7 @@ def evaluate_forecaster(
     table: TableOptions | None = None,
     by_step: bool = False,
     statistical: Sequence[str] = (),
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Judges a forecaster against the baselines, on every window of the data.
@@ -73,7 +73,7 @@ def evaluate_forecaster(
         table: How tables are written, where that is not to be found out.
         by_step: Whether to give the errors of each step ahead.
         statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima".
-        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        notify: Called with a sentence for each thing worth knowing of how the tables were read.
         progress: See `judge_windows`.
 
     Returns:
@@ -83,9 +83,9 @@ def evaluate_forecaster(
     """
     check_statistical(statistical)
     data = model.open(paths, table=table, **(reading.given if reading is not None else {}))
-    if tell is not None:
+    if notify is not None:
         for told in data.notes:
-            tell(told)
+            notify(told)
     judged = part_of(model, data, part)
     baselines = baselines_for(model, judged, statistical)
     steps = StepErrors(judging_of(model, data).deviations) if by_step else None

@@ -156,7 +156,7 @@ def train_on_series(
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
     table: TableOptions | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     began: float | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
@@ -174,7 +174,7 @@ def train_on_series(
         display: Shows the progress.
         reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
         table: How the tables are written, where that is not to be found out.
-        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        notify: Called with a sentence for each thing worth knowing of how the tables were read.
         began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
 
     Raises:
@@ -189,9 +189,9 @@ def train_on_series(
     if options.wide:
         options = dataclasses.replace(options, target=data.target_names)
     _check_packed(data, options)
-    if tell is not None:
+    if notify is not None:
         for told in data.notes:
-            tell(told)
+            notify(told)
     split = options.split(data)
     scaler = Scaler.fit(split.train)
     quantiles = tuple(architecture.quantile)
@@ -204,11 +204,11 @@ def train_on_series(
     covariates = covariates_of(data, split, options, scaler, by_id=by_id)
     check_series_model(network, data, options, quantiles, covariates)
     if (
-        tell is not None
+        notify is not None
         and count_windows(split.train, options)
         and (lost := lost_to_cuts(data, options.window, options.horizon))
     ):
-        tell(lost)
+        notify(lost)
     source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
     payload = {
         "options": _plain_options(options, data),
