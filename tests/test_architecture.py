@@ -1,6 +1,7 @@
 """The house rules, held by walking every import of every module; each is tried on a planted import first."""
 
 import ast
+import fnmatch
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -272,3 +273,36 @@ def test_class_name_has_one_meaning() -> None:
         "d": "class _Plan: ...",
     }
     assert classes_named_alike(planted) == {"Plan": ["a", "b"]}
+
+
+def paths_named(text: str) -> Iterable[str]:
+    """The paths that a page names in its code quotes, one for each alternative in braces."""
+    for quoted in re.findall(r"`([\w./{},<>*-]+)`", text):
+        head, *tail = re.split(r"\{([\w,]+)\}", quoted)
+        some = [head] if not tail else [head + one + tail[1] for one in tail[0].split(",")]
+        yield from (one for one in some if "/" in one or one.endswith((".h", ".cpp", ".py")))
+
+
+def missing_paths(text: str) -> list[str]:
+    """Those of the paths that no file and no folder of the project has, whole or as its end."""
+    root = SOURCE.parent
+    folders = (root / name for name in ("src", "csrc", "tests", "docs", "benchmarks"))
+    there = [f"/{path.relative_to(root)}" for folder in folders for path in (folder, *folder.rglob("*"))]
+    return [
+        name
+        for name in paths_named(text)
+        if not any(fnmatch.fnmatch(path, f"*/{name.rstrip('/')}") for path in there)
+    ]
+
+
+def test_page_of_the_architecture_names_what_is_there() -> None:
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text()
+    # A GRU's are to be written, and <name> is any.
+    assert [name for name in missing_paths(page) if "gru" not in name and "<" not in name] == []
+    rooms = {name for name in RANK if name != "cellerate"}
+    named = set(re.findall(r"`(\w+)/?`", page.partition("## The rooms")[2].partition("## Words")[0]))
+    assert rooms <= named
+    assert missing_paths("`kernels/nothing.py` and `simd/{scalar,none}.h`") == [
+        "kernels/nothing.py",
+        "simd/none.h",
+    ]
