@@ -35,7 +35,7 @@ def run(folder, name, model, source, validation, **settings):
     import keras
 
     from cellerate.data.windows.changed import ChangedBatches
-    from cellerate.training.loop import train
+    from cellerate.training.loop import TrainingRun, train
     from cellerate.training.parallel import apart
     from cellerate.training.settings import TrainingSettings
 
@@ -53,12 +53,14 @@ def run(folder, name, model, source, validation, **settings):
     result = train(
         model,
         LastRow(source),
-        output=folder / f"{name}.keras",
-        save=lambda trained, path: trained.save(path),
-        loss=keras.losses.MeanSquaredError(),
-        settings=TrainingSettings(**{**options, **settings}),
-        validation=LastRow(validation),
-        **extra,
+        TrainingRun(
+            output=folder / f"{name}.keras",
+            save=lambda trained, path: trained.save(path),
+            loss=keras.losses.MeanSquaredError(),
+            settings=TrainingSettings(**{**options, **settings}),
+            validation=LastRow(validation),
+            **extra,
+        ),
     )
     predicted = curve = None
     if result.here:

@@ -17,7 +17,7 @@ from cellerate.training.divergence import (
     remedy,
     why_not_better,
 )
-from cellerate.training.loop import train
+from cellerate.training.loop import TrainingRun, train
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.records import read_telemetry
@@ -31,12 +31,14 @@ def run(output, **settings):
     return train(
         build_text_model(7, embedding=4, units=6, seed=5),
         TextBatches(IDS[:1000], length=10, batch_size=8, seed=1),
-        output=output,
-        save=save_model,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01, "log_every": 1} | settings)),
-        validation=TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False),
-        ignorant=math.log(7),
+        TrainingRun(
+            output=output,
+            save=save_model,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01, "log_every": 1} | settings)),
+            validation=TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False),
+            ignorant=math.log(7),
+        ),
     )
 
 

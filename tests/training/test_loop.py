@@ -17,7 +17,7 @@ from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.training.callbacks import Conductor, Progress
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.loop import train
+from cellerate.training.loop import TrainingRun, train
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
@@ -42,15 +42,17 @@ def run(
     return train(
         model,
         source,
-        output=output,
-        save=save_model,
-        loss=LOSS,
-        settings=TrainingSettings(**({"epochs": 3, "learning_rate": 0.01, "log_every": 1} | settings)),
-        validation=validation,
-        display=display,
-        carry_states=carry,
-        sample=sample,
-        **options,
+        TrainingRun(
+            output=output,
+            save=save_model,
+            loss=LOSS,
+            settings=TrainingSettings(**({"epochs": 3, "learning_rate": 0.01, "log_every": 1} | settings)),
+            validation=validation,
+            display=display,
+            carry_states=carry,
+            sample=sample,
+            **options,
+        ),
     )
 
 
@@ -362,7 +364,9 @@ def test_train_of_a_single_step_knows_no_speed_and_begins_anew_unless_told(tmp_p
     assert len(source) == 1
     model = build_text_model(7, embedding=4, units=6, seed=5)
     settings = TrainingSettings(epochs=1)
-    result = train(model, source, output=tmp_path / "m.keras", save=save_model, loss=LOSS, settings=settings)
+    result = train(
+        model, source, TrainingRun(output=tmp_path / "m.keras", save=save_model, loss=LOSS, settings=settings)
+    )
     assert result.history[0]["items_per_s"] == 0.0
     assert result.here
 

@@ -14,7 +14,7 @@ from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.training import time_limits
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.loop import train
+from cellerate.training.loop import TrainingRun, train
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.display import Display
 from cellerate.training.time_limits import TimeLimits
@@ -48,15 +48,17 @@ def run(output, *, validation=None, carry=False, resume=False, limits=None, disp
     return train(
         build_text_model(7, embedding=4, units=6, seed=5),
         source,
-        output=output,
-        save=save_model,
-        loss=LOSS,
-        settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01} | settings)),
-        validation=validation or held_out(),
-        carry_states=carry,
-        resume=resume,
-        limits=limits,
-        display=display,
+        TrainingRun(
+            output=output,
+            save=save_model,
+            loss=LOSS,
+            settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01} | settings)),
+            validation=validation or held_out(),
+            carry_states=carry,
+            resume=resume,
+            limits=limits,
+            display=display,
+        ),
     )
 
 

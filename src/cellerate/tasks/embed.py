@@ -18,7 +18,7 @@ from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.embedding import line_settings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
-from cellerate.training.loop import TrainingResult, train
+from cellerate.training.loop import TrainingResult, TrainingRun, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
@@ -148,26 +148,28 @@ def train_on_lines(
     result = train(
         network,
         source,
-        output=output,
-        save=lambda trained, path: save_model(trained, path, TaskRecord("embed", payload)),
-        loss=line_loss(),
-        metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
-        settings=training,
-        validation=validation,
-        identity=built
-        | common
-        | {
-            "batch_size": data.batch_size,
-            "validation_fraction": data.validation_fraction,
-            "lines": len(lines),
-        },
-        resume=resume,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        display=display,
-        bits="bits/character",
-        limits=limits,
-        ignorant=math.log(vocabulary.size),
+        TrainingRun(
+            output=output,
+            save=lambda trained, path: save_model(trained, path, TaskRecord("embed", payload)),
+            loss=line_loss(),
+            metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
+            settings=training,
+            validation=validation,
+            identity=built
+            | common
+            | {
+                "batch_size": data.batch_size,
+                "validation_fraction": data.validation_fraction,
+                "lines": len(lines),
+            },
+            resume=resume,
+            overwrite=overwrite,
+            callbacks=callbacks,
+            display=display,
+            bits="bits/character",
+            limits=limits,
+            ignorant=math.log(vocabulary.size),
+        ),
     )
     evaluation = None
     if held_out and result.here and result.status != "interrupted":

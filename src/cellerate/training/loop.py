@@ -80,36 +80,11 @@ class TrainingResult:
     first_loss: float | None = None
 
 
-def train(
-    model: keras.Model,
-    source: BatchSource,
-    *,
-    output: str | Path,
-    save: Callable[[keras.Model, Path], None],
-    loss: Any,
-    settings: TrainingSettings,
-    metrics: Sequence[Any] = (),
-    validation: BatchSource | None = None,
-    begin: Begin | None = None,
-    identity: Mapping[str, Any] | None = None,
-    carry_states: bool = False,
-    resume: bool = False,
-    overwrite: bool = False,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    display: Display | None = None,
-    bits: str | None = None,
-    sample: Callable[[keras.Model], Sample] | None = None,
-    sample_every: int | None = None,
-    limits: TimeLimits | None = None,
-    ignorant: float | None = None,
-) -> TrainingResult:
-    """Trains `model` on `source`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """A run of training: what a model is trained for and how.
 
-    Args:
-        model: Any built Keras model. It stays uncompiled: the optimizer belongs to the run, so a saved model
-            is small and loads as plain Keras. It is trained in place, except in mixed precision, which trains
-            a copy (see `TrainingResult.model`).
-        source: The training batches; their order is part of the run.
+    Attributes:
         output: A `.keras` path for the best model; the run folder lies beside it.
         save: Writes the model it is given to a path; called at each improvement.
         loss: A Keras loss.
@@ -133,6 +108,30 @@ def train(
         limits: The time limits, which began earlier than this call; None makes them of the settings.
         ignorant: The loss of a model that knows nothing, such as one that finds all characters equally likely. An
             epoch far above it, and above the first step, is one that diverged.
+    """
+
+    output: str | Path
+    save: Callable[[keras.Model, Path], None]
+    loss: Any
+    settings: TrainingSettings
+    metrics: Sequence[Any] = ()
+    validation: BatchSource | None = None
+    begin: Begin | None = None
+    identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    carry_states: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    display: Display | None = None
+    bits: str | None = None
+    sample: Callable[[keras.Model], Sample] | None = None
+    sample_every: int | None = None
+    limits: TimeLimits | None = None
+    ignorant: float | None = None
+
+
+def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> TrainingResult:
+    """Trains `model` on `source`.
 
     Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
@@ -140,6 +139,13 @@ def train(
     Several processes that have joined a group (`distributed.group`, torchrun) train together: each is called with the
     same arguments, computes its rows of every batch, and returns. The curve is that of one process. The first process
     writes the files.
+
+    Args:
+        model: Any built Keras model. It stays uncompiled: the optimizer belongs to the run, so a saved model
+            is small and loads as plain Keras. It is trained in place, except in mixed precision, which trains
+            a copy (see `TrainingResult.model`).
+        source: The training batches; their order is part of the run.
+        run: What it is trained for and how.
 
     Returns:
         The result. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status is
@@ -151,151 +157,209 @@ def train(
         OutputError: A file could not be written.
         TrainingError: The loss is no longer a finite number, or far above that of the first step.
     """
-    output = Path(output)
-    limits = limits or TimeLimits.of(settings)
-    check_trackers(settings.track)
-    own_callbacks = check_callbacks(callbacks)
-    processes = Processes()
-    processes.check(model, carry_states=carry_states)
-    display = display if display is not None and processes.first else Display()
-    with contextlib.ExitStack() as held:
-        held.enter_context(own_run(output, resume=resume, overwrite=overwrite, first=processes.first))
+    training = _Training(model, source, run)
+    first = training.processes.first
+    with own_run(training.output, resume=run.resume, overwrite=run.overwrite, first=first):
         keep_freed_memory()
-        folder = run_folder(output)
-        identity = {
-            **settings.curve_settings(),
-            **(identity or {}),
+        training.begin_or_resume()
+        training.accelerate()
+        with contextlib.ExitStack() as fixing:
+            fixing.enter_context(layers_held(training.model, training.progress.fixed, fixed=True))
+            training.compile()
+            conductor = training.conduct()
+            status = training.fit(conductor)
+        return training.result(status)
+
+
+class _Training:
+    """A model in training, step by step; each step has what the steps before have found.
+
+    Attributes:
+        model: The model, in the precision of the run.
+        processes: Those that train together.
+        progress: The counts and records of the run.
+    """
+
+    def __init__(self, model: keras.Model, source: BatchSource, run: TrainingRun) -> None:
+        self.model, self._source, self._run = model, source, run
+        self.output = Path(run.output)
+        self._folder = run_folder(self.output)
+        self._limits = run.limits or TimeLimits.of(run.settings)
+        check_trackers(run.settings.track)
+        self._own_callbacks = check_callbacks(run.callbacks)
+        self.processes = Processes()
+        self.processes.check(model, carry_states=run.carry_states)
+        self._display = run.display if run.display is not None and self.processes.first else Display()
+        self._checkpoints = CheckpointFolder(self._folder, run.settings.keep_checkpoints)
+        # How the model of a new run began, where it did not begin at random.
+        self._beginning = ""
+
+    def begin_or_resume(self) -> None:
+        """Finds the checkpoint of a run that is to go on; for a new one, the model's beginning and its precision."""
+        run = self._run
+        self._identity = {
+            **run.settings.curve_settings(),
+            **run.identity,
             "backend": keras.config.backend(),
-            "carry_states": carry_states,
-            "training data": source.fingerprint(),
-            "validation data": validation.fingerprint() if validation is not None else None,
-            "model": architecture_of(model),
+            "carry_states": run.carry_states,
+            "training data": self._source.fingerprint(),
+            "validation data": run.validation.fingerprint() if run.validation is not None else None,
+            "model": architecture_of(self.model),
         }
-        checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
-        checkpoint = checkpoint_to_resume(checkpoints, identity, settings, display) if resume else None
-        processes.check_same(identity, checkpoint.position if checkpoint is not None else None)
-        progress = progress_of(checkpoint)
-        progress.finished = ""
-        told = ""
-        if checkpoint is None:
-            told = begun(begin, model, progress, processes)
-            progress.precision = precision_for(
-                model, source, loss=loss, settings=settings, display=display, processes=processes
+        self._checkpoint: Checkpoint | None = None
+        if run.resume:
+            self._checkpoint = checkpoint_to_resume(
+                self._checkpoints, self._identity, run.settings, self._display
             )
-        if progress.precision != "float32":
-            model = with_dtype_policy(model, progress.precision)
-        accelerate(model, settings.implementation, sum_embedding_gradients=True)
-        kernels = kernels_used(model, progress.precision)
-        display.message(kernels + told)
-        fixing = held.enter_context(contextlib.ExitStack())
-        fixing.enter_context(layers_held(model, progress.fixed, fixed=True))
+        resumed = self._checkpoint
+        self.processes.check_same(self._identity, resumed.position if resumed is not None else None)
+        self.progress = progress_of(resumed)
+        self.progress.finished = ""
+        if resumed is None:
+            self._beginning = begun(run.begin, self.model, self.progress, self.processes)
+            self.progress.precision = precision_for(
+                self.model,
+                self._source,
+                loss=run.loss,
+                settings=run.settings,
+                display=self._display,
+                processes=self.processes,
+            )
 
-        states = carried_states(model, source.batch_size) if carry_states else None
+    def accelerate(self) -> None:
+        """Takes the model to the precision of the run and onto Cellerate's kernels, and says which these are."""
+        precision = self.progress.precision
+        if precision != "float32":
+            self.model = with_dtype_policy(self.model, precision)
+        accelerate(self.model, self._run.settings.implementation, sum_embedding_gradients=True)
+        self._kernels = kernels_used(self.model, precision)
+        self._display.message(self._kernels + self._beginning)
+
+    def compile(self) -> None:
+        """Compiles what `fit` trains, as the checkpoint left it if there is one, and chooses what judges it."""
+        run, source = self._run, self._source
+        self._states = carried_states(self.model, source.batch_size) if run.carry_states else None
         # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
-        trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
+        name = f"{self.model.name}_trainer"
+        self._trainer = self._states.model if self._states else same_layers(self.model, name)
         compiled = functools.partial(
-            trainer.compile,
-            loss=processes.loss(loss),
-            weighted_metrics=list(metrics),
-            jit_compile=settings.jit_compile,
+            self._trainer.compile,
+            loss=self.processes.loss(run.loss),
+            weighted_metrics=list(run.metrics),
+            jit_compile=run.settings.jit_compile,
         )
-        optimizer = build_optimizer(settings, len(source), progress.precision)
-        norms = GradientNorm(optimizer)
+        optimizer = build_optimizer(run.settings, len(source), self.progress.precision)
+        self._norms = GradientNorm(optimizer)
         compiled(optimizer)
-        held_out, judged = judged_part(
-            trainer,
-            validation,
-            limits,
-            progress,
-            processes,
-            new=checkpoint is None and not is_probe(),
-            in_order=carry_states,
+        self._held_out, self._judged = judged_part(
+            self._trainer,
+            run.validation,
+            self._limits,
+            self.progress,
+            self.processes,
+            new=self._checkpoint is None and not is_probe(),
+            in_order=run.carry_states,
         )
-        stretched = next((one for one in metrics if isinstance(one, ErrorByStretch)), None)
-        if stretched is not None and judged is not None and held_out is not None:
+        self._stretched = next((one for one in run.metrics if isinstance(one, ErrorByStretch)), None)
+        if self._stretched is not None and self._judged is not None and self._held_out is not None:
             # What was compiled to measure the time knows another number of batches.
-            stretched.batches = len(held_out)
+            self._stretched.batches = len(self._held_out)
             compiled(optimizer)
-        if checkpoint is not None:
-            restore(trainer, checkpoint)
-        processes.replicate(trainer)
+        if self._checkpoint is not None:
+            restore(self._trainer, self._checkpoint)
+        self.processes.replicate(self._trainer)
         if is_probe():
-            end_probe(trainer, source, loss, settings, progress.precision, processes)
-        made_of = {**dataclasses.asdict(settings), **identity, "precision": progress.precision}
-        shown = None if sample is None else functools.partial(sample, model)
-        telemetry = Telemetry(
-            display,
-            folder,
-            settings.track,
+            end_probe(self._trainer, source, run.loss, run.settings, self.progress.precision, self.processes)
+
+    def conduct(self) -> Conductor:
+        """What watches the run: telemetry, and the callback that saves, judges and stops."""
+        run, progress = self._run, self.progress
+        made_of = {**dataclasses.asdict(run.settings), **self._identity, "precision": progress.precision}
+        self._telemetry = Telemetry(
+            self._display,
+            self._folder,
+            run.settings.track,
             made_of,
-            resumed=checkpoint is not None,
-            sample=shown,
-            show_samples=sample_every is not None,
+            resumed=self._checkpoint is not None,
+            sample=None if run.sample is None else functools.partial(run.sample, self.model),
+            show_samples=run.sample_every is not None,
         )
-        display = telemetry if processes.first else Display()
-        monitor = "loss" if held_out is None else "val_loss"
-
-        def save_best() -> None:
-            with layers_held(model, progress.fixed, fixed=False):
-                save(model, output)
-
-        conductor = Conductor(
-            settings=settings,
+        self._display = self._telemetry if self.processes.first else Display()
+        self._monitor = "loss" if self._held_out is None else "val_loss"
+        return Conductor(
+            settings=run.settings,
             progress=progress,
-            steps_per_epoch=len(source),
-            items_per_step=source.items_per_batch,
-            monitor=monitor,
-            display=display,
-            sample_every=sample_every,
-            write_checkpoint=checkpoints.save,
-            write_best=save_best,
-            write_history=lambda: write_history(folder, progress.history, progress.curve),
-            begin_states=states.reset if states else lambda: None,
-            identity=dict(identity),
-            processes=processes,
-            judge_first=held_out if told else None,
-            stretched=stretched,
-            ends=limits.training_ends(progress.judging_s),
-            norms=norms,
-            ignorant=ignorant,
+            steps_per_epoch=len(self._source),
+            items_per_step=self._source.items_per_batch,
+            monitor=self._monitor,
+            display=self._display,
+            sample_every=run.sample_every,
+            write_checkpoint=self._checkpoints.save,
+            write_best=self._save_best,
+            write_history=lambda: write_history(self._folder, progress.history, progress.curve),
+            begin_states=self._states.reset if self._states else lambda: None,
+            identity=dict(self._identity),
+            processes=self.processes,
+            judge_first=self._held_out if self._beginning else None,
+            stretched=self._stretched,
+            ends=self._limits.training_ends(progress.judging_s),
+            norms=self._norms,
+            ignorant=run.ignorant,
         )
-        watching: list[keras.callbacks.Callback] = []
+
+    def _save_best(self) -> None:
+        with layers_held(self.model, self.progress.fixed, fixed=False):
+            self._run.save(self.model, self.output)
+
+    def _watching(self) -> list[keras.callbacks.Callback]:
+        """The callbacks of Keras that the settings ask for."""
+        settings, found = self._run.settings, []
         if settings.patience is not None:
-            watching.append(EarlyStopping(progress, monitor=monitor, mode="min", patience=settings.patience))
+            found.append(
+                EarlyStopping(self.progress, monitor=self._monitor, mode="min", patience=settings.patience)
+            )
         if settings.plateau_patience is not None:
-            watching.append(
+            found.append(
                 ReduceLROnPlateau(
-                    progress,
-                    monitor=monitor,
+                    self.progress,
+                    monitor=self._monitor,
                     mode="min",
                     patience=settings.plateau_patience,
                     factor=settings.plateau_factor,
                 )
             )
-        most_s = limits.training_s(settings, progress.judging_s)
-        plan = RunPlan(settings.epochs, len(source), source.items_per_batch, source.item, bits, most_s)
-        with contextlib.ExitStack() as telling:
-            if processes.first:
-                remove_unfinished(folder)
-                remove_unfinished(output)
-                telling.enter_context(telemetry)
+        return found
+
+    def fit(self, conductor: Conductor) -> Status:
+        """Trains to the end or until something stops it, and says which."""
+        run, source, display = self._run, self._source, self._display
+        most_s = self._limits.training_s(run.settings, self.progress.judging_s)
+        plan = RunPlan(
+            run.settings.epochs, len(source), source.items_per_batch, source.item, run.bits, most_s
+        )
+        with contextlib.ExitStack() as watched:
+            if self.processes.first:
+                remove_unfinished(self._folder)
+                remove_unfinished(self.output)
+                watched.enter_context(self._telemetry)
             display.start(plan)
-            for said in limits.sentences(judged, source.item):
-                display.message(said)
+            for sentence in self._limits.sentences(self._judged, source.item):
+                display.message(sentence)
+            stopped_early = False
             try:
                 with stop_signals(conductor, display):
                     stopped_early = _fit_parts(
-                        trainer,
-                        processes.share(source),
-                        held_out,
-                        settings.epochs,
-                        own_callbacks,
-                        watching,
+                        self._trainer,
+                        self.processes.share(source),
+                        self._held_out,
+                        run.settings.epochs,
+                        self._own_callbacks,
+                        self._watching(),
                         conductor,
-                        checkpoint,
+                        self._checkpoint,
                     )
             except Interrupted:
-                stopped_early = False
+                pass
             finally:
                 display.stop()
             status: Status = "finished"
@@ -306,29 +370,38 @@ def train(
             elif stopped_early:
                 status = "stopped early"
             if status in ("finished", "stopped early"):
-                progress.finished = status
+                self.progress.finished = status
                 conductor.save()
-            telemetry.status = status
-        fixing.close()
+            self._telemetry.status = status
+        return status
+
+    def result(self, status: Status) -> TrainingResult:
+        """What came of it, with the best model in the first process."""
+        progress = self.progress
         # What the first has written, all may read from here on.
-        processes.wait()
-        model = processes.own(model, settings.implementation)
+        self.processes.wait()
+        model = self.processes.own(self.model, self._run.settings.implementation)
         best_is_last = progress.best_epoch == len(progress.history)
-        if processes.first and status != "interrupted" and progress.best is not None and not best_is_last:
-            model.load_weights(output)
+        if (
+            self.processes.first
+            and status != "interrupted"
+            and progress.best is not None
+            and not best_is_last
+        ):
+            model.load_weights(self.output)
         return TrainingResult(
             model=model,
             status=status,
-            output=output,
-            folder=folder,
+            output=self.output,
+            folder=self._folder,
             history=tuple(progress.history),
             best_epoch=progress.best_epoch,
             best=progress.best,
             seconds=progress.seconds,
             precision=progress.precision,
-            kernels=kernels,
-            here=processes.first,
-            judged=judged,
+            kernels=self._kernels,
+            here=self.processes.first,
+            judged=self._judged,
             first_loss=progress.first_loss,
         )
 

@@ -20,7 +20,7 @@ from cellerate.tasks.series import (
     series_metrics,
     series_sources,
 )
-from cellerate.training.loop import train
+from cellerate.training.loop import TrainingRun, train
 from cellerate.training.settings import TrainingSettings
 
 
@@ -89,13 +89,15 @@ class Refit:
             result = train(
                 network,
                 source,
-                output=Path(folder, "fold.keras"),
-                save=lambda trained, path: save_model(trained, path, record),
-                loss=series_loss(options.loss, settings.quantiles),
-                metrics=series_metrics(settings.quantiles, validation),
-                settings=self._settings,
-                begin=start,
-                validation=validation,
+                TrainingRun(
+                    output=Path(folder, "fold.keras"),
+                    save=lambda trained, path: save_model(trained, path, record),
+                    loss=series_loss(options.loss, settings.quantiles),
+                    metrics=series_metrics(settings.quantiles, validation),
+                    settings=self._settings,
+                    begin=start,
+                    validation=validation,
+                ),
             )
         if result.status == "interrupted":
             # Half trained, it would be judged, and the next fold would go on.

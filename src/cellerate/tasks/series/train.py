@@ -42,7 +42,7 @@ from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
 from cellerate.tasks.series.network import build_network, covariates_of, identity_of, series_of
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.divergence import made_worse, reference_loss, why_not_better
-from cellerate.training.loop import TrainingResult, train
+from cellerate.training.loop import TrainingResult, TrainingRun, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
@@ -225,26 +225,28 @@ def train_on_series(
     result = train(
         network,
         source,
-        output=output,
-        begin=start,
-        save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
-        loss=series_loss(options.loss, quantiles),
-        metrics=series_metrics(quantiles, validation),
-        settings=training,
-        validation=validation,
-        identity={
-            **({} if model is not None else identity_of(architecture)),
-            "window": options.window,
-            "horizon": options.horizon,
-            "batch_size": options.batch_size,
-            "loss": f"{options.loss} {quantiles}",
-        },
-        resume=resume,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        display=display,
-        limits=limits,
-        ignorant=_IGNORANT,
+        TrainingRun(
+            output=output,
+            begin=start,
+            save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
+            loss=series_loss(options.loss, quantiles),
+            metrics=series_metrics(quantiles, validation),
+            settings=training,
+            validation=validation,
+            identity={
+                **({} if model is not None else identity_of(architecture)),
+                "window": options.window,
+                "horizon": options.horizon,
+                "batch_size": options.batch_size,
+                "loss": f"{options.loss} {quantiles}",
+            },
+            resume=resume,
+            overwrite=overwrite,
+            callbacks=callbacks,
+            display=display,
+            limits=limits,
+            ignorant=_IGNORANT,
+        ),
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()

@@ -40,7 +40,7 @@ from cellerate.tasks.text.batches import (
 )
 from cellerate.tasks.text.split import count_split, counting_verdict
 from cellerate.training.divergence import reference_loss, why_not_better
-from cellerate.training.loop import TrainingResult, train
+from cellerate.training.loop import TrainingResult, TrainingRun, train
 from cellerate.training.parallel import Processes, apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
@@ -231,25 +231,30 @@ def train_on_text(
     result = train(
         model,
         source,
-        output=output,
-        save=lambda trained, path: save_model(trained, path, TaskRecord("text", payload)),
-        loss=text_loss(model),
-        settings=training,
-        validation=validation,
-        # By these a message can say what differs from the run that is to go on.
-        identity=built
-        | {name: getattr(data, name) for name in ("length", "batch_size", "validation_fraction", *READ_AS)}
-        | {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters},
-        carry_states=data.carry_states,
-        resume=resume,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        display=display,
-        bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
-        sample=sample,
-        sample_every=sample_every,
-        limits=limits,
-        ignorant=ignorant,
+        TrainingRun(
+            output=output,
+            save=lambda trained, path: save_model(trained, path, TaskRecord("text", payload)),
+            loss=text_loss(model),
+            settings=training,
+            validation=validation,
+            # By these a message can say what differs from the run that is to go on.
+            identity=built
+            | {
+                name: getattr(data, name)
+                for name in ("length", "batch_size", "validation_fraction", *READ_AS)
+            }
+            | {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters},
+            carry_states=data.carry_states,
+            resume=resume,
+            overwrite=overwrite,
+            callbacks=callbacks,
+            display=display,
+            bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
+            sample=sample,
+            sample_every=sample_every,
+            limits=limits,
+            ignorant=ignorant,
+        ),
     )
     evaluation = None
     if validation is not None and result.here and result.status != "interrupted":
