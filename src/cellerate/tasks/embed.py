@@ -120,19 +120,8 @@ def train_on_lines(
     else:
         network, vocabulary = model, LineVocabulary.from_lines(lines)
     train_lines, held_out = split_lines(lines, data.validation_fraction, training.seed)
-    common: dict[str, Any] = {"max_length": data.max_length, "padding": data.padding}
-    source = LineBatches(
-        train_lines,
-        vocabulary,
-        batch_size=min(data.batch_size, len(train_lines)),
-        seed=training.seed,
-        **common,
-    )
-    validation = (
-        LineBatches(held_out, vocabulary, batch_size=min(data.batch_size, len(held_out)), **common)
-        if held_out
-        else None
-    )
+    source = _batches(train_lines, vocabulary, data, training.seed)
+    validation = _batches(held_out, vocabulary, data) if held_out else None
     built = {} if network is not None else dataclasses.asdict(architecture or AutoencoderArchitecture())
     if network is None:
         network = build_autoencoder(vocabulary.size, **built, seed=training.seed)
@@ -156,8 +145,9 @@ def train_on_lines(
             settings=training,
             validation=validation,
             identity=built
-            | common
             | {
+                "max_length": data.max_length,
+                "padding": data.padding,
                 "batch_size": data.batch_size,
                 "validation_fraction": data.validation_fraction,
                 "lines": len(lines),
@@ -179,6 +169,20 @@ def train_on_lines(
                 trained, held_out, batch_size=data.batch_size, seconds=limits.pass_s()
             )
     return EmbedRun(result, evaluation, source.truncated)
+
+
+def _batches(
+    lines: Sequence[str], vocabulary: LineVocabulary, data: LineOptions, seed: int | None = None
+) -> LineBatches:
+    """The batches of a part of the lines, shuffled if there is a seed."""
+    return LineBatches(
+        lines,
+        vocabulary,
+        batch_size=min(data.batch_size, len(lines)),
+        seed=seed,
+        max_length=data.max_length,
+        padding=data.padding,
+    )
 
 
 def embed_lines(

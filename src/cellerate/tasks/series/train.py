@@ -219,27 +219,19 @@ def train_on_series(
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
         **({} if covariates.plain else {"covariates": covariates.to_config()}),
     }
-    start = None
-    if model is None and has_linear_map(network):
-        start = LinearStart(split.train, options, quantiles, scaler, covariates)
+    is_linear = model is None and has_linear_map(network)
     result = train(
         network,
         source,
         TrainingRun(
             output=output,
-            begin=start,
+            begin=LinearStart(split.train, options, quantiles, scaler, covariates) if is_linear else None,
             save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
             loss=series_loss(options.loss, quantiles),
             metrics=series_metrics(quantiles, validation),
             settings=training,
             validation=validation,
-            identity={
-                **({} if model is not None else identity_of(architecture)),
-                "window": options.window,
-                "horizon": options.horizon,
-                "batch_size": options.batch_size,
-                "loss": f"{options.loss} {quantiles}",
-            },
+            identity=({} if model is not None else identity_of(architecture)) | _identity(options, quantiles),
             resume=resume,
             overwrite=overwrite,
             callbacks=callbacks,
@@ -248,28 +240,44 @@ def train_on_series(
             ignorant=_IGNORANT,
         ),
     )
-    test: dict[str, Any] | None = None
-    examples: tuple[Example, ...] = ()
     trained = SeriesModel(result.model, scaler, options, quantiles, payload, covariates)
-    calibrated = None
-    if result.here and result.status != "interrupted":
-        with apart():
-            calibrated = calibrate(trained.forecaster, split, result.judged and result.judged.items)
+    return _judged(result, trained, split, training, limits)
+
+
+def _identity(options: SeriesOptions, quantiles: Sequence[float]) -> dict[str, Any]:
+    """What a resumed run must have in common, beside the model's architecture."""
+    names = ("window", "horizon", "batch_size")
+    return {name: getattr(options, name) for name in names} | {"loss": f"{options.loss} {quantiles}"}
+
+
+def _judged(
+    result: TrainingResult,
+    trained: SeriesModel,
+    split: SeriesSplit,
+    training: TrainingSettings,
+    limits: TimeLimits,
+) -> SeriesRun:
+    """A training with its calibration, which the model file then keeps, and its figures on the test part."""
+    options, payload = trained.options, trained.record
+    if not result.here or result.status == "interrupted":
+        return SeriesRun(result, None, ())
+    with apart():
+        calibrated = calibrate(trained.forecaster, split, result.judged and result.judged.items)
+    if calibrated is not None:
+        payload["calibration"] = calibrated[0].to_config()
+        trained = dataclasses.replace(trained, calibration=calibrated[0])
+        save_model(result.model, result.output, TaskRecord("series", payload))
+    if not count_windows(split.test, options):
+        return SeriesRun(result, None, ())
+    with apart():
+        test = _tested(trained.forecaster, split, limits)
+        reference = reference_loss(result.first_loss, _IGNORANT)
+        if not test["verdict"]["beats_baselines"] and made_worse(result.history, reference):
+            test["verdict"]["sentence"] += f" {why_not_better(result.history, reference, training)}"
         if calibrated is not None:
-            payload["calibration"] = calibrated[0].to_config()
-            trained = dataclasses.replace(trained, calibration=calibrated[0])
-            save_model(result.model, output, TaskRecord("series", payload))
-    if count_windows(split.test, options) and result.here and result.status != "interrupted":
-        with apart():
-            test = _tested(trained.forecaster, split, limits)
-            reference = reference_loss(result.first_loss, _IGNORANT)
-            if not test["verdict"]["beats_baselines"] and made_worse(result.history, reference):
-                test["verdict"]["sentence"] += f" {why_not_better(result.history, reference, training)}"
-            if calibrated is not None:
-                most = test["windows"] if "sampled_from" in test else None
-                test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)
-            examples = _examples(trained, split.test)
-    return SeriesRun(result, test, examples)
+            most = test["windows"] if "sampled_from" in test else None
+            test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)
+        return SeriesRun(result, test, _examples(trained, split.test))
 
 
 def _tested(model: SeriesForecaster, split: SeriesSplit, limits: TimeLimits) -> dict[str, Any]:

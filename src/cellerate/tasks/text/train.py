@@ -175,25 +175,8 @@ def train_on_text(
     check_start(output, resume=resume, overwrite=overwrite, track=training.track)
     tokenizer: Tokenizer | None = None
     if isinstance(model, str | Path):
-        model, record = load_model(model)
-        if record is not None and record.task != "text":
-            raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
-        tokenizer = _tokenizer(record) if record else None
-        if tokenizer is not None and data.tokenizer not in ("characters", tokenizer.kind):
-            raise ConfigError(
-                f"tokenizer is {data.tokenizer!r}, but the model to go on with keeps its own ({tokenizer.kind}): "
-                "leave tokenizer out."
-            )
-    text = _open(data, tokenizer, reading)
-    if data.field is not None and not text.records:
-        raise ConfigError(
-            f"field is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave field out."
-        )
-    if text.tokenizer.vocabulary_size < 2:
-        raise DataError(
-            f"the text has one distinct {text.tokenizer.unit.removesuffix('s')} only, so there is nothing to predict. "
-            "Give a text of at least two."
-        )
+        model, tokenizer = _model_to_go_on_with(model, data)
+    text = _open_to_learn(data, tokenizer, reading)
     _tell_licence(text, data, display)
     head, tail = text.split(data.validation_fraction)
     built = {} if model is not None else dataclasses.asdict(architecture or TextArchitecture())
@@ -207,25 +190,12 @@ def train_on_text(
     split = count_split(text.tokenizer, head, tail, asked=data.validation_fraction > 0)
     for remark in split.remarks():
         display.message(remark)
-    if prompt is not None:
-        # Raises if it has a character that the model will never see.
-        text.tokenizer.encode_prompt(prompt)
     sample = _sampler(model, text.tokenizer, tail if len(tail) else head, prompt)
     if sample is None and sample_every is not None:
         raise ConfigError(
             "sample_every needs a model that the native engine can run: leave it out for this one."
         )
-    payload: dict[str, Any] = {
-        "tokenizer": text.tokenizer.to_config(),
-        "length": data.length,
-        "batch_size": data.batch_size,
-        "validation_fraction": data.validation_fraction,
-        "include": list(data.include),
-        "exclude": list(data.exclude),
-        **{name: getattr(data, name) for name in READ_AS},
-        "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
-        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
-    }
+    payload = _payload(text, data, training)
     on_ready(TextModel(model, text.tokenizer, payload))
     ignorant = math.log(text.tokenizer.vocabulary_size)
     result = train(
@@ -237,13 +207,7 @@ def train_on_text(
             loss=text_loss(model),
             settings=training,
             validation=validation,
-            # By these a message can say what differs from the run that is to go on.
-            identity=built
-            | {
-                name: getattr(data, name)
-                for name in ("length", "batch_size", "validation_fraction", *READ_AS)
-            }
-            | {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters},
+            identity=built | _identity(text, data),
             carry_states=data.carry_states,
             resume=resume,
             overwrite=overwrite,
@@ -269,6 +233,59 @@ def train_on_text(
             why_not_better(result.history, reference_loss(result.first_loss, ignorant), training),
         )
     return TextRun(result, text.tokenizer, evaluation)
+
+
+def _model_to_go_on_with(path: str | Path, data: TextOptions) -> tuple[keras.Model, Tokenizer | None]:
+    """A model that was trained before, and its tokenizer if it keeps one."""
+    model, record = load_model(path)
+    if record is not None and record.task != "text":
+        raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
+    tokenizer = _tokenizer(record) if record else None
+    if tokenizer is not None and data.tokenizer not in ("characters", tokenizer.kind):
+        raise ConfigError(
+            f"tokenizer is {data.tokenizer!r}, but the model to go on with keeps its own ({tokenizer.kind}): "
+            "leave tokenizer out."
+        )
+    return model, tokenizer
+
+
+def _open_to_learn(
+    data: TextOptions, tokenizer: Tokenizer | None, reading: Callable[[int, int], None] | None
+) -> EncodedText:
+    """The text of a training. Raises `ConfigError` or `DataError` where there is nothing to learn from it."""
+    text = _open(data, tokenizer, reading)
+    if data.field is not None and not text.records:
+        raise ConfigError(
+            f"field is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave field out."
+        )
+    if text.tokenizer.vocabulary_size < 2:
+        raise DataError(
+            f"the text has one distinct {text.tokenizer.unit.removesuffix('s')} only, so there is nothing to predict. "
+            "Give a text of at least two."
+        )
+    return text
+
+
+def _identity(text: EncodedText, data: TextOptions) -> dict[str, Any]:
+    """What a resumed run must have in common, by names with which a message can say what differs."""
+    names = ("length", "batch_size", "validation_fraction", *READ_AS)
+    own = {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters}
+    return {name: getattr(data, name) for name in names} | own
+
+
+def _payload(text: EncodedText, data: TextOptions, training: TrainingSettings) -> dict[str, Any]:
+    """The facts about its text that a saved model keeps."""
+    return {
+        "tokenizer": text.tokenizer.to_config(),
+        "length": data.length,
+        "batch_size": data.batch_size,
+        "validation_fraction": data.validation_fraction,
+        "include": list(data.include),
+        "exclude": list(data.exclude),
+        **{name: getattr(data, name) for name in READ_AS},
+        "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
+        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
+    }
 
 
 def evaluate_text(
@@ -337,6 +354,9 @@ def _sampler(
 
     None if the native engine does not run the model.
     """
+    if prompt is not None:
+        # Raises if it has a character that the model will never see.
+        tokenizer.encode_prompt(prompt)
     given = tokenizer.decode(ids[:_PROMPT]) if prompt is None else prompt
 
     def sample(trained: keras.Model) -> Sample:
