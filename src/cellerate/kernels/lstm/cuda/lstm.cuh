@@ -29,8 +29,8 @@ enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 //   wide: whether four warps make a product together, which then reads h from shared memory; only forward.
 //   through_memory: whether blocks send h through global memory; only forward.
 template <class Number_, int units, int block_units, int rows, Activation activation,
-          Activation recurrent_activation, bool masked, bool dropped, int turns, bool wide, bool through_memory,
-          class Tiers_>
+          Activation recurrent_activation, bool masked, bool dropped, int turns, bool wide,
+          bool through_memory, class Tiers_>
 struct Plan {
   using Number = Number_;
   using Tiers = Tiers_;
@@ -139,8 +139,8 @@ CELLERATE_DEVICE void send_through_memory(const Place<P>& here, void* to, const 
   order_before_copies_of_warp();
   sync_warp();
   if (here.lane == 0) {
-    copy_from_memory_to_blocks(P::kBlocks, static_cast<Words*>(to) + first * kWords, there, count * kWords * 16,
-                               barrier);
+    copy_from_memory_to_blocks(P::kBlocks, static_cast<Words*>(to) + first * kWords, there,
+                               count * kWords * 16, barrier);
   }
 }
 
