@@ -82,7 +82,7 @@ class TrainingResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run of training: what a model is trained for and how.
+    """A run of training: its purpose and its settings.
 
     Attributes:
         output: A `.keras` path for the best model; the run folder lies beside it.
@@ -145,7 +145,7 @@ def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> Training
             is small and loads as plain Keras. It is trained in place, except in mixed precision, which trains
             a copy (see `TrainingResult.model`).
         source: The training batches; their order is part of the run.
-        run: What it is trained for and how.
+        run: The purpose and the settings.
 
     Returns:
         The result. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status is
@@ -272,7 +272,7 @@ class _Training:
             end_probe(self._trainer, source, run.loss, run.settings, self.progress.precision, self.processes)
 
     def conduct(self) -> Conductor:
-        """What watches the run: telemetry, and the callback that saves, judges and stops."""
+        """Opens the telemetry of the run; gives the callback that saves, judges and stops."""
         run, progress = self._run, self.progress
         made_of = {**dataclasses.asdict(run.settings), **self._identity, "precision": progress.precision}
         self._telemetry = Telemetry(
@@ -376,7 +376,7 @@ class _Training:
         return status
 
     def result(self, status: Status) -> TrainingResult:
-        """What came of it, with the best model in the first process."""
+        """The result of the run, in the first process with the best model."""
         progress = self.progress
         # What the first has written, all may read from here on.
         self.processes.wait()

@@ -245,7 +245,7 @@ def train_on_series(
 
 
 def _identity(options: SeriesOptions, quantiles: Sequence[float]) -> dict[str, Any]:
-    """What a resumed run must have in common, beside the model's architecture."""
+    """The facts that a resumed run must share, beside the model's architecture."""
     names = ("window", "horizon", "batch_size")
     return {name: getattr(options, name) for name in names} | {"loss": f"{options.loss} {quantiles}"}
 

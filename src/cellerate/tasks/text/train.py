@@ -267,7 +267,7 @@ def _open_to_learn(
 
 
 def _identity(text: EncodedText, data: TextOptions) -> dict[str, Any]:
-    """What a resumed run must have in common, by names with which a message can say what differs."""
+    """The facts that a resumed run must share, by names with which a message can say what differs."""
     names = ("length", "batch_size", "validation_fraction", *READ_AS)
     own = {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters}
     return {name: getattr(data, name) for name in names} | own
