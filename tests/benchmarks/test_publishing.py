@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import cases
+import gpu_figures
 import measured
+import pages
 import publishing
 import records
 from publishing import FIELDS, MOST_OTHERS, MOST_STOLEN, published, unpublishable
@@ -96,6 +98,11 @@ def test_results_are_the_newest_of_each_case_and_processor():
         newest = {publishing.processor_of(one): one for one in reversed(found)}
         shown = [one for several in published(case).values() for one in several]
         needed |= {one["file"].name for one in [*newest.values(), *shown]}
+    # The parts of the GPU suite may be of several runs.
+    for several in pages.by_gpu().values():
+        for parts in (*gpu_figures.TABLES.values(), ("crossover",)):
+            if one := pages.newest_with(several, *parts):
+                needed.add(one["file"].name)
     # The history has the others.
     assert sorted(kept - needed) == []
 

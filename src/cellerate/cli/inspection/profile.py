@@ -147,7 +147,7 @@ def _training(
     from cellerate.training.optimizers import build_optimizer
     from cellerate.training.settings import TrainingSettings
 
-    common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "note": notify}
+    common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "notify": notify}
     if data:
         from cellerate.optimization.training import settings_of
         from cellerate.optimization.workloads.opening import open_workload
