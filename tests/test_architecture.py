@@ -46,7 +46,7 @@ def classes_named_alike(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """The modules of each public class whose name others have, too."""
     found: dict[str, list[str]] = {}
     for module, text in texts.items():
-        for node in ast.parse(text).body:
+        for node in ast.iter_child_nodes(parts(text)[0]):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(module)
     return {name: modules for name, modules in found.items() if len(modules) > 1 and name not in FAMILIES}

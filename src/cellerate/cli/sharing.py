@@ -84,8 +84,8 @@ def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Ite
                 remove_pass(output)
 
 
-def tell_pass(done: "PassResult", json: bool) -> None:
-    """Says what came of a pass."""
+def print_pass(done: "PassResult", json: bool) -> None:
+    """Prints the result of a pass."""
     record = pass_record(done)
     if json:
         print_json(record)

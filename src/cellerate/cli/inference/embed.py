@@ -9,7 +9,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
-from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
 from cellerate.errors import ConfigError
 
 
@@ -84,7 +84,7 @@ def embed(
                     batch_size=batch_size,
                     progress=progress,
                 )
-        tell_pass(done, json)
+        print_pass(done, json)
         return
     if len(lines) > 1 or lines[0].is_dir():
         raise ConfigError(f"several files need a folder as output, not {output}: -o vectors/")

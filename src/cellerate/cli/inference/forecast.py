@@ -11,7 +11,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import outputs, print_json, show, written
 from cellerate.cli.running import progress_bar
-from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end, spoken
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
@@ -107,7 +107,7 @@ def forecast(
                 )
                 for note in done.notes:
                     collect(note)
-        tell_pass(done, json)
+        print_pass(done, json)
         return
     if plot is not None:
         from cellerate.report.charts import check_chart

@@ -123,7 +123,7 @@ class _Tries:
         seconds: float,
         notify: Callable[[str], None],
     ) -> None:
-        self._model, self._batches, self._found, self._note = model, list(batches), found, notify
+        self._model, self._batches, self._found, self._notify = model, list(batches), found, notify
         self._seconds = seconds
         self._trying = ""
         self._rows = rows_of(batches[0])
@@ -337,7 +337,7 @@ class _Tries:
     def _try(self, what: str) -> None:
         """Notes what is measured next."""
         self._trying = what
-        self._note(what)
+        self._notify(what)
 
     def _measured(self, title: str, why: str, do: str, *, optional: bool = False) -> bool:
         """Measures the model as it is now; whether that is enough of a gain to be told and kept."""
