@@ -63,9 +63,10 @@ def generate(folder: Path, rows: int) -> None:
 def pack(data: Path, output: Path) -> dict[str, Any]:
     """Packs the tables."""
     from cellerate.data.series import pack_series
+    from cellerate.data.settings import Reading
 
     before, start = peak_bytes(), time.perf_counter()
-    packed = pack_series(data, output, series_column="series")
+    packed = pack_series(data, output, Reading(series_column="series"))
     return {
         "seconds": time.perf_counter() - start,
         "rows": len(packed.values),
@@ -84,6 +85,7 @@ def train(data: Path, output: Path) -> dict[str, Any]:
     start_backend("jax")
     from cellerate.tasks.series import train_on_series
     from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+    from cellerate.training.run import RunOptions
     from cellerate.training.settings import TrainingSettings
     from cellerate.training.telemetry import Display
 
@@ -109,10 +111,8 @@ def train(data: Path, output: Path) -> dict[str, Any]:
     with contextlib.suppress(Enough):
         train_on_series(
             options,
-            output,
+            RunOptions(output=output, training=TrainingSettings(log_every=STEPS), display=watch),
             architecture=ForecastArchitecture(units=64),
-            training=TrainingSettings(log_every=STEPS),
-            display=watch,
         )
     return {
         "first_step_s": watch.first_s,
@@ -127,10 +127,11 @@ def load(data: Path, output: Path) -> dict[str, Any]:
     """Windows a second, scaled and shuffled, as training gets them."""
     del output
     from cellerate.data.series import open_series
+    from cellerate.data.settings import Reading
     from cellerate.data.windows import Scaler, SeriesBatches
 
     start = time.perf_counter()
-    series = open_series(data, targets=["x0"])
+    series = open_series(data, Reading(targets=["x0"]))
     opened = time.perf_counter()
     split = series.split()
     scaler = Scaler.fit(split.train)
@@ -153,6 +154,7 @@ def load(data: Path, output: Path) -> dict[str, Any]:
 def huge(data: Path, output: Path) -> dict[str, Any]:
     """Opens and plans a thousand million rows in a file of holes, and takes batches from all over it."""
     from cellerate.data.series import PackedSeries, describe, open_series
+    from cellerate.data.settings import Reading
     from cellerate.data.windows import SeriesBatches
 
     rows = json.loads((data / "series.json").read_text())["rows"] * (HUGE_ROWS // ROWS)
@@ -176,7 +178,7 @@ def huge(data: Path, output: Path) -> dict[str, Any]:
     )
     del values
     start = time.perf_counter()
-    split = open_series(output, targets=["x0"]).split()
+    split = open_series(output, Reading(targets=["x0"])).split()
     opened = time.perf_counter()
     source = SeriesBatches(split.train, window=WINDOW, horizon=HORIZON, batch_size=BATCH, seed=0)
     batches = source.batches(0)

@@ -23,7 +23,7 @@ ORDER = [
     {"bridges"},
     {"kernels"},
     {"machine"},
-    {"format", "measure", "files", "program", "settings", "web"},
+    {"format", "listener", "measure", "files", "program", "settings", "web"},
     {"activations"},
     {"errors"},
     {"cellerate"},

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import cellerate
 from cellerate.cli.main import app
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.errors import ConfigError
 from cellerate.tasks.judging.statistical import STATISTICAL, Statistical
 
@@ -32,7 +33,7 @@ def test_forecasts_are_those_of_its_own_cross_validation(name):
     judged = StatsForecast([getattr(models, STATISTICAL[name])(season_length=SEASON, **further)], freq=1)
     frame = pd.DataFrame({"unique_id": "a", "ds": np.arange(ROWS), "y": y})
     expected = judged.cross_validation(HORIZON, frame, n_windows=FOLDS, step_size=STEP, refit=False)
-    data = open_series({"y": y}, targets=["y"], features=["y"], dtype="float32")
+    data = open_series({"y": y}, Reading(targets=["y"], features=["y"], storage="float32"))
     origins = np.array([ROWS - HORIZON - STEP * fold for fold in reversed(range(FOLDS))])
     fitted = Statistical.fit([name], data, [(0, int(origins[0]))], SEASON)
     made = fitted.forecast(name, data, origins, HORIZON)
@@ -44,7 +45,7 @@ def test_forecasts_of_the_first_origin_are_those_of_a_plain_fit(name):
     from statsforecast import models
 
     y = values(1).astype(np.float32).astype(float)
-    data = open_series({"y": y}, targets=["y"], features=["y"])
+    data = open_series({"y": y}, Reading(targets=["y"], features=["y"]))
     fitted = Statistical.fit([name], data, [(0, 200)], SEASON)
     further = {"approximation": True} if name == "arima" else {}
     plain = getattr(models, STATISTICAL[name])(season_length=SEASON, **further).fit(y[:200])
@@ -54,7 +55,7 @@ def test_forecasts_of_the_first_origin_are_those_of_a_plain_fit(name):
 
 def test_a_series_that_falls_below_zero_is_forecast_all_the_same():
     y = np.r_[values(2)[:120], values(2)[120:] - 300]
-    data = open_series({"y": y}, targets=["y"], features=["y"])
+    data = open_series({"y": y}, Reading(targets=["y"], features=["y"]))
     fitted = Statistical.fit(list(STATISTICAL), data, [(0, 110)], SEASON)
     for name in STATISTICAL:
         assert np.isfinite(fitted.forecast(name, data, np.array([110, 180]), HORIZON)).all()

@@ -6,6 +6,7 @@ import pytest
 
 from cellerate.data.series.future_rows import open_known
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.errors import BackendError
 
 pytestmark = pytest.mark.keras
@@ -74,9 +75,9 @@ def test_second_table_that_needs_a_package_is_named_before_the_first_is_opened(w
     (tmp_path / "a.csv").write_bytes(b"")
     (tmp_path / "b.xlsx").write_bytes(b"")
     with pytest.raises(BackendError, match=r"b\.xlsx needs .*pip install 'cellerate\[excel\]'"):
-        open_series([tmp_path / "a.csv", tmp_path / "b.xlsx"], targets=["y"])
+        open_series([tmp_path / "a.csv", tmp_path / "b.xlsx"], Reading(targets=["y"]))
     with pytest.raises(BackendError, match=r"b\.xlsx needs .*pip install 'cellerate\[excel\]'"):
-        open_known([tmp_path / "a.csv"], {"targets": ["y"]}, ["price"], tmp_path / "b.xlsx")
+        open_known([tmp_path / "a.csv"], Reading(targets=["y"]), ["price"], tmp_path / "b.xlsx")
 
 
 def test_training_without_matplotlib_says_at_once_that_there_will_be_no_chart(cellerate, monkeypatch):

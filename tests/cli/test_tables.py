@@ -30,9 +30,7 @@ def test_verbs_tell_how_they_read_a_table_and_take_its_options(cellerate, here, 
 
 
 def test_options_of_tables_are_repeated_as_they_are_typed():
-    given = TableOptions(
-        separator="\t", decimal=",", thousands="none", header="no", skip_lines=2, notify_reading=print
-    )
+    given = TableOptions(separator="\t", decimal=",", thousands="none", header="no", skip_lines=2)
     assert " ".join(table_words(given)) == (
         "--separator tab --decimal , --thousands none --header no --skip-lines 2"
     )

@@ -54,6 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from cellerate.models.text import build_text_model
     from cellerate.tasks.series.train import train_on_series
     from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+    from cellerate.training.run import RunOptions
     from cellerate.training.settings import TrainingSettings
 
     (folder / "t.txt").write_text(TEXT)
@@ -73,9 +74,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         SeriesOptions(
             paths=[folder / "s.csv"], target=["load"], window=WINDOW, horizon=HORIZON, batch_size=16
         ),
-        folder / "series.keras",
+        RunOptions(output=folder / "series.keras", training=TrainingSettings(epochs=1)),
         architecture=ForecastArchitecture(units=8, dropout=0.0),
-        training=TrainingSettings(epochs=1),
     )
 
     (folder / "l.txt").write_text("\n".join(LINES) + "\n")

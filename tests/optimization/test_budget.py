@@ -6,7 +6,7 @@ import pytest
 
 from cellerate.optimization.budget import OVERTIME, fitting, left_out, verdict_s, worth
 from cellerate.optimization.context import Context, OutOfTimeError
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.passes.base import OptimizerPass
 from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
@@ -44,7 +44,7 @@ def context():
     state = State(identity={}, choices=Choices("auto", "float32", 8, 1, None, "int8"), started="")
     processes = Workers(lambda: None)
     settings = OptimizeSettings(time_budget=BUDGET)
-    return Context(SimpleNamespace(), settings, None, None, (), "", state, Listener(), processes)
+    return Context(SimpleNamespace(), settings, None, None, (), "", state, StageListener(), processes)
 
 
 def chosen(context, stages, left):

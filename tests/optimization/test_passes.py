@@ -220,12 +220,12 @@ def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypat
 
 
 def test_no_pass_judges_on_the_test_part_and_the_verdict_does_once_each(made, tmp_path, monkeypatch):
-    from cellerate.optimization.listener import Listener
+    from cellerate.optimization.listener import StageListener
     from cellerate.optimization.workloads.text import TextWorkload
 
     asked = []
 
-    class Heard(Listener):
+    class Heard(StageListener):
         def begin(self, title):
             self.title = title
 

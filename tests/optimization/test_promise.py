@@ -7,7 +7,7 @@ import pytest
 
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.judging import Judged
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.passes import promise
 from cellerate.optimization.passes.promise import hold
 from cellerate.optimization.settings import OptimizeSettings
@@ -69,7 +69,7 @@ def held(monkeypatch, tmp_path):
         metric = Metric("m", "", higher, "")
         workload = SimpleNamespace(metric=metric, judge=judge, model="in Keras")
         settings = OptimizeSettings(max_quality_loss=0.01)
-        context = Held(workload, settings, tmp_path, None, (), "", state, Listener(), None)
+        context = Held(workload, settings, tmp_path, None, (), "", state, StageListener(), None)
         found = hold(context, next(one for one in state.candidates if one.id == chosen))
         assert set(parts) == {"test"}
         assert len(parts) == len(found.tested) == len(state.tested)

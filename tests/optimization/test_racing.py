@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cellerate.optimization import clocks
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.passes import racing
 from cellerate.optimization.passes.racing import race_trainings, race_uses
 from cellerate.optimization.probe_client import ProbeError
@@ -32,7 +32,7 @@ def raced(rule=usual, *, late=False, ways=WAYS, context=None):
     noted = Noted(noting)
     context = context or SimpleNamespace(
         processes=noted.processes(),
-        listener=Listener(),
+        listener=StageListener(),
         state=SimpleNamespace(compile_s=99.0, process_s=0.0),
         far_beyond=lambda: late,
     )

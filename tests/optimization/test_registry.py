@@ -7,7 +7,7 @@ import pytest
 
 from cellerate.errors import ConfigError
 from cellerate.optimization import workflow
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.passes.base import OptimizerPass
 from cellerate.optimization.passes.baseline import Baseline
 from cellerate.optimization.passes.loading import chosen_passes, load_passes
@@ -70,7 +70,7 @@ def planted(plant):
 def go(made, folder, **settings):
     heard = []
 
-    class Heard(Listener):
+    class Heard(StageListener):
         def begin(self, title):
             heard.append(title)
 

@@ -12,7 +12,7 @@ from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.optimization.context import Context
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
@@ -56,7 +56,7 @@ def command_of(made, tmp_path):
                 [str(made / DATA[task])],
                 keras.config.backend(),
                 state,
-                Listener(),
+                StageListener(),
                 Workers(lambda: None),
             )
         )

@@ -66,7 +66,7 @@ class MadeUp(HereProbe):
 def tuned(made, tmp_path, monkeypatch):
     """Runs one pass over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
     from cellerate.optimization import context as module
-    from cellerate.optimization.listener import Listener
+    from cellerate.optimization.listener import StageListener
     from cellerate.optimization.state import Choices, State
     from cellerate.optimization.workloads.opening import open_workload
 
@@ -90,7 +90,7 @@ def tuned(made, tmp_path, monkeypatch):
             data=[str(made / "t.txt")],
             backend=keras.config.backend(),
             state=state,
-            listener=Listener(),
+            listener=StageListener(),
             processes=processes,
         )
         with contextlib.closing(processes):

@@ -13,7 +13,7 @@ import pytest
 from cellerate.errors import ConfigError, OutputError
 from cellerate.models.storage import load_model
 from cellerate.optimization import schedule, workflow
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.passes.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import TrainingStep, read_run
@@ -286,7 +286,7 @@ def test_a_full_disk_raises_output_error_and_leaves_what_was_there(go, stands, o
 def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, said):
     heard = []
 
-    class Heard(Listener):
+    class Heard(StageListener):
         def message(self, text):
             heard.append(text)
 
@@ -304,7 +304,7 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
 
 
 def test_listener_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
-    class Heard(Listener):
+    class Heard(StageListener):
         def __init__(self):
             self.told = []
 

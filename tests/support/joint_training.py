@@ -35,8 +35,9 @@ def run(folder, name, model, source, validation, **settings):
     import keras
 
     from cellerate.data.windows.changed import ChangedBatches
-    from cellerate.training.loop import TrainingRun, train
+    from cellerate.training.loop import train
     from cellerate.training.parallel import apart
+    from cellerate.training.run import RunOptions, TrainingRun
     from cellerate.training.settings import TrainingSettings
 
     class LastRow(ChangedBatches):
@@ -44,9 +45,8 @@ def run(folder, name, model, source, validation, **settings):
             return x, y[:, 0], *weight
 
     options = {"epochs": 3, "clipnorm": 1.0, "learning_rate": 0.01, "log_every": 4}
+    asked = {name: settings.pop(name) for name in ("display", "resume") if name in settings}
     extra = {
-        "display": settings.pop("display", None),
-        "resume": settings.pop("resume", False),
         "begin": settings.pop("begin", None),
         "metrics": settings.pop("metrics", None) or [keras.metrics.MeanAbsoluteError(name="mae")],
     }
@@ -54,10 +54,10 @@ def run(folder, name, model, source, validation, **settings):
         model,
         LastRow(source),
         TrainingRun(
-            output=folder / f"{name}.keras",
-            save=lambda trained, path: trained.save(path),
+            options=RunOptions(
+                output=folder / f"{name}.keras", training=TrainingSettings(**{**options, **settings}), **asked
+            ),
             loss=keras.losses.MeanSquaredError(),
-            settings=TrainingSettings(**{**options, **settings}),
             validation=LastRow(validation),
             **extra,
         ),
@@ -97,6 +97,7 @@ def lines(folder):
     from cellerate.files import atomic_write
     from cellerate.tasks.embed import train_on_lines
     from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
+    from cellerate.training.run import RunOptions
     from cellerate.training.settings import TrainingSettings
 
     # Each process writes the same, whole: another one may be reading.
@@ -104,9 +105,8 @@ def lines(folder):
         beside.write_text("\n".join(LINES))
     found = train_on_lines(
         LineOptions(path=folder / "lines.txt", batch_size=9, validation_fraction=0.2),
-        folder / "lines.keras",
+        RunOptions(output=folder / "lines.keras", training=TrainingSettings(epochs=3, learning_rate=0.01)),
         architecture=AutoencoderArchitecture(latent=8),
-        training=TrainingSettings(epochs=3, learning_rate=0.01),
     )
     return {
         "history": [

@@ -356,7 +356,7 @@ def clean() -> list[Odd]:
             "numbers and words that stand for missing values",
             rows(("1", "-999.0", "n/e", "-200")),
             values=(1, 1, 1, 1),
-            arguments={"missing": "ffill", "missing_values": ("-999,-200", "n/e")},
+            arguments={"missing": "ffill", "missing_marks": ("-999,-200", "n/e")},
         ),
         text(
             "a series called NA",

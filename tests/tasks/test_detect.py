@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.forecast.forecasting import ForecastSettings
@@ -41,7 +42,7 @@ def seasonal(scaled):
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     """A forecaster of plain NumPy, calibrated on rows without anomalies."""
-    reading = {"targets": ["y"], "features": ["y"]}
+    reading = Reading(targets=["y"], features=["y"])
     settings = ForecastSettings(reading, WINDOW, HORIZON, (), Scaler(["y"], [50.0], [7.0]))
     plain = SeriesForecaster(seasonal, settings, SeriesOptions(target=["y"], window=WINDOW, horizon=HORIZON))
     clean = plain.open([write(tmp_path / "clean.csv", y=signal(seed=1))])

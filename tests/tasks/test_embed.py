@@ -21,6 +21,7 @@ from cellerate.tasks.embed import (
 )
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training import time_limits
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -33,10 +34,9 @@ def fit(path, output="m.keras", *, epochs=1, model=None, units=8, **changes):
         LineOptions(
             **({"path": path, "batch_size": 4, "max_length": 10, "validation_fraction": 0.0} | changes)
         ),
-        path.parent / output,
+        RunOptions(output=path.parent / output, training=TrainingSettings(epochs=epochs, learning_rate=0.02)),
         architecture=AutoencoderArchitecture(embedding=6, units=units, latent=12),
         model=model,
-        training=TrainingSettings(epochs=epochs, learning_rate=0.02),
     )
 
 
@@ -272,9 +272,8 @@ def test_training_under_a_time_limit_judges_a_sample_of_the_lines(tmp_path, monk
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 20) + "\n")
     run = train_on_lines(
         LineOptions(path=tmp_path / "lines.txt", batch_size=4, max_length=10, validation_fraction=0.5),
-        tmp_path / "m.keras",
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1, max_seconds=1e-9)),
         architecture=AutoencoderArchitecture(embedding=6, units=8, latent=12),
-        training=TrainingSettings(epochs=1, max_seconds=1e-9),
     )
     assert run.training.judged.items == 16
     assert run.evaluation["sampled_from"] == 40

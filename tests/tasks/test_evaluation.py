@@ -13,6 +13,7 @@ from cellerate.tasks.inference import evaluate
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
 from cellerate.tasks.series.train import load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -79,9 +80,8 @@ def test_series_model_is_judged_as_by_its_own_task(tmp_path):
     (tmp_path / "s.csv").write_text("a,b\n" + rows)
     train_on_series(
         SeriesOptions(paths=[tmp_path / "s.csv"], target=["a"], window=5, horizon=2, batch_size=8),
-        tmp_path / "s.keras",
+        RunOptions(output=tmp_path / "s.keras", training=TrainingSettings(epochs=1)),
         architecture=ForecastArchitecture(units=3),
-        training=TrainingSettings(epochs=1),
     )
     for part in ("all", "held-out"):
         found = evaluate(tmp_path / "s.keras", [tmp_path / "s.csv"], part=part)

@@ -13,6 +13,7 @@ from cellerate.errors import ConfigError
 from cellerate.tasks.embed import load_line_model
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions, TextArchitecture, TextOptions
 from cellerate.tasks.text.train import train_on_text
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -33,9 +34,8 @@ def test_flat_arguments_make_the_run_that_records_make(book, tmp_path, capsys):
     )
     records = train_on_text(
         TextOptions(paths=[book], length=8, batch_size=4),
-        tmp_path / "records.keras",
+        RunOptions(output=tmp_path / "records.keras", training=TrainingSettings(epochs=2, seed=7)),
         architecture=TextArchitecture(embedding=3, units=5),
-        training=TrainingSettings(epochs=2, seed=7),
     )
     for one, other in zip(
         flat.training.model.get_weights(), records.training.model.get_weights(), strict=True

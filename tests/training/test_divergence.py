@@ -7,7 +7,6 @@ import pytest
 
 from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import TrainingError
-from cellerate.models.storage import save_model
 from cellerate.models.text import build_text_model
 from cellerate.training.divergence import (
     GradientNorm,
@@ -17,8 +16,9 @@ from cellerate.training.divergence import (
     remedy,
     why_not_better,
 )
-from cellerate.training.loop import TrainingRun, train
+from cellerate.training.loop import train
 from cellerate.training.optimizers import build_optimizer
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.records import read_telemetry
 
@@ -32,10 +32,13 @@ def run(output, **settings):
         build_text_model(7, embedding=4, units=6, seed=5),
         TextBatches(IDS[:1000], length=10, batch_size=8, seed=1),
         TrainingRun(
-            output=output,
-            save=save_model,
+            options=RunOptions(
+                output=output,
+                training=TrainingSettings(
+                    **({"epochs": 2, "learning_rate": 0.01, "log_every": 1} | settings)
+                ),
+            ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01, "log_every": 1} | settings)),
             validation=TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False),
             ignorant=math.log(7),
         ),

@@ -13,12 +13,13 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.data.windows.text_windows import StreamBatches, TextBatches
 from cellerate.errors import CheckpointError, ConfigError, OutputError, TrainingError
 from cellerate.files import exclusive
-from cellerate.models.storage import load_model, save_model
+from cellerate.models.storage import load_model
 from cellerate.models.text import build_text_model
 from cellerate.training.callbacks import Conductor, Progress
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.loop import TrainingRun, train
+from cellerate.training.loop import train
 from cellerate.training.parallel import Processes
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import check_start, run_folder
@@ -43,15 +44,18 @@ def run(
         model,
         source,
         TrainingRun(
-            output=output,
-            save=save_model,
+            options=RunOptions(
+                output=output,
+                training=TrainingSettings(
+                    **({"epochs": 3, "learning_rate": 0.01, "log_every": 1} | settings)
+                ),
+                display=display,
+                **options,
+            ),
             loss=LOSS,
-            settings=TrainingSettings(**({"epochs": 3, "learning_rate": 0.01, "log_every": 1} | settings)),
             validation=validation,
-            display=display,
             carry_states=carry,
             sample=sample,
-            **options,
         ),
     )
 
@@ -364,9 +368,8 @@ def test_train_of_a_single_step_knows_no_speed_and_begins_anew_unless_told(tmp_p
     assert len(source) == 1
     model = build_text_model(7, embedding=4, units=6, seed=5)
     settings = TrainingSettings(epochs=1)
-    result = train(
-        model, source, TrainingRun(output=tmp_path / "m.keras", save=save_model, loss=LOSS, settings=settings)
-    )
+    options = RunOptions(output=tmp_path / "m.keras", training=settings)
+    result = train(model, source, TrainingRun(options=options, loss=LOSS))
     assert result.history[0]["items_per_s"] == 0.0
     assert result.here
 
@@ -509,7 +512,7 @@ def test_carried_training_differs_from_training_from_zero_states(tmp_path):
 
 def test_run_that_another_process_ended_meanwhile_is_not_overwritten(tmp_path):
     output = tmp_path / "m.keras"
-    check_start(output, resume=False)
+    check_start(RunOptions(output=output))
     run(output, epochs=1)
     with pytest.raises(ConfigError, match="exists"):
         run(output, epochs=1)
@@ -518,7 +521,7 @@ def test_run_that_another_process_ended_meanwhile_is_not_overwritten(tmp_path):
 def test_second_process_is_refused_before_it_reads_anything(tmp_path):
     folder = run_folder(tmp_path / "m.keras")
     with exclusive(folder), pytest.raises(OutputError, match="another process"):
-        check_start(tmp_path / "m.keras", resume=False)
+        check_start(RunOptions(output=tmp_path / "m.keras"))
 
 
 def test_run_that_comes_to_nothing_leaves_no_folder(tmp_path):

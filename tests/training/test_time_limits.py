@@ -10,11 +10,12 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.data.windows.changed import MeanOverItems
 from cellerate.data.windows.sampled import SampledBatches
 from cellerate.data.windows.text_windows import StreamBatches, TextBatches
-from cellerate.models.storage import load_model, save_model
+from cellerate.models.storage import load_model
 from cellerate.models.text import build_text_model
 from cellerate.training import time_limits
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.loop import TrainingRun, train
+from cellerate.training.loop import train
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.display import Display
 from cellerate.training.time_limits import TimeLimits
@@ -39,7 +40,9 @@ def held_out():
     return MeanOverItems(TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False), 2999)
 
 
-def run(output, *, validation=None, carry=False, resume=False, limits=None, display=None, **settings):
+def run(output, *, validation=None, carry=False, **settings):
+    passed = ("resume", "display", "began")
+    options = {name: settings.pop(name) for name in passed if name in settings}
     source = (
         StreamBatches(IDS[:1000], length=10, batch_size=8)
         if carry
@@ -49,15 +52,14 @@ def run(output, *, validation=None, carry=False, resume=False, limits=None, disp
         build_text_model(7, embedding=4, units=6, seed=5),
         source,
         TrainingRun(
-            output=output,
-            save=save_model,
+            options=RunOptions(
+                output=output,
+                training=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01} | settings)),
+                **options,
+            ),
             loss=LOSS,
-            settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01} | settings)),
             validation=validation or held_out(),
             carry_states=carry,
-            resume=resume,
-            limits=limits,
-            display=display,
         ),
     )
 
@@ -103,9 +105,7 @@ def test_training_has_what_the_limits_leave_it():
 
 
 def test_train_over_its_time_budget_ends_after_a_step_in_good_order(tmp_path):
-    settings = {"time_budget": 5.0}
-    limits = TimeLimits.of(TrainingSettings(**settings), time.perf_counter() - 5)
-    result = run(tmp_path / "m.keras", limits=limits, **settings)
+    result = run(tmp_path / "m.keras", time_budget=5.0, began=time.perf_counter() - 5)
     assert result.status == "time limit"
     position = CheckpointFolder(result.folder).newest().position
     assert (position.epoch, position.batch) == (0, 1)

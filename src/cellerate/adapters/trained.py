@@ -145,7 +145,7 @@ class Trained:
                 raise DataError(
                     f"{whose} has {len(one.targets):,} rows, and the model reads {window:,} (window): give more."
                 )
-        features = [str(name) for name in settings.reading["features"]]
+        features = [str(name) for name in settings.reading.features or ()]
         rows = np.stack(
             [
                 np.stack([columns[name][-window:] for name in features], axis=-1)

@@ -21,6 +21,11 @@ def silence() -> None:
     _silent = True
 
 
+def is_silent() -> bool:
+    """True if another process speaks for this one."""
+    return _silent
+
+
 def keep_stdout() -> None:
     """Keeps stdout for results: what a library prints there, past Python, goes nowhere."""
     sys.stdout.flush()
@@ -57,13 +62,16 @@ def print_result(text: str) -> None:
 
 def notify_with_options(sentence: str) -> None:
     """Prints what a library function tells, on stderr: the arguments that it names as options."""
+    notify(with_options(sentence))
+
+
+def with_options(sentence: str) -> str:
+    """A sentence of the library with options in place of the arguments that it names."""
     given = re.sub(
         r"(?<!['\w.])([a-z_]+)='([^' ]+)'", lambda one: f"--{one[1].replace('_', '-')} {one[2]}", sentence
     )
-    notify(
-        re.sub(
-            r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), given
-        )
+    return re.sub(
+        r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), given
     )
 
 

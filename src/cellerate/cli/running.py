@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.output import command_to_resume, keep_stdout, notify, show, silence
+from cellerate.cli.output import (
+    command_to_resume,
+    is_silent,
+    keep_stdout,
+    notify,
+    show,
+    silence,
+    with_options,
+)
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
@@ -112,12 +120,31 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
     return on_ray
 
 
-def training_display(quiet: bool) -> "Display":
-    """The display of a run."""
+@contextlib.contextmanager
+def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) -> Iterator["Display"]:
+    """The display of a run.
+
+    Args:
+        quiet: Whether it shows nothing.
+        reading: The title of the bar while data are read; "" for no bar.
+        in_bytes: Whether the bar counts bytes.
+
+    Yields:
+        The display.
+    """
     from cellerate.training.telemetry import Display, TerminalProgress
 
-    class Program(Display if quiet else TerminalProgress):  # type: ignore[misc]
+    class Program(Display if quiet or is_silent() else TerminalProgress):  # type: ignore[misc]
         """The display of a process that may end without the frameworks in it."""
+
+        def progress(self, done: int, total: int) -> None:
+            """Shows how far reading has come."""
+            if bar is not None:
+                bar(done, total)
+
+        def message(self, text: str) -> None:
+            """Shows a sentence of the library, in the words of the command line."""
+            super().message(with_options(text))
 
         def end_at_once(self) -> None:
             """Ends the process: an exception would meet threads that still compute, and tracebacks or a crash."""
@@ -127,7 +154,8 @@ def training_display(quiet: bool) -> "Display":
             os.write(2, b"stopped at once: what was saved is as it was.\n")
             os._exit(_INTERRUPTED)
 
-    return Program()
+    with progress_bar(reading, quiet or not reading, in_bytes=in_bytes) as bar:
+        yield Program()
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:

@@ -27,17 +27,12 @@ WithIntervals = Annotated[
 ]
 
 
-def spoken(table: TableOptions, quiet: bool) -> TableOptions:
-    """The options, with what is found out about the tables said on stderr unless that is to be quiet."""
-    return table if quiet else dataclasses.replace(table, notify_reading=notify)
-
-
 def table_words(table: TableOptions) -> list[str]:
     """The options that were given, as a command has them."""
     words = []
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
-        if field.name != "notify_reading" and value != field.default:
+        if value != field.default:
             words += [f"--{field.name.replace('_', '-')}", _word(value)]
     return words
 
@@ -80,10 +75,13 @@ def notes_at_end(quiet: bool) -> Iterator[Callable[[str], None]]:
         The function's `notify`.
     """
     notes: dict[str, None] = {}
-    with warnings_as_notes():
-        yield lambda sentence: notes.setdefault(sentence)
-    for sentence in notes if not quiet else ():
-        notify_with_options(sentence)
+    try:
+        with warnings_as_notes():
+            yield lambda sentence: notes.setdefault(sentence)
+    finally:
+        # They may say why it failed: a separator that was taken for another.
+        for sentence in notes if not quiet else ():
+            notify_with_options(sentence)
 
 
 @contextlib.contextmanager

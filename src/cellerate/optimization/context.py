@@ -22,7 +22,7 @@ from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
 from cellerate.models.storage import save_model
 from cellerate.optimization import clocks
 from cellerate.optimization.judging import Judged, interval, paired_loss
-from cellerate.optimization.listener import Listener
+from cellerate.optimization.listener import StageListener
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
 from cellerate.optimization.processes import TrainingWay, Workers
 from cellerate.optimization.settings import OptimizeSettings
@@ -92,7 +92,7 @@ class Context:
     data: Sequence[str]
     backend: str
     state: State
-    listener: Listener
+    listener: StageListener
     processes: Workers
     deadline: float = math.inf
     share_s: float | None = None

@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from cellerate.listener import Listener
 from cellerate.report.record import StageRecord
 
 
-class Listener:
+class StageListener(Listener):
     """Listens to a run and shows nothing; subclasses override what they want to show."""
 
     def start(self, passes: Sequence[str], left_s: float) -> None:
@@ -29,14 +30,11 @@ class Listener:
     def end(self, found: StageRecord) -> None:
         """Called when a pass is over."""
 
-    def message(self, text: str) -> None:
-        """Called with a sentence for the user."""
-
     def stop(self) -> None:
         """Called when the run is over, for whatever reason."""
 
 
-class TerminalListener(Listener):
+class TerminalListener(StageListener):
     """A live line on a terminal and a line for each pass, both on stderr."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from cellerate.data.settings import Reading
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
@@ -25,7 +26,11 @@ from cellerate.tasks.settings import (
 )
 from cellerate.training.settings import TrainingSettings
 
-_OPTIONS: Mapping[str, type] = {"text": TextOptions, "series": SeriesOptions, "embed": LineOptions}
+_OPTIONS: Mapping[str, tuple[type, ...]] = {
+    "text": (TextOptions,),
+    "series": (SeriesOptions, Reading),
+    "embed": (LineOptions,),
+}
 _FILE = "retrained.keras"
 
 
@@ -47,7 +52,8 @@ def train_command(context: Context) -> str:
     words = ["cellerate", "train", work.record.task, *context.data]
     architecture = architecture_of(work)
     words += ["--model", str(context.model_file)] if architecture is None else list(_every(architecture))
-    words += _differing(_OPTIONS[work.record.task], _recorded(work), chosen)
+    for kind in _OPTIONS[work.record.task]:
+        words += _differing(kind, _recorded(work), chosen)
     training = dataclasses.asdict(told) | {"accumulate": told.accumulate * choices.accumulate}
     if choices.implementation == "keras":
         training["implementation"] = "keras"

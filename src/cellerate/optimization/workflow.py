@@ -30,7 +30,7 @@ from cellerate.models.rewrite import describe
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.optimization.budget import left_out, verdict_s
 from cellerate.optimization.context import Context
-from cellerate.optimization.listener import Listener, TerminalListener
+from cellerate.optimization.listener import StageListener, TerminalListener
 from cellerate.optimization.passes.verdict import verdict
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
 from cellerate.optimization.processes import Workers
@@ -87,7 +87,7 @@ def optimize(
         >>> print(found.verdict.sentence)
     """
     settings = record_of(OptimizeSettings, options)
-    listener = TerminalListener() if verbose else Listener()
+    listener = TerminalListener() if verbose else StageListener()
     return run(model, data, output, settings, record=record, restart=restart, listener=listener)
 
 
@@ -99,7 +99,7 @@ def run(
     *,
     record: TaskRecord | None = None,
     restart: bool = False,
-    listener: Listener | None = None,
+    listener: StageListener | None = None,
     command: str | None = None,
 ) -> Run:
     """Does what `optimize` says, with its settings as a record.
@@ -122,7 +122,7 @@ def run(
         CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
     """
     began = time.perf_counter()
-    listener, folder = listener or Listener(), Path(output)
+    listener, folder = listener or StageListener(), Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
@@ -212,7 +212,7 @@ def _own(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopping(listener: Listener) -> Iterator[None]:
+def _stopping(listener: StageListener) -> Iterator[None]:
     """Removes the live line at the end, and turns a SIGTERM into an orderly end."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -50,7 +50,7 @@ def task_facts(task: str | None, payload: Any, model: str) -> TaskFacts:
         from cellerate.runtime.forecast import forecast_settings
 
         found = forecast_settings(payload, model)
-        features, targets = (tuple(found.reading[which]) for which in ("features", "targets"))
+        features, targets = (tuple(some or ()) for some in (found.reading.features, found.reading.targets))
         return TaskFacts(features, targets, found.window, found.horizon, tuple(found.quantiles))
     if task == "embed":
         from cellerate.runtime.embedding import line_settings

@@ -7,7 +7,7 @@ that have no results yet (`tasks.pieces`).
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.data.text import find_line_files, line_blocks
 from cellerate.errors import DataError
+from cellerate.listener import Callbacks
 from cellerate.machine.environment import require
 from cellerate.runtime.embedding import vector_column
 from cellerate.runtime.forecast import Intervals, forecast_ends, left_out, series_ends
@@ -41,6 +42,7 @@ from cellerate.tasks.judging import (
 )
 from cellerate.tasks.opening import forecaster_of, open_model, record_for
 from cellerate.tasks.pieces import Pieces
+from cellerate.tasks.settings import ReadingOptions
 
 _Path = str | os.PathLike[str]
 _Embed = Callable[[Sequence[str]], np.ndarray]
@@ -147,7 +149,7 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
-    reading: Mapping[str, Any] | None = None,
+    reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
     levels: Sequence[float] | None = None,
     future: Sequence[_Path] | _Path | None = None,
     table: TableOptions | None = None,
@@ -160,7 +162,7 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
-        reading: The arguments of `open_series` in which these data are read otherwise than in training.
+        reading: In what these data are read otherwise than in training.
         levels: The levels of intervals; see `cellerate.forecast`.
         future: A table of the columns that are known in advance; None for rows of the series without targets.
         table: How tables are written, where that is not to be found out.
@@ -171,7 +173,8 @@ def forecast_files(
         CellerateError: Anything wrong with the model, the files or the folder.
     """
     known = None if future is None else one_or_more(future)
-    forecaster, data = _open(model, paths, known, table=table, **(reading or {}))
+    notes: list[str] = []
+    forecaster, data = _open(model, paths, known, reading, table, notes)
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     intervals = Intervals.of(
@@ -191,9 +194,9 @@ def forecast_files(
         items += len(some)
         if progress is not None:
             progress(items, min(len(ends), len(left) * _SERIES_A_PIECE))
-    told = (*data.notes, left_out(data, forecaster.settings.window))
+    notes.append(left_out(data, forecaster.settings.window))
     done = sum(map(pieces.done, range(len(starts))))
-    return PassResult(pieces.folder, len(starts), done, items, tuple(filter(None, told)))
+    return PassResult(pieces.folder, len(starts), done, items, tuple(filter(None, notes)))
 
 
 def judge_files(
@@ -202,7 +205,7 @@ def judge_files(
     output: _Path,
     *,
     part: str | None = None,
-    reading: Mapping[str, Any] | None = None,
+    reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
     table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -219,7 +222,7 @@ def judge_files(
         output: The folder to write.
         part: "all", or "held-out": the part that training on the same data held out. None: see
             `evaluate_forecaster`.
-        reading: The arguments of `open_series` in which these data are read otherwise than in training.
+        reading: In what these data are read otherwise than in training.
         table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
@@ -230,7 +233,8 @@ def judge_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths, table=table, **(reading or {}))
+    notes: list[str] = []
+    forecaster, data = _open(model, paths, None, reading, table, notes)
     settings = forecaster.settings
     chosen = part_of(forecaster, data, part)
     judged, about_errors = chosen.part, judging_of(forecaster, data)
@@ -256,7 +260,7 @@ def judge_files(
         )
         pieces.write(number, _columns(found, about_errors))
         before += int(found.windows.sum())
-    result = PassResult(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before, data.notes)
+    result = PassResult(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before, tuple(notes))
     if result.done < result.pieces:
         return result, None
     errors = _summed(pieces.read(len(cut)), about_errors)
@@ -265,10 +269,17 @@ def judge_files(
 
 
 def _open(
-    model: _Path, paths: Any, future: Sequence[_Path] | None = None, **changes: Any
+    model: _Path,
+    paths: Any,
+    future: Sequence[_Path] | None,
+    reading: ReadingOptions,
+    table: TableOptions | None,
+    notes: list[str],
 ) -> tuple[SeriesForecaster, SeriesData]:
+    """The model and the series; what is worth knowing of it is added to `notes`."""
     forecaster = forecaster_of(open_model(model), os.fspath(model))
-    return forecaster, forecaster.open(paths, future, **changes)
+    heard = Callbacks(message=notes.append)
+    return forecaster, forecaster.open(paths, future, reading, table=table, listener=heard)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

@@ -16,6 +16,7 @@ from cellerate.data.series import SeriesData
 from cellerate.data.settings import TableOptions
 from cellerate.data.times import TimeForm
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.listener import Callbacks
 from cellerate.runtime.forecast import check_level, row_forecasts
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.opening import Model, forecaster_of, open_model
@@ -138,11 +139,8 @@ def detect(
                 "long enough for"
             )
     reach = settings.calibration.reach_at(level, rows=True)
-    reading = record_of(ReadingOptions, options)
-    series = known.open(data, table=record_of(TableOptions, options), **reading.given)
-    if notify is not None:
-        for told in series.notes:
-            notify(told)
+    reading, table = record_of(ReadingOptions, options), record_of(TableOptions, options)
+    series = known.open(data, None, reading, table=table, listener=Callbacks(message=notify))
     bounds = [(first, first, stop) for first, stop, _ in series.segments]
     # What is known in advance has to be known of the whole horizon.
     least = settings.horizon if settings.covariates.future else 1

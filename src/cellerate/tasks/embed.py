@@ -9,21 +9,19 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
 from cellerate.data.windows import SampledBatches, spread_within
 from cellerate.errors import DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.rewrite import same_layers
-from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.models.storage import TaskRecord, load_model
 from cellerate.runtime.embedding import line_settings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
-from cellerate.training.loop import TrainingResult, TrainingRun, train
-from cellerate.training.parallel import apart
-from cellerate.training.settings import TrainingSettings
-from cellerate.training.start import check_start
-from cellerate.training.telemetry import Display
-from cellerate.training.time_limits import TimeLimits
+from cellerate.tasks.task import Task, train_task, trained_with
+from cellerate.training.loop import TrainingResult
+from cellerate.training.run import RunOptions, TrainingRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,95 +78,102 @@ def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> L
 
 def train_on_lines(
     data: LineOptions,
-    output: str | Path,
+    run: RunOptions,
     *,
     architecture: AutoencoderArchitecture | None = None,
     model: str | Path | keras.Model | None = None,
-    training: TrainingSettings | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    display: Display | None = None,
-    began: float | None = None,
 ) -> EmbedRun:
     """Trains a sequence autoencoder on lines.
 
     Args:
         data: The lines.
-        output: A `.keras` path for the model.
+        run: Where the model goes, and how to train it.
         architecture: The model to build.
         model: An autoencoder to train further: one that `train embed` wrote.
-        training: How to train.
-        resume: Continues from the checkpoint beside `output`.
-        overwrite: Replaces a model or an unfinished run of the same name.
-        callbacks: Keras callbacks of your own; see `training.loop.train`.
-        display: Shows the progress.
-        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
 
     Raises:
         CellerateError: Anything wrong with the lines, the settings, the model or the output.
     """
-    training = training or TrainingSettings()
-    limits = TimeLimits.of(training, began)
-    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
-    lines = read_lines(
-        data.path, column=data.column, field=data.field, errors=data.errors, encoding=data.encoding
-    )
-    if isinstance(model, str | Path):
-        known = load_line_model(model)
-        network, vocabulary = known.model, known.vocabulary
-    else:
-        network, vocabulary = model, LineVocabulary.from_lines(lines)
-    train_lines, held_out = split_lines(lines, data.validation_fraction, training.seed)
-    source = _batches(train_lines, vocabulary, data, training.seed)
-    validation = _batches(held_out, vocabulary, data) if held_out else None
-    built = {} if network is not None else dataclasses.asdict(architecture or AutoencoderArchitecture())
-    if network is None:
-        network = build_autoencoder(vocabulary.size, **built, seed=training.seed)
-    _check_model(network, vocabulary)
-    payload = {
-        "vocabulary": vocabulary.to_config(),
-        "max_length": data.max_length,
-        "padding": data.padding,
-        "batch_size": data.batch_size,
-        "validation_fraction": data.validation_fraction,
-        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
-    }
-    result = train(
-        network,
-        source,
-        TrainingRun(
-            output=output,
-            save=lambda trained, path: save_model(trained, path, TaskRecord("embed", payload)),
+    return train_task(_LineTask(data, run, architecture or AutoencoderArchitecture(), model))
+
+
+class _LineTask(Task[EmbedRun]):
+    """The training of a sequence autoencoder; see `train_on_lines`."""
+
+    def __init__(
+        self,
+        data: LineOptions,
+        run: RunOptions,
+        architecture: AutoencoderArchitecture,
+        model: str | Path | keras.Model | None,
+    ) -> None:
+        super().__init__(run)
+        self._data, self._architecture, self._given = data, architecture, model
+
+    def open(self) -> None:
+        """Reads the lines, and holds out a share of them."""
+        data = self._data
+        lines = read_lines(
+            data.path, column=data.column, field=data.field, errors=data.errors, encoding=data.encoding
+        )
+        if isinstance(self._given, str | Path):
+            known = load_line_model(self._given)
+            self._given, self._vocabulary = known.model, known.vocabulary
+        else:
+            self._vocabulary = LineVocabulary.from_lines(lines)
+        self._lines, self._held_out = split_lines(lines, data.validation_fraction, self.run.training.seed)
+
+    def build(self) -> keras.Model:
+        """A new autoencoder for the characters of the lines, or the given one."""
+        self._built = {} if self._given is not None else dataclasses.asdict(self._architecture)
+        if self._given is None:
+            size, seed = self._vocabulary.size, self.run.training.seed
+            self._given = build_autoencoder(size, **self._built, seed=seed)
+        _check_model(self._given, self._vocabulary)
+        return self._given
+
+    def sources(self) -> tuple[BatchSource, BatchSource | None]:
+        """Lines of similar length, filled up to the longest."""
+        data, vocabulary = self._data, self._vocabulary
+        source = _batches(self._lines, vocabulary, data, self.run.training.seed)
+        self._truncated = source.truncated
+        return source, _batches(self._held_out, vocabulary, data) if self._held_out else None
+
+    def training(self, validation: BatchSource | None) -> TrainingRun:
+        """Cross-entropy of the characters, shown in bits."""
+        data = self._data
+        names = ("max_length", "padding", "batch_size", "validation_fraction")
+        cut = {name: getattr(data, name) for name in names}
+        self._payload = {
+            "vocabulary": self._vocabulary.to_config(),
+            **cut,
+            "training": trained_with(self.run),
+        }
+        return TrainingRun(
+            options=self.run,
             loss=line_loss(),
+            record=TaskRecord("embed", self._payload),
             metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
-            settings=training,
             validation=validation,
-            identity=built
-            | {
-                "max_length": data.max_length,
-                "padding": data.padding,
-                "batch_size": data.batch_size,
-                "validation_fraction": data.validation_fraction,
-                "lines": len(lines),
-            },
-            resume=resume,
-            overwrite=overwrite,
-            callbacks=callbacks,
-            display=display,
+            identity=self._built | cut | {"lines": len(self._lines) + len(self._held_out)},
             bits="bits/character",
-            limits=limits,
-            ignorant=math.log(vocabulary.size),
-        ),
-    )
-    evaluation = None
-    if held_out and result.here and result.status != "interrupted":
-        trained = LineModel(result.model, vocabulary, data.max_length, data.padding, payload)
-        with apart():
-            evaluation = evaluate_lines(
-                trained, held_out, batch_size=data.batch_size, seconds=limits.pass_s()
-            )
-    return EmbedRun(result, evaluation, source.truncated)
+            ignorant=math.log(self._vocabulary.size),
+        )
+
+    def judge(self, training: TrainingResult) -> EmbedRun:
+        """Measures how well held-out lines come back."""
+        if not self._held_out:
+            return self.unjudged(training)
+        data = self._data
+        trained = LineModel(training.model, self._vocabulary, data.max_length, data.padding, self._payload)
+        evaluation = evaluate_lines(
+            trained, self._held_out, batch_size=data.batch_size, seconds=self.run.limits.pass_s()
+        )
+        return EmbedRun(training, evaluation, self._truncated)
+
+    def unjudged(self, training: TrainingResult) -> EmbedRun:
+        """The model alone."""
+        return EmbedRun(training, None, self._truncated)
 
 
 def _batches(

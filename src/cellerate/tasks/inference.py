@@ -15,6 +15,7 @@ from cellerate.data.settings import TableOptions
 from cellerate.data.text import given_lines, read_lines
 from cellerate.data.tokenizers import Vocabulary
 from cellerate.errors import ConfigError, ModelError
+from cellerate.listener import Callbacks
 from cellerate.program import PRECISIONS
 from cellerate.runtime.forecast import forecast_with_intervals, left_out, too_short
 from cellerate.runtime.packed import PackedModel
@@ -167,12 +168,11 @@ def forecast(
         >>> cellerate.forecast("ett.keras", frame).to_pandas()
     """
     known = forecaster_of(open_model(model, record))
-    reading = record_of(ReadingOptions, options)
-    series = known.open(data, future, table=record_of(TableOptions, options), **reading.given)
-    if notify is not None:
-        for told in (*series.notes, left_out(series, known.settings.window)):
-            if told:
-                notify(told)
+    reading, table = record_of(ReadingOptions, options), record_of(TableOptions, options)
+    listener = Callbacks(message=notify)
+    series = known.open(data, future, reading, table=table, listener=listener)
+    if short := left_out(series, known.settings.window):
+        listener.message(short)
     made = forecast_with_intervals(known.predict, series, known.settings, progress, levels)
     return Forecasts(made, too_short(series, known.settings.window))
 
@@ -290,7 +290,7 @@ def evaluate(
         table=table,
         by_step=by_step,
         statistical=one_or_more(statistical),
-        notify=notify,
+        listener=Callbacks(message=notify),
     )
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)

@@ -5,7 +5,7 @@ import nothing heavy.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from cellerate.data.settings import (
     Gaps,
     Missing,
     Padding,
-    Storage,
+    Reading,
     check_calendar,
 )
 from cellerate.errors import ConfigError
@@ -108,16 +108,7 @@ class SeriesOptions:
         paths: Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or one packed series.
         target: Columns to forecast.
         feature: Columns the model sees; without any, all numeric columns.
-        time_column: The column of times; without it, it is found by its name or type.
-        series_column: The columns that tell several series apart; no window crosses from one to another.
-        wide: Whether each column of numbers beside the times is a series of its own; the target is then "value".
-        missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate".
-        gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore".
-        duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean".
-        time_zone: The zone of times that say none, such as Europe/Berlin, and that forecasts are written in.
-        frequency: How often there is a row: 15min, hour, day, business-day, trading-day, week, month, quarter, year;
-            without it, it is found from the times.
-        storage: How values are stored: "float32" (float64 where it would lose digits) or "float16".
+        reading: How tables are read.
         window: Rows the model sees.
         horizon: Rows it forecasts.
         stride: Rows between the starts of training windows.
@@ -138,15 +129,7 @@ class SeriesOptions:
     paths: Sequence[str | Path] = ()
     target: Sequence[str] = ()
     feature: Sequence[str] = ()
-    time_column: str | None = None
-    series_column: Sequence[str] = ()
-    wide: bool = False
-    missing: Missing = "error"
-    gaps: Gaps = "split"
-    duplicates: Duplicates = "error"
-    time_zone: str | None = None
-    frequency: str | None = None
-    storage: Storage = "float32"
+    reading: Reading = Reading()  # noqa: RUF009 (frozen)
     window: int = 96
     horizon: int = 24
     stride: int = 1
@@ -167,13 +150,6 @@ class SeriesOptions:
         Raises:
             ConfigError: A field cannot be used.
         """
-        check_choice("missing", self.missing, get_args(Missing))
-        check_choice("gaps", self.gaps, get_args(Gaps))
-        # A record of an earlier version names one column, or none.
-        named = self.series_column or ()
-        object.__setattr__(self, "series_column", (named,) if isinstance(named, str) else tuple(named))
-        check_choice("duplicates", self.duplicates, get_args(Duplicates))
-        check_choice("storage", self.storage, get_args(Storage))
         check_choice("loss", self.loss, get_args(Loss))
         check_choice("scaling", self.scaling, get_args(Scaling))
         check_calendar(self.calendar, self.holidays)
@@ -197,6 +173,29 @@ class SeriesOptions:
                 f"test_size must be at least horizon={self.horizon}, or no forecast can be tested, not "
                 f"{self.test_size}."
             )
+
+    @classmethod
+    def of_record(cls, options: Mapping[str, Any]) -> "SeriesOptions":
+        """The options in the record of a model, as `record` gives them.
+
+        Raises:
+            ConfigError: A value cannot be used.
+            TypeError: A name is unknown.
+        """
+        names = Reading().settings().keys()
+        reading = {name: value for name, value in options.items() if name in names}
+        others = {name: value for name, value in options.items() if name not in names}
+        return cls(**others, reading=Reading(**reading))
+
+    def record(self) -> dict[str, Any]:
+        """All options side by side, without the paths, for the record of a model."""
+        own = {name: value for name, value in vars(self).items() if name not in ("paths", "reading")}
+        return own | self.reading.settings()
+
+    def whole_reading(self) -> Reading:
+        """The reading of tables, with the columns that are to be forecast and seen."""
+        features = list(dict.fromkeys([*self.feature, *self.future])) if self.feature else None
+        return dataclasses.replace(self.reading, targets=self.target, features=features)
 
     def split(self, data: "SeriesData") -> "SeriesSplit":
         """Cuts a series into training, validation and test part, as these settings say; see `SeriesData.split`."""
@@ -231,7 +230,7 @@ class ReadingOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings that are not left out, as arguments of `open_series`."""
+        """The settings that are not left out, by their names in `Reading`."""
         found = {name: value for name, value in vars(self).items() if value is not None}
         if not self.series_column:
             found.pop("series_column", None)

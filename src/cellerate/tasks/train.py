@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import keras
 
 from cellerate.data.files import check_paths
-from cellerate.data.settings import TableOptions
+from cellerate.data.settings import FILLED_IN, Reading, TableOptions
 from cellerate.data.tables import as_sources
 from cellerate.errors import ConfigError
 from cellerate.settings import record_of, takes_fields_of
@@ -27,6 +27,7 @@ from cellerate.tasks.settings import (
     TextOptions,
 )
 from cellerate.tasks.text import TextRun, train_on_text
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry import Display, Notebook, TerminalProgress
 
@@ -80,22 +81,30 @@ def train_text(
         chosen = preset_options(preset, options, model=model)
         display.message(preset_sentence(preset, chosen))
         options = chosen | options
-    return train_on_text(
-        record_of(TextOptions, options, paths=check_paths(data)),
-        _output(output),
-        architecture=record_of(TextArchitecture, options),
+    run = RunOptions(
+        output=_output(output),
         training=record_of(TrainingSettings, options),
-        model=_model(model),
         resume=resume,
         overwrite=overwrite,
         callbacks=callbacks,
         sample_every=sample_every,
         display=display,
     )
+    return train_on_text(
+        record_of(TextOptions, options, paths=check_paths(data)),
+        run,
+        architecture=record_of(TextArchitecture, options),
+        model=_model(model),
+    )
 
 
 @takes_fields_of(
-    SeriesOptions, TableOptions, ForecastArchitecture, TrainingSettings, leave_out=["paths", "notify_reading"]
+    SeriesOptions,
+    Reading,
+    TableOptions,
+    ForecastArchitecture,
+    TrainingSettings,
+    leave_out=["paths", "reading", *FILLED_IN],
 )
 def train_series(
     data: Any,
@@ -132,18 +141,23 @@ def train_series(
         >>> run = cellerate.train_series("ETTh1.csv", "ett.keras", target="OT", window=96, horizon=24)
         >>> run.test["model"]["mae"]
     """
-    display = _display(verbose)
-    return train_on_series(
-        record_of(SeriesOptions, options, paths=tuple(as_sources(data))),
-        _output(output),
-        architecture=record_of(ForecastArchitecture, options),
+    table = record_of(TableOptions, options)
+    reading = record_of(Reading, options)
+    series = record_of(SeriesOptions, options, paths=tuple(as_sources(data)), reading=reading)
+    run = RunOptions(
+        output=_output(output),
         training=record_of(TrainingSettings, options),
-        model=_model(model),
         resume=resume,
         overwrite=overwrite,
         callbacks=callbacks,
-        display=display,
-        table=record_of(TableOptions, options, notify_reading=display.message),
+        display=_display(verbose),
+    )
+    return train_on_series(
+        series,
+        run,
+        architecture=record_of(ForecastArchitecture, options),
+        model=_model(model),
+        table=table,
     )
 
 
@@ -182,16 +196,19 @@ def train_embed(
         >>> cellerate.embed("titles.keras", ["red hat", "blue"]).shape
         (2, 64)
     """
-    return train_on_lines(
-        record_of(LineOptions, options, path=_one_path(data)),
-        _output(output),
-        architecture=record_of(AutoencoderArchitecture, options),
+    run = RunOptions(
+        output=_output(output),
         training=record_of(TrainingSettings, options),
-        model=_model(model),
         resume=resume,
         overwrite=overwrite,
         callbacks=callbacks,
         display=_display(verbose),
+    )
+    return train_on_lines(
+        record_of(LineOptions, options, path=_one_path(data)),
+        run,
+        architecture=record_of(AutoencoderArchitecture, options),
+        model=_model(model),
     )
 
 

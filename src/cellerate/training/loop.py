@@ -7,7 +7,6 @@ resume, a time limit, Ctrl-C, history and display.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,8 @@ from cellerate.layers.accelerate import accelerate
 from cellerate.layers.carried_states import carried_states
 from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
-from cellerate.training.beginning import Begin, begun, checkpoint_to_resume, layers_held, progress_of
+from cellerate.models.storage import save_model
+from cellerate.training.beginning import begun, checkpoint_to_resume, layers_held, progress_of
 from cellerate.training.callback_list import WhenDue, check_callbacks
 from cellerate.training.callbacks import Conductor, EarlyStopping, Interrupted, ReduceLROnPlateau
 from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
@@ -31,12 +31,12 @@ from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
 from cellerate.training.precision import precision_for
 from cellerate.training.probe import end_probe, is_probe
-from cellerate.training.settings import TrainingSettings
+from cellerate.training.run import TrainingRun
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
-from cellerate.training.telemetry import Display, RunPlan, Sample, Telemetry, check_trackers, write_history
-from cellerate.training.time_limits import SampleSize, TimeLimits, judged_part
+from cellerate.training.telemetry import Display, RunPlan, Telemetry, check_trackers, write_history
+from cellerate.training.time_limits import SampleSize, judged_part
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
 
@@ -79,61 +79,16 @@ class TrainingResult:
     judged: SampleSize | None = None
     first_loss: float | None = None
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingRun:
-    """A run of training: its purpose and its settings.
-
-    Attributes:
-        output: A `.keras` path for the best model; the run folder lies beside it.
-        save: Writes the model it is given to a path; called at each improvement.
-        loss: A Keras loss.
-        settings: How to train.
-        metrics: Keras metrics, weighted if the source gives weights.
-        validation: Batches whose loss decides which epoch is best; with None, the last epoch is.
-        begin: Gives the model of a new run better weights than random ones, such as a solution in closed form. That
-            model is judged on the validation data, too, and stays the best one unless an epoch is clearly better:
-            see `stretches.clearly_better`. The time counts as training.
-        identity: What else a resumed run must have in common with this one.
-        carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
-            batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
-        resume: Continues from the checkpoint in the run folder.
-        overwrite: Replaces a model or an unfinished run of the same name.
-        callbacks: Keras callbacks of your own, called as `fit` calls them. Their model is the compiled one, which has
-            the layers of `model`. A run that resumes in the middle of an epoch begins `fit` twice.
-        display: Shows the progress; None shows nothing. Of several processes, only the first shows.
-        bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
-        sample: Gives something the model makes, for those who watch; from its weights alone, as only one process asks.
-        sample_every: Shows a sample after so many steps, and after each epoch; None shows none.
-        limits: The time limits, which began earlier than this call; None makes them of the settings.
-        ignorant: The loss of a model that knows nothing, such as one that finds all characters equally likely. An
-            epoch far above it, and above the first step, is one that diverged.
-    """
-
-    output: str | Path
-    save: Callable[[keras.Model, Path], None]
-    loss: Any
-    settings: TrainingSettings
-    metrics: Sequence[Any] = ()
-    validation: BatchSource | None = None
-    begin: Begin | None = None
-    identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    carry_states: bool = False
-    resume: bool = False
-    overwrite: bool = False
-    callbacks: Sequence[keras.callbacks.Callback] = ()
-    display: Display | None = None
-    bits: str | None = None
-    sample: Callable[[keras.Model], Sample] | None = None
-    sample_every: int | None = None
-    limits: TimeLimits | None = None
-    ignorant: float | None = None
+    @property
+    def can_be_judged(self) -> bool:
+        """True if the model of this process is the one to judge: it is the first, and training was not interrupted."""
+        return self.here and self.status != "interrupted"
 
 
 def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> TrainingResult:
     """Trains `model` on `source`.
 
-    Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
+    Afterwards the model's layers run on Cellerate's kernels, as `training.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
 
     Several processes that have joined a group (`distributed.group`, torchrun) train together: each is called with the
@@ -145,7 +100,7 @@ def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> Training
             is small and loads as plain Keras. It is trained in place, except in mixed precision, which trains
             a copy (see `TrainingResult.model`).
         source: The training batches; their order is part of the run.
-        run: The purpose and the settings.
+        run: What its user asks for, and what its task needs.
 
     Returns:
         The result. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status is
@@ -158,8 +113,7 @@ def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> Training
         TrainingError: The loss is no longer a finite number, or far above that of the first step.
     """
     training = _Training(model, source, run)
-    first = training.processes.first
-    with own_run(training.output, resume=run.resume, overwrite=run.overwrite, first=first):
+    with own_run(run.options, first=training.processes.first):
         keep_freed_memory()
         training.begin_or_resume()
         training.accelerate()
@@ -181,16 +135,16 @@ class _Training:
     """
 
     def __init__(self, model: keras.Model, source: BatchSource, run: TrainingRun) -> None:
-        self.model, self._source, self._run = model, source, run
-        self.output = Path(run.output)
-        self._folder = run_folder(self.output)
-        self._limits = run.limits or TimeLimits.of(run.settings)
-        check_trackers(run.settings.track)
-        self._own_callbacks = check_callbacks(run.callbacks)
+        self.model, self._source, self._run, self._options = model, source, run, run.options
+        self._settings, self._limits = run.options.training, run.options.limits
+        self._output = Path(run.options.output)
+        self._folder = run_folder(self._output)
+        check_trackers(self._settings.track)
+        self._own_callbacks = check_callbacks(run.options.callbacks)
         self.processes = Processes()
         self.processes.check(model, carry_states=run.carry_states)
-        self._display = run.display if run.display is not None and self.processes.first else Display()
-        self._checkpoints = CheckpointFolder(self._folder, run.settings.keep_checkpoints)
+        self._display = run.options.listener
+        self._checkpoints = CheckpointFolder(self._folder, self._settings.keep_checkpoints)
         # How the model of a new run began, where it did not begin at random.
         self._beginning = ""
 
@@ -198,7 +152,7 @@ class _Training:
         """Finds the checkpoint of a run that is to go on; for a new one, the model's beginning and its precision."""
         run = self._run
         self._identity = {
-            **run.settings.curve_settings(),
+            **self._settings.curve_settings(),
             **run.identity,
             "backend": keras.config.backend(),
             "carry_states": run.carry_states,
@@ -207,9 +161,9 @@ class _Training:
             "model": architecture_of(self.model),
         }
         self._checkpoint: Checkpoint | None = None
-        if run.resume:
+        if self._options.resume:
             self._checkpoint = checkpoint_to_resume(
-                self._checkpoints, self._identity, run.settings, self._display
+                self._checkpoints, self._identity, self._settings, self._display
             )
         resumed = self._checkpoint
         self.processes.check_same(self._identity, resumed.position if resumed is not None else None)
@@ -221,7 +175,7 @@ class _Training:
                 self.model,
                 self._source,
                 loss=run.loss,
-                settings=run.settings,
+                settings=self._settings,
                 display=self._display,
                 processes=self.processes,
             )
@@ -231,7 +185,7 @@ class _Training:
         precision = self.progress.precision
         if precision != "float32":
             self.model = with_dtype_policy(self.model, precision)
-        accelerate(self.model, self._run.settings.implementation, sum_embedding_gradients=True)
+        accelerate(self.model, self._settings.implementation, sum_embedding_gradients=True)
         self._kernels = kernels_used(self.model, precision)
         self._display.message(self._kernels + self._beginning)
 
@@ -246,9 +200,9 @@ class _Training:
             self._trainer.compile,
             loss=self.processes.loss(run.loss),
             weighted_metrics=list(run.metrics),
-            jit_compile=run.settings.jit_compile,
+            jit_compile=self._settings.jit_compile,
         )
-        optimizer = build_optimizer(run.settings, len(source), self.progress.precision)
+        optimizer = build_optimizer(self._settings, len(source), self.progress.precision)
         self._norms = GradientNorm(optimizer)
         compiled(optimizer)
         self._held_out, self._judged = judged_part(
@@ -269,31 +223,33 @@ class _Training:
             restore(self._trainer, self._checkpoint)
         self.processes.replicate(self._trainer)
         if is_probe():
-            end_probe(self._trainer, source, run.loss, run.settings, self.progress.precision, self.processes)
+            end_probe(
+                self._trainer, source, run.loss, self._settings, self.progress.precision, self.processes
+            )
 
     def conduct(self) -> Conductor:
         """Opens the telemetry of the run; gives the callback that saves, judges and stops."""
         run, progress = self._run, self.progress
-        made_of = {**dataclasses.asdict(run.settings), **self._identity, "precision": progress.precision}
+        made_of = {**dataclasses.asdict(self._settings), **self._identity, "precision": progress.precision}
         self._telemetry = Telemetry(
             self._display,
             self._folder,
-            run.settings.track,
+            self._settings.track,
             made_of,
             resumed=self._checkpoint is not None,
             sample=None if run.sample is None else functools.partial(run.sample, self.model),
-            show_samples=run.sample_every is not None,
+            show_samples=self._options.sample_every is not None,
         )
         self._display = self._telemetry if self.processes.first else Display()
         self._monitor = "loss" if self._held_out is None else "val_loss"
         return Conductor(
-            settings=run.settings,
+            settings=self._settings,
             progress=progress,
             steps_per_epoch=len(self._source),
             items_per_step=self._source.items_per_batch,
             monitor=self._monitor,
             display=self._display,
-            sample_every=run.sample_every,
+            sample_every=self._options.sample_every,
             write_checkpoint=self._checkpoints.save,
             write_best=self._save_best,
             write_history=lambda: write_history(self._folder, progress.history, progress.curve),
@@ -309,11 +265,11 @@ class _Training:
 
     def _save_best(self) -> None:
         with layers_held(self.model, self.progress.fixed, fixed=False):
-            self._run.save(self.model, self.output)
+            save_model(self.model, self._output, self._run.record)
 
     def _watching(self) -> list[keras.callbacks.Callback]:
         """The callbacks of Keras that the settings ask for."""
-        settings, found = self._run.settings, []
+        settings, found = self._settings, []
         if settings.patience is not None:
             found.append(
                 EarlyStopping(self.progress, monitor=self._monitor, mode="min", patience=settings.patience)
@@ -333,14 +289,14 @@ class _Training:
     def fit(self, conductor: Conductor) -> Status:
         """Trains to the end or until something stops it, and says which."""
         run, source, display = self._run, self._source, self._display
-        most_s = self._limits.training_s(run.settings, self.progress.judging_s)
+        most_s = self._limits.training_s(self._settings, self.progress.judging_s)
         plan = RunPlan(
-            run.settings.epochs, len(source), source.items_per_batch, source.item, run.bits, most_s
+            self._settings.epochs, len(source), source.items_per_batch, source.item, run.bits, most_s
         )
         with contextlib.ExitStack() as watched:
             if self.processes.first:
                 remove_unfinished(self._folder)
-                remove_unfinished(self.output)
+                remove_unfinished(self._output)
                 watched.enter_context(self._telemetry)
             display.start(plan)
             for sentence in self._limits.sentences(self._judged, source.item):
@@ -352,7 +308,7 @@ class _Training:
                         self._trainer,
                         self.processes.share(source),
                         self._held_out,
-                        run.settings.epochs,
+                        self._settings.epochs,
                         self._own_callbacks,
                         self._watching(),
                         conductor,
@@ -380,7 +336,7 @@ class _Training:
         progress = self.progress
         # What the first has written, all may read from here on.
         self.processes.wait()
-        model = self.processes.own(self.model, self._run.settings.implementation)
+        model = self.processes.own(self.model, self._settings.implementation)
         best_is_last = progress.best_epoch == len(progress.history)
         if (
             self.processes.first
@@ -388,11 +344,11 @@ class _Training:
             and progress.best is not None
             and not best_is_last
         ):
-            model.load_weights(self.output)
+            model.load_weights(self._output)
         return TrainingResult(
             model=model,
             status=status,
-            output=self.output,
+            output=self._output,
             folder=self._folder,
             history=tuple(progress.history),
             best_epoch=progress.best_epoch,

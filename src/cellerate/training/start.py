@@ -1,7 +1,7 @@
 """Where a run may begin: its output can be written, nobody else writes it, and nothing is lost that nobody gave up."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from cellerate.errors import CheckpointError, ConfigError
@@ -9,6 +9,7 @@ from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.machine.environment import require
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.parallel import Processes
+from cellerate.training.run import RunOptions
 from cellerate.training.telemetry import check_trackers
 
 # What a run needs beside Keras, and what for.
@@ -20,16 +21,8 @@ def run_folder(output: str | Path) -> Path:
     return Path(output).with_suffix(".run")
 
 
-def check_start(
-    output: str | Path, *, resume: bool, overwrite: bool = False, track: Sequence[str] = ()
-) -> None:
+def check_start(run: RunOptions) -> None:
     """Refuses, before any work, a run that could not write its output, lacks a package or would destroy what is there.
-
-    Args:
-        output: The model that the run will write.
-        resume: Whether it goes on with the run of that name.
-        overwrite: Whether it may replace a model or an unfinished run of that name.
-        track: The trackers that are to get its figures.
 
     Raises:
         BackendError: A package that the run needs later is not installed.
@@ -40,30 +33,30 @@ def check_start(
     """
     for package, purpose in _PACKAGES.items():
         require(package, "train", purpose)
-    check_trackers(track)
-    folder = run_folder(output)
+    check_trackers(run.training.track)
+    folder = run_folder(run.output)
     if folder.exists() and Processes().first:
         with exclusive(folder):
             pass
-    _check(Path(output), resume=resume, overwrite=overwrite)
+    _check(run)
 
 
 @contextlib.contextmanager
-def own_run(output: Path, *, resume: bool, overwrite: bool, first: bool) -> Iterator[None]:
-    """A block in which no other process trains into `output`; checked as by `check_start` once that is certain.
+def own_run(run: RunOptions, *, first: bool) -> Iterator[None]:
+    """A block in which no other process trains into the output; checked as by `check_start` once that is certain.
 
     Of processes that train together, only the `first` keeps others away.
     """
     if not first:
-        _check(output, resume=resume, overwrite=overwrite)
+        _check(run)
         yield
         return
-    folder = run_folder(output)
+    folder = run_folder(run.output)
     existed = folder.exists()
     with exclusive(folder):
         try:
             # Since `check_start`, which came before hours of reading, perhaps, another run may have ended here.
-            _check(output, resume=resume, overwrite=overwrite)
+            _check(run)
             yield
         finally:
             # Nothing stays of a run that came to nothing.
@@ -73,10 +66,11 @@ def own_run(output: Path, *, resume: bool, overwrite: bool, first: bool) -> Iter
                     folder.rmdir()
 
 
-def _check(output: Path, *, resume: bool, overwrite: bool) -> None:
+def _check(run: RunOptions) -> None:
+    output = Path(run.output)
     if output.suffix != ".keras":
         raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
-    if resume and overwrite:
+    if run.resume and run.overwrite:
         raise ConfigError(
             "resume=True goes on with a run, and overwrite=True replaces it: choose one of the two."
         )
@@ -90,11 +84,11 @@ def _check(output: Path, *, resume: bool, overwrite: bool) -> None:
     try:
         newest = checkpoints.newest(arrays=False)
     except CheckpointError:
-        if resume:
+        if run.resume:
             raise
-    if resume and newest is None:
+    if run.resume and newest is None:
         raise CheckpointError(f"there is no checkpoint to resume in {folder}. Leave resume=True out.")
-    if resume or overwrite:
+    if run.resume or run.overwrite:
         return
     if newest is not None and not newest.progress["finished"]:
         raise ConfigError(

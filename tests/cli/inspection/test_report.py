@@ -168,7 +168,7 @@ def measured(monkeypatch):
 
         monkeypatch.setattr(optimize, "start_backend", lambda backend: None)
         monkeypatch.setitem(sys.modules, "cellerate.optimization.workflow", SimpleNamespace(run=optimized))
-        listener = SimpleNamespace(Listener=object, TerminalListener=lambda *_: None)
+        listener = SimpleNamespace(StageListener=object, TerminalListener=lambda *_: None)
         monkeypatch.setitem(sys.modules, "cellerate.optimization.listener", listener)
 
     return give

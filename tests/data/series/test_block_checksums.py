@@ -9,6 +9,7 @@ from cellerate.data.series.block_checksums import BLOCK_BYTES, block_checksums, 
 from cellerate.data.series.pack import open_packed
 from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.errors import DataError
 from cellerate.tasks.file_info import file_info
 
@@ -17,7 +18,7 @@ from cellerate.tasks.file_info import file_info
 def packed(tmp_path):
     lines = [f"2024-01-01 00:{row // 60:02}:{row % 60:02},{row}\n" for row in range(3600)]
     (tmp_path / "t.csv").write_text("time,y\n" + "".join(lines))
-    pack_series(tmp_path / "t.csv", tmp_path / "t.series")
+    pack_series(tmp_path / "t.csv", tmp_path / "t.series", Reading())
     return tmp_path / "t.series"
 
 
@@ -81,7 +82,7 @@ def test_other_values_of_the_same_shape_are_not_trained_on(packed):
     values = np.load(packed / "values.npy")
     np.save(packed / "values.npy", values[::-1])
     with pytest.raises(DataError, match=r"values\.npy has changed since it was written"):
-        open_series(packed, targets=["y"])
+        open_series(packed, Reading(targets=["y"]))
 
 
 def test_series_without_checksums_opens_and_says_so(packed):
@@ -108,9 +109,9 @@ def test_checksums_that_are_none_are_damage(packed, checksums):
 def test_damaged_copy_in_the_cache_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "kept"))
     (tmp_path / "t.csv").write_text("y\n" + "".join(f"{row}\n" for row in range(500)))
-    wanted = np.array(open_series(tmp_path / "t.csv", targets=["y"]).values)
+    wanted = np.array(open_series(tmp_path / "t.csv", Reading(targets=["y"])).values)
     (values,) = (tmp_path / "kept").rglob("values.npy")
     flip(values, -3)
-    data = open_series(tmp_path / "t.csv", targets=["y"])
+    data = open_series(tmp_path / "t.csv", Reading(targets=["y"]))
     assert not data.cached
     np.testing.assert_array_equal(data.values, wanted)

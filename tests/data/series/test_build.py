@@ -19,8 +19,9 @@ from cellerate.data.series import layout as series_layout, read as series_read
 from cellerate.data.series.build import build_series
 from cellerate.data.series.pack import open_packed
 from cellerate.data.series.packing import pack_series
-from cellerate.data.series.reading import Columns
+from cellerate.data.series.rows_read import Columns
 from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings import Reading
 from cellerate.data.tables import arrow_table
 from cellerate.data.tables.tables import find_tables, open_table
 from cellerate.errors import DataError, OutputError
@@ -55,7 +56,7 @@ def write(folder: Path, columns: dict[str, Any], files: int = 1, row_group: int 
 
 
 def opened(folder: Path, **settings: Any) -> SeriesData:
-    return open_series(folder, targets=["a"], features=["a", "b"], series_column="id", **settings)
+    return open_series(folder, Reading(targets=["a"], features=["a", "b"], series_column="id", **settings))
 
 
 def same(one: SeriesData, other: SeriesData) -> None:
@@ -112,7 +113,7 @@ def test_infinite_values_of_a_matrix_in_place_are_dropped(tmp_path):
     values = np.ones((60, 2), np.float32)
     values[20, 1], values[40, 0] = np.inf, np.nan
     np.save(tmp_path / "v.npy", values)
-    data = open_series(tmp_path / "v.npy", targets=["0"], missing="drop")
+    data = open_series(tmp_path / "v.npy", Reading(targets=["0"], missing="drop"))
     assert str(data.values.filename) == str(tmp_path / "v.npy")
     assert [segment[:2] for segment in data.segments] == [(0, 20), (21, 40), (41, 60)]
 
@@ -120,7 +121,7 @@ def test_infinite_values_of_a_matrix_in_place_are_dropped(tmp_path):
 def test_long_numbers_tell_series_apart(tmp_path):
     ids = np.repeat([1234567.0, 1234568.0, 0.5], 10)
     np.save(tmp_path / "v.npy", np.stack([ids, np.arange(30.0)], axis=1))
-    data = open_series(tmp_path / "v.npy", targets=["1"], series_column="0")
+    data = open_series(tmp_path / "v.npy", Reading(targets=["1"], series_column="0"))
     assert [segment[2] for segment in data.segments] == ["1234567", "1234568", "0.5"]
 
 
@@ -128,7 +129,7 @@ def test_files_of_one_name_are_several_series(tmp_path):
     for shop in ("a", "b"):
         (tmp_path / shop).mkdir()
         (tmp_path / shop / "sales.csv").write_text("x\n" + "\n".join(map(str, range(40))))
-    data = open_series(tmp_path, targets=["x"])
+    data = open_series(tmp_path, Reading(targets=["x"]))
     assert [segment[2] for segment in data.segments] == ["sales", "sales (2)"]
     split = data.split(0.5, 0.25)
     assert [(begin, stop) for _, begin, stop in split.test.bounds] == [(30, 40), (70, 80)]
@@ -138,7 +139,7 @@ def test_compressed_table_that_is_cut_short_is_named(tmp_path):
     text = "x\n" + "\n".join(str(n * 1.37) for n in range(900_000))
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-100_000])
     with pytest.raises(DataError, match=r"t\.csv\.gz cannot be read"):
-        open_series(tmp_path / "t.csv.gz", targets=["x"])
+        open_series(tmp_path / "t.csv.gz", Reading(targets=["x"]))
 
 
 def test_filled_stretch_is_a_straight_line_between_neighbours(tmp_path, small_blocks):
@@ -188,8 +189,10 @@ from pathlib import Path
 from cellerate.data.series import read as series_read
 from cellerate.data.tables import arrow_table
 from cellerate.data.series.build import build_series
-from cellerate.data.series.reading import Columns
+from cellerate.data.series.rows_read import Columns
+from cellerate.data.settings import Reading
 from cellerate.data.tables.tables import find_tables, open_table
+from cellerate.listener import Callbacks
 arrow_table._BLOCK_ROWS, arrow_table._PART_ROWS, series_read._NOTE_EVERY_S = 31, 60, 0.0
 left = int(sys.argv[3])
 def progress(rows, total):
@@ -199,7 +202,7 @@ def progress(rows, total):
         os.kill(os.getpid(), signal.SIGKILL)
 found = [open_table(path) for path in find_tables(sys.argv[1])]
 build_series(Path(sys.argv[2]), "key", found, Columns(["a", "b"], "time", ["id"]),
-             missing="ffill", gaps="split", dtype="float32", progress=progress)
+             Reading(missing="ffill"), listener=Callbacks(progress=progress))
 print(left)
 """
 
@@ -240,7 +243,7 @@ def test_what_another_key_left_is_not_continued(tmp_path, monkeypatch):
     with exclusive(building):
         reader = series_read.Reader(building, found, columns, np.dtype(np.float32), "other")
         reader.read()
-    made = build_series(tmp_path / "p", "key", found, columns, missing="error", gaps="split", dtype="float32")
+    made = build_series(tmp_path / "p", "key", found, columns, Reading())
     np.testing.assert_array_equal(made.values, opened(folder).values)
 
 
@@ -254,7 +257,7 @@ def test_files_that_are_shorter_than_their_note_says_are_read_anew(tmp_path):
     # The power went before the disk had all of it.
     values = building / series_read.VALUES
     os.truncate(values, values.stat().st_size // 2)
-    made = build_series(tmp_path / "p", "key", found, columns, missing="error", gaps="split", dtype="float32")
+    made = build_series(tmp_path / "p", "key", found, columns, Reading())
     np.testing.assert_array_equal(made.values, opened(folder).values)
 
 
@@ -266,7 +269,7 @@ def test_times_that_an_earlier_packing_left_are_not_those_of_another(tmp_path):
         [sys.executable, "-c", BUILD, str(folder), str(tmp_path / "p.series"), "9"], check=False
     )
     assert killed.returncode == -signal.SIGKILL
-    packed = pack_series(folder, tmp_path / "p.series", time_column="", series_column="id")
+    packed = pack_series(folder, tmp_path / "p.series", Reading(time_column="", series_column="id"))
     assert packed.times is None
     assert sorted(p.name for p in (tmp_path / "p.series").iterdir()) == [
         "segments.npy", "series.json", "values.npy",
@@ -280,25 +283,24 @@ def test_packed_series_beside_its_tables_is_no_table(tmp_path):
     )
     assert killed.returncode == -signal.SIGKILL and (folder / "all.series.building").is_dir()
     for _ in range(2):
-        packed = pack_series(folder, folder / "all.series", series_column="id")
+        packed = pack_series(folder, folder / "all.series", Reading(series_column="id"))
         np.testing.assert_array_equal(packed.values, opened(folder).values)
 
 
 def test_other_packing_of_the_same_name_is_not_taken_for_ones_own(tmp_path):
     folder = write(tmp_path / "t", frame())
     found = [open_table(path) for path in find_tables(folder)]
-    settings = {"missing": "error", "gaps": "split", "dtype": "float32", "cache": False}
     columns = Columns(["a", "b"], "time", ["id"])
-    build_series(tmp_path / "p", "one", found, columns, **settings)
+    build_series(tmp_path / "p", "one", found, columns, Reading(), cache=False)
     with pytest.raises(OutputError, match="something else"):
-        build_series(tmp_path / "p", "other", found, columns, **settings)
+        build_series(tmp_path / "p", "other", found, columns, Reading(), cache=False)
     assert open_packed(tmp_path / "p").fingerprint == "one"
 
 
 def test_process_that_waits_for_another_opens_what_that_made(tmp_path):
     folder = write(tmp_path / "t", frame())
-    code = "import sys; from cellerate.data.series.packing import pack_series; "
-    code += "print(pack_series(sys.argv[1], sys.argv[2], series_column='id').fingerprint)"
+    code = "import sys; from cellerate.data.series import pack_series; from cellerate.data.settings import Reading; "
+    code += "print(pack_series(sys.argv[1], sys.argv[2], Reading(series_column='id')).fingerprint)"
     command = [sys.executable, "-c", code, str(folder), str(tmp_path / "p.series")]
     with exclusive(tmp_path / "p.series.building"):
         others = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

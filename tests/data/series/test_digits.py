@@ -9,6 +9,7 @@ import pytest
 from cellerate.data.series.digits import lost_in_float32, lost_in_float64
 from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.tables import csv_table
 from cellerate.data.windows.scaler import Scaler, scaled
 
@@ -24,14 +25,14 @@ def write(path: Path, **columns: Any) -> Path:
 
 
 def test_counter_above_two_to_the_24th_is_stored_as_it_is(tmp_path: Path) -> None:
-    data = open_series([write(tmp_path / "meter.csv", reading=COUNTER)], targets=["reading"])
+    data = open_series([write(tmp_path / "meter.csv", reading=COUNTER)], Reading(targets=["reading"]))
     assert data.values.dtype == np.float64
     np.testing.assert_array_equal(data.values[:, 0], COUNTER)
     assert any("float32 loses digits of 'reading' (250000003 in" in note for note in data.notes)
 
 
 def test_packed_counter_is_stored_as_it_is(tmp_path: Path) -> None:
-    packed = pack_series(write(tmp_path / "meter.csv", reading=COUNTER), tmp_path / "meter.series")
+    packed = pack_series(write(tmp_path / "meter.csv", reading=COUNTER), tmp_path / "meter.series", Reading())
     np.testing.assert_array_equal(np.load(tmp_path / "meter.series" / "values.npy")[:, 0], COUNTER)
     assert packed.settings["dtype"] == "float32"
 
@@ -39,7 +40,7 @@ def test_packed_counter_is_stored_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numbers_that_the_type_holds_stay_in_it(tmp_path: Path, dtype: Any) -> None:
     path = write(tmp_path / "power.csv", load=np.round(np.random.default_rng(0).normal(50, 9, 400), 2))
-    data = open_series([path], targets=["load"], dtype=dtype)
+    data = open_series([path], Reading(targets=["load"], storage=dtype))
     assert data.values.dtype == dtype
     assert not any("float64" in note for note in data.notes)
 
@@ -90,14 +91,14 @@ def test_loss_found_in_a_later_block_is_mended_in_the_earlier_ones(
     values = np.concatenate([np.arange(300) * 0.1, COUNTER[:100]])
     path = write(tmp_path / "late.csv", value=values, id=["a"] * 300 + ["b"] * 100)
     monkeypatch.setattr(csv_table, "_BLOCK_BYTES", 1 << 10)
-    data = open_series([path], targets=["value"], series_column="id")
+    data = open_series([path], Reading(targets=["value"], series_column="id"))
     np.testing.assert_array_equal(data.values[:, 0], values)
     assert [name for _, _, name in data.segments] == ["a", "b"]
 
 
 def test_whole_numbers_that_not_even_float64_holds_are_told(tmp_path: Path) -> None:
     ids = [10**18 + 7 * number for number in range(400)]
-    data = open_series([write(tmp_path / "ids.csv", id=ids)], targets=["id"])
+    data = open_series([write(tmp_path / "ids.csv", id=ids)], Reading(targets=["id"]))
     assert any("'id' holds whole numbers of which float64 keeps 15 digits" in note for note in data.notes)
     assert lost_in_float64(1e18 * np.random.default_rng(0).normal(size=(400, 1))) is None
 

@@ -1,12 +1,15 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from cellerate.data.series.future_rows import open_known
+from cellerate.data.settings import Reading
 from cellerate.errors import DataError
 
 START = np.datetime64("2024-03-01T00", "us")
 HOUR = np.timedelta64(1, "h")
-READING = {"targets": ["y"], "features": ["y", "price"], "series_column": "shop"}
+READING = Reading(targets=["y"], features=["y", "price"], series_column="shop")
 
 
 def times(*numbers):
@@ -34,7 +37,7 @@ def write(path, known, rows, *, holes=(), shops="ab", header="date,shop,y,price"
 @pytest.mark.parametrize("missing", ["error", "drop", "ffill", "interpolate"])
 def test_rows_without_targets_at_the_end_are_the_future(tmp_path, missing):
     path = write(tmp_path / "s.csv", known=10, rows=14)
-    data = open_known([path], READING | {"missing": missing}, ["price"])
+    data = open_known([path], dataclasses.replace(READING, missing=missing), ["price"])
     assert data.segments == ((0, 10, "a"), (14, 24, "b"))
     assert data.ahead.rows("b", times(10, 11, 12)).tolist() == [[110], [111], [112]]
 
@@ -93,6 +96,6 @@ def test_without_columns_nothing_is_looked_for(tmp_path):
 @pytest.mark.parametrize("name", ["cost", "date", "shop"])
 def test_column_that_is_none_of_numbers_is_refused_with_those_that_are(tmp_path, name):
     path = write(tmp_path / "s.csv", 10, 14)
-    reading = {"targets": ["y"], "features": None, "series_column": "shop"}
+    reading = Reading(targets=["y"], series_column="shop")
     with pytest.raises(DataError, match=rf"^future names '{name}', .*s\.csv\. These are: y, price\.$"):
         open_known([path], reading, [name])

@@ -9,6 +9,7 @@ import pytest
 from cellerate.data.series import build as series_build, order as series_order
 from cellerate.data.series.order import Sorting, order_rows
 from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings import Reading
 from cellerate.data.times.form import TimeForm
 from cellerate.data.times.frequency import parse_frequency
 from cellerate.errors import ConfigError, DataError
@@ -23,7 +24,7 @@ def opened(tmp_path):
     def opener(lines, head="date,a", **options):
         path = tmp_path / "t.csv"
         path.write_text("\n".join([head, *lines]) + "\n")
-        return open_series(path, targets=["a"], **options)
+        return open_series(path, Reading(targets=["a"], **options))
 
     return opener
 
@@ -204,7 +205,7 @@ def test_order_that_a_later_file_decides_holds_for_the_one_before(tmp_path, monk
     for number, (begin, end) in enumerate([(0, 9), (9, 20), (20, 40)]):
         lines = [f"{dates[n]},{n}" for n in range(begin, end)]
         (tmp_path / f"{number}.csv").write_text("\n".join(["date,a", *lines]) + "\n")
-    data = open_series(tmp_path, targets=["a"])
+    data = open_series(tmp_path, Reading(targets=["a"]))
     assert data.times.astype("datetime64[D]").tolist() == days(40).tolist()
     assert data.segments == ((0, 40, ""),)
 
@@ -215,7 +216,7 @@ def test_files_that_contradict_each_other_in_the_order_are_refused(tmp_path):
     with pytest.raises(
         DataError, match="the month first in '01/15/2020' in data row 1, and the day first in '13/01"
     ):
-        open_series(tmp_path, targets=["a"])
+        open_series(tmp_path, Reading(targets=["a"]))
 
 
 @pytest.mark.parametrize("name", ["month", "ts", "Datum", "fecha", "when", "index", ""])

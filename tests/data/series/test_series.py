@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.windows import SeriesBatches
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
@@ -48,7 +49,7 @@ def spans(data):
 
 
 def test_csv_with_defaults_takes_every_number_and_the_date(write):
-    data = open_series(write(table(50)), targets=["b"])
+    data = open_series(write(table(50)), Reading(targets=["b"]))
     assert data.columns == data.feature_names == ("a", "b")
     assert data.target_names == ("b",)
     assert data.target_columns == (1,)
@@ -60,8 +61,8 @@ def test_csv_with_defaults_takes_every_number_and_the_date(write):
 
 
 def test_real_table_opens_and_comes_from_the_cache_the_second_time(shared_data):
-    first = open_series(shared_data / "ETTh1.csv", targets=["OT"])
-    second = open_series([shared_data / "ETTh1.csv"], targets=["OT"])
+    first = open_series(shared_data / "ETTh1.csv", Reading(targets=["OT"]))
+    second = open_series([shared_data / "ETTh1.csv"], Reading(targets=["OT"]))
     assert (first.cached, second.cached) == (False, True)
     assert first.values.shape == (17_420, 7)
     assert first.fingerprint == second.fingerprint
@@ -76,13 +77,13 @@ def test_real_table_opens_and_comes_from_the_cache_the_second_time(shared_data):
 
 def test_changed_file_or_setting_is_not_taken_from_the_cache(write):
     path = write(table(50))
-    first = open_series(path, targets=["b"])
-    other = open_series(path, targets=["a"])
+    first = open_series(path, Reading(targets=["b"]))
+    other = open_series(path, Reading(targets=["a"]))
     # The same matrix serves another target, and is another series to train on.
     assert other.cached and other.fingerprint != first.fingerprint
-    assert not open_series(path, targets=["b"], dtype="float16").cached
+    assert not open_series(path, Reading(targets=["b"], storage="float16")).cached
     write(table(51))
-    second = open_series(path, targets=["b"])
+    second = open_series(path, Reading(targets=["b"]))
     assert not second.cached
     assert second.fingerprint != first.fingerprint
 
@@ -91,10 +92,10 @@ def test_changed_file_or_setting_is_not_taken_from_the_cache(write):
 def test_damaged_cache_is_made_anew(write, monkeypatch, tmp_path, name):
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "kept"))
     path = write(table(50))
-    wanted = np.array(open_series(path, targets=["b"]).values)
+    wanted = np.array(open_series(path, Reading(targets=["b"])).values)
     (file,) = (tmp_path / "kept").rglob(name)
     file.write_bytes(file.read_bytes()[:100])
-    data = open_series(path, targets=["b"])
+    data = open_series(path, Reading(targets=["b"]))
     assert not data.cached
     assert np.array_equal(data.values, wanted)
 
@@ -103,7 +104,7 @@ def test_cache_that_cannot_be_written_raises_output_error(write, monkeypatch, tm
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "file"))
     with pytest.raises(OutputError):
-        open_series(write(table(5)), targets=["b"])
+        open_series(write(table(5)), Reading(targets=["b"]))
 
 
 def test_parquet_equals_csv(write, tmp_path):
@@ -120,11 +121,11 @@ def test_parquet_equals_csv(write, tmp_path):
         tmp_path / "t.parquet",
         row_group_size=50,
     )
-    data = open_series(tmp_path / "t.parquet", targets=["b"], missing="interpolate")
+    data = open_series(tmp_path / "t.parquet", Reading(targets=["b"], missing="interpolate"))
     times = [
         str(t).replace("T", " ") for t in np.arange(rows).astype("datetime64[h]").astype("datetime64[s]")
     ]
-    same = open_series(write(table(rows, times)), targets=["b"])
+    same = open_series(write(table(rows, times)), Reading(targets=["b"]))
     assert data.columns == ("a", "b")
     assert np.array_equal(data.values, same.values)
     assert np.array_equal(data.times, same.times)
@@ -134,11 +135,11 @@ def test_parquet_equals_csv(write, tmp_path):
 def test_npy_is_used_where_it_lies(tmp_path):
     values = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
     np.save(tmp_path / "v.npy", values)
-    data = open_series(tmp_path / "v.npy", targets=["2"])
+    data = open_series(tmp_path / "v.npy", Reading(targets=["2"]))
     assert data.columns == ("0", "1", "2", "3")
     assert np.array_equal(data.values, values)
     assert str(data.values.filename) == str(tmp_path / "v.npy")
-    assert open_series(tmp_path / "v.npy", targets=["2"]).cached
+    assert open_series(tmp_path / "v.npy", Reading(targets=["2"])).cached
     assert data.times is None
     assert data.step is None
 
@@ -147,22 +148,22 @@ def test_npy_with_holes_names_or_other_type_is_copied(tmp_path):
     values = np.arange(40, dtype=np.float64).reshape(20, 2)
     values[5, 1] = np.nan
     np.save(tmp_path / "v.npy", values)
-    data = open_series(tmp_path / "v.npy", targets=["y"], names=["x", "y"], missing="interpolate")
+    data = open_series(tmp_path / "v.npy", Reading(targets=["y"], missing="interpolate"), names=["x", "y"])
     assert data.values[5].tolist() == [10, 11]
     assert data.columns == ("x", "y")
-    other = open_series(tmp_path / "v.npy", targets=["y"], names=["y", "x"], missing="ffill")
+    other = open_series(tmp_path / "v.npy", Reading(targets=["y"], missing="ffill"), names=["y", "x"])
     assert other.values[3].tolist() == [6, 7]
     assert other.target_columns == (0,)
     np.save(tmp_path / "one.npy", np.arange(9))
-    assert open_series(tmp_path / "one.npy", targets=["0"]).values[:, 0].tolist() == list(range(9))
+    assert open_series(tmp_path / "one.npy", Reading(targets=["0"])).values[:, 0].tolist() == list(range(9))
 
 
 def test_npy_in_place_with_holes_is_cut_not_changed(tmp_path):
     values = np.arange(40, dtype=np.float32).reshape(20, 2)
     values[5, 1] = np.nan
     np.save(tmp_path / "v.npy", values)
-    assert spans(open_series(tmp_path / "v.npy", targets=["0"], missing="drop")) == [(0, 5), (6, 20)]
-    filled = open_series(tmp_path / "v.npy", targets=["0"], missing="ffill")
+    assert spans(open_series(tmp_path / "v.npy", Reading(targets=["0"], missing="drop"))) == [(0, 5), (6, 20)]
+    filled = open_series(tmp_path / "v.npy", Reading(targets=["0"], missing="ffill"))
     assert filled.values[5].tolist() == [10, 9]
     assert np.isnan(np.load(tmp_path / "v.npy")[5, 1])
 
@@ -173,9 +174,9 @@ def test_missing_values_follow_the_policy(write, policy):
     path = write(table(10, hole=holes))
     if policy == "error":
         with pytest.raises(DataError, match=r"data row 1: column 'a' has no value \(5 values.*interpolate"):
-            open_series(path, targets=["b"], missing=policy)
+            open_series(path, Reading(targets=["b"], missing=policy))
         return
-    data = open_series(path, targets=["b"], missing=policy)
+    data = open_series(path, Reading(targets=["b"], missing=policy))
     if policy == "drop":
         assert spans(data) == [(2, 5), (7, 9)]
     elif policy == "ffill":
@@ -191,7 +192,7 @@ def test_missing_values_follow_the_policy(write, policy):
 def test_holes_are_not_filled_across_a_gap_in_time(write):
     times = hours(5) + hours(5, "2016-08-01T00")
     data = open_series(
-        write(table(10, times, {(5, "a"): "", (4, "a"): ""})), targets=["a"], missing="interpolate"
+        write(table(10, times, {(5, "a"): "", (4, "a"): ""})), Reading(targets=["a"], missing="interpolate")
     )
     assert spans(data) == [(0, 5), (5, 10)]
     assert data.values[4:6, 0].tolist() == [3, 6]
@@ -199,17 +200,17 @@ def test_holes_are_not_filled_across_a_gap_in_time(write):
 
 def test_gap_in_time_splits_raises_or_is_ignored(write):
     path = write(table(10, hours(4) + hours(6, "2016-07-01T06")))
-    assert spans(open_series(path, targets=["a"])) == [(0, 4), (4, 10)]
-    assert spans(open_series(path, targets=["a"], gaps="ignore")) == [(0, 10)]
+    assert spans(open_series(path, Reading(targets=["a"]))) == [(0, 4), (4, 10)]
+    assert spans(open_series(path, Reading(targets=["a"], gaps="ignore"))) == [(0, 10)]
     with pytest.raises(
         DataError, match=r"data row 5: the time goes from 2016-07-01 03:00:00 to 2016-07-01 06"
     ):
-        open_series(path, targets=["a"], gaps="error")
+        open_series(path, Reading(targets=["a"], gaps="error"))
 
 
 def test_months_and_jitter_are_no_gaps(write):
     months = [f"{m}-01" for m in np.arange("2015-01", "2020-01", dtype="datetime64[M]")]
-    data = open_series(write(table(60, months)), targets=["a"])
+    data = open_series(write(table(60, months)), Reading(targets=["a"]))
     assert spans(data) == [(0, 60)]
 
 
@@ -224,7 +225,7 @@ def test_months_and_jitter_are_no_gaps(write):
     ],
 )
 def test_times_in_common_ways_of_writing_are_read(write, times):
-    data = open_series(write(table(3, times)), targets=["a"])
+    data = open_series(write(table(3, times)), Reading(targets=["a"]))
     assert data.times.astype("datetime64[D]").astype(str).tolist() == [
         "2020-01-01",
         "2020-01-02",
@@ -234,13 +235,13 @@ def test_times_in_common_ways_of_writing_are_read(write, times):
 
 
 def test_empty_time_column_means_none(write):
-    data = open_series(write(table(3, ["morning", "noon", "night"])), targets=["a"], time_column="")
+    data = open_series(write(table(3, ["morning", "noon", "night"])), Reading(targets=["a"], time_column=""))
     assert (data.times, data.columns, spans(data)) == (None, ("a", "b"), [(0, 3)])
 
 
 def test_time_column_of_numbers_is_read(write):
     path = write("t,a\n0,1\n0.5,2\n1.0,3\n3.0,4\n")
-    data = open_series(path, targets=["a"], time_column="t")
+    data = open_series(path, Reading(targets=["a"], time_column="t"))
     assert data.step == 0.5
     assert spans(data) == [(0, 3), (3, 4)]
     assert data.columns == ("a",)
@@ -260,7 +261,7 @@ def test_time_column_of_numbers_is_read(write):
 )
 def test_times_that_occur_twice_or_are_unreadable_raise_data_error_naming_the_row(write, times, message):
     with pytest.raises(DataError, match=message):
-        open_series(write(table(3, times)), targets=["a"])
+        open_series(write(table(3, times)), Reading(targets=["a"]))
 
 
 def test_interleaved_series_are_sorted_apart(write):
@@ -269,12 +270,12 @@ def test_interleaved_series_are_sorted_apart(write):
     for row, time in enumerate(times):
         lines += [f"south,{time},{row}", f"north,{time},{100 + row}"]
     path = write("\n".join(lines))
-    data = open_series(path, targets=["a"], series_column="shop")
+    data = open_series(path, Reading(targets=["a"], series_column="shop"))
     assert data.segments == ((0, 6, "south"), (6, 12, "north"))
     assert data.values[:, 0].tolist() == [*range(6), *range(100, 106)]
     assert np.array_equal(data.times[:6], data.times[6:])
     with pytest.raises(DataError, match=r"data row 2: .*occurs twice.*series_column"):
-        open_series(path, targets=["a"])
+        open_series(path, Reading(targets=["a"]))
     split = data.split(train=0.5, validation=0.25)
     assert split.train.bounds == ((0, 0, 3), (6, 6, 9))
     assert split.validation.bounds == ((0, 3, 4), (6, 9, 10))
@@ -288,40 +289,40 @@ def test_time_that_occurs_twice_after_sorting_names_the_rows_of_the_file(write):
     with pytest.raises(
         DataError, match=r"data row 5: the time 2020-01-02 .*data row 1 \(a 1 there, a 5 here; 1"
     ):
-        open_series(path, targets=["a"], series_column="id")
+        open_series(path, Reading(targets=["a"], series_column="id"))
 
 
 def test_several_files_go_on_or_are_series_of_their_own(write, tmp_path):
     write(table(5), "1.csv")
     write(table(5, hours(5, "2016-07-01T05")), "2.csv")
     write(table(5), "3.csv")
-    data = open_series(sorted(tmp_path.glob("?.csv")), targets=["a"])
+    data = open_series(sorted(tmp_path.glob("?.csv")), Reading(targets=["a"]))
     assert data.segments == ((0, 10, "1"), (10, 15, "3"))
-    assert open_series(tmp_path / "*.csv", targets=["a"]).segments == data.segments
+    assert open_series(tmp_path / "*.csv", Reading(targets=["a"])).segments == data.segments
     write("date,a,c\n2020-01-01,1,2\n", "4.csv")
     with pytest.raises(DataError, match=r"4\.csv has the columns date, a, c"):
-        open_series(tmp_path, targets=["a"])
+        open_series(tmp_path, Reading(targets=["a"]))
 
 
 def test_files_without_times_are_series_of_their_own(write, tmp_path):
     for name in ("x.csv", "y.csv"):
         write("a\n1\n2\n3\n", name)
-    data = open_series([tmp_path / "x.csv", tmp_path / "y.csv"], targets=["a"])
+    data = open_series([tmp_path / "x.csv", tmp_path / "y.csv"], Reading(targets=["a"]))
     assert data.segments == ((0, 3, "x"), (3, 6, "y"))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_separator_and_byte_order_mark_are_found(write, mark):
-    data = open_series(write("\ufeff" + table(5).replace(",", mark)), targets=["a"])
+    data = open_series(write("\ufeff" + table(5).replace(",", mark)), Reading(targets=["a"]))
     assert data.columns == ("a", "b")
 
 
 def test_index_column_without_a_name_is_no_feature(write):
-    assert open_series(write(",a\n0,5\n1,6\n"), targets=["a"]).columns == ("a",)
+    assert open_series(write(",a\n0,5\n1,6\n"), Reading(targets=["a"])).columns == ("a",)
 
 
 def test_target_that_is_no_feature_is_kept_apart(write):
-    data = open_series(write(table(30)), targets=["a"], features=["b"])
+    data = open_series(write(table(30)), Reading(targets=["a"], features=["b"]))
     assert data.columns == ("b", "a")
     assert (data.feature_columns, data.target_columns) == ((0,), (1,))
     x, y = SeriesBatches(data.whole(), window=3, horizon=2, batch_size=4).batch(0, 0)
@@ -345,7 +346,11 @@ def test_target_that_is_no_feature_is_kept_apart(write):
         ("a,b\n1,\n2,NaN\n", {"missing": "drop", "features": ["b"]}, "'b' has no value in any of the 2 rows"),
         ("a,b\n1,\n,2\n", {"missing": "drop"}, "every row misses a value"),
         ("a,b\n1,2\n3\n", {}, "cannot be read as CSV.*Expected 2 columns, got 1"),
-        ("a,b\n1,70000\n", {"dtype": "float16"}, "data row 1: column 'b' holds 70000, too large for float16"),
+        (
+            "a,b\n1,70000\n",
+            {"storage": "float16"},
+            "data row 1: column 'b' holds 70000, too large for float16",
+        ),
         ("a,b\n1e300,1\n", {}, r"column 'a' holds 1e\+300, too large for float32"),
         (
             "a,b\n1,2\n,3\n",
@@ -356,13 +361,13 @@ def test_target_that_is_no_feature_is_kept_apart(write):
 )
 def test_unusable_tables_raise_data_error_saying_where(write, content, arguments, message):
     with pytest.raises(DataError, match=message):
-        open_series(write(content), **({"targets": ["a"]} | arguments))
+        open_series(write(content), Reading(**({"targets": ["a"]} | arguments)))
 
 
 def test_bad_number_far_down_a_long_file_is_named_with_its_row(write):
     path = write(table(100_000, ["0"] * 100_000, {(99_998, "b"): "oops"}).replace("date", "note"))
     with pytest.raises(DataError, match="column 'b' holds 'oops' in data row 99999"):
-        open_series(path, targets=["b"])
+        open_series(path, Reading(targets=["b"]))
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,7 @@ def test_bad_number_far_down_a_long_file_is_named_with_its_row(write):
     [
         ({"missing": "guess"}, "missing must be one of"),
         ({"gaps": "fill"}, "gaps must be one of"),
-        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"storage": "int8"}, "storage must be one of"),
         ({"targets": []}, "targets is"),
         ({"targets": "a"}, "expected a list"),
         ({"targets": ["a", "a"]}, "twice"),
@@ -381,7 +386,7 @@ def test_bad_number_far_down_a_long_file_is_named_with_its_row(write):
 )
 def test_arguments_out_of_range_raise_config_error(write, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        open_series(write(table(5)), **({"targets": ["a"]} | arguments))
+        open_series(write(table(5)), Reading(**({"targets": ["a"]} | arguments)))
 
 
 @pytest.mark.parametrize(
@@ -395,27 +400,27 @@ def test_arguments_out_of_range_raise_config_error(write, arguments, message):
 )
 def test_damaged_files_raise_data_error(write, name, content, message):
     with pytest.raises(DataError, match=message):
-        open_series(write(content, name), targets=["0"])
+        open_series(write(content, name), Reading(targets=["0"]))
 
 
 def test_npy_of_objects_words_or_cubes_raises_data_error(tmp_path):
     for values in (np.zeros((2, 2, 2)), np.array(["a"]), np.zeros((0, 2))):
         np.save(tmp_path / "v.npy", values)
         with pytest.raises(DataError, match="expected numbers"):
-            open_series(tmp_path / "v.npy", targets=["0"])
+            open_series(tmp_path / "v.npy", Reading(targets=["0"]))
     np.save(tmp_path / "v.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="not a usable"):
-        open_series(tmp_path / "v.npy", targets=["0"])
+        open_series(tmp_path / "v.npy", Reading(targets=["0"]))
 
 
 def test_missing_files_and_empty_folders_raise_data_error(tmp_path):
     for path in (tmp_path / "no.csv", tmp_path, tmp_path / "*.csv", []):
         with pytest.raises(DataError, match="no"):
-            open_series(path, targets=["a"])
+            open_series(path, Reading(targets=["a"]))
 
 
 def test_split_parts_are_disjoint_in_time_and_look_back_for_inputs_only(write):
-    data = open_series(write(table(1000)), targets=["a"])
+    data = open_series(write(table(1000)), Reading(targets=["a"]))
     window, horizon = 24, 6
     for split in (data.split(0.6, 0.25), data.split(counts=(600, 250, 150))):
         parts = (split.train, split.validation, split.test)
@@ -436,7 +441,7 @@ def test_split_parts_are_disjoint_in_time_and_look_back_for_inputs_only(write):
 
 
 def test_split_does_not_look_back_across_a_gap(write):
-    data = open_series(write(table(100, hours(60) + hours(40, "2017-01-01T00"))), targets=["a"])
+    data = open_series(write(table(100, hours(60) + hours(40, "2017-01-01T00"))), Reading(targets=["a"]))
     split = data.split(counts=(60, 20, 20))
     assert split.validation.bounds == ((60, 60, 80),)
     assert split.validation.spans(10) == [(60, 80)]
@@ -446,7 +451,7 @@ def test_split_does_not_look_back_across_a_gap(write):
 
 def test_split_counts_rows_in_segments_only(write):
     holes = {(row, "a"): "" for row in range(10, 30)}
-    data = open_series(write(table(120, hole=holes)), targets=["a"], missing="drop")
+    data = open_series(write(table(120, hole=holes)), Reading(targets=["a"], missing="drop"))
     split = data.split(0.5, 0.2)
     assert [part.rows for part in (split.train, split.validation, split.test)] == [50, 20, 30]
     assert split.train.bounds == ((0, 0, 10), (30, 30, 70))
@@ -454,7 +459,7 @@ def test_split_counts_rows_in_segments_only(write):
 
 def test_split_by_test_size_holds_out_the_last_rows_of_each_series_whatever_its_length(write):
     rows = [f"{number},{'xy'[number >= 20]}" for number in range(60)]
-    data = open_series(write("a,id\n" + "\n".join(rows)), targets=["a"], series_column="id")
+    data = open_series(write("a,id\n" + "\n".join(rows)), Reading(targets=["a"], series_column="id"))
     split = data.split(0.7, 0.1, test_size=6)
     assert split.train.bounds == ((0, 0, 12), (20, 20, 50))
     assert split.validation.bounds == ((0, 12, 14), (20, 50, 54))
@@ -478,11 +483,11 @@ def test_split_by_test_size_holds_out_the_last_rows_of_each_series_whatever_its_
 )
 def test_split_with_impossible_shares_raises_config_error(write, arguments):
     with pytest.raises(ConfigError, match="expected"):
-        open_series(write(table(10)), targets=["a"]).split(**arguments)
+        open_series(write(table(10)), Reading(targets=["a"])).split(**arguments)
 
 
 def test_split_with_too_many_rows_or_an_empty_part_raises_data_error(write):
-    data = open_series(write(table(10)), targets=["a"])
+    data = open_series(write(table(10)), Reading(targets=["a"]))
     with pytest.raises(DataError, match="has 10 rows, but counts"):
         data.split(counts=(5, 5, 5))
     empty = data.split(1.0, 0.0).validation
@@ -500,7 +505,7 @@ def test_scaler_is_fitted_on_the_training_part_only_in_float64(tmp_path, monkeyp
     values = (rng.normal(size=(1000, 3)) * [1, 100, 1e-3] + [1e4, -5, 0]).astype(np.float32)
     values[700:] = 1e6
     np.save(tmp_path / "v.npy", values)
-    scaler = Scaler.fit(open_series(tmp_path / "v.npy", targets=["0"]).split(0.7, 0.1).train)
+    scaler = Scaler.fit(open_series(tmp_path / "v.npy", Reading(targets=["0"])).split(0.7, 0.1).train)
     wanted = values[:700].astype(np.float64)
     assert scaler.mean == pytest.approx(wanted.mean(axis=0), rel=1e-12)
     assert scaler.scale == pytest.approx(wanted.std(axis=0), rel=1e-9)
@@ -508,7 +513,7 @@ def test_scaler_is_fitted_on_the_training_part_only_in_float64(tmp_path, monkeyp
 
 def test_scaler_of_constant_columns_has_scale_one(write):
     path = write("a,b,c\n" + "5,0,0.1\n" * 1000)
-    scaler = Scaler.fit(open_series(path, targets=["a"]).whole())
+    scaler = Scaler.fit(open_series(path, Reading(targets=["a"])).whole())
     assert scaler.scale.tolist() == [1, 1, 1]
     assert np.abs(scaler.transform(np.array([[5, 0, 0.1]], np.float32))).max() == 0
 
@@ -563,7 +568,7 @@ def test_scaler_from_a_hostile_description_raises_model_error(change):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_series_batches_are_scaled_naive_slices(shared_data, dtype):
     data = open_series(
-        shared_data / "ETTh1.csv", targets=["OT", "HUFL"], features=["MUFL", "OT"], dtype=dtype
+        shared_data / "ETTh1.csv", Reading(targets=["OT", "HUFL"], features=["MUFL", "OT"], storage=dtype)
     )
     assert data.columns == ("MUFL", "OT", "HUFL")
     split = data.split(counts=(8640, 2880, 2880))
@@ -582,7 +587,7 @@ def test_series_batches_are_scaled_naive_slices(shared_data, dtype):
 
 
 def test_series_fingerprint_depends_on_data_scaler_and_part(write):
-    data = open_series(write(table(200)), targets=["a"])
+    data = open_series(write(table(200)), Reading(targets=["a"]))
     split = data.split()
     fit = Scaler.fit(split.train)
     other = Scaler(fit.columns, fit.mean + 1, fit.scale)
@@ -599,7 +604,7 @@ def test_series_fingerprint_depends_on_data_scaler_and_part(write):
 
 
 def test_series_batches_refuse_a_scaler_of_other_columns(write):
-    data = open_series(write(table(50)), targets=["a"])
+    data = open_series(write(table(50)), Reading(targets=["a"]))
     with pytest.raises(ConfigError, match="scaler is for the columns x, y, but the series has a, b"):
         SeriesBatches(
             data.whole(), window=4, horizon=1, batch_size=2, scaler=Scaler(["x", "y"], [0, 0], [1, 1])

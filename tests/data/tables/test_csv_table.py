@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.data.tables import csv_table
 from cellerate.data.tables.number_marks import Marks, is_number
 from cellerate.data.tables.tables import open_table, open_tables
 from cellerate.errors import ConfigError, DataError
+from cellerate.listener import Callbacks
 
 
 @pytest.fixture
@@ -122,18 +124,18 @@ def test_is_number_follows_the_marks(value, decimal, thousands, number):
 def test_files_that_are_read_alike_are_told_once(tmp_path, write):
     paths = [write("date;y\n2024-01-01;1,5\n", f"{name}.csv") for name in "abc"]
     said: list[str] = []
-    open_tables(paths, options=TableOptions(notify_reading=said.append))
+    open_tables(paths, listener=Callbacks(message=said.append))
     assert said == [f"{paths[0]} read as: ';' between columns, ',' decimal"]
 
 
 def test_how_a_file_is_read_decides_what_the_cache_holds(write, tmp_path, monkeypatch):
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "cache"))
     path = write("y;z\n1,234;1\n2,345;1\n")
-    small = open_series(path, targets=["y"], features=["y"], table=TableOptions(decimal=","))
-    large = open_series(path, targets=["y"], features=["y"], table=TableOptions(decimal="."))
+    small = open_series(path, Reading(targets=["y"], features=["y"]), table=TableOptions(decimal=","))
+    large = open_series(path, Reading(targets=["y"], features=["y"]), table=TableOptions(decimal="."))
     assert small.values[:, 0].tolist() == np.float32([1.234, 2.345]).tolist()
     assert large.values[:, 0].tolist() == [1234, 2345]
-    assert open_series(path, targets=["y"], features=["y"], table=TableOptions(decimal=",")).cached
+    assert open_series(path, Reading(targets=["y"], features=["y"]), table=TableOptions(decimal=",")).cached
 
 
 @pytest.mark.parametrize("seed", range(20))

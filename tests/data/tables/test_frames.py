@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.data.tables.frames import FrameTable, as_sources
 from cellerate.errors import ConfigError, DataError
@@ -42,8 +43,8 @@ FRAMES = {
 @pytest.mark.parametrize("name", FRAMES)
 def test_frame_is_read_as_its_file_is(name, tmp_path):
     pq.write_table(pa.table(COLUMNS), tmp_path / "t.parquet")
-    expected = open_series(tmp_path / "t.parquet", targets=["y"])
-    data = open_series(FRAMES[name](), targets=["y"])
+    expected = open_series(tmp_path / "t.parquet", Reading(targets=["y"]))
+    data = open_series(FRAMES[name](), Reading(targets=["y"]))
     assert np.array_equal(data.values, expected.values)
     assert np.array_equal(data.times, expected.times)
     assert (data.columns, data.segments, data.step) == (expected.columns, expected.segments, expected.step)
@@ -51,18 +52,18 @@ def test_frame_is_read_as_its_file_is(name, tmp_path):
 
 def test_frame_is_known_again_by_its_content():
     frame = pd.DataFrame(COLUMNS)
-    assert not open_series(frame, targets=["y"]).cached
-    assert open_series(frame.copy(), targets=["y"]).cached
-    assert open_series(pa.table(COLUMNS).to_reader(max_chunksize=3), targets=["y"]).cached
+    assert not open_series(frame, Reading(targets=["y"])).cached
+    assert open_series(frame.copy(), Reading(targets=["y"])).cached
+    assert open_series(pa.table(COLUMNS).to_reader(max_chunksize=3), Reading(targets=["y"])).cached
     frame.loc[3, "y"] = 7
-    assert not open_series(frame, targets=["y"]).cached
+    assert not open_series(frame, Reading(targets=["y"])).cached
 
 
 def test_several_frames_are_read_one_after_another():
     frame = pl.DataFrame(COLUMNS)
-    data = open_series([frame[:20], frame[20:]], targets=["y"])
+    data = open_series([frame[:20], frame[20:]], Reading(targets=["y"]))
     assert data.segments == ((0, 40, "frame 1"),) or data.segments == ((0, 40, ""),)
-    assert [name for _, _, name in open_series([frame, frame], targets=["y"]).segments] == [
+    assert [name for _, _, name in open_series([frame, frame], Reading(targets=["y"])).segments] == [
         "frame 1",
         "frame 2",
     ]
@@ -70,24 +71,24 @@ def test_several_frames_are_read_one_after_another():
 
 def test_array_has_columns_by_number_and_is_hashed():
     values = np.arange(60.0).reshape(-1, 2)
-    data = open_series(values, targets=["1"])
+    data = open_series(values, Reading(targets=["1"]))
     assert data.columns == ("0", "1") and np.array_equal(data.values, values)
-    assert open_series(values.copy(), targets=["1"]).cached
-    assert not open_series(values + 1, targets=["1"]).cached
+    assert open_series(values.copy(), Reading(targets=["1"])).cached
+    assert not open_series(values + 1, Reading(targets=["1"])).cached
 
 
 def test_missing_values_of_frames_are_missing():
     frame = pl.DataFrame({"y": [1, None, 3], "z": [1.0, float("nan"), 2.0]})
     with pytest.raises(DataError, match="the frame, data row 2: column 'y' has no value"):
-        open_series(frame, targets=["y"])
-    data = open_series(frame, targets=["y"], missing="interpolate")
+        open_series(frame, Reading(targets=["y"]))
+    data = open_series(frame, Reading(targets=["y"], missing="interpolate"))
     assert data.values.tolist() == [[1, 1], [2, 1.5], [3, 2]]
 
 
 @pytest.mark.parametrize("data", [3, None, [3], {1, 2}, object(), [["a.csv"]]])
 def test_what_is_no_table_raises_config_error(data):
     with pytest.raises(ConfigError, match="the data must be paths of tables, or frames"):
-        open_series(data, targets=["y"])
+        open_series(data, Reading(targets=["y"]))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_what_is_no_table_raises_config_error(data):
 )
 def test_frames_that_cannot_be_used_raise_data_error(data, message):
     with pytest.raises(DataError, match=message):
-        open_series(data, targets=["y"])
+        open_series(data, Reading(targets=["y"]))
 
 
 def test_open_frames_are_not_copied_with_the_settings_that_hold_them():
@@ -115,7 +116,7 @@ def test_open_frames_are_not_copied_with_the_settings_that_hold_them():
 def test_order_of_dates_is_said_of_a_frame_and_is_part_of_what_is_cached():
     columns = {"date": ["01/02/2024", "02/02/2024", "03/02/2024"], "y": [1.0, 2.0, 3.0]}
     found = {
-        order: open_series(columns, targets=["y"], table=TableOptions(date_order=order))
+        order: open_series(columns, Reading(targets=["y"]), table=TableOptions(date_order=order))
         for order in ("dmy", "mdy")
     }
     assert str(found["dmy"].times[1])[:10] == "2024-02-02"

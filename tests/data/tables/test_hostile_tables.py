@@ -12,6 +12,7 @@ import pytest
 
 from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.errors import DataError
 
 SPACE = "http://schemas.openxmlformats.org/"
@@ -52,7 +53,8 @@ def opened(path: Path) -> tuple[int, str]:
     """The exit code and the errors of reading a table in a process that may have 2 GB beyond its programs."""
     code = (
         "import sys; from cellerate.data.series.series import open_series; from cellerate.errors import DataError\n"
-        "try: print(open_series(sys.argv[1], targets=['OT'], features=['OT']).rows)\n"
+        "from cellerate.data.settings import Reading\n"
+        "try: print(open_series(sys.argv[1], Reading(targets=['OT'], features=['OT'])).rows)\n"
         "except DataError as error: sys.exit(f'DataError: {error}')"
     )
     memory = 8 << 30
@@ -106,7 +108,7 @@ def test_a_damaged_book_is_an_error_of_the_data(tmp_path, place):
     whole[at : at + 200] = bytes(200)
     path.write_bytes(whole)
     with pytest.raises(DataError):
-        open_series(path, targets=["OT"], features=["OT"])
+        open_series(path, Reading(targets=["OT"], features=["OT"]))
 
 
 def test_columns_of_a_sheet_without_names_are_left_out_and_said(tmp_path):
@@ -114,7 +116,7 @@ def test_columns_of_a_sheet_without_names_are_left_out_and_said(tmp_path):
     for row in (["OT", None, None], [1, 2, 3], [2, 3, 4], [3, 4, 5]):
         made.active.append(row)
     made.save(tmp_path / "t.xlsx")
-    found = open_series(tmp_path / "t.xlsx", targets=["OT"])
+    found = open_series(tmp_path / "t.xlsx", Reading(targets=["OT"]))
     assert found.columns == ("OT",)
 
 
@@ -132,15 +134,15 @@ def test_a_record_nested_too_deeply_is_an_error_and_no_end_of_the_process(tmp_pa
 def test_brackets_in_texts_are_not_counted(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("".join(f'{{"OT": {n}, "note": "{"[" * 500}\\\\\\"{"{" * 500}"}}\n' for n in range(5)))
-    assert open_series(path, targets=["OT"], features=["OT"]).rows == 5
+    assert open_series(path, Reading(targets=["OT"], features=["OT"])).rows == 5
 
 
 def test_a_packed_series_described_too_deeply_is_damaged(tmp_path):
     (tmp_path / "t.csv").write_text("OT\n" + "\n".join(map(str, range(20))))
-    pack_series(tmp_path / "t.csv", tmp_path / "t.series")
+    pack_series(tmp_path / "t.csv", tmp_path / "t.series", Reading())
     (tmp_path / "t.series" / "series.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match="damaged"):
-        open_series(tmp_path / "t.series", targets=["OT"], features=["OT"])
+        open_series(tmp_path / "t.series", Reading(targets=["OT"], features=["OT"]))
 
 
 def test_four_times_the_columns_take_about_four_times_as_long(tmp_path):
@@ -151,7 +153,7 @@ def test_four_times_the_columns_take_about_four_times_as_long(tmp_path):
         lines += [",".join(str(row + n % 7 + 0.5) for n in range(columns)) for row in range(6)]
         path.write_text("\n".join(lines))
         begin = time.monotonic()
-        assert open_series(path, targets=["c0"]).values.shape == (6, columns)
+        assert open_series(path, Reading(targets=["c0"])).values.shape == (6, columns)
         seconds[columns] = time.monotonic() - begin
     # What grew with the square of the columns made it twelve times.
     assert seconds[20_000] < 8 * seconds[5000]

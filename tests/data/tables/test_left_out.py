@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings import Reading
 from cellerate.data.tables import csv_table
 from cellerate.data.tables.number_forms import NumberForm, find_form
 from cellerate.data.tables.number_marks import is_number
@@ -26,7 +27,11 @@ def write(path: Path, **columns: Any) -> Path:
 
 
 def opened(source: Any, **settings: Any) -> SeriesData:
-    return open_series(source, targets=["y"], time_column="", missing="ffill", **settings)
+    table, reading = (
+        settings.pop("table", None),
+        Reading(targets=["y"], time_column="", missing="ffill", **settings),
+    )
+    return open_series(source, reading, table=table)
 
 
 def said(data: SeriesData) -> list[str]:
@@ -43,7 +48,7 @@ def test_column_of_numbers_with_a_word_is_left_out_with_its_row_and_what_helps(t
         "missing_values='n/e')"
     ]
     assert said(opened(path)) == said(data)  # from the cache
-    data = opened(path, missing_values=["n/e"])
+    data = opened(path, missing_marks=["n/e"])
     assert data.columns == ("y", "x")
     assert said(data) == []
     assert data.values[17, 1] == 16
@@ -113,7 +118,7 @@ def test_frames_and_files_of_arrow_have_marks_and_missing_values_too(tmp_path: P
         pq.write_table(table, source)
     elif kind == "pandas":
         source = pytest.importorskip("pandas").DataFrame(table.to_pandas())
-    data = opened(source, missing_values=[-999])
+    data = opened(source, missing_marks=[-999])
     assert data.columns == ("y", "price", "open")
     np.testing.assert_array_equal(data.values, [[1, 1.5, 1], [1, -2, 0], [3, -2, 1]])
     assert said(data) == ["left out, because they hold text: 'kind' ('a' in data row 1)"]
@@ -122,7 +127,7 @@ def test_frames_and_files_of_arrow_have_marks_and_missing_values_too(tmp_path: P
 def test_matrix_with_missing_numbers_is_not_used_in_place(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.array([[1], [-999], [3]], np.float32))
     data = open_series(
-        [tmp_path / "t.npy"], targets=["y"], names=["y"], missing="ffill", missing_values="-999,-1"
+        [tmp_path / "t.npy"], Reading(targets=["y"], missing="ffill", missing_marks="-999,-1"), names=["y"]
     )
     assert data.values[:, 0].tolist() == [1, 1, 3]
 
@@ -131,7 +136,7 @@ def test_missing_values_that_are_no_words_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", y=range(2))
     for wrong in (None, [None], 5):
         with pytest.raises(ConfigError, match="missing_values must be words or numbers"):
-            opened(path, missing_values=wrong)
+            opened(path, missing_marks=wrong)
 
 
 @pytest.mark.parametrize(
@@ -178,5 +183,5 @@ def test_number_far_from_all_others_is_told_and_not_taken_for_missing(
         "99999 is far from all other values of 'z' (1 times): if it stands for missing ones, say "
         "missing_values='99999'",
     ]
-    data = opened(tmp_path / "t.csv", missing_values="-9999,99999")
+    data = opened(tmp_path / "t.csv", missing_marks="-9999,99999")
     assert not [note for note in data.notes if "far from" in note]

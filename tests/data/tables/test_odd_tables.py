@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.errors import CellerateError
+from cellerate.listener import Callbacks
 from support.odd_tables import Odd, odd_tables
 
 ALL = odd_tables()
@@ -19,10 +21,15 @@ def own_cache(monkeypatch, tmp_path):
 def opened(odd: Odd, folder, told=None):
     path = folder / odd.name
     path.write_bytes(odd.content)
-    arguments = {"targets": ["y"], "table": TableOptions(**odd.options, notify_reading=told)} | dict(
-        odd.arguments
+    arguments = {"targets": ["y"], **odd.arguments}
+    names = arguments.pop("names", None)
+    return open_series(
+        path,
+        Reading(**arguments),
+        names=names,
+        table=TableOptions(**odd.options),
+        listener=Callbacks(message=told),
     )
-    return open_series(path, **arguments)
 
 
 @pytest.mark.parametrize("odd", [one for one in ALL if one.values is not None], ids=lambda odd: odd.about)

@@ -13,6 +13,7 @@ import pytest
 
 from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.data.tables import arrow_table, json_table
 from cellerate.data.tables.tables import NpyTable, find_tables, open_table
@@ -87,13 +88,13 @@ def test_empty_key_is_named_with_its_column_and_row(tmp_path):
 def test_other_formats_are_read_as_csv_is(tmp_path, monkeypatch, kind):
     days = [f"2024-01-{day:02}" for day in range(1, 29)]
     columns = {"date": days, "y": np.arange(28) / 4, "note": ["x"] * 28}
-    expected = open_series(written(tmp_path, "csv", columns), targets=["y"])
+    expected = open_series(written(tmp_path, "csv", columns), Reading(targets=["y"]))
     path = written(tmp_path, kind, columns)
-    data = open_series(path, targets=["y"])
+    data = open_series(path, Reading(targets=["y"]))
     monkeypatch.setattr(json_table, "_BLOCK_BYTES", 100)
     monkeypatch.setattr(arrow_table, "_BLOCK_ROWS", 5)
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "other"))
-    for found in (data, open_series(path, targets=["y"])):
+    for found in (data, open_series(path, Reading(targets=["y"]))):
         assert np.array_equal(found.values, expected.values) and np.array_equal(found.times, expected.times)
         assert found.columns == ("y",)
 
@@ -102,7 +103,7 @@ def test_field_that_a_record_lacks_is_missing(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"y": 1}\n{"y": null}\n{"z": 2}\n{"y": 4}\n')
     assert open_series(
-        path, targets=["y"], features=["y"], missing="interpolate"
+        path, Reading(targets=["y"], features=["y"], missing="interpolate")
     ).values.ravel().tolist() == [1, 2, 3, 4]
 
 
@@ -124,7 +125,7 @@ def test_sheet_is_chosen_and_rows_above_it_are_left_out(tmp_path):
     book.save(tmp_path / "t.xlsx")
     options = TableOptions(sheet="Sales", skip_lines=2)
     data = open_series(
-        tmp_path / "t.xlsx", targets=["y"], features=["y"], missing="interpolate", table=options
+        tmp_path / "t.xlsx", Reading(targets=["y"], features=["y"], missing="interpolate"), table=options
     )
     assert data.values.ravel().tolist() == [2.5, 3.25, 4]
 
@@ -132,7 +133,7 @@ def test_sheet_is_chosen_and_rows_above_it_are_left_out(tmp_path):
 def test_word_among_numbers_of_a_sheet_is_named(tmp_path):
     path = written(tmp_path, "xlsx", {"y": ["1.5", "closed"]})
     with pytest.raises(DataError, match="column 'y' holds 'closed' in data row 2"):
-        open_series(path, targets=["y"])
+        open_series(path, Reading(targets=["y"]))
 
 
 def test_excel_without_openpyxl_says_what_to_install(tmp_path, monkeypatch):
@@ -140,7 +141,7 @@ def test_excel_without_openpyxl_says_what_to_install(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openpyxl" else find(name))
     with pytest.raises(BackendError, match=r"pip install 'cellerate\[excel\]'"):
-        open_series(tmp_path / "t.xlsx", targets=["y"])
+        open_series(tmp_path / "t.xlsx", Reading(targets=["y"]))
 
 
 WIDE = {
@@ -152,7 +153,7 @@ WIDE = {
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "xlsx", "jsonl"])
 def test_wide_table_has_a_series_a_column(tmp_path, kind):
-    data = open_series(written(tmp_path, kind, WIDE), wide=True)
+    data = open_series(written(tmp_path, kind, WIDE), Reading(wide=True))
     assert data.columns == data.target_names == data.feature_names == ("value",)
     assert data.segments == ((0, 10, "n"), (10, 20, "s"))
     assert data.values.ravel().tolist() == list(range(20))
@@ -160,13 +161,18 @@ def test_wide_table_has_a_series_a_column(tmp_path, kind):
 
 
 def test_wide_table_without_times_is_read():
-    assert open_series({"n": [1.0, 2.0], "s": [3.0, 4.0]}, wide=True).values.ravel().tolist() == [1, 2, 3, 4]
+    assert open_series({"n": [1.0, 2.0], "s": [3.0, 4.0]}, Reading(wide=True)).values.ravel().tolist() == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_wide_and_long_reading_of_one_file_are_kept_apart(tmp_path):
     path = written(tmp_path, "csv", WIDE)
-    long = open_series(path, targets=["n"])
-    wide = open_series(path, wide=True)
+    long = open_series(path, Reading(targets=["n"]))
+    wide = open_series(path, Reading(wide=True))
     assert (long.values.shape, wide.values.shape) == ((10, 2), (20, 1))
 
 
@@ -180,14 +186,14 @@ def test_wide_and_long_reading_of_one_file_are_kept_apart(tmp_path):
 )
 def test_columns_of_a_wide_table_cannot_be_named(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        open_series(written(tmp_path, "csv", WIDE), wide=True, **arguments)
+        open_series(written(tmp_path, "csv", WIDE), Reading(wide=True, **arguments))
 
 
 def test_options_of_tables_are_refused_for_a_packed_series(tmp_path):
     path = tmp_path / "t.series"
-    pack_series(written(tmp_path, "csv", WIDE), path)
-    assert open_series(path, targets=["n"], table=TableOptions(notify_reading=print)).columns == ("n", "s")
+    pack_series(written(tmp_path, "csv", WIDE), path, Reading())
+    assert open_series(path, Reading(targets=["n"]), table=TableOptions()).columns == ("n", "s")
     with pytest.raises(
         ConfigError, match=r"is packed, and decimal=',', header='yes' say how tables are written"
     ):
-        open_series(path, targets=["n"], table=TableOptions(decimal=",", header=True))
+        open_series(path, Reading(targets=["n"]), table=TableOptions(decimal=",", header=True))

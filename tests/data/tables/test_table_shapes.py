@@ -8,12 +8,14 @@ import pytest
 
 from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.data.tables import csv_blanks, csv_table
 from cellerate.data.tables.csv_header import names_of
 from cellerate.data.tables.joined_times import columns_of_time
 from cellerate.data.times.month_names import month_number
 from cellerate.errors import DataError
+from cellerate.listener import Callbacks
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,8 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def opened(folder: Path, text: str, **settings: Any) -> SeriesData:
     (folder / "t.csv").write_text(text)
-    return open_series([folder / "t.csv"], targets=["y"], **settings)
+    table = settings.pop("table", None)
+    return open_series([folder / "t.csv"], Reading(targets=["y"], **settings), table=table)
 
 
 def times(data: SeriesData) -> list[str]:
@@ -91,7 +94,7 @@ def test_frames_have_times_in_several_columns_too() -> None:
     days = pandas.to_datetime(["2024-01-13", "2024-01-13"])
     for clock in (["00:00", "01:00"], [0, 1], [0.0, 1.0]):
         frame = pandas.DataFrame({"date": days, "hour": clock, "y": [1.0, 2.0]})
-        assert times(open_series(frame, targets=["y"])) == HOURS
+        assert times(open_series(frame, Reading(targets=["y"]))) == HOURS
 
 
 def test_name_of_joined_columns_is_taken_apart() -> None:
@@ -110,7 +113,7 @@ def test_columns_without_any_value_are_left_out_and_said(tmp_path: Path) -> None
         data = opened(tmp_path, f"date,y,a,b,\n{rows}")
         assert data.columns == ("y",)
         assert said in data.notes
-        packed = pack_series(path, tmp_path / "t.series")
+        packed = pack_series(path, tmp_path / "t.series", Reading())
         assert packed.columns == ("y",)
         assert said in packed.notes
     (kept,) = (tmp_path / "cache").rglob("*.empty")
@@ -119,13 +122,15 @@ def test_columns_without_any_value_are_left_out_and_said(tmp_path: Path) -> None
     with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
         opened(tmp_path, f"date,y,a,b,\n{rows}", features=["a"])
     with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
-        pack_series(path, tmp_path / "u.series", columns=["y", "a"])
+        pack_series(path, tmp_path / "u.series", Reading(features=["y", "a"]))
 
 
 def test_column_of_times_of_day_beside_dates_is_known_without_names(tmp_path: Path) -> None:
     text = "".join(f"13-Jan-2024 {hour:02}:00:00   {hour}   -999.25\n" for hour in range(20))
     (tmp_path / "t.las").write_text(text)
-    data = open_series([tmp_path / "t.las"], targets=["2"], table=TableOptions(missing_values=["-999.25"]))
+    data = open_series(
+        [tmp_path / "t.las"], Reading(targets=["2"]), table=TableOptions(missing_values=["-999.25"])
+    )
     assert times(data) == HOURS
     assert data.columns == ("2",)
 
@@ -157,8 +162,8 @@ def test_names_in_several_rows_are_one_name_a_column(
 ) -> None:
     (tmp_path / "t.csv").write_text(f"{top}2024-01-13,1,2\n2024-01-14,3,4\n2024-01-15,5,6\n")
     said: list[str] = []
-    table = TableOptions(notify_reading=said.append)
-    data = open_series([tmp_path / "t.csv"], targets=[columns[1]], features=list(columns), table=table)
+    reading = Reading(targets=[columns[1]], features=list(columns))
+    data = open_series([tmp_path / "t.csv"], reading, listener=Callbacks(message=said.append))
     assert data.columns == columns
     assert times(data) == ["2024-01-13T00:00:00", "2024-01-14T00:00:00"]
     count = top.count("\n")
@@ -177,10 +182,10 @@ def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
     index = pandas.date_range("2024-01-13", periods=3, name="Date")
     columns = pandas.MultiIndex.from_product([["Close", "y"], ["AAPL"]])
     frame = pandas.DataFrame(np.arange(6.0).reshape(3, 2), index, columns)
-    data = open_series(frame, targets=["y"])
+    data = open_series(frame, Reading(targets=["y"]))
     assert data.columns == ("Close", "y")
     frame.columns = pandas.MultiIndex.from_product([["y"], ["AAPL", "MSFT"]])
-    assert open_series(frame, targets=["MSFT"]).columns == ("AAPL", "MSFT")
+    assert open_series(frame, Reading(targets=["MSFT"])).columns == ("AAPL", "MSFT")
 
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
@@ -191,7 +196,11 @@ def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
     ):
         book.active.append(row)
     book.save(tmp_path / "t.xlsx")
-    assert open_series([tmp_path / "t.xlsx"], targets=["y"]).values.tolist() == [[1, 13], [1, 14], [1, 15]]
+    assert open_series([tmp_path / "t.xlsx"], Reading(targets=["y"])).values.tolist() == [
+        [1, 13],
+        [1, 14],
+        [1, 15],
+    ]
 
 
 def test_columns_between_blanks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +270,6 @@ def test_months_by_name_are_those_of_one_month() -> None:
 def test_table_without_numbers_says_what_its_columns_hold(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("name;city;when\na;b;2024-01-13\nc;d;2024-01-14\n")
     with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
-        open_series([tmp_path / "t.csv"], wide=True)
+        open_series([tmp_path / "t.csv"], Reading(wide=True))
     with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
-        pack_series(tmp_path / "t.csv", tmp_path / "t.series")
+        pack_series(tmp_path / "t.csv", tmp_path / "t.series", Reading())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings import Reading
 from cellerate.data.times.frequency import Frequency, find_frequency, parse_frequency
 
 DAY = np.timedelta64(1, "D")
@@ -111,7 +112,7 @@ def write(path: Path, days: np.ndarray) -> Path:
 
 
 def opened(path: Path, **settings: Any) -> SeriesData:
-    return open_series([path], targets=["close"], **settings)
+    return open_series([path], Reading(targets=["close"], **settings))
 
 
 def test_stock_is_one_stretch_and_says_which_days_are_holidays(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from cellerate.data.arrays.gather import BlockPlan, FilePlan, WindowIndex, open_rows, windows_at
 from cellerate.data.series.series import SeriesData
+from cellerate.data.settings import Reading
 from cellerate.data.times.calendar_features import Calendar, make_calendar
 from cellerate.data.times.form import TimeForm
 from cellerate.data.times.frequency import parse_frequency
@@ -187,7 +188,7 @@ def test_calendar_of_zoned_times_is_that_of_the_clock_on_the_wall(data, monkeypa
                 )
                 np.testing.assert_allclose(x["future"][row], wanted[origin : origin + HORIZON], atol=1e-6)
     seen = []
-    settings = ForecastSettings({}, WINDOW, HORIZON, (), scaler, covariates)
+    settings = ForecastSettings(Reading(), WINDOW, HORIZON, (), scaler, covariates)
 
     def predict(inputs):
         seen.append(inputs)

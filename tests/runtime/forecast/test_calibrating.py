@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import SeriesData
+from cellerate.data.settings import Reading
 from cellerate.data.times.frequency import parse_frequency
 from cellerate.data.windows.covariates import Covariates
 from cellerate.data.windows.scaler import Scaler
@@ -37,7 +38,7 @@ def series(values, segments=None, *, times=True):
 
 
 def settings(calibration=None, horizon=HORIZON):
-    reading = {"targets": ["y"], "features": ["y"]}
+    reading = Reading(targets=["y"], features=["y"])
     return ForecastSettings(
         reading, WINDOW, horizon, (), Scaler(["y"], [0.0], [1.0]), calibration=calibration
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.packing import pack_series
+from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.program import Program
@@ -387,7 +388,9 @@ def test_record_of_an_earlier_version_names_one_series_column(tmp_path):
 
 
 def test_packed_series_is_not_read_otherwise_than_it_was_packed(tmp_path):
-    pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), tmp_path / "s.series", series_column="shop")
+    pack_series(
+        write_shops(tmp_path / "s.csv", {"a": 9}), tmp_path / "s.series", Reading(series_column="shop")
+    )
     write_cell(tmp_path / "m.cell", program(), header=header(series_column=["shop"]))
     assert len(inference.forecast(tmp_path / "m.cell", tmp_path / "s.series")) == 1
     with pytest.raises(ConfigError, match=r"duplicates is 'mean'.*packed, with 'error'"):
@@ -396,7 +399,7 @@ def test_packed_series_is_not_read_otherwise_than_it_was_packed(tmp_path):
 
 def test_packed_series_of_an_earlier_version_goes_on_by_its_step(tmp_path):
     packed_series = tmp_path / "s.series"
-    pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), packed_series, series_column="shop")
+    pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), packed_series, Reading(series_column="shop"))
     told = json.loads((packed_series / "series.json").read_text())
     for name in ("frequency", "form", "notes", "checksums", "checksum"):
         del told[name]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import SeriesData
+from cellerate.data.settings import Reading
 from cellerate.data.times.calendar_features import Calendar
 from cellerate.data.times.frequency import parse_frequency
 from cellerate.data.windows.covariates import Covariates
@@ -56,7 +57,7 @@ def data():
 
 
 def settings(covariates=COVARIATES):
-    return ForecastSettings({}, WINDOW, HORIZON, (), SCALER, covariates)
+    return ForecastSettings(Reading(), WINDOW, HORIZON, (), SCALER, covariates)
 
 
 class Model:

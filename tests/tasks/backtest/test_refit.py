@@ -10,6 +10,7 @@ from cellerate.tasks.backtest import refit as backtest_refit
 from cellerate.tasks.backtest.run import backtest
 from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -21,9 +22,8 @@ def trained(tmp_path):
     np.save(tmp_path / "d.npy", rows.astype(np.float32))
     train_on_series(
         SeriesOptions(paths=[tmp_path / "d.npy"], target=["0"], window=8, horizon=3, batch_size=16),
-        tmp_path / "m.keras",
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1, learning_rate=0.01)),
         architecture=ForecastArchitecture(units=4),
-        training=TrainingSettings(epochs=1, learning_rate=0.01),
     )
     return tmp_path / "m.keras", tmp_path / "d.npy"
 

@@ -217,7 +217,7 @@ def test_backtest_and_detect_take_frames_and_options_as_forecast_does(path, tmp_
     lines = [line.replace(",", ";").replace(".", ",") for line in path.read_text().splitlines()]
     (tmp_path / "de.csv").write_text("\n".join([*lines[:3], lines[2], *lines[3:]]) + "\n")
     said = []
-    options = {"separator": ";", "decimal": ",", "duplicates": "first", "notify_reading": said.append}
+    options = {"separator": ";", "decimal": ",", "duplicates": "first", "notify": said.append}
     other = backtest(packed, tmp_path / "de.csv", folds=2, **options)
     assert other.figures["model"] == pytest.approx(of_file.figures["model"])
     assert cellerate.detect(packed, tmp_path / "de.csv", **options).score.shape == (96,)

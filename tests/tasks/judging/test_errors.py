@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.errors import ConfigError
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.judging import errors as series_errors
@@ -37,7 +38,9 @@ def opened(path, *, known=True, precision="float32", quantiles=(), **settings):
 
 def by_hand(model: PackedModel, path, begin, train):
     """All figures of both targets, window by window, for the rows from `begin` on of each series of 30 rows."""
-    data = open_series([path], targets=["price", "load"], features=["load", "wind"], series_column="region")
+    data = open_series(
+        [path], Reading(targets=["price", "load"], features=["load", "wind"], series_column="region")
+    )
     values = np.asarray(data.values, np.float64)[:, [2, 0]]
     found = {name: [] for name in ("model", "last_value", "seasonal_naive")}
     quantiles = model.quantiles or ()

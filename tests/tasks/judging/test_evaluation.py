@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
 from cellerate.errors import ConfigError
+from cellerate.listener import Callbacks
 from cellerate.runtime.forecast.forecasting import ForecastSettings
 from cellerate.tasks.judging.errors import SeriesForecaster
 from cellerate.tasks.judging.evaluation import EvaluationOptions, evaluate_forecaster
@@ -25,7 +27,7 @@ def table(rows=ROWS, seed=0, begin="2024-01-01"):
 @pytest.fixture
 def model():
     """A forecaster of plain NumPy that repeats the day before, trained and calibrated on `table()`."""
-    reading = {"targets": ["y"], "features": ["y"]}
+    reading = Reading(targets=["y"], features=["y"])
     settings = ForecastSettings(reading, WINDOW, HORIZON, (), Scaler(["y"], [50.0], [7.0]))
     options = SeriesOptions(target=["y"], window=WINDOW, horizon=HORIZON, season=24)
     plain = SeriesForecaster(lambda scaled: scaled[:, :HORIZON], settings, options)
@@ -88,7 +90,8 @@ def test_options_of_reading_hold_and_what_is_told_of_the_tables_arrives(model):
     broken = table()
     broken["y"][1000:1002] = np.nan
     shuffled = {name: values[::-1] for name, values in broken.items()}
-    found = evaluate_forecaster(model, shuffled, reading=ReadingOptions(missing="ffill"), notify=told.append)
+    filled, heard = ReadingOptions(missing="ffill"), Callbacks(message=told.append)
+    found = evaluate_forecaster(model, shuffled, reading=filled, listener=heard)
     assert found["windows"] > 0
     assert any("sorted" in sentence for sentence in told)
 

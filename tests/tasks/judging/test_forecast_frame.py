@@ -70,6 +70,6 @@ def test_forecast_takes_the_options_of_tables_and_tells_how_it_read(tmp_path):
     lines = ["price;wind;load", *(f"{n},5;5,25;20" for n in range(30))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     said: list[str] = []
-    inference.forecast(packed(), tmp_path / "t.csv", notify_reading=said.append)
+    inference.forecast(packed(), tmp_path / "t.csv", notify=said.append)
     assert said == [f"{tmp_path / 't.csv'} read as: ';' between columns, ',' decimal"]
     inference.forecast(packed(), tmp_path / "t.csv", decimal="comma", separator=";")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import SeriesData, SeriesPart
+from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
 from cellerate.runtime.forecast.calibrating import Intervals, origins_of, score_origins
 from cellerate.runtime.forecast.forecasting import ForecastSettings
@@ -42,7 +43,7 @@ def forecaster(window=8, horizon=4, quantiles=(), width=1.0):
         spread = scaled.std(axis=1, keepdims=True)
         return np.stack([middle + side * width * spread for side in (-1, 0, 1)], axis=-1)
 
-    reading = {"targets": ["y"], "features": ["y"]}
+    reading = Reading(targets=["y"], features=["y"])
     settings = ForecastSettings(reading, window, horizon, quantiles, Scaler(["y"], [0.0], [1.0]))
     return SeriesForecaster(predict, settings, SeriesOptions(target=["y"], window=window, horizon=horizon))
 
@@ -157,13 +158,13 @@ def covers(report):
 def trained(tmp_path, data, quantile=(), **options):
     from cellerate.tasks.series.train import train_on_series
     from cellerate.tasks.settings import ForecastArchitecture
+    from cellerate.training.run import RunOptions
     from cellerate.training.settings import TrainingSettings
 
     return train_on_series(
-        SeriesOptions(paths=[data], **options),
-        tmp_path / "m.keras",
+        SeriesOptions.of_record({"paths": [data], **options}),
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=3)),
         architecture=ForecastArchitecture(units=32, quantile=quantile),
-        training=TrainingSettings(epochs=3),
     ).test["intervals"]
 
 

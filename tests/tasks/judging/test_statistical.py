@@ -7,6 +7,7 @@ import pytest
 
 import cellerate
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.errors import BackendError, ConfigError, DataError
 from cellerate.tasks.judging.statistical import Statistical, check_statistical
 from cellerate.tasks.opening import forecaster_of
@@ -60,7 +61,7 @@ def model(**settings):
 
 
 def rows(values):
-    return open_series({"y": np.asarray(values, float)}, targets=["y"], features=["y"])
+    return open_series({"y": np.asarray(values, float)}, Reading(targets=["y"], features=["y"]))
 
 
 def test_each_origin_sees_all_rows_before_it_and_parameters_of_the_first(stand_in):

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cellerate.data.settings import Reading
 from cellerate.settings import record_of
 from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 from support.made_series import RULES
 
@@ -81,11 +83,13 @@ def cases(folder: Path, shared: Path) -> Iterator[tuple[str, Path, dict[str, obj
 def beside_nlinear(path: Path, output: Path, settings: dict[str, object]) -> dict[str, float]:
     """The errors of a forecaster and of NLinear on the test part."""
     run = train_on_series(
-        record_of(SeriesOptions, settings, paths=(path,)),
-        output,
+        record_of(SeriesOptions, settings, paths=(path,), reading=record_of(Reading, settings)),
+        RunOptions(
+            output=output,
+            training=record_of(TrainingSettings, settings | {"max_seconds": 20.0}),
+            overwrite=True,
+        ),
         architecture=record_of(ForecastArchitecture, settings),
-        training=record_of(TrainingSettings, settings | {"max_seconds": 20.0}),
-        overwrite=True,
     )
     figure = "mae" if "mae" in run.test["model"] else "scaled_mae"
     model, nlinear = (run.test[name][figure] for name in ("model", "nlinear"))

@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 
 import cellerate
 from cellerate.cli.main import app
+from cellerate.data.settings import Reading
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.tasks.bulk import forecast_files
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
 from cellerate.tasks.series.train import load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 from support.servers import serving
 
@@ -53,12 +55,11 @@ def fit(path, output, *, epochs=1, embedding=2, quantile=(), **changes):
         "scaling": "series",
     }
     return train_on_series(
-        SeriesOptions(**(settings | changes)),
-        output,
+        SeriesOptions.of_record(settings | changes),
+        RunOptions(output=output, training=TrainingSettings(epochs=epochs, learning_rate=0.02)),
         architecture=ForecastArchitecture(
             units=8, dropout=0.0, quantile=quantile, series_embedding=embedding
         ),
-        training=TrainingSettings(epochs=epochs, learning_rate=0.02),
     )
 
 
@@ -179,14 +180,23 @@ def test_own_model_is_given_the_inputs_it_names(tmp_path):
     flat.append(keras.layers.Flatten()(keras.layers.Embedding(3, 2)(inputs["series_id"])))
     own = keras.Model(inputs, keras.layers.Dense(HORIZON)(keras.layers.Concatenate()(flat)))
     options = SeriesOptions(
-        paths=[data], target=["sold"], series_column="shop", window=WINDOW, horizon=HORIZON, future=["price"]
+        paths=[data],
+        target=["sold"],
+        reading=Reading(series_column="shop"),
+        window=WINDOW,
+        horizon=HORIZON,
+        future=["price"],
     )
-    train_on_series(options, tmp_path / "m.keras", model=own, training=TrainingSettings(epochs=1))
+    train_on_series(
+        options, RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1)), model=own
+    )
     ahead = write(tmp_path / "a.csv", rows=ROWS + HORIZON, known=ROWS)
     assert forecast(tmp_path / "m.keras", ahead)[0].forecast.shape == (HORIZON, 1)
     with pytest.raises(ModelError, match=r"expected the inputs series \(None, 6, 4\), future \(None, 2, 3\)"):
         train_on_series(
-            SeriesOptions(**vars(options) | {"calendar": ["hour"]}), tmp_path / "n.keras", model=own
+            SeriesOptions(**vars(options) | {"calendar": ["hour"]}),
+            RunOptions(output=tmp_path / "n.keras"),
+            model=own,
         )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.tasks.series.cuts import lost_to_cuts
 
 pytestmark = pytest.mark.keras
@@ -24,7 +25,7 @@ def bars(path: Path, days: int, values: str = "") -> Path:
 
 
 def test_windows_lost_at_night_are_counted_and_what_helps_is_named(tmp_path: Path) -> None:
-    data = open_series([bars(tmp_path / "bars.csv", 10)], targets=["close"])
+    data = open_series([bars(tmp_path / "bars.csv", 10)], Reading(targets=["close"]))
     said = lost_to_cuts(data, 4, 2)
     assert said.startswith(
         "20 of 65 windows of 4 rows and 2 to forecast cross none of the series' 9 gaps (the first "
@@ -34,7 +35,10 @@ def test_windows_lost_at_night_are_counted_and_what_helps_is_named(tmp_path: Pat
     assert "gaps='ignore'" in said
     assert "missing=" not in said
     assert "70 of 70 rows are in no window" in lost_to_cuts(data, 6, 2)
-    assert lost_to_cuts(open_series([tmp_path / "bars.csv"], targets=["close"], gaps="ignore"), 6, 2) == ""
+    assert (
+        lost_to_cuts(open_series([tmp_path / "bars.csv"], Reading(targets=["close"], gaps="ignore")), 6, 2)
+        == ""
+    )
 
 
 def test_rows_without_values_are_told_from_gaps(tmp_path: Path) -> None:
@@ -42,7 +46,9 @@ def test_rows_without_values_are_told_from_gaps(tmp_path: Path) -> None:
     path.write_text(
         "row,value\n" + "".join(f"{number},{'' if number % 10 == 9 else number}\n" for number in range(95))
     )
-    said = lost_to_cuts(open_series([path], targets=["value"], features=["value"], missing="drop"), 4, 2)
+    said = lost_to_cuts(
+        open_series([path], Reading(targets=["value"], features=["value"], missing="drop")), 4, 2
+    )
     assert "9 places where values are missing" in said
     assert "missing='interpolate'" in said
     assert "gaps=" not in said
@@ -52,6 +58,6 @@ def test_few_lost_windows_are_not_worth_a_word(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     times = np.delete(np.arange(3000), 1000)
     path.write_text("time,value\n" + "\n".join(f"{time},{time % 7}" for time in times.tolist()) + "\n")
-    data = open_series([path], targets=["value"], time_column="time")
+    data = open_series([path], Reading(targets=["value"], time_column="time"))
     assert len(data.segments) == 2
     assert lost_to_cuts(data, 6, 2) == ""

@@ -10,6 +10,7 @@ from cellerate.runtime.packed import load
 from cellerate.tasks.packing import pack
 from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 
 WINDOW, HORIZON, ROWS = 12, 4, 400
@@ -34,9 +35,8 @@ def meter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             horizon=HORIZON,
             scaling=request.param,
         ),
-        folder / "meter.keras",
+        RunOptions(output=folder / "meter.keras", training=TrainingSettings(epochs=1)),
         architecture=ForecastArchitecture(units=4),
-        training=TrainingSettings(epochs=1),
     )
     return folder, run, readings, "" if request.param == "series" else None
 

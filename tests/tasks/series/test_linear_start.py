@@ -10,6 +10,7 @@ from cellerate.tasks.judging.baselines import Baselines
 from cellerate.tasks.series import linear_start
 from cellerate.tasks.series.train import load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.display import Display
 
@@ -61,13 +62,15 @@ def fit(
 ):
     settings = {"target": ["load"], "window": WINDOW, "horizon": HORIZON, "batch_size": 16}
     return train_on_series(
-        SeriesOptions(paths=[path], **(settings | changes)),
-        path.with_suffix(".keras"),
+        SeriesOptions.of_record({"paths": [path], **settings, **changes}),
+        RunOptions(
+            output=path.with_suffix(".keras"),
+            training=TrainingSettings(epochs=epochs, learning_rate=rate, log_every=1),
+            resume=resume,
+            display=display,
+            callbacks=callbacks,
+        ),
         architecture=ForecastArchitecture(units=6, dropout=0.2, quantile=quantile, linear=linear),
-        training=TrainingSettings(epochs=epochs, learning_rate=rate, log_every=1),
-        resume=resume,
-        display=display,
-        callbacks=callbacks,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import cellerate
 from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import open_series
+from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError, TrainingError
 from cellerate.models.storage import TaskRecord, load_model, save_model
@@ -19,6 +20,7 @@ from cellerate.tasks.judging.evaluation import evaluate_forecaster
 from cellerate.tasks.series.train import _missing_values, _plain_options, load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training import divergence, time_limits
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -58,16 +60,15 @@ def options(path, **changes):
         "batch_size": 16,
         "season": 6,
     }
-    return SeriesOptions(**(settings | changes))
+    return SeriesOptions.of_record(settings | changes)
 
 
 def fit(path, output="m.keras", *, epochs=1, model=None, units=8, quantile=(), linear=True, **changes):
     return train_on_series(
         options(path, **changes),
-        path.parent / output,
+        RunOptions(output=path.parent / output, training=TrainingSettings(epochs=epochs, learning_rate=0.01)),
         architecture=ForecastArchitecture(units=units, dropout=0.0, quantile=quantile, linear=linear),
         model=model,
-        training=TrainingSettings(epochs=epochs, learning_rate=0.01),
     )
 
 
@@ -284,9 +285,8 @@ def test_npy_without_times_counts_rows(tmp_path):
     np.save(tmp_path / "data.npy", np.column_stack([wave(), wave(seed=1)]).astype(np.float32))
     train_on_series(
         options(tmp_path / "data.npy", target=["1"]),
-        tmp_path / "m.keras",
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1)),
         architecture=ForecastArchitecture(units=4),
-        training=TrainingSettings(epochs=1),
     )
     (found,) = forecast(tmp_path / "m.keras", [tmp_path / "data.npy"])
     assert found.times.tolist() == [240, 241, 242]
@@ -316,9 +316,8 @@ def test_npy_without_times_counts_rows(tmp_path):
 def test_packed_model_forecasts_what_its_keras_model_does(data, changes, architecture):
     train_on_series(
         options(data, **changes),
-        data.parent / "m.keras",
+        RunOptions(output=data.parent / "m.keras", training=TrainingSettings(epochs=1, learning_rate=0.01)),
         architecture=ForecastArchitecture(units=8, **architecture),
-        training=TrainingSettings(epochs=1, learning_rate=0.01),
     )
     cellerate.pack(data.parent / "m.keras", data.parent / "m.cell")
     packed = cellerate.load(data.parent / "m.cell")
@@ -470,13 +469,13 @@ def test_unusable_data_raises_and_writes_nothing(tmp_path, columns, changes, err
 )
 def test_options_with_a_wrong_value_raise_naming_it(name, value):
     with pytest.raises(ConfigError, match=name):
-        SeriesOptions(**{name: value})
+        SeriesOptions.of_record({name: value})
 
 
 def test_output_below_a_file_raises_before_anything_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file"):
-        train_on_series(options(tmp_path / "missing.csv"), tmp_path / "file" / "m.keras")
+        train_on_series(options(tmp_path / "missing.csv"), RunOptions(output=tmp_path / "file" / "m.keras"))
 
 
 # --- intervals
@@ -524,24 +523,27 @@ def test_model_of_business_days_notes_that_for_short_files(tmp_path):
     lines = ["date,load", *(f"{day},{n}" for n, day in enumerate(days[np.is_busday(days)]))]
     (tmp_path / "s.csv").write_text("\n".join(lines) + "\n")
     options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["load"])
-    plain = _plain_options(options, open_series(options.paths, targets=["load"]))
+    plain = _plain_options(options, open_series(options.paths, Reading(targets=["load"])))
     assert (plain["frequency"], plain["season"], plain["series_column"]) == ("business-day", 5, ())
 
 
 def test_model_remembers_what_stands_for_missing_values(tmp_path):
     (tmp_path / "s.csv").write_text("y\n" + "1\n-999\nn/e\n4\n" * 9)
-    options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["y"], missing="ffill", window=2, horizon=1)
+    filled = Reading(missing="ffill")
+    options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["y"], reading=filled, window=2, horizon=1)
     table = TableOptions(missing_values=["-999,n/e"])
-    data = open_series(options.paths, targets=["y"], missing="ffill", table=table)
+    data = open_series(options.paths, Reading(targets=["y"], missing="ffill"), table=table)
     assert data.values[:4, 0].tolist() == [1, 1, 1, 4]
-    run = train_on_series(options, tmp_path / "m.keras", training=TrainingSettings(epochs=1), table=table)
+    run = train_on_series(
+        options, RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1)), table=table
+    )
     assert run.training.status == "finished"
     reading = load_series_model(tmp_path / "m.keras").forecaster.settings.reading
-    assert open_series(options.paths, **reading).values[:4, 0].tolist() == [1, 1, 1, 4]
-    other = open_series(options.paths, **reading, table=TableOptions(missing_values=["4", "n/e"]))
+    assert open_series(options.paths, reading).values[:4, 0].tolist() == [1, 1, 1, 4]
+    other = open_series(options.paths, reading, table=TableOptions(missing_values=["4", "n/e"]))
     assert other.values[:4, 0].tolist() == [1, -999, -999, -999]
-    packed = pack_series(options.paths, tmp_path / "s.series", missing="ffill", table=table)
-    data = open_series([tmp_path / "s.series"], targets=["y"])
+    packed = pack_series(options.paths, tmp_path / "s.series", Reading(missing="ffill"), table=table)
+    data = open_series([tmp_path / "s.series"], Reading(targets=["y"]))
     assert packed.settings["missing_values"] == ["-999", "n/e"] == _missing_values(data, None)
     assert _missing_values(data, TableOptions(missing_values=["x"])) == ["x"]
 
@@ -559,9 +561,8 @@ def test_training_under_a_time_limit_judges_a_sample_of_every_part_and_says_of_h
     )
     run = train_on_series(
         options(path),
-        tmp_path / "m.keras",
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(max_seconds=1e-9)),
         architecture=ForecastArchitecture(units=8, dropout=0.0),
-        training=TrainingSettings(max_seconds=1e-9),
     )
     assert run.training.judged == (4 * 16, 19 * 16)
     every = 600 - HORIZON + 1
@@ -583,7 +584,9 @@ def test_training_that_goes_astray_says_why_the_model_is_no_better_than_the_base
     settings = TrainingSettings(epochs=1, learning_rate=50.0, optimizer="sgd", clipnorm=1.0)
     architecture = ForecastArchitecture(units=8, dropout=0.0, linear=False)
     run = train_on_series(
-        options(data), data.parent / "m.keras", architecture=architecture, training=settings
+        options(data),
+        RunOptions(output=data.parent / "m.keras", training=settings),
+        architecture=architecture,
     )
     said = run.test["verdict"]["sentence"]
     assert said.startswith("Not better than the baselines")
@@ -591,4 +594,8 @@ def test_training_that_goes_astray_says_why_the_model_is_no_better_than_the_base
     assert "Try learning_rate=0.01." in said
     monkeypatch.setattr(divergence, "_FAR", 10.0)
     with pytest.raises(TrainingError, match="training diverged: the loss of epoch 1 is"):
-        train_on_series(options(data), data.parent / "n.keras", architecture=architecture, training=settings)
+        train_on_series(
+            options(data),
+            RunOptions(output=data.parent / "n.keras", training=settings),
+            architecture=architecture,
+        )

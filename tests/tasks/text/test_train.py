@@ -13,6 +13,7 @@ from cellerate.tasks.inference import evaluate, generate
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text.train import evaluate_text, load_text_model, train_on_text
 from cellerate.training import divergence, time_limits
+from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.display import Display
 
@@ -39,15 +40,16 @@ def options(path, **changes):
 def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, file="text.txt", **changes):
     path = folder / file
     path.write_text(text, encoding=changes.get("encoding", "utf-8"))
-    passed = ("resume", "overwrite", "callbacks", "sample_every", "prompt", "display")
+    passed = ("resume", "overwrite", "callbacks", "sample_every", "display")
     how = {name: changes.pop(name) for name in passed if name in changes}
+    prompt = changes.pop("prompt", None)
+    settings = TrainingSettings(epochs=epochs, learning_rate=0.02)
     return train_on_text(
         options(path, **changes),
-        folder / output,
+        RunOptions(output=folder / output, training=settings, **how),
         architecture=TextArchitecture(embedding=4, units=units),
         model=model,
-        training=TrainingSettings(epochs=epochs, learning_rate=0.02),
-        **how,
+        prompt=prompt,
     )
 
 
@@ -211,9 +213,8 @@ def test_folder_reads_what_include_and_exclude_leave(tmp_path):
     (folder / "skip" / "c.txt").write_text("XXXX")
     run = train_on_text(
         options(folder, include=["*.txt"], exclude=["skip"]),
-        tmp_path / "m.keras",
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1)),
         architecture=TextArchitecture(embedding=2, units=3),
-        training=TrainingSettings(epochs=1),
     )
     assert run.tokenizer.vocabulary_size == V
     assert load_text_model(tmp_path / "m.keras").record["include"] == ["*.txt"]
@@ -548,9 +549,11 @@ def test_training_that_ends_worse_than_counting_says_so_and_why(tmp_path, monkey
     (tmp_path / "text.txt").write_text(TEXT)
     run = train_on_text(
         options(tmp_path / "text.txt"),
-        tmp_path / "m.keras",
+        RunOptions(
+            output=tmp_path / "m.keras",
+            training=TrainingSettings(epochs=1, learning_rate=rate, optimizer="sgd"),
+        ),
         architecture=TextArchitecture(embedding=4, units=8),
-        training=TrainingSettings(epochs=1, learning_rate=rate, optimizer="sgd"),
     )
     verdict = run.evaluation["verdict"]
     assert verdict["beats_counting"] is False
@@ -570,9 +573,8 @@ def test_training_under_a_time_limit_judges_its_model_on_a_sample_too(tmp_path, 
     (tmp_path / "text.txt").write_text(TEXT * 3)
     run = train_on_text(
         options(tmp_path / "text.txt", validation_fraction=0.5),
-        tmp_path / "m.keras",
+        RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1, max_seconds=1e-5)),
         architecture=TextArchitecture(embedding=4, units=8),
-        training=TrainingSettings(epochs=1, max_seconds=1e-5),
     )
     found = run.evaluation
     assert found["tokens"] == run.training.judged.items == 4 * 16 * LENGTH

@@ -11,9 +11,9 @@ import pytest
 
 from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import BackendError, ConfigError
-from cellerate.models.storage import save_model
 from cellerate.models.text import build_text_model
-from cellerate.training.loop import TrainingRun, train
+from cellerate.training.loop import train
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry import records as telemetry
 from cellerate.training.telemetry.display import Display
@@ -44,15 +44,16 @@ def run(tmp_path, monkeypatch):
             build_text_model(7, embedding=4, units=6, seed=5),
             TextBatches(IDS[:1000], length=10, batch_size=8, seed=1),
             TrainingRun(
-                output=tmp_path / "m.keras",
-                save=save_model,
+                options=RunOptions(
+                    output=tmp_path / "m.keras",
+                    resume=settings.pop("resume", False),
+                    display=settings.pop("display", None),
+                    training=TrainingSettings(
+                        **{"epochs": 2, "learning_rate": 0.01, "log_every": 1, "track": track} | settings
+                    ),
+                ),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 validation=TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False),
-                resume=settings.pop("resume", False),
-                display=settings.pop("display", None),
-                settings=TrainingSettings(
-                    **{"epochs": 2, "learning_rate": 0.01, "log_every": 1, "track": track} | settings
-                ),
             ),
         )
 

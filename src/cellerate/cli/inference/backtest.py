@@ -10,7 +10,7 @@ from cellerate.cli.figures import Rank, Statistics, in_options, show_figures, sh
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import json_text, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end, spoken
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
@@ -20,7 +20,7 @@ _MOST_FOLDS = 40
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
-@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
+@with_settings("table", TableOptions, panel="Tables")
 def backtest(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
@@ -115,7 +115,7 @@ def backtest(
             progress=progress,
             notify=collect,
             **vars(reading),
-            **vars(spoken(table, quiet)),
+            **vars(table),
         )
     if output is not None:
         _write(output, found)

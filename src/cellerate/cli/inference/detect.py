@@ -10,7 +10,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import outputs, print_json, print_result, written
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import check_table, notes_at_end, spoken
+from cellerate.cli.tables import check_table, notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.files import atomic_write, write_csv, write_parquet
 from cellerate.tasks.settings import ReadingOptions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
-@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
+@with_settings("table", TableOptions, panel="Tables")
 def detect(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
@@ -87,7 +87,7 @@ def detect(
             progress=progress,
             notify=collect,
             **vars(reading),
-            **vars(spoken(table, quiet)),
+            **vars(table),
         )
     if output is not None:
         _write(output, found)

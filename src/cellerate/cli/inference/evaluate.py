@@ -13,14 +13,14 @@ from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import notify, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
-from cellerate.cli.tables import notes_at_end, spoken
+from cellerate.cli.tables import notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
 
 
 @with_settings("reading", ReadingOptions, panel="Reading of series")
-@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
+@with_settings("table", TableOptions, panel="Tables")
 def evaluate(
     model: Annotated[
         Path,
@@ -109,7 +109,7 @@ def evaluate(
                 statistical=statistical or (),
                 notify=collect,
                 **vars(reading),
-                **vars(spoken(table, quiet)),
+                **vars(table),
             )
     if plot is not None:
         _draw(plot, found, f"{model.stem}: errors by the step ahead")
@@ -173,8 +173,8 @@ def _in_pieces(
                 data,
                 output,
                 part=part,
-                reading=reading.given,
-                table=spoken(table, quiet),
+                reading=reading,
+                table=table,
                 progress=progress,
             )
             for note in done.notes:

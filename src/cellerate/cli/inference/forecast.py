@@ -12,7 +12,7 @@ from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import outputs, print_json, show, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
-from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end, spoken
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
-@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
+@with_settings("table", TableOptions, panel="Tables")
 def forecast(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
@@ -100,8 +100,8 @@ def forecast(
                     data,
                     output,
                     future=future or None,
-                    reading=reading.given,
-                    table=spoken(table, quiet),
+                    reading=reading,
+                    table=table,
                     levels=levels,
                     progress=progress,
                 )
@@ -134,7 +134,7 @@ def forecast(
             progress=progress,
             notify=collect,
             **vars(reading),
-            **vars(spoken(table, quiet)),
+            **vars(table),
         )
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix.lower() == ".parquet":

@@ -50,10 +50,10 @@ def optimize(
     for package in ("jinja2", "pydantic"):
         require(package, "report", "the report of optimize")
     start_backend(backend)
-    from cellerate.optimization.listener import Listener, TerminalListener
+    from cellerate.optimization.listener import StageListener, TerminalListener
     from cellerate.optimization.workflow import run
 
-    listener = Listener() if quiet else TerminalListener()
+    listener = StageListener() if quiet else TerminalListener()
     found = run(model, data, output, settings, restart=restart, listener=listener)
     if found.status == "interrupted":
         notify(f"interrupted; every stage that had ended is kept. To go on:\n  {command_to_repeat()}")

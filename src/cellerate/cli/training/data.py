@@ -1,22 +1,25 @@
 """`cellerate data`: prepares data."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cellerate.cli.options import Config, Json, Quiet, with_settings
-from cellerate.cli.output import notify_with_options, print_json, print_result
+from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import spoken
-from cellerate.data.settings import TableOptions
+from cellerate.cli.tables import notes_at_end
+from cellerate.data.settings import FILLED_IN, Reading, TableOptions
 from cellerate.format import listed, size
+from cellerate.listener import Callbacks
 
 # Columns that are listed of a packed series.
 _SHOWN = 20
 
 
-@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
+@with_settings("reading", Reading, leave_out=[*FILLED_IN, "wide"], panel="Series")
+@with_settings("table", TableOptions, panel="Tables")
 def pack(
     paths: Annotated[
         list[str],
@@ -28,47 +31,12 @@ def pack(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to make, named *.series.", show_default=False)
     ],
+    reading: Reading,
     table: TableOptions,
     column: Annotated[
         list[str] | None,
         typer.Option(help="A column of numbers to keep; without any, all of them.", show_default=False),
     ] = None,
-    time_column: Annotated[
-        str | None,
-        typer.Option(
-            help="The column of times; without it, it is found by its name or type.", show_default=False
-        ),
-    ] = None,
-    series_column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A column that tells several series apart; may be given again.", show_default=False
-        ),
-    ] = None,
-    missing: Annotated[
-        str, typer.Option(help="What to do with missing values: error, drop, ffill or interpolate.")
-    ] = "error",
-    gaps: Annotated[
-        str, typer.Option(help="What to do where the time step differs: split, error or ignore.")
-    ] = "split",
-    duplicates: Annotated[
-        str, typer.Option(help="What to do with rows of one time: error, or keep the first, last or mean.")
-    ] = "error",
-    time_zone: Annotated[
-        str | None, typer.Option(help="The zone of times that say none: Europe/Berlin.", show_default=False)
-    ] = None,
-    frequency: Annotated[
-        str | None,
-        typer.Option(
-            help="How often there is a row: 15min, hour, day, business-day, trading-day, week, month; "
-            "without it, it is found.",
-            show_default=False,
-        ),
-    ] = None,
-    storage: Annotated[
-        str,
-        typer.Option(help="How values are stored: float32 (float64 where it would lose digits) or float16."),
-    ] = "float32",
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -82,25 +50,16 @@ def pack(
     """
     from cellerate.data.series import pack_series
 
-    with progress_bar("packing rows", quiet) as progress:
+    with notes_at_end(quiet) as collect, progress_bar("packing rows", quiet) as progress:
         packed = pack_series(
             paths,
             output,
-            columns=column or None,
-            time_column=time_column,
-            series_column=series_column or (),
-            missing=missing,  # type: ignore[arg-type]  # checked there
-            gaps=gaps,  # type: ignore[arg-type]
-            dtype=storage,  # type: ignore[arg-type]
-            table=spoken(table, quiet),
-            duplicates=duplicates,  # type: ignore[arg-type]
-            time_zone=time_zone,
-            frequency=frequency,
-            progress=progress,
+            dataclasses.replace(reading, features=column or None),
+            table=table,
+            listener=Callbacks(collect, progress),
         )
-    for told in packed.notes:
-        if not quiet:
-            notify_with_options(told)
+        for note in packed.notes:
+            collect(note)
     stretches, series = len(packed.segments), len(packed.names)
     content = sum(path.stat().st_size for path in output.iterdir())
     if json:

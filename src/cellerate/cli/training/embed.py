@@ -60,18 +60,22 @@ def train_embed(
     began = time.perf_counter()
     start_training(backend, parallel, [str(lines)], output, quiet)
     from cellerate.tasks.embed import train_on_lines
+    from cellerate.training.run import RunOptions
 
-    run = train_on_lines(
-        dataclasses.replace(data, path=lines),
-        output,
-        architecture=architecture,
-        model=model,
-        training=training,
-        resume=resume,
-        overwrite=overwrite,
-        display=training_display(quiet),
-        began=began,
-    )
+    with training_display(quiet) as display:
+        run = train_on_lines(
+            dataclasses.replace(data, path=lines),
+            RunOptions(
+                output=output,
+                training=training,
+                resume=resume,
+                overwrite=overwrite,
+                display=display,
+                began=began,
+            ),
+            architecture=architecture,
+            model=model,
+        )
     if run.truncated and not quiet:
         notify(
             f"{run.truncated:,} lines are longer than {data.max_length} characters and were cut (--max-length)"

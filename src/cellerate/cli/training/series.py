@@ -11,24 +11,24 @@ import typer
 from cellerate.cli.backend import arrow_without_pandas
 from cellerate.cli.figures import Rank, judged_on, show_figures
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
-from cellerate.cli.output import notify, notify_with_options, print_json, print_result
+from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
-    progress_bar,
     start_training,
     training_display,
     training_report,
 )
-from cellerate.cli.tables import spoken, table_words
-from cellerate.data.settings import TableOptions
+from cellerate.cli.tables import table_words
+from cellerate.data.settings import FILLED_IN, Reading, TableOptions
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
 
-@with_settings("options", SeriesOptions, leave_out=["paths"], panel="Series")
-@with_settings("table", TableOptions, leave_out=["notify_reading"], panel="Tables")
+@with_settings("options", SeriesOptions, leave_out=["paths", "reading"], panel="Series")
+@with_settings("reading", Reading, leave_out=FILLED_IN, panel="Series")
+@with_settings("table", TableOptions, panel="Tables")
 @with_settings("architecture", ForecastArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
 @with_settings("parallel", ProcessSettings, panel="Processes")
@@ -42,6 +42,7 @@ def train_series(
     ],
     output: Output,
     options: SeriesOptions,
+    reading: Reading,
     table: TableOptions,
     architecture: ForecastArchitecture,
     training: TrainingSettings,
@@ -87,21 +88,22 @@ def train_series(
         notify("no chart will be drawn: pip install 'cellerate[plots]'")
     arrow_without_pandas()
     from cellerate.tasks.series import train_on_series
+    from cellerate.training.run import RunOptions
 
-    with progress_bar("reading rows", quiet) as reading:
+    with training_display(quiet, "reading rows") as display:
         run = train_on_series(
-            dataclasses.replace(options, paths=paths),
-            output,
+            dataclasses.replace(options, paths=paths, reading=reading),
+            RunOptions(
+                output=output,
+                training=training,
+                resume=resume,
+                overwrite=overwrite,
+                display=display,
+                began=began,
+            ),
             architecture=architecture,
             model=model,
-            training=training,
-            resume=resume,
-            overwrite=overwrite,
-            display=training_display(quiet),
-            reading=reading,
-            table=spoken(table, quiet),
-            notify=None if quiet else notify_with_options,
-            began=began,
+            table=table,
         )
     chart = None
     if plot is not None and not run.examples:

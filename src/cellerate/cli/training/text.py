@@ -14,7 +14,6 @@ from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
-    progress_bar,
     start_training,
     training_display,
     training_report,
@@ -91,6 +90,7 @@ def train_text(
     several = start_training(backend, parallel, paths, output, quiet)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.text import TextModel, generate_text, load_text_model, train_on_text
+    from cellerate.training.run import RunOptions
 
     def show_sample(title: str, text_model: TextModel) -> None:
         if sample is not None:
@@ -109,24 +109,25 @@ def train_text(
         if not several:
             show_sample("before training", untrained)
 
-    with progress_bar("reading", quiet, in_bytes=True) as reading:
+    with training_display(quiet, "reading", in_bytes=True) as display:
         run = train_on_text(
             dataclasses.replace(data, paths=paths),
-            output,
+            RunOptions(
+                output=output,
+                training=training,
+                resume=resume,
+                overwrite=overwrite,
+                sample_every=sample_every,
+                display=display,
+                began=began,
+            ),
             architecture=architecture,
             model=model,
-            training=training,
-            resume=resume,
-            overwrite=overwrite,
-            sample_every=sample_every,
             prompt=sample,
-            display=training_display(quiet),
-            reading=reading,
             on_ready=on_ready,
-            began=began,
         )
     report = {"training": training_report(run.training), "held_out": run.evaluation}
-    if sample is not None and run.training.here and run.training.status != "interrupted":
+    if sample is not None and run.training.can_be_judged:
         show_sample("after training", load_text_model(output))
     if json:
         print_json(report)

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from cellerate.data.series.fill import blocks_of
 from cellerate.data.series.layout import lay_out, sort_rows
 from cellerate.data.series.order import ORIGIN, Ordered, Sorting, order_rows
 from cellerate.data.series.pack import PackedSeries, describe, open_packed
-from cellerate.data.series.read import NOTE, SERIES, TIMES, VALUES, Progress, Reader, npy_header
-from cellerate.data.series.reading import Columns
+from cellerate.data.series.read import NOTE, SERIES, TIMES, VALUES, Reader, npy_header
+from cellerate.data.series.rows_read import Columns
 from cellerate.data.series.sentinels import Sentinels
-from cellerate.data.settings import Duplicates, Gaps, Missing, Storage
+from cellerate.data.settings import Reading, Storage
 from cellerate.data.tables import NpyTable, Table
 from cellerate.data.times import (
     LOOKED_AT,
@@ -32,7 +32,7 @@ from cellerate.data.times import (
 )
 from cellerate.errors import ConfigError, DataError, OutputError
 from cellerate.files import exclusive, output_error, publish_folder
-from cellerate.settings import check_choice
+from cellerate.listener import SILENT, Listener
 
 _BUILDING = ".building"
 _COPIED_BYTES, _SWAPPED_ROWS = 16 << 20, 1 << 20
@@ -43,16 +43,11 @@ def build_series(
     key: str,
     tables: Sequence[Table],
     columns: Columns,
+    reading: Reading,
     *,
-    missing: Missing,
-    gaps: Gaps,
-    dtype: Storage,
-    duplicates: Duplicates = "error",
-    time_zone: str | None = None,
-    frequency: str | None = None,
     notes: Sequence[str] = (),
     cache: bool = True,
-    progress: Progress | None = None,
+    listener: Listener = SILENT,
 ) -> PackedSeries:
     """Packs tables into a folder, or waits while another process does.
 
@@ -61,23 +56,18 @@ def build_series(
         key: What is packed, and how.
         tables: The tables, with the same columns.
         columns: Which columns.
-        missing: See `open_series`.
-        gaps: See `open_series`.
-        dtype: Of the values.
-        duplicates: See `open_series`.
-        time_zone: See `open_series`.
-        frequency: See `open_series`.
+        reading: What to do with rows that do not fit.
         notes: What is to be told of the columns.
         cache: Whether the folder is one of the cache. There a `.npy` file that is what would be stored is used where
             it lies, and what is damaged is made anew.
-        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
+        listener: Hears how many rows were read.
 
     Raises:
         DataError: See `open_series`.
         OutputError: The folder cannot be written.
     """
     building = folder.with_name(folder.name + _BUILDING)
-    usable = _usable_in_place(tables, columns, dtype) if cache else None
+    usable = _usable_in_place(tables, columns, reading.storage) if cache else None
     with exclusive(building, wait=True):
         if folder.exists():
             found = _made_meanwhile(folder, usable, key, cache=cache)
@@ -85,8 +75,7 @@ def build_series(
                 shutil.rmtree(building, ignore_errors=True)
                 return found
         try:
-            how = _How(missing, gaps, duplicates, time_zone, frequency, notes)
-            made = _Build(building, key, tables, columns, how, np.dtype(dtype), progress)
+            made = _Build(building, key, tables, columns, reading, notes, listener)
             packed, elsewhere = made.in_place(usable), True
             if packed is None:
                 packed, elsewhere = made.on_disk(), False
@@ -154,35 +143,14 @@ def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache:
     )
 
 
-def check_packing(
-    missing: str,
-    gaps: str,
-    dtype: str,
-    duplicates: str = "error",
-    time_zone: str | None = None,
-    frequency: str | None = None,
-) -> None:
-    """Raises `ConfigError` for a setting that cannot be used."""
-    check_choice("duplicates", duplicates, get_args(Duplicates))
-    check_zone(time_zone)
-    if frequency is not None:
-        parse_frequency(frequency)
-    check_choice("missing", missing, get_args(Missing))
-    check_choice("gaps", gaps, get_args(Gaps))
-    check_choice("dtype", dtype, get_args(Storage))
+def check_reading(reading: Reading) -> None:
+    """Raises `ConfigError` for a time zone or a frequency that cannot be used."""
+    check_zone(reading.time_zone)
+    if reading.frequency is not None:
+        parse_frequency(reading.frequency)
 
 
-def packing_key(
-    tables: Sequence[Table],
-    columns: Columns,
-    *,
-    missing: str,
-    gaps: str,
-    dtype: str,
-    duplicates: str = "error",
-    time_zone: str | None = None,
-    frequency: str | None = None,
-) -> str:
+def packing_key(tables: Sequence[Table], columns: Columns, reading: Reading) -> str:
     """A hash of the content of tables and of how they are packed."""
     settings = {
         "version": 4,
@@ -191,26 +159,14 @@ def packing_key(
         "reading": [dict(table.reading) for table in tables if table.reading],
         "table": tables[0].columns,
         "columns": dataclasses.asdict(columns),
-        "missing": missing,
-        "gaps": gaps,
-        "dtype": dtype,
-        "times": [duplicates, time_zone, frequency],
+        "missing": reading.missing,
+        "gaps": reading.gaps,
+        "dtype": reading.storage,
+        "times": [reading.duplicates, reading.time_zone, reading.frequency],
         # A file that begins a new series gives it its name.
         "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
     }
     return digest(json.dumps(settings, sort_keys=True).encode())
-
-
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """The settings of `build_series` that say how rows are treated."""
-
-    missing: Missing
-    gaps: Gaps
-    duplicates: Duplicates
-    time_zone: str | None
-    frequency: str | None
-    notes: Sequence[str]
 
 
 class _Build:
@@ -220,27 +176,28 @@ class _Build:
         key: str,
         tables: Sequence[Table],
         columns: Columns,
-        how: _How,
-        dtype: np.dtype,
-        progress: Progress | None,
+        reading: Reading,
+        notes: Sequence[str],
+        listener: Listener,
     ) -> None:
         self._folder, self._key, self._tables, self._columns = folder, key, tables, columns
-        self._how, self._dtype, self._progress = how, dtype, progress
+        self._reading, self._dtype = reading, np.dtype(reading.storage)
+        self._notes, self._listener = notes, listener
 
     def in_place(self, values: np.ndarray | None) -> PackedSeries | None:
         """A description of values that stay where they are, or None if they cannot."""
         if values is None:
             return None
-        reader = Reader(None, self._tables, self._columns, self._dtype, self._key, self._progress)
+        reader = Reader(None, self._tables, self._columns, self._dtype, self._key, self._listener)
         done = reader.read()
         self._check_holes(reader)
-        if not done.complete and self._how.missing != "drop":
+        if not done.complete and self._reading.missing != "drop":
             return None
         return self._laid_out(values, None, reader.done.counts, reader, reader.place)
 
     def on_disk(self) -> PackedSeries:
         """Values and times in the folder, and their description."""
-        reader = Reader(self._folder, self._tables, self._columns, self._dtype, self._key, self._progress)
+        reader = Reader(self._folder, self._tables, self._columns, self._dtype, self._key, self._listener)
         done = reader.read()
         self._check_holes(reader)
         # What follows changes what was read, so a process that is killed from here on begins anew.
@@ -256,7 +213,7 @@ class _Build:
                 source.unlink()
         place = reader.place if done.sorted else self._place_before_sorting(reader)
         marked = Sentinels(**done.sentinels).notes(self._columns.values)
-        times, counts, notes = None, done.counts, [*self._how.notes, *done.notes, *marked]
+        times, counts, notes = None, done.counts, [*self._notes, *done.notes, *marked]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
             counts, notes = ordered.counts, [*notes, told, *ordered.notes]
@@ -292,19 +249,19 @@ class _Build:
         self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]
     ) -> tuple[Ordered, TimeForm]:
         """The rows in the order of time, and the form with its time zone."""
-        zone = self._how.time_zone
+        zone = self._reading.time_zone
         if zone is not None and form.kind == "number":
             raise ConfigError(
                 f"time_zone is {zone!r}, but the column {self._columns.time!r} holds plain numbers: leave it out."
             )
         clock = zone if zone is not None and not form.zone else ""
-        how = Sorting(self._how.duplicates, clock, form, self._columns.values, place)
+        how = Sorting(self._reading.duplicates, clock, form, self._columns.values, place)
         ordered = order_rows(self._folder, counts, how)
         return ordered, dataclasses.replace(form, zone=zone, mixed=False) if zone is not None else form
 
     def _check_holes(self, reader: Reader) -> None:
         done = reader.done
-        if self._how.missing == "error" and done.first_hole is not None:
+        if self._reading.missing == "error" and done.first_hole is not None:
             row, column = done.first_hole
             raise DataError(
                 f"{reader.place(row)}: column {self._columns.values[column]!r} has no value "
@@ -322,7 +279,7 @@ class _Build:
         form: TimeForm | None = None,
         notes: Sequence[str] = (),
     ) -> PackedSeries:
-        done, columns, how = reader.done, self._columns, self._how
+        done, columns, how = reader.done, self._columns, self._reading
         names = [""] if not columns.series and len(done.names) == 1 else done.names
         layout = lay_out(
             None if done.complete else values,

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cellerate.data.settings import Reading
 from cellerate.data.tables import NpyTable, Table, columns_of_time, of_parts, with_clock
 from cellerate.errors import ConfigError, DataError
 
@@ -40,10 +41,7 @@ def choose_columns(
     path: Path,
     names: Sequence[str],
     kinds: Mapping[str, str],
-    targets: list[str],
-    features: Sequence[str] | None,
-    time_column: str | None,
-    series_column: Sequence[str] | str | None,
+    reading: Reading,
     look: Table | None = None,
     empty: Sequence[str] = (),
 ) -> ChosenColumns:
@@ -53,10 +51,7 @@ def choose_columns(
         path: The table, for messages.
         names: Its columns.
         kinds: What each holds: "number", "time" or something else.
-        targets: Columns to forecast.
-        features: Columns to forecast from; None for all numbers.
-        time_column: The column of times, "" for none, None to find it.
-        series_column: The columns that tell series apart.
+        reading: Which are asked for; a `time_column` of "" means none.
         look: The table, whose first rows are asked where neither name nor type say what a column holds.
         empty: Columns without any value, which are no features unless they are named.
 
@@ -64,12 +59,10 @@ def choose_columns(
         ConfigError: Columns contradict each other.
         DataError: The table has no such column.
     """
-    if isinstance(features, str):
-        raise ConfigError(f"features is {features!r}; expected a list of column names.")
+    targets, features, time_column = list(reading.targets), reading.features, reading.time_column
+    series = tuple(reading.series_column)
     asked = {"targets": targets, "features": list(features or ())}
-    asked |= {"time_column": [time_column] if time_column else []}
-    series = (series_column,) if isinstance(series_column, str) else tuple(series_column or ())
-    asked |= {"series_column": list(series)}
+    asked |= {"time_column": [time_column] if time_column else [], "series_column": list(series)}
     for argument, wanted in asked.items():
         for name in wanted:
             if name not in names and not (argument == "time_column" and columns_of_time(name, names)):

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.series.series import SeriesData, open_series
+from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.tables import as_sources, check_readers, find_tables
 from cellerate.errors import DataError
+from cellerate.listener import SILENT, Callbacks, Listener
 
 
 class FutureRows:
@@ -88,15 +90,23 @@ class FutureRows:
 
 
 def open_known(
-    paths: Any, reading: Mapping[str, Any], columns: Sequence[str], future: Any = None
+    paths: Any,
+    reading: Reading,
+    columns: Sequence[str] = (),
+    future: Any = None,
+    *,
+    table: TableOptions | None = None,
+    listener: Listener = SILENT,
 ) -> SeriesData:
     """Opens a series up to its last known target, with what is known of the rows after it.
 
     Args:
         paths: As `open_series` takes them.
-        reading: The other arguments of `open_series`.
+        reading: See `open_series`.
         columns: The columns that are known in advance.
         future: Tables that hold them, as `paths`; None for the rows of the series itself that have no targets.
+        table: How all these tables are written, where that is not to be found out.
+        listener: Hears what is worth knowing of them, and how many rows were read.
 
     Returns:
         The series; `ahead` looks up what comes after it.
@@ -105,57 +115,53 @@ def open_known(
         BackendError: A package that reads the tables is not installed.
         DataError: See `open_series`.
     """
-    if not columns:
-        return open_series(paths, **reading)
     # A reader gives its rows once, and they are looked at more than once.
     paths = as_sources(paths)
-    if future is not None:
+    if future is not None and columns:
         check_readers(find_tables(future))
-    data = _without_trailing(paths, reading)
+    opened = functools.partial(open_series, paths, table=table, listener=listener)
+    data = _without_trailing(opened, reading, listener) if columns else opened(reading)
+    for note in data.notes:
+        listener.message(note)
     for name in columns:
         if name not in data.feature_names:
             raise DataError(
                 f"future names {name!r}, which is not a column of numbers beside the times and series of "
                 f"{_named(paths)}. These are: {', '.join(data.feature_names)}."
             )
-    table = reading.get("table")
-    alone = {
-        **reading,
-        "progress": None,
-        # How the same tables are written was told.
-        "table": dataclasses.replace(table, notify_reading=None)
-        if table is not None and future is None
-        else table,
-        "targets": list(columns),
-        "features": list(columns),
-        "missing": "drop",
-        "gaps": "ignore",
-    }
+    if not columns:
+        return data
+    alone = dataclasses.replace(
+        reading, targets=list(columns), features=list(columns), missing="drop", gaps="ignore"
+    )
+    # How the same tables are written was told.
+    heard = SILENT if future is None else Callbacks(message=listener.message)
     where = paths if future is None else as_sources(future)
-    ahead = FutureRows(functools.partial(open_series, where, **alone), columns, _named(where))
-    return dataclasses.replace(data, ahead=ahead)
+    open_ahead = functools.partial(open_series, where, alone, table=table, listener=heard)
+    return dataclasses.replace(data, ahead=FutureRows(open_ahead, columns, _named(where)))
 
 
 def _named(sources: Sequence[Any]) -> str:
     return ", ".join(str(getattr(one, "path", one)) for one in sources)
 
 
-def _without_trailing(paths: Any, reading: Mapping[str, Any]) -> SeriesData:
+def _without_trailing(opened: Callable[..., SeriesData], reading: Reading, listener: Listener) -> SeriesData:
     """The series without the rows at the end of each that have no targets."""
-    missing = reading.get("missing", "error")
-    dropped = functools.partial(open_series, paths, **{**reading, "missing": "drop"})
-    if missing == "drop":
-        return open_series(paths, **reading)
-    if missing == "error":
+    # How the tables are written is told by the first reading.
+    heard = Callbacks(progress=listener.progress)
+    dropped = functools.partial(opened, dataclasses.replace(reading, missing="drop"), listener=heard)
+    if reading.missing == "drop":
+        return opened(reading)
+    if reading.missing == "error":
         try:
-            return open_series(paths, **reading)
+            return opened(reading)
         except DataError:
             with contextlib.suppress(DataError):
                 found = dropped()
                 if _only_trailing(found):
                     return found
             raise
-    data = open_series(paths, **reading)
+    data = opened(reading)
     if data.packed_with is not None:
         return data
     # Filling went on to the last row: the targets of rows that are still to come were made up.

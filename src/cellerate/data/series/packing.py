@@ -2,52 +2,35 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from cellerate.data.series.build import build_series, check_packing, packing_key
+from cellerate.data.series.build import build_series, check_reading, packing_key
 from cellerate.data.series.columns import ChosenColumns, choose_columns
 from cellerate.data.series.pack import SUFFIX, PackedSeries, is_packed_series, open_packed
-from cellerate.data.series.read import Progress
-from cellerate.data.series.reading import Columns, EmptyColumnsError, without_value
-from cellerate.data.settings import Duplicates, Gaps, Missing, Storage, TableOptions
+from cellerate.data.series.rows_read import Columns, EmptyColumnsError, without_value
+from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
+from cellerate.listener import SILENT, Listener
 
 
 def pack_series(
     paths: Sequence[str | Path] | str | Path,
     output: str | Path,
+    reading: Reading,
     *,
-    columns: Sequence[str] | None = None,
-    time_column: str | None = None,
-    series_column: Sequence[str] | str | None = None,
-    missing: Missing = "error",
-    gaps: Gaps = "split",
-    dtype: Storage = "float32",
-    duplicates: Duplicates = "error",
-    time_zone: str | None = None,
-    frequency: str | None = None,
     names: Sequence[str] | None = None,
     table: TableOptions | None = None,
-    progress: Progress | None = None,
+    listener: Listener = SILENT,
 ) -> PackedSeries:
     """Packs tables. A process that was killed is continued by the same call; what is packed already is only opened.
 
     Args:
         paths: Tables in files, folders or patterns.
         output: The folder to make, named `*.series`.
-        columns: Which columns of numbers; None for all.
-        time_column: See `open_series`.
-        series_column: See `open_series`.
-        missing: See `open_series`.
-        gaps: See `open_series`.
-        dtype: See `open_series`.
-        duplicates: See `open_series`.
-        time_zone: See `open_series`.
-        frequency: See `open_series`.
+        reading: See `open_series`; `features` are the columns to keep, None for all of numbers.
         names: See `open_series`.
         table: See `open_series`.
-        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
+        listener: See `open_series`.
 
     Raises:
         ConfigError: An argument has an invalid value, or there is something else at `output`.
@@ -57,32 +40,20 @@ def pack_series(
     output = Path(output)
     if output.suffix != SUFFIX:
         raise ConfigError(f"a packed series is a folder named *{SUFFIX}, not {output.name!r}.")
-    reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
-    reading |= {"time_zone": time_zone, "frequency": frequency}
-    check_packing(**reading)
+    check_reading(reading)
     tables_options = table or TableOptions()
-    tables = open_tables(find_tables(paths), names, tables_options)
+    tables = open_tables(find_tables(paths), names, tables_options, listener)
     first = tables[0]
 
     def choose(empty: Sequence[str]) -> tuple[ChosenColumns, Columns, str]:
-        chosen = choose_columns(
-            first.path,
-            first.columns,
-            first.kinds,
-            [],
-            columns,
-            time_column,
-            series_column,
-            first,
-            empty,
-        )
+        chosen = choose_columns(first.path, first.columns, first.kinds, reading, first, empty)
         read = Columns(chosen.values, chosen.time, chosen.series, tables_options.missing_values)
-        return chosen, read, packing_key(tables, read, **reading)
+        return chosen, read, packing_key(tables, read, reading)
 
     def build(empty: Sequence[str]) -> PackedSeries:
         chosen, read, key = choose(empty)
         notes = [chosen.note, *without_value(empty), *first.left_out(chosen.left_out)]
-        return build_series(output, key, tables, read, **reading, notes=notes, cache=False, progress=progress)
+        return build_series(output, key, tables, read, reading, notes=notes, cache=False, listener=listener)
 
     if output.exists():
         chosen, _, key = choose(())
@@ -90,7 +61,7 @@ def pack_series(
             found = open_packed(output) if is_packed_series(output) else None
         except DataError:
             found = None
-        if found is not None and columns is None and found.fingerprint != key:
+        if found is not None and reading.features is None and found.fingerprint != key:
             # Columns without any value were left out.
             key = choose([name for name in chosen.values if name not in found.columns])[2]
         if found is None or found.fingerprint != key:
@@ -101,6 +72,6 @@ def pack_series(
     try:
         return build(())
     except EmptyColumnsError as error:
-        if columns is not None:
+        if reading.features is not None:
             raise
         return build(error.columns)

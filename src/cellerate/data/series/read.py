@@ -11,21 +11,21 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from cellerate.data.series.digits import lost_in_float32, lost_in_float64
-from cellerate.data.series.reading import Columns, EmptyColumnsError, Reading
+from cellerate.data.series.rows_read import Columns, EmptyColumnsError, RowsRead
 from cellerate.data.series.sentinels import Sentinels
 from cellerate.data.tables import Block, Table
 from cellerate.data.times import TimeForm, swap_day_and_month
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
+from cellerate.listener import SILENT, Listener
 
-Progress = Callable[[int, int], None]
 _NOTE_EVERY_S = 2.0
 _FIRST = {"dmy": "the day", "mdy": "the month"}
 NOTE = "reading.json"
@@ -45,7 +45,7 @@ class Reader:
         columns: Which columns.
         dtype: Of the values on the disk; float32 becomes float64 where it would lose digits.
         key: What is read, and how: what another key left in the folder is not continued.
-        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
+        listener: Hears how many rows were read.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Reader:
         columns: Columns,
         dtype: np.dtype,
         key: str,
-        progress: Progress | None = None,
+        listener: Listener = SILENT,
     ) -> None:
         self._folder, self._tables, self._columns, self._dtype = folder, tables, columns, dtype
-        self._progress = progress or (lambda rows, total: None)
+        self._progress = listener.progress
         self.done = self._noted(key)
         self._dtype = self._wider(self.done)
         self._codes: dict[str, int] = {}
         if columns.series:
             self._codes = {name: code for code, name in enumerate(self.done.names)}
 
-    def read(self) -> Reading:
+    def read(self) -> RowsRead:
         """Reads what is left.
 
         Raises:
@@ -77,11 +77,11 @@ class Reader:
         except _TooFineError as found:
             if self._folder is not None:
                 (self._folder / NOTE).unlink(missing_ok=True)
-            self.done = Reading(self.done.key, widened=str(found))
+            self.done = RowsRead(self.done.key, widened=str(found))
             self._codes, self._dtype = {}, np.dtype(np.float64)
             return self._read()
 
-    def _read(self) -> Reading:
+    def _read(self) -> RowsRead:
         known = [table.rows for table in self._tables]
         total = 0 if None in known else sum(filter(None, known))
         done, noted, pause_s = self.done, time.monotonic(), _NOTE_EVERY_S
@@ -242,7 +242,7 @@ class Reader:
             row, column = (int(place) for place in np.argwhere(lost)[0])
             raise DataError(
                 f"{self.place(done.rows + row)}: column {self._columns.values[column]!r} "
-                f"holds {numbers[row, column]:g}, too large for {self._dtype}. Use dtype='float32', or "
+                f"holds {numbers[row, column]:g}, too large for {self._dtype}. Use storage='float32', or "
                 f"rescale the column."
             )
         if not finite.all():
@@ -285,7 +285,7 @@ class Reader:
                 for path, sizes in self._sizes(self._dtype).items()
             ]
 
-    def _wider(self, done: Reading) -> np.dtype:
+    def _wider(self, done: RowsRead) -> np.dtype:
         return np.dtype(np.float64) if done.widened else self._dtype
 
     def _sizes(self, dtype: np.dtype) -> dict[Path, tuple[int, int]]:
@@ -316,11 +316,11 @@ class Reader:
         with atomic_write(self._folder / NOTE) as beside:
             beside.write_text(json.dumps(vars(self.done)))
 
-    def _noted(self, key: str) -> Reading:
+    def _noted(self, key: str) -> RowsRead:
         """Where an earlier process stopped that read the same, or the beginning."""
         if self._folder is not None:
             with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-                found = Reading(**json.loads((self._folder / NOTE).read_text()))
+                found = RowsRead(**json.loads((self._folder / NOTE).read_text()))
                 sizes = self._sizes(self._wider(found)).items()
                 if found.key == key and all(
                     p.stat().st_size >= h + found.rows * row for p, (h, row) in sizes
@@ -329,7 +329,7 @@ class Reader:
             # What is left of another one would be taken for a part of this.
             for name in (NOTE, VALUES, TIMES, SERIES):
                 (self._folder / name).unlink(missing_ok=True)
-        return Reading(key)
+        return RowsRead(key)
 
 
 def _latest(times: np.ndarray) -> float:

@@ -15,38 +15,27 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.arrays import digest
-from cellerate.data.series.build import build_series, check_packing, copy_columns, packing_key
+from cellerate.data.series.build import build_series, check_reading, copy_columns, packing_key
 from cellerate.data.series.columns import choose_columns
 from cellerate.data.series.data import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.series.pack import PackedSeries, is_packed_series, open_packed
-from cellerate.data.series.read import Progress
-from cellerate.data.series.reading import Columns, EmptyColumnsError, without_value
-from cellerate.data.settings import Duplicates, Gaps, Missing, Storage, TableOptions, with_missing
+from cellerate.data.series.rows_read import Columns, EmptyColumnsError, without_value
+from cellerate.data.settings import Reading, TableOptions, with_missing
 from cellerate.data.tables import SERIES, VALUE, NpyTable, WideTable, as_sources, find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import atomic_write, cache_dir
+from cellerate.listener import SILENT, Listener
 
 __all__ = ["SeriesData", "SeriesPart", "SeriesSplit", "open_series"]
 
 
 def open_series(
     paths: Any,
+    reading: Reading,
     *,
-    targets: Sequence[str] = (),
-    features: Sequence[str] | None = None,
-    time_column: str | None = None,
-    series_column: Sequence[str] | str | None = None,
-    missing: Missing = "error",
-    missing_values: Sequence[str] = (),
-    gaps: Gaps = "split",
-    dtype: Storage = "float32",
-    duplicates: Duplicates = "error",
-    time_zone: str | None = None,
-    frequency: str | None = None,
     names: Sequence[str] | None = None,
-    wide: bool = False,
     table: TableOptions | None = None,
-    progress: Progress | None = None,
+    listener: Listener = SILENT,
 ) -> SeriesData:
     """Opens a time series from tables (CSV, Parquet, Arrow, Excel, JSON lines, `.npy`, frames), or a packed one.
 
@@ -58,33 +47,15 @@ def open_series(
 
     Args:
         paths: Files, folders or patterns, frames in memory, or one packed series, whose settings then hold.
-        targets: Columns to forecast.
-        features: Columns to forecast from; None for every column of numbers except time and series.
-        time_column: The column of times; "" for none. None takes the column named date, time, timestamp,
-            datetime or ds, else the first one of a time type, else one of a name such as month or ts, or a first
-            column of texts, whose values are times; else none.
-        series_column: The columns that tell several series in one table apart, one or more.
-        missing: What to do with empty, NaN and infinite values. "error" raises; "drop" cuts the series there;
-            "ffill" repeats the last value before them (rows before the first value are dropped);
-            "interpolate" draws a straight line between the neighbours, with the nearest value at the ends.
-            Note that such a line looks ahead.
-        missing_values: What stands for a missing number beside the usual words, unless `table` says so: numbers such as
-            "-999", or words.
-        gaps: What to do where a row does not follow the one before it by the frequency. "split" lets no window
-            cross it; "error" raises; "ignore" goes on.
-        dtype: The type of the stored matrix. "float32" becomes float64 where it would lose digits: whole numbers
-            above 2^24, and columns that change from row to row by less than its steps. "float16" halves the size.
-        duplicates: What to do with rows of one series and one time: "error", keep the "first" or "last" in the file,
-            or their "mean".
-        time_zone: The zone of times that the tables give without one, and the one in which times are written. None
-            takes them as they stand.
-        frequency: How often there is a row: "15min", "hour", "day", "business-day", "trading-day", "week", "month",
-            "quarter", "year"; None finds it from the times.
+        reading: Which columns, and what to do with rows that do not fit. A `time_column` of "" means none; without one
+            it is the column named date, time, timestamp, datetime or ds, else the first one of a time type, else one
+            of a name such as month or ts, or a first column of texts, whose values are times. Missing values are
+            empty, NaN and infinite ones: "drop" cuts the series there; "ffill" repeats the last value before them
+            (rows before the first value are dropped); "interpolate" draws a straight line between the neighbours, with
+            the nearest value at the ends, and so looks ahead. Of a wide table, `targets` may be empty.
         names: Column names for `.npy` files and for CSV files without a header; None for "0", "1", ...
-        wide: Whether each column of numbers beside the column of times is a series of its own, of one target named
-            "value". Then `targets` may be empty, and there is no series column.
         table: How the tables are written, where that is not to be found out.
-        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
+        listener: Hears how the tables are written, and how many rows were read; `SeriesData.notes` says the rest.
 
     Returns:
         The series.
@@ -96,12 +67,11 @@ def open_series(
             file, column and row.
         OutputError: The cache folder cannot be written.
     """
-    reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
-    reading |= {"time_zone": time_zone, "frequency": frequency}
-    check_packing(**reading)
-    if wide:
-        targets = _wide_targets(targets, features, series_column)
-    if isinstance(targets, str) or not targets:
+    check_reading(reading)
+    targets, features = reading.targets, reading.features
+    if reading.wide:
+        targets = _wide_targets(reading)
+    if not targets:
         raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
     paths = as_sources(paths)
     path = _packed_path(paths)
@@ -110,30 +80,23 @@ def open_series(
             raise ConfigError(f"{path} is packed, and {given} say how tables are written: leave that out.")
         packed = open_packed(path)
         kinds = dict.fromkeys(packed.columns, "number")
-        columns = choose_columns(path, packed.columns, kinds, list(targets), features, "", None)
+        here = dataclasses.replace(reading, targets=targets, time_column="", series_column=())
+        columns = choose_columns(path, packed.columns, kinds, here)
         return _series_data(_with_columns(packed, columns.values), columns.features, targets, packed.settings)
-    table = with_missing(table, missing_values)
-    tables = open_tables(find_tables(paths), names, table)
-    first = tables[0]
-    if wide:
-        found = choose_columns(first.path, first.columns, first.kinds, [], None, time_column, None, first)
-        tables = [WideTable(one, found.time) for one in tables]
-        first, series_column, time_column = tables[0], SERIES, found.time or ""
+    table = with_missing(table, reading.missing_marks)
+    tables = open_tables(find_tables(paths), names, table, listener)
+    first, chosen = tables[0], dataclasses.replace(reading, targets=targets)
+    if reading.wide:
+        nothing = dataclasses.replace(reading, targets=(), features=None)
+        times = choose_columns(first.path, first.columns, first.kinds, nothing, first).time
+        tables = [WideTable(one, times) for one in tables]
+        first = tables[0]
+        chosen = dataclasses.replace(chosen, series_column=SERIES, time_column=times or "")
 
     def opened(empty: Sequence[str]) -> SeriesData:
-        columns = choose_columns(
-            first.path,
-            first.columns,
-            first.kinds,
-            list(targets),
-            features,
-            time_column,
-            series_column,
-            first,
-            empty,
-        )
+        columns = choose_columns(first.path, first.columns, first.kinds, chosen, first, empty)
         read = Columns(columns.values, columns.time, columns.series, table.missing_values)
-        key = packing_key(tables, read, **reading)
+        key = packing_key(tables, read, reading)
         folder = cache_dir() / "series" / key
         with contextlib.suppress(DataError):
             if is_packed_series(folder):
@@ -144,7 +107,7 @@ def open_series(
             return opened(before)
         notes = [columns.note, *without_value(empty), *first.left_out(columns.left_out)]
         try:
-            made = build_series(folder, key, tables, read, **reading, notes=notes, progress=progress)
+            made = build_series(folder, key, tables, read, reading, notes=notes, listener=listener)
         except EmptyColumnsError as error:
             if features is not None or set(error.columns) & set(targets):
                 raise
@@ -166,16 +129,14 @@ def _names_in(path: Path) -> list[str]:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
-def _wide_targets(
-    targets: Sequence[str], features: Sequence[str] | None, series_column: Any
-) -> Sequence[str]:
+def _wide_targets(reading: Reading) -> Sequence[str]:
     """The target of a wide table. Raises `ConfigError` for what has no meaning in one."""
-    if list(targets or [VALUE]) != [VALUE] or list(features or [VALUE]) != [VALUE]:
+    if any(list(named or [VALUE]) != [VALUE] for named in (reading.targets, reading.features)):
         raise ConfigError(
             f"of a wide table each column is a series, and the target and feature is {VALUE!r}: name no other "
             "to forecast (target) or to see (feature)."
         )
-    if series_column:
+    if reading.series_column:
         raise ConfigError("the series of a wide table are its columns: leave series_column out.")
     return [VALUE]
 

@@ -1,7 +1,7 @@
 """The settings of reading tables: what cannot be seen in files, or is to be read in another way than it looks."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from cellerate.data.files import check_codec
@@ -34,7 +34,6 @@ class TableOptions:
         sheet: The sheet of an Excel file; without it, the first one.
         missing_values: What stands for a missing number beside the usual words: numbers such as -999, or words; several
             with commas between them. A model remembers these.
-        notify_reading: Called with a line that says how a file was read, if that is not the plain way.
     """
 
     separator: str | None = None
@@ -46,7 +45,6 @@ class TableOptions:
     skip_lines: int = 0
     sheet: str | None = None
     missing_values: Sequence[str] = ()
-    notify_reading: Callable[[str], None] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Checks every field, and puts marks in the place of their names.
@@ -93,15 +91,9 @@ class TableOptions:
     @property
     def given(self) -> str:
         """The fields that are not left out, as arguments."""
-        fields = [field for field in dataclasses.fields(self) if field.compare]
-        values = {field.name: getattr(self, field.name) for field in fields}
-        defaults = {field.name: field.default for field in fields}
-        return ", ".join(f"{name}={value!r}" for name, value in values.items() if value != defaults[name])
-
-    def announce(self, line: str) -> None:
-        """Passes on a line that says how a file was read."""
-        if self.notify_reading is not None:
-            self.notify_reading(line)
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value != defaults[name])
 
 
 def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:

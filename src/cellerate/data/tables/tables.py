@@ -1,7 +1,6 @@
 """Opens tables, each by the format of its file, and finds those that paths name."""
 
 import collections
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from cellerate.data.tables.frames import FrameTable, as_sources
 from cellerate.data.tables.npy_table import NpyTable
 from cellerate.data.tables.table import Block, Kind, Table
 from cellerate.errors import ConfigError, DataError
+from cellerate.listener import SILENT, Listener
 from cellerate.machine.environment import require
 
 __all__ = ["Block", "Kind", "NpyTable", "Table", "find_tables", "open_table", "open_tables"]
@@ -94,8 +94,6 @@ def open_table(
     twice = sorted(name for name, count in collections.Counter(table.columns).items() if name and count > 1)
     if twice:
         raise DataError(f"{table.path} has more than one column named {twice[0]!r}; rename one of them.")
-    if table.read_as:
-        options.announce(f"{table.path} read as: {table.read_as}")
     return table
 
 
@@ -135,26 +133,29 @@ def open_tables(
     paths: Sequence[Path | Table],
     names: Sequence[str] | None = None,
     options: TableOptions | None = None,
+    listener: Listener = SILENT,
 ) -> list[Table]:
     """Opens tables of the same columns; see `open_table`.
+
+    Args:
+        paths: The tables.
+        names: See `open_table`.
+        options: See `open_table`.
+        listener: Hears how they are written, where that is not the plain way; of many tables of one way once.
 
     Raises:
         DataError: One of them is unusable, or has other columns.
         BackendError: See `open_table`.
     """
     check_readers(paths)
-    options = options or TableOptions()
-    said: set[str] = set()
-
-    def announce_once(line: str) -> None:
-        # Many files that are read in one way need one line.
-        how = line.partition(" read as: ")[2]
-        if how not in said:
-            said.add(how)
-            options.announce(line)
-
-    once = dataclasses.replace(options, notify_reading=announce_once)
-    tables = [open_table(path, names, once) for path in paths]
+    tables: list[Table] = []
+    told = set()
+    for path in paths:
+        table = open_table(path, names, options)
+        tables.append(table)
+        if table.read_as and table.read_as not in told:
+            told.add(table.read_as)
+            listener.message(f"{table.path} read as: {table.read_as}")
     for table in tables[1:]:
         if table.columns != tables[0].columns:
             raise DataError(

@@ -24,7 +24,6 @@ from cellerate.runtime.forecast.forecasting import (
     Predict,
     forecast_ends,
     forecast_settings,
-    reading_arguments,
 )
 from cellerate.runtime.forecast.intervals import (
     LEVELS,
@@ -60,7 +59,6 @@ __all__ = [
     "left_out",
     "origins_of",
     "point_of",
-    "reading_arguments",
     "row_forecasts",
     "row_times",
     "scale_floor",

@@ -8,12 +8,12 @@ CSV and Parquet files need pyarrow.
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from cellerate.data.series import SeriesData
-from cellerate.data.settings import Duplicates, Gaps, Missing, Storage
+from cellerate.data.settings import Reading
 from cellerate.data.times import TimeForm
 from cellerate.data.windows import Covariates, Inputs, Scaler, held_by
 from cellerate.errors import DataError, ModelError
@@ -33,10 +33,11 @@ __all__ = [
     "Predict",
     "forecast_ends",
     "forecast_settings",
-    "reading_arguments",
 ]
 
 _MOST_ROWS = 2**31 - 1
+# What is read of a model that was trained before there were time zones is as if none was given.
+_LATER_NAMES = ("time_zone", "frequency")
 # A Keras model holds its results for all of them in memory.
 _SERIES_AT_ONCE = 1024
 
@@ -70,26 +71,6 @@ class Example:
     form: TimeForm = dataclasses.field(default_factory=TimeForm)
 
 
-def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `open_series` beside the paths, from a training's options as plain values."""
-    names = ("time_column", "missing", "gaps")
-    later = {"duplicates": "error", "time_zone": None, "frequency": None}
-    # Models of earlier versions know nothing of wide tables.
-    wide = {"wide": True} if options.get("wide", False) else {}
-    return {
-        **wide,
-        "targets": options["target"],
-        "features": list(dict.fromkeys([*options["feature"], *options.get("future", ())]))
-        if options["feature"]
-        else None,
-        "dtype": options["storage"],
-        "series_column": _series_columns(options),
-        **{name: options[name] for name in names},
-        # Records of earlier versions lack these.
-        **{name: options.get(name, value) for name, value in later.items()},
-    }
-
-
 def forecast_settings(payload: Any, model: str) -> ForecastSettings:
     """The settings in the task record of a forecaster.
 
@@ -105,29 +86,16 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
             raise ValueError("it holds no options")
         options = payload["options"]
         targets, features = _names(options, "target"), _names(options, "feature")
-        for name, kind in (("missing", Missing), ("gaps", Gaps), ("storage", Storage)):
-            if options[name] not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, got {options[name]!r:.40}"
-                )
-        if not isinstance(options.get("wide", False), bool):
-            raise ValueError(f"wide must be true or false, got {options['wide']!r:.40}")
-        for name in ("time_column", "time_zone", "frequency"):
-            if not isinstance(options.get(name) if name != "time_column" else options[name], str | None):
-                raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
-        if options.get("duplicates", "error") not in get_args(Duplicates):
-            raise ValueError(f"duplicates is {options['duplicates']!r:.40}")
-        words = payload.get("missing_values", [])
-        if not isinstance(words, list) or not all(isinstance(one, str) and len(one) < 100 for one in words):
-            raise ValueError(f"missing_values must be words, got {words!r:.40}")
-        _series_columns(options)
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
             raise ValueError("its scaler does not belong to its features and targets")
-        reading = reading_arguments(options) | {"missing_values": words}
         covariates = Covariates.from_config(payload.get("covariates"), scaler)
-        if reading["features"] != features or not set(covariates.future) <= set(features):
+        every = list(dict.fromkeys([*features, *options.get("future", ())]))
+        if every != features or not set(covariates.future) <= set(features):
             raise ValueError("its future columns are none of its features")
+        reading = dataclasses.replace(
+            _reading(options), targets=targets, features=features, missing_marks=_words(payload)
+        )
         horizon, kept = _count(options, "horizon"), payload.get("calibration")
         return ForecastSettings(
             reading,
@@ -213,8 +181,8 @@ class Forecaster:
         self._settings = settings = forecast_settings(cell.header.get("payload"), "this packed model")
         self._engine = engine
         columns = {name: place for place, name in enumerate(settings.scaler.columns)}
-        self._features: tuple[str, ...] = tuple(settings.reading["features"])
-        self._targets = [columns[name] for name in settings.reading["targets"]]
+        self._features: tuple[str, ...] = tuple(settings.reading.features or ())
+        self._targets = [columns[name] for name in settings.reading.targets]
         program = engine.program
         shapes: list[Any] = [program.nodes[number].options["shape"] for number in program.inputs.values()]
         wanted = settings.covariates.input_shapes(len(self._features), settings.window, settings.horizon)
@@ -324,13 +292,35 @@ def _names(options: Mapping[str, Any], name: str) -> list[str]:
     return found
 
 
-def _series_columns(options: Mapping[str, Any]) -> list[str]:
-    """The columns that tell series apart; earlier versions noted one name, or null."""
-    found = options["series_column"]
-    columns = [found] if isinstance(found, str) else list(found or ())
-    if not all(isinstance(each, str) for each in columns):
-        raise ValueError(f"series_column must be a list of names, got {found!r:.40}")
-    return columns
+def _reading(options: Mapping[str, Any]) -> Reading:
+    """The reading that a training's options describe; earlier versions lack some of them."""
+    texts = {"time_column": options["time_column"]} | {name: options.get(name) for name in _LATER_NAMES}
+    for name, value in texts.items():
+        if not isinstance(value, str | None):
+            raise ValueError(f"{name} must be a name or null, got {value!r:.40}")
+    wide, series = options.get("wide", False), options["series_column"]
+    if not isinstance(wide, bool):
+        raise ValueError(f"wide must be true or false, got {wide!r:.40}")
+    # Earlier versions noted one name, or null.
+    series = [series] if isinstance(series, str) else list(series or ())
+    if not all(isinstance(each, str) for each in series):
+        raise ValueError(f"series_column must be a list of names, got {options['series_column']!r:.40}")
+    return Reading(
+        **texts,
+        series_column=series,
+        wide=wide,
+        missing=options["missing"],
+        gaps=options["gaps"],
+        storage=options["storage"],
+        duplicates=options.get("duplicates", "error"),
+    )
+
+
+def _words(payload: Mapping[str, Any]) -> list[str]:
+    words = payload.get("missing_values", [])
+    if not isinstance(words, list) or not all(isinstance(one, str) and len(one) < 100 for one in words):
+        raise ValueError(f"missing_values must be words, got {words!r:.40}")
+    return words
 
 
 def _count(options: Mapping[str, Any], name: str) -> int:

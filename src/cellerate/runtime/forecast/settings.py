@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from cellerate.data.series import SeriesData, open_known
+from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.windows import NO_COVARIATES, Covariates, Inputs, Scaler
 from cellerate.errors import ConfigError
+from cellerate.listener import SILENT, Listener
 from cellerate.runtime.forecast.intervals import Calibration
 
 Predict = Callable[[Inputs], np.ndarray]
@@ -23,7 +26,7 @@ class ForecastSettings:
     """The way a forecaster was trained to read a series.
 
     Attributes:
-        reading: The arguments of `open_series` beside the paths.
+        reading: How it reads tables.
         window: Rows it sees.
         horizon: Rows it forecasts.
         quantiles: The Q quantiles, or empty.
@@ -32,7 +35,7 @@ class ForecastSettings:
         calibration: What intervals are made of; None if the model was not calibrated.
     """
 
-    reading: Mapping[str, Any]
+    reading: Reading
     window: int
     horizon: int
     quantiles: tuple[float, ...]
@@ -40,21 +43,32 @@ class ForecastSettings:
     covariates: Covariates = NO_COVARIATES
     calibration: Calibration | None = None
 
-    def open(self, paths: Any, future: Any = None, **more: Any) -> SeriesData:
+    def open(
+        self,
+        paths: Any,
+        future: Any = None,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        table: TableOptions | None = None,
+        listener: Listener = SILENT,
+    ) -> SeriesData:
         """Opens tables as in training, up to the last known target.
 
         Args:
             paths: As `open_series` takes them.
             future: A table of the columns that are known in advance; None for rows of the files without targets.
-            more: Arguments of `open_series`; they win over those of the training.
+            changes: Fields of `Reading` that win over those of the training.
+            table: How the tables are written, where that is not to be found out.
+            listener: Hears what is worth knowing of them.
 
         Raises:
             ConfigError: There is a table, and no column is known in advance.
             DataError: The files cannot be used.
         """
-        if future is not None and not self.covariates.future:
+        known = self.covariates.future
+        if future is not None and not known:
             raise ConfigError(
                 "future is for models with columns that are known in advance, and this has none."
             )
-        reading = {**self.reading, **more}
-        return open_known(paths, reading, self.covariates.future, future)
+        reading = dataclasses.replace(self.reading, **changes)
+        return open_known(paths, reading, known, future, table=table, listener=listener)

@@ -97,7 +97,7 @@ async def forecast(request: Request) -> Response:
     times = None if asked.times is None else times_of(asked.times)
     if served.series is not None:
         settings = served.series
-        values = settings.horizon * len(settings.reading["targets"]) * max(1, len(settings.quantiles))
+        values = settings.horizon * len(settings.reading.targets) * max(1, len(settings.quantiles))
         check_numbers(values * (len(rows) if rows.ndim == 3 else 1), limits)
 
     def call() -> np.ndarray:
@@ -195,8 +195,8 @@ def _model(served: Served) -> dict[str, Any]:
     }
     if served.series is not None:
         told["series"] = {
-            "features": served.series.reading["features"],
-            "targets": served.series.reading["targets"],
+            "features": served.series.reading.features,
+            "targets": served.series.reading.targets,
             "window": served.series.window,
             "horizon": served.series.horizon,
             "quantiles": served.series.quantiles,

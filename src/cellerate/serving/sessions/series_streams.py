@@ -63,12 +63,12 @@ class SeriesRows:
         (self._input,) = model.inputs
         columns = {name: place for place, name in enumerate(self.settings.scaler.columns)}
         reading = self.settings.reading
-        self._features = [columns[name] for name in reading["features"]]
-        self._targets = [columns[name] for name in reading["targets"]]
+        self._features = [columns[name] for name in reading.features or ()]
+        self._targets = [columns[name] for name in reading.targets]
         self.features, self.targets = len(self._features), len(self._targets)
         # Where each target is among the features; none of them for a target that is read nowhere.
-        places = {name: place for place, name in enumerate(reading["features"])}
-        self._known = [places.get(name, -1) for name in reading["targets"]]
+        places = {name: place for place, name in enumerate(reading.features or ())}
+        self._known = [places.get(name, -1) for name in reading.targets]
 
     def scaled(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """(N, k, F) rows, scaled.
@@ -78,7 +78,7 @@ class SeriesRows:
         """
         given = by_name(inputs, [self._input]).get(self._input, np.empty(0))
         if given.ndim != 3 or given.shape[2] != self.features or given.dtype.kind not in "fiu":
-            features = ", ".join(self.settings.reading["features"])
+            features = ", ".join(self.settings.reading.features or ())
             raise DataError(
                 f"each step must be {self.features} numbers, {features:.200}; got {given.dtype} {given.shape[1:]}."
             )

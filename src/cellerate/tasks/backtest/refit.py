@@ -10,7 +10,7 @@ import keras
 from cellerate.data.series import SeriesPart
 from cellerate.data.windows import Scaler, SeriesScaler
 from cellerate.errors import DataError
-from cellerate.models.storage import TaskRecord, save_model
+from cellerate.models.storage import TaskRecord
 from cellerate.tasks.judging import SeriesForecaster, calibrate
 from cellerate.tasks.series import (
     LinearStart,
@@ -20,7 +20,8 @@ from cellerate.tasks.series import (
     series_metrics,
     series_sources,
 )
-from cellerate.training.loop import TrainingRun, train
+from cellerate.training.loop import train
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.settings import TrainingSettings
 
 
@@ -90,11 +91,10 @@ class Refit:
                 network,
                 source,
                 TrainingRun(
-                    output=Path(folder, "fold.keras"),
-                    save=lambda trained, path: save_model(trained, path, record),
+                    options=RunOptions(output=Path(folder, "fold.keras"), training=self._settings),
                     loss=series_loss(options.loss, settings.quantiles),
+                    record=record,
                     metrics=series_metrics(settings.quantiles, validation),
-                    settings=self._settings,
                     begin=start,
                     validation=validation,
                 ),

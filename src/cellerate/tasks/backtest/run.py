@@ -18,6 +18,7 @@ import numpy as np
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.listener import Callbacks
 from cellerate.runtime.forecast import Example, Intervals, row_times
 from cellerate.runtime.packed import PackedModel
 from cellerate.settings import check_counts, check_number, one_or_more, record_of, takes_fields_of
@@ -199,11 +200,8 @@ def backtest(
             "packed from, or leave refit out."
         )
     forecaster = forecaster_of(opened)
-    reading = record_of(ReadingOptions, options)
-    series = forecaster.open(data, table=record_of(TableOptions, options), **reading.given)
-    if notify is not None:
-        for note in series.notes:
-            notify(note)
+    reading, table = record_of(ReadingOptions, options), record_of(TableOptions, options)
+    series = forecaster.open(data, None, reading, table=table, listener=Callbacks(message=notify))
     step = step or forecaster.settings.horizon
     windows, left_out = fold_windows(series, forecaster, folds, step)
     about = judging_of(forecaster, series)

@@ -15,6 +15,7 @@ from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.data.windows import WindowSource, held_by, spread_within
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.listener import SILENT, Listener
 from cellerate.runtime.forecast import (
     ForecastSettings,
     Predict,
@@ -30,7 +31,7 @@ from cellerate.tasks.judging.report import Judging, SeriesErrors
 from cellerate.tasks.judging.statistical import Statistical
 from cellerate.tasks.judging.step_errors import StepErrors
 from cellerate.tasks.judging.verdict import hints_for
-from cellerate.tasks.settings import SeriesOptions
+from cellerate.tasks.settings import ReadingOptions, SeriesOptions
 
 Progress = Callable[[int, int], None]
 
@@ -62,7 +63,7 @@ class SeriesForecaster:
         """
         settings = forecast_settings(payload, name)
         try:
-            options = SeriesOptions(**payload["options"])
+            options = SeriesOptions.of_record(payload["options"])
         except (TypeError, ValueError) as error:
             raise ModelError(
                 f"the task record of {name} is damaged: {error}. Train the model again."
@@ -70,23 +71,30 @@ class SeriesForecaster:
         return cls(predict, settings, options, trained_on(payload))
 
     def open(
-        self, paths: Any, future: Any = None, *, table: TableOptions | None = None, **changes: Any
+        self,
+        paths: Any,
+        future: Any = None,
+        changes: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
+        *,
+        table: TableOptions | None = None,
+        listener: Listener = SILENT,
     ) -> SeriesData:
-        """Opens tables as in training, but for some arguments of `open_series`.
+        """Opens tables as in training, but for some settings.
 
         Args:
             paths: The tables.
             future: A table of the columns that are known in advance; None for rows of the tables without targets.
-            table: How they are written, where that is not to be found out.
-            changes: Those arguments.
+            changes: Those settings.
+            table: How the tables are written, where that is not to be found out.
+            listener: Hears what is worth knowing of them.
 
         Raises:
             ConfigError: A packed series was packed otherwise.
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = self.settings.open(paths, future, table=table, **changes)
-        for name, value in changes.items():
+        data = self.settings.open(paths, future, changes.given, table=table, listener=listener)
+        for name, value in changes.given.items():
             if data.packed_with is not None and data.packed_with.get(name) != value:
                 raise ConfigError(
                     f"{name} is {value!r}, but a packed series is read as it was packed, with "

@@ -1,7 +1,7 @@
 """Judges a forecaster on series: its errors beside those of the baselines, its intervals, its errors step by step."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -9,10 +9,10 @@ import numpy as np
 from cellerate.data.series import SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.listener import SILENT, Listener
 from cellerate.runtime.forecast import trained_until
 from cellerate.tasks.judging.errors import (
     JudgedPart,
-    Progress,
     SeriesForecaster,
     baselines_for,
     forecaster_report,
@@ -31,15 +31,15 @@ class EvaluationOptions:
     """The request of `evaluate_forecaster`; see its arguments."""
 
     part: Literal["all", "held-out"] | None = None
-    reading: ReadingOptions | None = None
+    reading: ReadingOptions = ReadingOptions()  # noqa: RUF009 (frozen)
     table: TableOptions | None = None
     by_step: bool = False
     statistical: Sequence[str] = ()
-    notify: Callable[[str], None] | None = None
+    listener: Listener = SILENT
 
     def check_unused(self) -> None:
         """Raises `ConfigError` if something is asked for that has no meaning for a model that is no forecaster."""
-        given = dict(self.reading.given) if self.reading is not None else {}
+        given = dict(self.reading.given)
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
         table = self.table.given if self.table is not None else ""
@@ -55,12 +55,11 @@ def evaluate_forecaster(
     paths: Any,
     *,
     part: str | None = None,
-    reading: ReadingOptions | None = None,
+    reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
     table: TableOptions | None = None,
     by_step: bool = False,
     statistical: Sequence[str] = (),
-    notify: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
+    listener: Listener = SILENT,
 ) -> dict[str, Any]:
     """Judges a forecaster against the baselines, on every window of the data.
 
@@ -73,8 +72,7 @@ def evaluate_forecaster(
         table: How tables are written, where that is not to be found out.
         by_step: Whether to give the errors of each step ahead.
         statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima".
-        notify: Called with a sentence for each thing worth knowing of how the tables were read.
-        progress: See `judge_windows`.
+        listener: Hears what is worth knowing of the tables.
 
     Returns:
         See `forecaster_report`. Of a calibrated model also `intervals`, as `judged_intervals` gives them. With
@@ -82,14 +80,11 @@ def evaluate_forecaster(
         the target or, with several, in standard deviations.
     """
     check_statistical(statistical)
-    data = model.open(paths, table=table, **(reading.given if reading is not None else {}))
-    if notify is not None:
-        for told in data.notes:
-            notify(told)
+    data = model.open(paths, None, reading, table=table, listener=listener)
     judged = part_of(model, data, part)
     baselines = baselines_for(model, judged, statistical)
     steps = StepErrors(judging_of(model, data).deviations) if by_step else None
-    errors = judge_windows(model, judged.part, baselines, progress, steps)
+    errors = judge_windows(model, judged.part, baselines, steps=steps)
     report = forecaster_report(model, judged, baselines, errors) | judged_intervals(model, judged)
     return report if steps is None else report | {"by_step": steps.means()}
 

@@ -167,7 +167,7 @@ def _until(part: SeriesPart) -> int | float | None:
 
 def _most(model: SeriesForecaster, most: int | None) -> int:
     settings = model.settings
-    numbers = settings.horizon * len(settings.reading["targets"]) * max(1, len(settings.quantiles))
+    numbers = settings.horizon * len(settings.reading.targets) * max(1, len(settings.quantiles))
     return max(1, min(_MOST if most is None else most, _MOST, _MOST_NUMBERS // numbers))
 
 

@@ -1,7 +1,7 @@
 """The series task: train a forecaster, judge it against naive forecasts, and forecast what comes next."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from cellerate.data.arrays import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_known
-from cellerate.data.settings import TableOptions
+from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.times import WEEKDAYS, check_holidays
 from cellerate.data.windows import NO_COVARIATES, Covariates, Scaler
 from cellerate.errors import ConfigError
@@ -21,7 +21,6 @@ from cellerate.runtime.forecast import (
     Example,
     ForecastSettings,
     Intervals,
-    reading_arguments,
     row_times,
 )
 from cellerate.tasks.judging import (
@@ -41,13 +40,11 @@ from cellerate.tasks.series.cuts import lost_to_cuts
 from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
 from cellerate.tasks.series.network import build_network, covariates_of, identity_of, series_of
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.tasks.task import Task, train_task, trained_with
 from cellerate.training.divergence import made_worse, reference_loss, why_not_better
-from cellerate.training.loop import TrainingResult, TrainingRun, train
-from cellerate.training.parallel import apart
-from cellerate.training.settings import TrainingSettings
-from cellerate.training.start import check_start
+from cellerate.training.loop import TrainingResult
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.stretches import ErrorByStretch
-from cellerate.training.telemetry import Display
 from cellerate.training.time_limits import TimeLimits
 
 # The loss of a forecast of the mean is at most about that, because targets are scaled.
@@ -91,7 +88,7 @@ class SeriesModel:
         """The model as one of those that only forecast."""
         options = self.options
         settings = ForecastSettings(
-            {**_reading(options), "missing_values": self.record.get("missing_values", [])},
+            dataclasses.replace(options.whole_reading(), missing_marks=self.record.get("missing_values", ())),
             options.window,
             options.horizon,
             self.quantiles,
@@ -145,139 +142,154 @@ def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) ->
 
 def train_on_series(
     options: SeriesOptions,
-    output: str | Path,
+    run: RunOptions,
     *,
     architecture: ForecastArchitecture | None = None,
     model: str | Path | keras.Model | None = None,
-    training: TrainingSettings | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    display: Display | None = None,
-    reading: Callable[[int, int], None] | None = None,
     table: TableOptions | None = None,
-    notify: Callable[[str], None] | None = None,
-    began: float | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
 
     Args:
         options: The series and how it is cut.
-        output: A `.keras` path for the model.
+        run: Where the model goes, and how to train it.
         architecture: The model to build.
         model: Your own model instead: (B, window, features) to (B, horizon, targets), or to (B, horizon) for
             one target.
-        training: How to train.
-        resume: Continues from the checkpoint beside `output`.
-        overwrite: Replaces a model or an unfinished run of the same name.
-        callbacks: Keras callbacks of your own; see `training.loop.train`.
-        display: Shows the progress.
-        reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
         table: How the tables are written, where that is not to be found out.
-        notify: Called with a sentence for each thing worth knowing of how the tables were read.
-        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
     """
-    training = training or TrainingSettings()
-    limits = TimeLimits.of(training, began)
-    architecture = architecture or ForecastArchitecture()
-    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
-    check_holidays(options.calendar, options.holidays)
-    data = _open(options, reading, table)
-    if options.wide:
-        options = dataclasses.replace(options, target=data.target_names)
-    _check_packed(data, options)
-    if notify is not None:
-        for told in data.notes:
-            notify(told)
-    split = options.split(data)
-    scaler = Scaler.fit(split.train)
-    quantiles = tuple(architecture.quantile)
-    if isinstance(model, str | Path):
-        network, _ = load_model(model)
-    else:
-        network = model or build_network(split.train, options, architecture, training.seed)
-    # A model that is not built has none.
-    by_id = "series_id" in [tensor.name for tensor in getattr(network, "inputs", None) or ()]
-    covariates = covariates_of(data, split, options, scaler, by_id=by_id)
-    check_series_model(network, data, options, quantiles, covariates)
-    if (
-        notify is not None
-        and count_windows(split.train, options)
-        and (lost := lost_to_cuts(data, options.window, options.horizon))
-    ):
-        notify(lost)
-    source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
-    payload = {
-        "options": _plain_options(options, data),
-        "missing_values": _missing_values(data, table),
-        "quantiles": list(quantiles),
-        "scaler": scaler.to_config(),
-        "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(series_of(data))},
-        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
-        **({} if covariates.plain else {"covariates": covariates.to_config()}),
-    }
-    is_linear = model is None and has_linear_map(network)
-    result = train(
-        network,
-        source,
-        TrainingRun(
-            output=output,
-            begin=LinearStart(split.train, options, quantiles, scaler, covariates) if is_linear else None,
-            save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
+    return train_task(_SeriesTask(options, run, architecture or ForecastArchitecture(), model, table))
+
+
+class _SeriesTask(Task[SeriesRun]):
+    """The training of a forecaster; see `train_on_series`."""
+
+    def __init__(
+        self,
+        options: SeriesOptions,
+        run: RunOptions,
+        architecture: ForecastArchitecture,
+        model: str | Path | keras.Model | None,
+        table: TableOptions | None,
+    ) -> None:
+        super().__init__(run)
+        self._options, self._architecture, self._given, self._table = options, architecture, model, table
+        self._quantiles = tuple(architecture.quantile)
+
+    def open(self) -> None:
+        """Reads the tables up to the last known target, and cuts off the validation and the test part."""
+        check_holidays(self._options.calendar, self._options.holidays)
+        options = self._options
+        if not options.target and not options.reading.wide:
+            raise ConfigError("no target is named: give the column to forecast (target), or several.")
+        self._data = open_known(
+            options.paths,
+            options.whole_reading(),
+            options.future,
+            table=self._table,
+            listener=self.run.listener,
+        )
+        if options.reading.wide:
+            self._options = dataclasses.replace(options, target=self._data.target_names)
+        _check_packed(self._data, options)
+        self._split = self._options.split(self._data)
+        self._scaler = Scaler.fit(self._split.train)
+
+    def build(self) -> keras.Model:
+        """A new network of the architecture, or the given model."""
+        options, data, split = self._options, self._data, self._split
+        if isinstance(self._given, str | Path):
+            self._model, _ = load_model(self._given)
+        elif self._given is not None:
+            self._model = self._given
+        else:
+            self._model = build_network(split.train, options, self._architecture, self.run.training.seed)
+        # A model that is not built has none.
+        by_id = "series_id" in [tensor.name for tensor in getattr(self._model, "inputs", None) or ()]
+        self._covariates = covariates_of(data, split, options, self._scaler, by_id=by_id)
+        check_series_model(self._model, data, options, self._quantiles, self._covariates)
+        return self._model
+
+    def sources(self) -> tuple[BatchSource, BatchSource | None]:
+        """Windows of the training and of the validation part."""
+        options, split = self._options, self._split
+        lost = lost_to_cuts(self._data, options.window, options.horizon)
+        if lost and count_windows(split.train, options):
+            self.run.listener.message(lost)
+        seed = self.run.training.seed
+        return series_sources(self._model, split, options, self._scaler, seed, self._covariates)
+
+    def training(self, validation: BatchSource | None) -> TrainingRun:
+        """The loss of the options or of the quantiles, from the start that the linear map gives."""
+        options, quantiles = self._options, self._quantiles
+        own = self._given is not None
+        begin = None
+        if not own and has_linear_map(self._model):
+            begin = LinearStart(self._split.train, options, quantiles, self._scaler, self._covariates)
+        self._payload = self._made_of()
+        return TrainingRun(
+            options=self.run,
             loss=series_loss(options.loss, quantiles),
+            record=TaskRecord("series", self._payload),
             metrics=series_metrics(quantiles, validation),
-            settings=training,
             validation=validation,
-            identity=({} if model is not None else identity_of(architecture)) | _identity(options, quantiles),
-            resume=resume,
-            overwrite=overwrite,
-            callbacks=callbacks,
-            display=display,
-            limits=limits,
+            begin=begin,
+            identity=({} if own else identity_of(self._architecture)) | _identity(options, quantiles),
             ignorant=_IGNORANT,
-        ),
-    )
-    trained = SeriesModel(result.model, scaler, options, quantiles, payload, covariates)
-    return _judged(result, trained, split, training, limits)
+        )
+
+    def judge(self, training: TrainingResult) -> SeriesRun:
+        """Calibrates the model on the validation part, which its file then keeps, and judges it on the test part."""
+        trained = SeriesModel(
+            training.model, self._scaler, self._options, self._quantiles, self._payload, self._covariates
+        )
+        split = self._split
+        calibrated = calibrate(trained.forecaster, split, training.judged and training.judged.items)
+        if calibrated is not None:
+            self._payload["calibration"] = calibrated[0].to_config()
+            trained = dataclasses.replace(trained, calibration=calibrated[0])
+            save_model(training.model, training.output, TaskRecord("series", self._payload))
+        if not count_windows(split.test, self._options):
+            return self.unjudged(training)
+        test = _tested(trained.forecaster, split, self.run.limits)
+        reference = reference_loss(training.first_loss, _IGNORANT)
+        if not test["verdict"]["beats_baselines"] and made_worse(training.history, reference):
+            why = why_not_better(training.history, reference, self.run.training)
+            test["verdict"]["sentence"] += f" {why}"
+        if calibrated is not None:
+            most = test["windows"] if "sampled_from" in test else None
+            test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)
+        return SeriesRun(training, test, _examples(trained, split.test))
+
+    def unjudged(self, training: TrainingResult) -> SeriesRun:
+        """The model alone."""
+        return SeriesRun(training, None, ())
+
+    def _made_of(self) -> dict[str, Any]:
+        """The facts about its series that a saved model keeps."""
+        data, covariates = self._data, self._covariates
+        return {
+            "options": _plain_options(self._options, data),
+            "missing_values": _missing_values(data, self._table),
+            "quantiles": list(self._quantiles),
+            "scaler": self._scaler.to_config(),
+            "data": {
+                "fingerprint": data.fingerprint,
+                "rows": data.rows,
+                "series": len(series_of(data)),
+            },
+            "training": trained_with(self.run),
+            **({} if covariates.plain else {"covariates": covariates.to_config()}),
+        }
 
 
 def _identity(options: SeriesOptions, quantiles: Sequence[float]) -> dict[str, Any]:
     """The facts that a resumed run must share, beside the model's architecture."""
     names = ("window", "horizon", "batch_size")
     return {name: getattr(options, name) for name in names} | {"loss": f"{options.loss} {quantiles}"}
-
-
-def _judged(
-    result: TrainingResult,
-    trained: SeriesModel,
-    split: SeriesSplit,
-    training: TrainingSettings,
-    limits: TimeLimits,
-) -> SeriesRun:
-    """A training with its calibration, which the model file then keeps, and its figures on the test part."""
-    options, payload = trained.options, trained.record
-    if not result.here or result.status == "interrupted":
-        return SeriesRun(result, None, ())
-    with apart():
-        calibrated = calibrate(trained.forecaster, split, result.judged and result.judged.items)
-    if calibrated is not None:
-        payload["calibration"] = calibrated[0].to_config()
-        trained = dataclasses.replace(trained, calibration=calibrated[0])
-        save_model(result.model, result.output, TaskRecord("series", payload))
-    if not count_windows(split.test, options):
-        return SeriesRun(result, None, ())
-    with apart():
-        test = _tested(trained.forecaster, split, limits)
-        reference = reference_loss(result.first_loss, _IGNORANT)
-        if not test["verdict"]["beats_baselines"] and made_worse(result.history, reference):
-            test["verdict"]["sentence"] += f" {why_not_better(result.history, reference, training)}"
-        if calibrated is not None:
-            most = test["windows"] if "sampled_from" in test else None
-            test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)
-        return SeriesRun(result, test, _examples(trained, split.test))
 
 
 def _tested(model: SeriesForecaster, split: SeriesSplit, limits: TimeLimits) -> dict[str, Any]:
@@ -312,33 +324,15 @@ def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -
     return [ErrorByStretch(1 if validation is None else len(validation), place)]
 
 
-def _open(
-    options: SeriesOptions,
-    reading: Callable[[int, int], None] | None = None,
-    table: TableOptions | None = None,
-) -> SeriesData:
-    if not options.target and not options.wide:
-        raise ConfigError("no target is named: give the column to forecast (target), or several.")
-    how = {**_reading(options), "table": table, "progress": reading}
-    return open_known(options.paths, how, options.future)
-
-
-def _reading(options: SeriesOptions) -> dict[str, Any]:
-    # A frame among the paths is no setting, and is not to be copied.
-    return reading_arguments(dataclasses.asdict(dataclasses.replace(options, paths=())))
-
-
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
     """Raises `ConfigError` for a setting, other than the default, that a packed series was not packed with."""
     for name, value in (data.packed_with or {}).items():
         if name == "series_column":
             value = tuple(value if isinstance(value, list) else filter(None, [value]))
-        if name in _PACKED_SETTINGS and getattr(options, name) not in (
-            getattr(SeriesOptions(), name),
-            value or "",
-        ):
+        asked = getattr(options.reading, name, None)
+        if name in _PACKED_SETTINGS and asked not in (getattr(Reading(), name), value or ""):
             raise ConfigError(
-                f"{name} is {getattr(options, name)!r}, but {options.paths[0]} was packed with {value!r}. Leave the "
+                f"{name} is {asked!r}, but {options.paths[0]} was packed with {value!r}. Leave the "
                 "setting out, or pack the series again."
             )
 
@@ -351,7 +345,7 @@ def _missing_values(data: SeriesData, table: TableOptions | None) -> list[str]:
 
 def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     """The options with which a saved model opens other files: JSON values, with the columns that were found."""
-    plain = dataclasses.asdict(dataclasses.replace(options, paths=()))
+    plain = options.record()
     # A packed series was read with settings of its own, and other tables are to be read as it was.
     plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
     season = season_rows(options.season, data)

@@ -5,13 +5,14 @@ Each function only combines data, model and training loop; how those work is in 
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
+from cellerate.data.arrays import BatchSource
 from cellerate.data.files import READ_AS
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
@@ -26,11 +27,11 @@ from cellerate.data.windows import SampledBatches
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.models.rewrite import same_layers
-from cellerate.models.storage import TaskRecord, check_task, load_model, save_model
+from cellerate.models.storage import TaskRecord, check_task, load_model
 from cellerate.models.text import build_text_model
-from cellerate.settings import check_number
 from cellerate.tasks.packing import packed
 from cellerate.tasks.settings import TextArchitecture, TextOptions
+from cellerate.tasks.task import Task, train_task, trained_with
 from cellerate.tasks.text.batches import (
     check_looks_back,
     check_text_model,
@@ -40,12 +41,10 @@ from cellerate.tasks.text.batches import (
 )
 from cellerate.tasks.text.split import count_split, counting_verdict
 from cellerate.training.divergence import reference_loss, why_not_better
-from cellerate.training.loop import TrainingResult, TrainingRun, train
-from cellerate.training.parallel import Processes, apart
-from cellerate.training.settings import TrainingSettings
-from cellerate.training.start import check_start
+from cellerate.training.loop import TrainingResult
+from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.telemetry import Display, Sample
-from cellerate.training.time_limits import SampleSize, TimeLimits
+from cellerate.training.time_limits import SampleSize
 
 _NATS_PER_BIT = math.log(2)
 # Of a sample: the tokens it goes on from, those it makes, and how they are drawn.
@@ -129,110 +128,125 @@ def text_model_of(
 
 def train_on_text(
     data: TextOptions,
-    output: str | Path,
+    run: RunOptions,
     *,
     architecture: TextArchitecture | None = None,
     model: str | Path | keras.Model | None = None,
-    training: TrainingSettings | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    sample_every: int | None = None,
     prompt: str | None = None,
-    display: Display | None = None,
-    reading: Callable[[int, int], None] | None = None,
     on_ready: Callable[[TextModel], None] = lambda untrained: None,
-    began: float | None = None,
 ) -> TextRun:
     """Trains a next-character model.
 
     Args:
         data: The text.
-        output: A `.keras` path for the model.
+        run: Where the model goes, and how to train it.
         architecture: The model to build.
         model: Your own model instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
-        training: How to train.
-        resume: Continues from the checkpoint beside `output`.
-        overwrite: Replaces a model or an unfinished run of the same name.
-        callbacks: Keras callbacks of your own; see `training.loop.train`.
-        sample_every: Shows what the model writes after so many steps, and after each epoch; None shows nothing.
-        prompt: What it then goes on from; None for the beginning of the held-out part.
-        display: Shows the progress.
-        reading: Called with the bytes read and the bytes in all while the text is encoded.
+        prompt: What a sample goes on from; None for the beginning of the held-out part.
         on_ready: Called with the untrained model and its tokenizer just before training.
-        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
-
-    Returns:
-        The run.
 
     Raises:
         CellerateError: Anything wrong with the text, the settings, the model or the output.
     """
-    training = training or TrainingSettings()
-    limits = TimeLimits.of(training, began)
-    display = display if display is not None and Processes().first else Display()
-    check_number("sample_every", sample_every, at_least=1, whole=True, optional=True)
-    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
-    tokenizer: Tokenizer | None = None
-    if isinstance(model, str | Path):
-        model, tokenizer = _model_to_go_on_with(model, data)
-    text = _open_to_learn(data, tokenizer, reading)
-    _tell_licence(text, data, display)
-    head, tail = text.split(data.validation_fraction)
-    built = {} if model is not None else dataclasses.asdict(architecture or TextArchitecture())
-    if model is None:
-        model = build_text_model(text.tokenizer.vocabulary_size, **built, seed=training.seed)
-        check_text_model(model, text.tokenizer, data)
-    else:
-        check_text_model(model, text.tokenizer, data)
-        check_looks_back(model, text.tokenizer)
-    source, validation = text_sources(model, data, text, head, tail, training.seed)
-    split = count_split(text.tokenizer, head, tail, asked=data.validation_fraction > 0)
-    for remark in split.remarks():
-        display.message(remark)
-    sample = _sampler(model, text.tokenizer, tail if len(tail) else head, prompt)
-    if sample is None and sample_every is not None:
-        raise ConfigError(
-            "sample_every needs a model that the native engine can run: leave it out for this one."
-        )
-    payload = _payload(text, data, training)
-    on_ready(TextModel(model, text.tokenizer, payload))
-    ignorant = math.log(text.tokenizer.vocabulary_size)
-    result = train(
-        model,
-        source,
-        TrainingRun(
-            output=output,
-            save=lambda trained, path: save_model(trained, path, TaskRecord("text", payload)),
-            loss=text_loss(model),
-            settings=training,
+    return train_task(_TextTask(data, run, architecture or TextArchitecture(), model, prompt, on_ready))
+
+
+class _TextTask(Task[TextRun]):
+    """The training of a next-character model; see `train_on_text`."""
+
+    def __init__(
+        self,
+        data: TextOptions,
+        run: RunOptions,
+        architecture: TextArchitecture,
+        model: str | Path | keras.Model | None,
+        prompt: str | None,
+        on_ready: Callable[[TextModel], None],
+    ) -> None:
+        super().__init__(run)
+        self._data, self._architecture, self._given = data, architecture, model
+        self._prompt, self._on_ready = prompt, on_ready
+
+    def open(self) -> None:
+        """Encodes the text with the tokenizer of the model to go on with, if it has one."""
+        tokenizer: Tokenizer | None = None
+        if isinstance(self._given, str | Path):
+            self._given, tokenizer = _model_to_go_on_with(self._given, self._data)
+        self._text = _open_to_learn(self._data, tokenizer, self.run.listener.progress)
+        _tell_licence(self._text, self._data, self.run.listener)
+        self._head, self._tail = self._text.split(self._data.validation_fraction)
+
+    def build(self) -> keras.Model:
+        """A new model of the architecture, or the given one."""
+        text, tokenizer = self._text, self._text.tokenizer
+        self._built = {} if self._given is not None else dataclasses.asdict(self._architecture)
+        if self._given is None:
+            self._model = build_text_model(
+                tokenizer.vocabulary_size, **self._built, seed=self.run.training.seed
+            )
+        else:
+            self._model = self._given
+        check_text_model(self._model, tokenizer, self._data)
+        if self._given is not None:
+            check_looks_back(self._model, tokenizer)
+        self._payload = _payload(text, self._data) | {"training": trained_with(self.run)}
+        return self._model
+
+    def sources(self) -> tuple[BatchSource, BatchSource | None]:
+        """Windows of the text, or streams of it."""
+        data, text = self._data, self._text
+        sources = text_sources(self._model, data, text, self._head, self._tail, self.run.training.seed)
+        asked = data.validation_fraction > 0
+        self._split = count_split(text.tokenizer, self._head, self._tail, asked=asked)
+        for remark in self._split.remarks():
+            self.run.listener.message(remark)
+        return sources
+
+    def training(self, validation: BatchSource | None) -> TrainingRun:
+        """Cross-entropy, shown in bits, with samples of what the model writes."""
+        data, tokenizer = self._data, self._text.tokenizer
+        self._held_out = validation is not None
+        begin = self._tail if len(self._tail) else self._head
+        sample = _sampler(self._model, tokenizer, begin, self._prompt)
+        if sample is None and self.run.sample_every is not None:
+            raise ConfigError(
+                "sample_every needs a model that the native engine can run: leave it out for this one."
+            )
+        self._on_ready(TextModel(self._model, tokenizer, self._payload))
+        self._ignorant = math.log(tokenizer.vocabulary_size)
+        return TrainingRun(
+            options=self.run,
+            loss=text_loss(self._model),
+            record=TaskRecord("text", self._payload),
             validation=validation,
-            identity=built | _identity(text, data),
+            identity=self._built | _identity(self._text, data),
             carry_states=data.carry_states,
-            resume=resume,
-            overwrite=overwrite,
-            callbacks=callbacks,
-            display=display,
-            bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
+            bits=f"bits/{tokenizer.unit.removesuffix('s')}",
             sample=sample,
-            sample_every=sample_every,
-            limits=limits,
-            ignorant=ignorant,
-        ),
-    )
-    evaluation = None
-    if validation is not None and result.here and result.status != "interrupted":
-        trained = TextModel(result.model, text.tokenizer, payload)
-        with apart():
-            evaluation = _evaluate(trained, tail, data.length, data.batch_size, result.judged)
-        unigram = split.unigram_bits() * len(tail) / max(1, evaluation["characters"])
+            ignorant=self._ignorant,
+        )
+
+    def judge(self, training: TrainingResult) -> TextRun:
+        """Bits per character of the held-out part, beside those of counting."""
+        if not self._held_out:
+            return self.unjudged(training)
+        data, tokenizer = self._data, self._text.tokenizer
+        trained = TextModel(training.model, tokenizer, self._payload)
+        evaluation = _evaluate(trained, self._tail, data.length, data.batch_size, training.judged)
+        unigram = self._split.unigram_bits() * len(self._tail) / max(1, evaluation["characters"])
         evaluation["unigram_bits_per_character"] = unigram
         evaluation["verdict"] = counting_verdict(
             evaluation["bits_per_character"],
             unigram,
-            why_not_better(result.history, reference_loss(result.first_loss, ignorant), training),
+            why_not_better(
+                training.history, reference_loss(training.first_loss, self._ignorant), self.run.training
+            ),
         )
-    return TextRun(result, text.tokenizer, evaluation)
+        return TextRun(training, tokenizer, evaluation)
+
+    def unjudged(self, training: TrainingResult) -> TextRun:
+        """The model and its tokenizer."""
+        return TextRun(training, self._text.tokenizer, None)
 
 
 def _model_to_go_on_with(path: str | Path, data: TextOptions) -> tuple[keras.Model, Tokenizer | None]:
@@ -250,7 +264,7 @@ def _model_to_go_on_with(path: str | Path, data: TextOptions) -> tuple[keras.Mod
 
 
 def _open_to_learn(
-    data: TextOptions, tokenizer: Tokenizer | None, reading: Callable[[int, int], None] | None
+    data: TextOptions, tokenizer: Tokenizer | None, reading: Callable[[int, int], None]
 ) -> EncodedText:
     """The text of a training. Raises `ConfigError` or `DataError` where there is nothing to learn from it."""
     text = _open(data, tokenizer, reading)
@@ -273,7 +287,7 @@ def _identity(text: EncodedText, data: TextOptions) -> dict[str, Any]:
     return {name: getattr(data, name) for name in names} | own
 
 
-def _payload(text: EncodedText, data: TextOptions, training: TrainingSettings) -> dict[str, Any]:
+def _payload(text: EncodedText, data: TextOptions) -> dict[str, Any]:
     """The facts about its text that a saved model keeps."""
     return {
         "tokenizer": text.tokenizer.to_config(),
@@ -284,7 +298,6 @@ def _payload(text: EncodedText, data: TextOptions, training: TrainingSettings) -
         "exclude": list(data.exclude),
         **{name: getattr(data, name) for name in READ_AS},
         "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
-        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cellerate.format import duration, loss, short
+from cellerate.listener import Listener
 from cellerate.machine.readings import MachineReadings
 
 # A smaller share of the time than this is not worth a word.
@@ -39,8 +40,11 @@ class RunPlan:
     max_seconds: float | None = None
 
 
-class Display:
-    """Listens to a run and shows nothing; subclasses override what they show."""
+class Display(Listener):
+    """Listens to a run and shows nothing; subclasses override what they show.
+
+    `progress` is that of reading the data: rows, or bytes of text.
+    """
 
     def start(self, plan: RunPlan) -> None:
         """Training begins."""
@@ -59,9 +63,6 @@ class Display:
 
     def sample(self, epoch: int, step: int) -> None:
         """It is time to show what the model makes, after `step` steps of the run, in `epoch` (from 1)."""
-
-    def message(self, text: str) -> None:
-        """A sentence for the user."""
 
     def end_at_once(self) -> None:
         """The user does not wait for the end of the step. Raises `KeyboardInterrupt`, unless the process may end."""

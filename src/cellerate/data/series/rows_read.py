@@ -1,4 +1,4 @@
-"""Reads the tables of a series."""
+"""The facts about the rows of tables read so far."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ class Columns:
 
 
 @dataclasses.dataclass
-class Reading:
+class RowsRead:
     """The facts about the rows read so far.
 
     Attributes:
