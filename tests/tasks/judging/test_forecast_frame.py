@@ -71,5 +71,8 @@ def test_forecast_takes_the_options_of_tables_and_tells_how_it_read(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(lines))
     said: list[str] = []
     inference.forecast(packed(), tmp_path / "t.csv", notify=said.append)
-    assert said == [f"{tmp_path / 't.csv'} read as: ';' between columns, ',' decimal"]
+    assert said == [
+        f"{tmp_path / 't.csv'} read as: ';' between columns, ',' decimal",
+        "no time column found: rows count as steps; name it with time_column",
+    ]
     inference.forecast(packed(), tmp_path / "t.csv", decimal="comma", separator=";")
