@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 # What the native core is built from.
 NATIVE := CMakeLists.txt $(wildcard cmake/* csrc/*.h csrc/*/*.h csrc/*/*.cpp)
 NATIVE_FORMATTED := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp tests/csrc/*.h tests/csrc/*.cpp \
-	src/cellerate/kernels/cuda/*.cuh src/cellerate/kernels/*/cuda/*.cuh tests/support/*.h tests/support/*.cpp)
+	src/cellerate/kernels/cuda/*.cuh src/cellerate/kernels/*/cuda/*.cuh tests/support/*/*.h tests/support/*/*.cpp)
 # A comma cannot stand in the arguments of $(call).
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

@@ -16,7 +16,7 @@ import forecasting_table
 import tables
 from forecasting_data import HORIZONS, ROWS, TRAIN, VALIDATION, errors, naive_at, truth_at
 from forecasting_ours import keras_weights
-from support import planted, planted_forecasts
+from support.benchmarks import planted, planted_forecasts
 
 WORKER = """
 import sys

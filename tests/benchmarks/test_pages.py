@@ -15,7 +15,7 @@ import pages
 import standings
 import tables
 from records import ROOT
-from support import planted
+from support.benchmarks import planted
 
 PAGE = pages.PAGES[1]
 README = pages.PAGES[0]

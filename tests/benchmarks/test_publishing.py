@@ -15,7 +15,7 @@ import pages
 import publishing
 import records
 from publishing import FIELDS, MOST_OTHERS, MOST_STOLEN, published, unpublishable
-from support import planted
+from support.benchmarks import planted
 
 
 def without(record, name):

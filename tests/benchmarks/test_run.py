@@ -12,7 +12,7 @@ import conditions
 import run
 from cellerate.observe.bench import load
 from run import CaseError
-from support import planted
+from support.benchmarks import planted
 
 PROGRAM = """
 import json, os, pathlib, subprocess, sys, time

@@ -21,7 +21,7 @@ import gpu_layers
 import gpu_sizes
 import gpu_timings
 from cellerate.kernels.lstm.cuda import plan
-from support.gpu_cases import emulate
+from support.kernels.gpu_cases import emulate
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 

@@ -21,7 +21,7 @@ from cellerate.bridges import jax as jax_bridge, jax_cuda
 from cellerate.kernels import native
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm.cuda import select
-from support.gpu_cases import ALLOWED, CASES, emulate, emulated_gpu, error
+from support.kernels.gpu_cases import ALLOWED, CASES, emulate, emulated_gpu, error
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 

@@ -13,7 +13,7 @@ from torch.library import opcheck
 from cellerate.bridges import torch_cuda, torch_operators
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.cuda import selfcheck
-from support.gpu_cases import ALLOWED, CASES, LARGE_CASES, Arrays, Case, emulate, emulated_gpu, error
+from support.kernels.gpu_cases import ALLOWED, CASES, LARGE_CASES, Arrays, Case, emulate, emulated_gpu, error
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 EVERY_CASE = CASES | LARGE_CASES

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support import small_runs
+from support.runs import small_runs
 
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.
 PROGRAM = (

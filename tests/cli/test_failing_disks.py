@@ -1,4 +1,4 @@
-"""Every verb on a disk that fails at one change after the other: `support.disk_schedule` says what must hold."""
+"""Every verb on a disk that fails at one change after the other: `support.disks.disk_schedule` says what must hold."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support import disk_schedule
-from support.failing_files import FailingFiles, build_library
+from support.disks import disk_schedule
+from support.disks.failing_files import FailingFiles, build_library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is preloaded is for Linux")
 

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cellerate.runtime.cell import write_cell
-from support import packed_forecaster, packed_lines
-from support.packed_lines import LINES
+from support import packed_forecaster
+from support.runtime import packed_lines
+from support.runtime.packed_lines import LINES
 
 PROGRAM = Path(sys.executable).with_name("cellerate")
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.

@@ -15,7 +15,7 @@ import pytest
 
 from cellerate.cli.figures import in_options
 from cellerate.runtime.packed import load
-from support.charts import shown
+from support.report.charts import shown
 
 pytestmark = pytest.mark.keras
 

@@ -16,7 +16,7 @@ from cellerate.errors import CheckpointError, ConfigError
 from cellerate.training.checkpoint import Position
 from cellerate.training.parallel import Processes
 from cellerate.training.telemetry.records import read_telemetry
-from support import joint_training
+from support.runs import joint_training
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 BACKEND = keras.config.backend()

@@ -16,7 +16,7 @@ from cellerate.runtime.program.engine import Engine
 from cellerate.runtime.program.stepping import stepping_of
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
-from support.programs import PROGRAMS, E, F, H, V, moves
+from support.runtime.programs import PROGRAMS, E, F, H, V, moves
 
 ERROR = 5e-6
 

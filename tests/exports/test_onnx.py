@@ -18,7 +18,7 @@ from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
 from cellerate.runtime.program.engine import Engine
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
-from support.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves
+from support.runtime.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves
 
 # Rounding of float32, in sums of at most a few hundred products.
 ERROR = 3e-6

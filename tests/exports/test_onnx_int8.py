@@ -20,8 +20,8 @@ from cellerate.exports.onnx_int8 import MOST_IN_16_BITS, largest_pair, proved_pa
 from cellerate.exports.trials import trials_of
 from cellerate.program import Program
 from support.graphs import Graph, draw
-from support.programs import F, H, classifier, forecaster
 from support.rounding import allowed
+from support.runtime.programs import F, H, classifier, forecaster
 
 
 def int8_model(program: Program) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from cellerate.program import MASKED_OUTPUTS, Program
 from cellerate.runtime.program.engine import Engine
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
-from support.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves
+from support.runtime.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves
 
 pytestmark = [
     pytest.mark.keras,

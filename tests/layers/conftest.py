@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from cellerate.layers import fused
-from support import gpu_cases
+from support.kernels import gpu_cases
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from cellerate.kernels.lstm.cuda import plan, select, selfcheck
 from cellerate.layers import cudnn_choice, fused, fused_lstm
 from cellerate.layers.accelerate import accelerate, implementation_of
 from cellerate.layers.explain import explain
-from support import gpu_cases
+from support.kernels import gpu_cases
 
 BACKEND = keras.backend.backend()
 pytestmark = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.browser import browser
+from support.report.browser import browser
 
 __all__ = ["browser"]
 PROGRAM = Path(sys.executable).with_name("cellerate")

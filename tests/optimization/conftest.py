@@ -240,7 +240,7 @@ def stands(plant: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
     """Three stand-ins, and a verdict that looks at nothing."""
     from cellerate.optimization import workflow
     from cellerate.report.record import Verdict
-    from support.stages import Stand
+    from support.optimization.stages import Stand
 
     kinds = {
         name: type(name, (Stand,), {"name": name, "title": name.title()})

@@ -9,7 +9,7 @@ import pytest
 from cellerate.optimization import processes as module
 from cellerate.optimization.probe_client import Probe, ProbeError
 from cellerate.optimization.processes import Training, TrainingWay
-from support.processes import Noted, usual
+from support.optimization.processes import Noted, usual
 
 pytestmark = pytest.mark.keras
 

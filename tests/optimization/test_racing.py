@@ -13,7 +13,7 @@ from cellerate.optimization.passes.racing import race_trainings, race_uses
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.processes import TrainingWay
 from cellerate.report.record import TrainingStep
-from support.processes import Noted, usual
+from support.optimization.processes import Noted, usual
 
 pytestmark = pytest.mark.keras
 

@@ -7,7 +7,7 @@ from cellerate.optimization.context import OutOfTimeError
 from cellerate.optimization.passes.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import Candidate, Speed
-from support.stages import Stand, statuses
+from support.optimization.stages import Stand, statuses
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 

@@ -17,7 +17,7 @@ from cellerate.optimization.listener import StageListener
 from cellerate.optimization.passes.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import TrainingStep, read_run
-from support.stages import Stand, statuses
+from support.optimization.stages import Stand, statuses
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 

@@ -9,7 +9,7 @@ from cellerate.report.bench_page import BenchPage, Section, bench_html
 from cellerate.report.svg import Bar, BarChart, RatioChart
 from cellerate.report.tables import Figure, FigureTable, TableCell, cells
 from cellerate.report.view import HeadlineFigure
-from support.browser import browser
+from support.report.browser import browser
 
 __all__ = ["browser"]
 HOSTILE = (

@@ -8,7 +8,7 @@ import pytest
 from cellerate.report.compare import compare
 from cellerate.report.compare_page import comparison_html
 from cellerate.report.html import html
-from support.browser import browser, check_page
+from support.report.browser import browser, check_page
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.slow

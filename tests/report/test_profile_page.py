@@ -6,7 +6,7 @@ import pytest
 
 from cellerate.observe.profiling.record import Memory, Part, Profile, Suggestion, bottleneck
 from cellerate.report.profile_page import profile_html, write_profile
-from support.browser import browser, check_page
+from support.report.browser import browser, check_page
 
 __all__ = ["browser"]
 PARTS = (

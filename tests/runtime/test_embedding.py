@@ -16,7 +16,7 @@ from cellerate.program import Program
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.embedding import save_vectors
 from cellerate.runtime.packed import PackedModel
-from support.packed_lines import CHARACTERS, LATENT, LINES, LONGEST, E, V, header, packed, program
+from support.runtime.packed_lines import CHARACTERS, LATENT, LINES, LONGEST, E, V, header, packed, program
 
 # Runs the program on words, in a process in which nothing that a packed model does without can be imported.
 ALONE = """

@@ -7,7 +7,8 @@ from cellerate.errors import DataError, ModelError
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
-from support import packed_forecaster, packed_lines
+from support import packed_forecaster
+from support.runtime import packed_lines
 
 X = Node("input", "x", options={"shape": (-1, -1, 3), "dtype": "float32"})
 PROGRAM = Program((X, Node("activation", "y", {"x": 0}, {}, {"activation": "tanh"})), {"y": 1})

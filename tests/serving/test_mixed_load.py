@@ -20,9 +20,9 @@ import pytest
 
 from cellerate.distributed.launch import free_port
 from cellerate.runtime.packed import load
-from support.failing_files import FailingFiles, build_library
-from support.linear_sessions import Crash, Outcome, Sent, SessionClient, explained
+from support.disks.failing_files import FailingFiles, build_library
 from support.servers import CHARACTERS, Server, plain_cell, serving, text_cell
+from support.serving.linear_sessions import Crash, Outcome, Sent, SessionClient, explained
 
 _SEED, _CLIENTS = 0, 24
 _SECONDS = float(os.environ.get("MIXED_LOAD_S", "600"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.browser import EVIL, browser
+from support.report.browser import EVIL, browser
 from support.servers import plain_cell, serving
 
 __all__ = ["browser"]

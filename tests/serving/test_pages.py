@@ -7,8 +7,8 @@ import pytest
 
 from cellerate.runtime.packed import load
 from cellerate.serving.routes.operations import OPERATIONS
-from support.browser import browser
 from support.graphs import draw
+from support.report.browser import browser
 from support.servers import SCALER, series_cell, serving, text_cell
 
 __all__ = ["browser"]

@@ -12,8 +12,9 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.cell import write_cell
 from cellerate.tasks import bulk, inference
 from cellerate.tasks.pieces import Pieces
-from support import packed_forecaster, packed_lines
-from support.packed_lines import LINES
+from support import packed_forecaster
+from support.runtime import packed_lines
+from support.runtime.packed_lines import LINES
 
 
 @pytest.fixture

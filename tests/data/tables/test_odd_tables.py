@@ -8,7 +8,7 @@ from cellerate.data.settings import Reading
 from cellerate.data.settings.tables import TableOptions
 from cellerate.errors import CellerateError
 from cellerate.listener import Callbacks
-from support.odd_tables import Odd, odd_tables
+from support.data.odd_tables import Odd, odd_tables
 
 ALL = odd_tables()
 

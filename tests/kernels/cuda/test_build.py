@@ -29,9 +29,9 @@ from cellerate.kernels.lstm.cuda.plan import (
     padded_units,
 )
 from cellerate.kernels.lstm.reference_activations import activation_of
-from support import emulated_gpu
 from support.activation_names import IN_KERNELS
-from support.pairwise import marked
+from support.kernels import emulated_gpu
+from support.kernels.pairwise import marked
 
 PLAIN = Variant("forward", "bfloat16", 512, 16)
 

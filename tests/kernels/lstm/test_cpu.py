@@ -16,7 +16,7 @@ from cellerate.kernels import native, operation
 from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import ACTIVATIONS, MASKED_OUTPUTS, LstmOptions
-from support.pairwise import marked
+from support.kernels.pairwise import marked
 from support.rounding import allowed
 
 # Without the extension this raises, and so fails the run: nothing here may be skipped.

@@ -14,7 +14,7 @@ from cellerate.kernels.lstm.reference import Forward, backward, forward
 from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES, MASKED_OUTPUTS, LstmOptions
 from support.activation_names import IN_FILES, IN_KERNELS, in_keras
-from support.pairwise import marked
+from support.kernels.pairwise import marked
 
 BACKEND = keras.backend.backend()
 B, T, D, H = 5, 4, 2, 3

@@ -16,7 +16,8 @@ from cellerate.kernels.program.cpu import CompiledProgram
 from cellerate.program import PRECISIONS, Node, Program
 from cellerate.runtime.program import interpreter, operations, shapes
 from support.graphs import Graph, draw
-from support.programs import (
+from support.rounding import allowed
+from support.runtime.programs import (
     PROGRAMS,
     DrawnProgram,
     E,
@@ -28,7 +29,6 @@ from support.programs import (
     inputs_of,
     sequence_to_sequence,
 )
-from support.rounding import allowed
 
 pytestmark = pytest.mark.usefixtures("native_settings")
 

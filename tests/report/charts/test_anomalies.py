@@ -3,7 +3,7 @@ import pytest
 
 from cellerate.report.charts import AnomalyPanel, draw_anomalies
 from cellerate.report.charts.anomalies import _thin
-from support.charts import shown
+from support.report.charts import shown
 
 pytest.importorskip("matplotlib")
 

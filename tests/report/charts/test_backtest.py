@@ -3,7 +3,7 @@ import pytest
 
 from cellerate.report.charts import draw_backtest
 from cellerate.report.charts.backtest import _truth
-from support.charts import example, shown
+from support.report.charts import example, shown
 
 pytest.importorskip("matplotlib")
 

@@ -6,7 +6,7 @@ import pytest
 from cellerate.errors import BackendError, ConfigError, OutputError
 from cellerate.report.charts import check_chart, draw_forecasts
 from cellerate.report.charts.canvas import shorten, spread, time_text
-from support.charts import HOURS, example, shown
+from support.report.charts import HOURS, example, shown
 
 pytest.importorskip("matplotlib")
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cellerate.report.charts import draw_errors
-from support.charts import shown
+from support.report.charts import shown
 
 pytest.importorskip("matplotlib")
 

@@ -6,7 +6,7 @@ import pytest
 from cellerate.data.times.form import TimeForm
 from cellerate.report.charts import draw_forecasts
 from cellerate.report.charts.forecasts import bands, by_the_clock, middle
-from support.charts import example, shown
+from support.report.charts import example, shown
 
 pytest.importorskip("matplotlib")
 

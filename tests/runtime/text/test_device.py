@@ -11,7 +11,7 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.program import Node
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
-from support import emulated_gpu
+from support.kernels import emulated_gpu
 
 PROMPTS = ["abc", "zé☃", "the quick brown fox"]
 

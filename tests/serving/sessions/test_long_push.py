@@ -21,7 +21,7 @@ from cellerate.serving.sessions.worker import SessionWorker
 from cellerate.serving.workers import DeadlineError
 from support.graphs import draw
 from support.servers import plain_cell, series_cell, serving, text_cell
-from support.session_models import F, model, opened, steps
+from support.serving.session_models import F, model, opened, steps
 
 LONG = 300
 

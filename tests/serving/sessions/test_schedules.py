@@ -21,7 +21,7 @@ from cellerate.serving.sessions import sessions as module
 from cellerate.serving.sessions.pushes import MissingSessionError, Push, StorageError
 from cellerate.serving.sessions.sessions import Sessions
 from cellerate.serving.sessions.streams import StepSize
-from support.disks import failing_disk
+from support.disks.disks import failing_disk
 
 NAMES = [f"s{n}" for n in range(6)]
 

@@ -15,7 +15,7 @@ from cellerate.runtime.cell import write_cell
 from cellerate.serving.sessions.pushes import MissingSessionError, Push
 from cellerate.serving.sessions.sessions import Sessions
 from support.graphs import draw
-from support.session_models import F, model, opened, steps
+from support.serving.session_models import F, model, opened, steps
 
 
 class Clock:

@@ -18,8 +18,8 @@ from cellerate.serving.sessions.pushes import DamagedStateError, MissingSessionE
 from cellerate.serving.sessions.sessions import Sessions
 from cellerate.serving.sessions.state_file import StateFile
 from cellerate.serving.sessions.state_store import StateStore
-from support.disks import failing_disk
-from support.session_models import model, opened, steps
+from support.disks.disks import failing_disk
+from support.serving.session_models import model, opened, steps
 
 
 def read(sessions: Sessions, *names: str, **further: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from cellerate.runtime.forecast.intervals import conformal_quantile, interval, i
 from cellerate.tasks.judging.errors import SeriesForecaster
 from cellerate.tasks.judging.intervals import calibrate, judge_intervals
 from cellerate.tasks.settings import SeriesOptions
-from support.retail import retail_counts, write_retail
+from support.data.retail import retail_counts, write_retail
 
 START = np.datetime64("2024-01-01", "us")
 

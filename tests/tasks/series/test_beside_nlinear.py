@@ -17,7 +17,7 @@ from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
-from support.made_series import RULES
+from support.data.made_series import RULES
 
 pytestmark = [pytest.mark.keras, pytest.mark.slow]
 

@@ -16,7 +16,7 @@ from cellerate.tasks.inference import generate
 from cellerate.tasks.packing import packed
 from cellerate.tasks.text.generating import generate_text
 from cellerate.tasks.text.train import TextModel, load_text_model
-from support import emulated_gpu
+from support.kernels import emulated_gpu
 
 pytestmark = [
     pytest.mark.keras,

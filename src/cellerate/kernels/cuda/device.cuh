@@ -1,7 +1,7 @@
 // What the kernels need from the machine: matrix products of a warp, and the copies and barriers of a cluster.
 //
-// All PTX is here and in wide_products.cuh: tests/support/cuda_emulated.h has the same functions in plain C++, so that
-// the kernels can be run and tested without a GPU.
+// All PTX is here and in wide_products.cuh: tests/support/kernels/cuda_emulated.h has the same functions in plain C++,
+// so that the kernels can be run and tested without a GPU.
 #pragma once
 
 #ifdef CELLERATE_EMULATED

@@ -17,7 +17,7 @@ from cellerate.kernels.decoder.cuda.model import CudaStepModel
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.decoder.sampling import DIVERGED, Cancellation, Request, SamplingRules
 from cellerate.kernels.lstm import reference
-from support import emulated_gpu
+from support.kernels import emulated_gpu
 
 Chain = list[dict[str, Any]]
 

@@ -10,7 +10,7 @@ import pytest
 from cellerate.kernels.cuda import sources
 from cellerate.kernels.decoder.cuda.records import SAMPLING, sampling_record
 from cellerate.kernels.decoder.sampling import SamplingRules, sample
-from support import emulated_gpu
+from support.kernels import emulated_gpu
 
 # Put in order, with 1, 4 and 8 of each lane; and too many for that.
 SIZES = (1, 29, 96, 250, 300)

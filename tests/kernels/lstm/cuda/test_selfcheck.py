@@ -13,7 +13,7 @@ import pytest
 from cellerate.kernels.cuda import timing_cache
 from cellerate.kernels.lstm.cuda import plan, select, selfcheck, tiles
 from cellerate.kernels.lstm.spec import LstmOptions
-from support import emulated_gpu
+from support.kernels import emulated_gpu
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.cuda import selfcheck
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
-from support import emulated_gpu
+from support.kernels import emulated_gpu
 
 Arrays = dict[str, np.ndarray]
 DTYPES = {"bfloat16": bfloat16, "float16": np.float16, "float32": np.float32}

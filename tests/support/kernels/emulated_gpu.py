@@ -80,7 +80,7 @@ extern "C" void activation(int place, const float* x, float* values, float* deri
 
 
 # Kept from run to run, as each backend runs the same kernels in a process of its own; `make clean` removes it.
-_FOLDER = Path(__file__).parents[2] / "build" / "emulated"
+_FOLDER = Path(__file__).parents[3] / "build" / "emulated"
 _HEADER = Path(__file__).with_name("cuda_emulated.h")
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra")
 

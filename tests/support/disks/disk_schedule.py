@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from support.failing_files import NEVER, FailingFiles
-from support.small_runs import SMALL, write_inputs
+from support.disks.failing_files import NEVER, FailingFiles
+from support.runs.small_runs import SMALL, write_inputs
 
 _OLDER = b"older"
 # How the disk fails: the error number, and whether it goes on failing.
