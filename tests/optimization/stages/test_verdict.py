@@ -7,8 +7,7 @@ import pytest
 
 from cellerate.optimization import workflow
 from cellerate.optimization.clocks import Speed
-
-from .conftest import HereProbe, answer_here, optimized
+from support.optimization.here import HereProbe, answer_here, optimized
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 

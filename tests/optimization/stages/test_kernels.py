@@ -8,8 +8,8 @@ import keras
 import pytest
 
 from cellerate.models.storage import load_model, save_model
-
-from .conftest import HereProbe, answer_here, filled, optimized
+from support.optimization.here import HereProbe, answer_here, optimized
+from support.optimization.small_models import filled
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 

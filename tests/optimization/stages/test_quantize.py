@@ -6,8 +6,7 @@ import pytest
 
 from cellerate.optimization.passes import shrinking
 from cellerate.optimization.state import load_state
-
-from .conftest import optimized
+from support.optimization.here import optimized
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 

@@ -14,8 +14,7 @@ from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.report.record import TrainingStep
-
-from .conftest import HereProbe, answer_here
+from support.optimization.here import HereProbe, answer_here
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 

@@ -13,8 +13,7 @@ from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import load_state
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.report.record import Verdict
-
-from .conftest import HereProbe, answer_here, optimized
+from support.optimization.here import HereProbe, answer_here, optimized
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
