@@ -54,6 +54,8 @@ ROOMS = {
             "tests/runtime/text/test_sampling.py",
             "tests/runtime/text/test_beam.py",
             "tests/kernels/decoder/test_cpu.py",
+            "tests/kernels/decoder/test_generate.py",
+            "tests/kernels/decoder/test_sampling.py",
         ),
     ),
     "checkpoint": Room(
@@ -63,6 +65,7 @@ ROOMS = {
             "tests/training/test_checkpoint.py",
             "tests/training/test_checkpoint_folder.py",
             "tests/training/test_loop.py",
+            "tests/training/test_resume.py",
         ),
     ),
     "training": Room(
