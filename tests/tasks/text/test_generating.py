@@ -10,38 +10,38 @@ import cellerate.tasks.text.generating as generating
 from cellerate.data.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from cellerate.errors import BackendError, CellerateError, ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.sampling import SamplingRules
-from cellerate.models.storage import TaskRecord, save_model
-from cellerate.models.text import build_text_model
+from cellerate.models.storage import save_model
 from cellerate.tasks.inference import generate
 from cellerate.tasks.packing import packed
 from cellerate.tasks.text.generating import generate_text
 from cellerate.tasks.text.train import TextModel, load_text_model
 from support.kernels import emulated_gpu
+from support.runs.text_models import (
+    IN_ORDER,
+    ONE_HOT,
+    RECORD,
+    TOKENIZER,
+    V,
+    filled,
+    gru,
+    last_softmax,
+    made,
+    many_to_one,
+    masked,
+    of_gru,
+    one_hot,
+    one_hot_to_last,
+    softmax,
+    stateful,
+    tied,
+)
 
 pytestmark = [
     pytest.mark.keras,
     # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
-
-CHARACTERS = "abcdefghijklm .\n"
-V = len(CHARACTERS)
-TOKENIZER = CharacterTokenizer(CHARACTERS)
-IN_ORDER = sorted(CHARACTERS)
-RECORD = TaskRecord("text", {"tokenizer": TOKENIZER.to_config()})
 BOTH = pytest.mark.parametrize("implementation", ["cellerate-cpu", "keras"])
-
-
-def made(vocabulary=V, seed=1, **options):
-    """An untrained model of the same weights on every backend, sure of what it says."""
-    given = {"embedding": 6, "units": 19, "layers": 2, "layer_norm": True} | options
-    return filled(build_text_model(vocabulary, **given), seed)
-
-
-def filled(model, seed):
-    random = np.random.default_rng(seed)
-    model.set_weights([2 / len(w) ** 0.5 * random.normal(size=w.shape) for w in model.get_weights()])
-    return model
 
 
 def text_model(**options):
@@ -55,92 +55,12 @@ def path(tmp_path_factory):
     return path
 
 
-def chain(*layers, mask=False, activation=None):
-    table = keras.layers.Embedding(V, 5, mask_zero=mask, name="table")
-    head = keras.layers.Dense(V, activation=activation)
-    return keras.Sequential([keras.Input((None,), dtype="int32"), table, *layers, head])
-
-
-def many_to_one():
-    return chain(keras.layers.LSTM(9))
-
-
-def softmax():
-    return chain(keras.layers.LSTM(9, return_sequences=True), activation="softmax")
-
-
-def masked():
-    return chain(*[keras.layers.LSTM(9, return_sequences=True) for _ in range(2)], mask=True)
-
-
-def gru():
-    return chain(keras.layers.GRU(9, return_sequences=True))
-
-
-def of_vectors(*layers, activation=None):
-    """A model that reads one-hot vectors."""
-    return keras.Sequential([keras.Input((None, V)), *layers, keras.layers.Dense(V, activation=activation)])
-
-
-def of_gru():
-    return of_vectors(keras.layers.GRU(9, return_sequences=True))
-
-
-def one_hot():
-    return of_vectors(keras.layers.LSTM(9, return_sequences=True), activation="softmax")
-
-
-def one_hot_to_last():
-    """As the text generators of tutorials are; the kernel of the first layer has more rows than columns."""
-    stack = [
-        keras.layers.LSTM(3, return_sequences=True),
-        keras.layers.LayerNormalization(),
-        keras.layers.LSTM(9),
-    ]
-    return of_vectors(*stack)
-
-
-def one_hot_through_dense():
-    return of_vectors(keras.layers.Dense(5), keras.layers.LSTM(9), activation="softmax")
-
-
-def one_hot_through_relu():
-    return of_vectors(keras.layers.Dense(5, activation="relu"), keras.layers.LSTM(9))
-
-
-def one_hot_masked():
-    return of_vectors(
-        keras.layers.Masking(), keras.layers.LSTM(9, return_sequences=True), keras.layers.LSTM(9)
-    )
-
-
-def last_softmax():
-    return chain(keras.layers.LSTM(9), activation="softmax")
-
-
-ONE_HOT = [one_hot, one_hot_to_last, one_hot_through_dense, one_hot_through_relu, one_hot_masked]
-
-
-def stateful():
-    ids = keras.Input((None,), 1, dtype="int32")
-    x = keras.layers.Embedding(V, 5)(ids)
-    x = keras.layers.LSTM(9, return_sequences=True, stateful=True)(x)
-    return keras.Model(ids, keras.layers.Dense(V)(x))
-
-
-def tied():
-    return build_text_model(V, embedding=9, units=9, tie_weights=True)
-
-
 @pytest.fixture
 def without_core(monkeypatch):
     def core():
         raise BackendError("the native core is not installed (test)")
 
     monkeypatch.setattr("cellerate.kernels.decoder.cpu.core", core)
-
-
-# --- two ways, one text
 
 
 @pytest.mark.backends
@@ -191,104 +111,6 @@ def test_greedy_text_of_any_form_is_that_of_a_loop_over_predict(make):
     for implementation in ("cellerate-cpu", "keras"):
         options = {"max_tokens": 6, "temperature": 0, "implementation": implementation}
         assert expected[:4] + generate(model, expected[:4], vocabulary=IN_ORDER, **options) == expected
-
-
-@pytest.mark.parametrize("make", ONE_HOT)
-def test_steps_of_ids_give_the_logits_of_one_hot_vectors(make):
-    model = filled(make(), 6)
-    steps = packed(model).steps
-    ids = np.array([[3, 14, 0, 9, 9]])
-    found = keras.ops.convert_to_numpy(model(np.eye(V, dtype="float32")[ids], training=False))
-    found = found if found.ndim == 2 else found[:, -1]
-    _, logits = steps.read(steps.initial_state(), ids)
-    if model.layers[-1].activation is keras.activations.softmax:
-        logits = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(logits, found, rtol=1e-5, atol=1e-6)
-
-
-def test_stepper_of_a_model_of_one_hot_vectors_draws_ids_without_a_vocabulary():
-    model = filled(one_hot_to_last(), 29)
-    stepper = packed(model).stepper()
-    stepper.read(TOKENIZER.encode("abc")[None])
-    (drawn,) = stepper.draw(20, SamplingRules(temperature=0))
-    assert TOKENIZER.decode(drawn.ids) == generate(
-        model, "abc", vocabulary=IN_ORDER, max_tokens=20, temperature=0
-    )
-
-
-def test_temperature_of_probabilities_is_that_of_the_logits_before_the_softmax():
-    model = filled(one_hot(), 4)
-    logits = keras.Sequential([keras.Input((None, V)), *model.layers[:-1], keras.layers.Dense(V)])
-    logits.set_weights(model.get_weights())
-    for implementation in ("cellerate-cpu", "keras"):
-        options = {"vocabulary": IN_ORDER, "max_tokens": 80, "seed": 3, "implementation": implementation}
-        texts = {generate(one, "abc", temperature=1.7, **options) for one in (model, logits)}
-        assert len(texts) == 1
-        assert texts != {generate(model, "abc", **options)}
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-def test_model_packed_with_a_vocabulary_needs_nothing_to_generate(tmp_path, precision):
-    (tmp_path / "book.txt").write_text(CHARACTERS * 3)
-    model = filled(one_hot_to_last(), 4)
-    options = {"max_tokens": 50, "seed": 3}
-    cellerate.pack(model, tmp_path / "m.cell", precision=precision, vocabulary=tmp_path / "book.txt")
-    opened = cellerate.load(tmp_path / "m.cell")
-    said = generate(tmp_path / "m.cell", "abc", **options)
-    assert (opened.task, opened.vocabulary_size, opened.tokenizer.characters) == (
-        "text",
-        V,
-        "".join(IN_ORDER),
-    )
-    assert said == opened.generate("abc", **options)
-    assert said == generate(model, "abc", vocabulary=IN_ORDER, precision=precision, **options)
-    with pytest.raises(ConfigError, match="leave vocabulary out"):
-        generate(opened, "abc", vocabulary=IN_ORDER)
-
-
-def test_model_packed_without_a_vocabulary_takes_one_and_stays_as_it_is(tmp_path):
-    model = filled(one_hot(), 4)
-    cellerate.pack(model, tmp_path / "m.cell")
-    opened = cellerate.load(tmp_path / "m.cell")
-    options = {"max_tokens": 50, "seed": 3}
-    expected = generate(model, "abc", vocabulary=IN_ORDER, **options)
-    assert generate(tmp_path / "m.cell", "abc", vocabulary=IN_ORDER, **options) == expected
-    assert opened.with_vocabulary(IN_ORDER).generate("abc", **options) == expected
-    with pytest.raises(ModelError, match=r"no tokenizer: .*vocabulary='book.txt'"):
-        opened.generate("abc", **options)
-    with pytest.raises(
-        ModelError, match=f"vocabulary has 2 entries, and the model predicts {V} different ids"
-    ):
-        opened.with_vocabulary(["a", "b"])
-
-
-def test_ids_in_an_order_of_their_own_are_those_of_the_list(tmp_path):
-    model = filled(one_hot(), 4)
-    order = IN_ORDER[::-1]
-    options = {"max_tokens": 50, "temperature": 0}
-    said = generate(model, "abc", vocabulary=order, **options)
-    ids = dict(zip(order, IN_ORDER, strict=True))
-    expected = generate(model, "".join(ids[one] for one in "abc"), vocabulary=IN_ORDER, **options)
-    assert "".join(ids[one] for one in said) == expected
-    cellerate.pack(model, tmp_path / "m.cell", vocabulary=order)
-    assert generate(tmp_path / "m.cell", "abc", **options) == said
-
-
-def test_wrong_vocabulary_is_one_error_before_anything_is_written(tmp_path):
-    model = made(vocabulary=V)
-    (tmp_path / "book.txt").write_text("abC")
-    message = (
-        rf"book.txt has 3 distinct characters \(3 in lower case\), and the model predicts {V} different ids"
-    )
-    with pytest.raises(ModelError, match=message):
-        generate(model, "a", vocabulary=tmp_path / "book.txt")
-    with pytest.raises(ModelError, match=message):
-        cellerate.pack(model, tmp_path / "m.cell", vocabulary=tmp_path / "book.txt")
-    with pytest.raises(ModelError, match="GRU"):
-        cellerate.pack(gru(), tmp_path / "m.cell", vocabulary=IN_ORDER)
-    with pytest.raises(ConfigError, match="leave vocabulary out"):
-        cellerate.pack(model, tmp_path / "m.cell", record=RECORD, vocabulary=IN_ORDER)
-    assert not (tmp_path / "m.cell").exists()
 
 
 @BOTH
@@ -354,9 +176,6 @@ def test_bytes_are_streamed_as_whole_characters_and_any_text_can_be_continued(im
     assert "\ufffd" in "".join(pieces)
 
 
-# --- which way is taken
-
-
 def test_auto_takes_the_engine_where_it_can(path, monkeypatch):
     monkeypatch.setattr(generating, "KerasStepper", None)
     assert len(generate(path, "abc", max_tokens=5)) == 5
@@ -392,9 +211,6 @@ def test_every_way_to_a_packed_model_gives_the_same_text(path, tmp_path, precisi
     opened = packed(made(), RECORD, precision=precision)
     assert generate(opened, "abc", precision=precision, **options) == expected
     assert (expected == generate(path, "abc", **options)) == (precision == "float32")
-
-
-# --- what is refused
 
 
 @BOTH
@@ -467,9 +283,6 @@ def test_diverged_model_raises(implementation):
     model.set_weights(weights)
     with pytest.raises(ModelError, match="NaN"):
         generate(model, "abc", vocabulary=IN_ORDER, implementation=implementation)
-
-
-# --- stop texts
 
 
 def ended(text, stops):
