@@ -21,8 +21,7 @@ from cellerate.optimization.workloads.opening import open_workload
 from cellerate.report.record import TrainingStep
 from cellerate.tasks.settings import AutoencoderArchitecture, ForecastArchitecture, TextArchitecture
 from cellerate.training import checkpoint
-
-from .conftest import filled
+from support.optimization.small_models import filled
 
 pytestmark = pytest.mark.keras
 

@@ -1,6 +1,6 @@
 """The run: what is done, what is left out, and what an end at any moment leaves on disk.
 
-Passes here are stand-ins, the baseline is a real one that was measured once; `test_passes` runs the real ones.
+Passes here are stand-ins, the baseline is a real one that was measured once; `stages` runs the real ones.
 """
 
 import errno

@@ -25,8 +25,7 @@ from cellerate.tasks.packing import pack, packed
 from cellerate.tasks.series.train import load_series_model
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text.train import evaluate_text, load_text_model
-
-from .conftest import HORIZON, LENGTH, LINES, ROWS, TEXT, WINDOW, filled, text_payload
+from support.optimization.small_models import HORIZON, LENGTH, LINES, ROWS, TEXT, WINDOW, filled, text_payload
 
 pytestmark = pytest.mark.keras
 
