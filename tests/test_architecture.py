@@ -4,6 +4,7 @@ import ast
 import fnmatch
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,6 +35,10 @@ KERAS_FREE = ("cellerate.runtime.", "cellerate.serving.", "cellerate.data.", "ce
 KERAS_ALLOWED = {"cellerate.data.pipeline"}
 KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
+MOST_SIBLINGS = 20
+TESTS = SOURCE.parent / "tests"
+# Modules of tests that are still to be split by subject.
+TO_SPLIT = {"cli/test_verbs.py", "runtime/program/test_engine.py", "runtime/program/test_operations.py"}
 # A docstring says "True if …", "The number of …" or "Draw …": what holds or is done.
 QUESTIONS = re.compile(r"What\b|Whether\b|How\b|That\b|Which\b|The one that\b")
 # What each framework, or each engine, has of its own: one idea under one name.
@@ -262,6 +267,25 @@ def test_module_stays_readable_and_says_what_it_is_for(module):
     text = FILES[module].read_text()
     assert text.count("\n") <= MOST_LINES, f"{module} has outgrown one file: make it a folder"
     assert ast.get_docstring(ast.parse(text)), f"{module} has no docstring"
+
+
+def outgrown(tests: Path) -> set[str]:
+    """The modules below a folder with too many lines, and the folders in it with too many siblings."""
+    modules = {path for path in tests.rglob("*.py") if path.read_text().count("\n") > MOST_LINES}
+    siblings = Counter(
+        path.parent for path in tests.rglob("*") if path.parent != tests and path.name != "__pycache__"
+    )
+    folders = {folder for folder, count in siblings.items() if count > MOST_SIBLINGS}
+    return {str(path.relative_to(tests)) for path in modules | folders if "__pycache__" not in path.parts}
+
+
+def test_tests_stay_readable_and_folders_of_them_small(tmp_path: Path) -> None:
+    assert outgrown(TESTS) - TO_SPLIT == set()
+    for number in range(MOST_SIBLINGS + 1):
+        (tmp_path / "room" / f"part_{number}").mkdir(parents=True)
+        (tmp_path / f"test_{number}.py").touch()  # beside the rooms, which are as many as they are
+    (tmp_path / "test_0.py").write_text("\n" * (MOST_LINES + 1))
+    assert outgrown(tmp_path) == {"room", "test_0.py"}
 
 
 def test_class_name_has_one_meaning() -> None:
