@@ -73,14 +73,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, type]], None]:
-    """Puts other passes in the place of all: a class for each name, in their order."""
-    from cellerate.optimization.passes import registry
+    """Puts other stages in the place of all: a class for each name, in their order."""
+    from cellerate.optimization.stages import registry
 
     def plant(kinds: Mapping[str, type]) -> None:
         monkeypatch.setitem(sys.modules, "planted", types.ModuleType("planted"))
         for name, kind in kinds.items():
             setattr(sys.modules["planted"], name, kind)
-        monkeypatch.setattr(registry, "PASSES", {name: f"planted:{name}" for name in kinds})
+        monkeypatch.setattr(registry, "STAGES", {name: f"planted:{name}" for name in kinds})
 
     return plant
 
@@ -126,8 +126,8 @@ def stands(plant: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
 def after_baseline(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has measured its baseline."""
     from cellerate.optimization import workflow
-    from cellerate.optimization.passes import registry
     from cellerate.optimization.settings import OptimizeSettings
+    from cellerate.optimization.stages import registry
     from cellerate.report.record import Verdict
 
     folder = tmp_path_factory.mktemp("after_baseline") / "out"
@@ -135,7 +135,7 @@ def after_baseline(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         patch.setenv("CELLERATE_CACHE", str(folder.parent / "cache"))
         answer_here(patch, HereProbe)
         make_quick(patch)
-        patch.setattr(registry, "PASSES", {})
+        patch.setattr(registry, "STAGES", {})
         patch.setattr(
             workflow,
             "verdict",

@@ -7,9 +7,9 @@ import pytest
 from cellerate.optimization.budget import OVERTIME, fitting, left_out, verdict_s, worth
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.listener import StageListener
-from cellerate.optimization.passes.base import OptimizerPass
 from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages.base import Stage
 from cellerate.optimization.state import Choices, State
 from cellerate.report.record import StageRecord
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.keras
 BUDGET = 1000.0
 
 
-class Stage(OptimizerPass):
+class Planned(Stage):
     """A stage of a name, what it takes, and what it may bring."""
 
     def __init__(self, name, cost, most=None, gain=0.1, improves=("use",), after=()):
@@ -55,9 +55,9 @@ def chosen(context, stages, left):
 
 def test_stages_come_by_what_they_bring_for_each_second(context):
     stages = [
-        Stage("slow", 100.0, gain=0.5),
-        Stage("quick", 10.0, gain=0.1),
-        Stage("little", 10.0, gain=0.05),
+        Planned("slow", 100.0, gain=0.5),
+        Planned("quick", 10.0, gain=0.1),
+        Planned("little", 10.0, gain=0.05),
     ]
     assert list(chosen(context, stages, 200.0)) == ["quick", "slow", "little"]
     # The quick one leaves no time for the slow one, which is worth less for each second.
@@ -66,7 +66,7 @@ def test_stages_come_by_what_they_bring_for_each_second(context):
 
 
 def test_what_the_objective_does_not_ask_for_counts_half(context):
-    training, use = Stage("t", 10.0, gain=0.3, improves=("training",)), Stage("u", 10.0, gain=0.2)
+    training, use = Planned("t", 10.0, gain=0.3, improves=("training",)), Planned("u", 10.0, gain=0.2)
     assert list(chosen(context, [training, use], 100.0)) == ["u", "t"]
     context.settings = OptimizeSettings(objective="training", time_budget=BUDGET)
     assert list(chosen(context, [training, use], 100.0)) == ["t", "u"]
@@ -74,22 +74,22 @@ def test_what_the_objective_does_not_ask_for_counts_half(context):
 
 
 def test_a_stage_comes_behind_those_that_it_builds_on_where_they_have_time(context):
-    built = Stage("built", 10.0, gain=1.0, after=("base",))
-    base, costly = Stage("base", 20.0), Stage("base", 2000.0)
+    built = Planned("built", 10.0, gain=1.0, after=("base",))
+    base, costly = Planned("base", 20.0), Planned("base", 2000.0)
     assert list(chosen(context, [built, base], 100.0)) == ["base", "built"]
     # Waiting for what never comes would be of no use.
     assert list(chosen(context, [built, costly], 100.0)) == ["built"]
 
 
 def test_what_is_over_goes_to_those_that_can_use_it_and_no_further(context):
-    stages = [Stage("a", 10.0), Stage("b", 20.0, 30.0), Stage("c", 30.0, 60.0)]
+    stages = [Planned("a", 10.0), Planned("b", 20.0, 30.0), Planned("c", 30.0, 60.0)]
     over = OVERTIME * BUDGET
     assert chosen(context, stages, over + 80.0) == {"a": 10.0, "b": 25.0, "c": 45.0}
     assert chosen(context, stages, over + 500.0) == {"a": 10.0, "b": 30.0, "c": 60.0}
 
 
 def test_a_stage_may_take_a_tenth_of_the_budget_beyond_it_rather_than_be_left_out(context):
-    stage = Stage("a", 100.0)
+    stage = Planned("a", 100.0)
     assert fitting(context, [stage], verdict_s(context) + 100.0 - OVERTIME * BUDGET) == {stage: 100.0}
     assert fitting(context, [stage], verdict_s(context) + 99.0 - OVERTIME * BUDGET) == {}
 
@@ -117,7 +117,7 @@ def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enou
     (told,) = left_out(context, found, ["prune", "distill", "quantize"])
     assert "Prune (24 s), Distil (1 min 10 s). The same command" in told
     budget = int(told.partition("--time-budget ")[2].split()[0])
-    stages = [Stage("prune", 24.0), Stage("distill", 70.0)]
+    stages = [Planned("prune", 24.0), Planned("distill", 70.0)]
     found_time = fitting(context, stages, budget - context.state.seconds)
     assert {one.name for one in found_time} == {"prune", "distill"}
     assert left_out(context, found[2:3], ["quantize"]) == ()

@@ -1,4 +1,4 @@
-"""What all passes share: a candidate is compared with the original, in the direction of its metric."""
+"""What all stages share: a candidate is compared with the original, in the direction of its metric."""
 
 import dataclasses
 from types import SimpleNamespace

@@ -7,8 +7,8 @@ from cellerate.kernels import native
 from cellerate.layers.accelerate import accelerate
 from cellerate.measure import Order
 from cellerate.optimization import hardware, workflow
-from cellerate.optimization.passes import baseline, precision
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages import baseline, precision
 
 pytestmark = pytest.mark.keras
 

@@ -4,7 +4,7 @@ import pytest
 
 from cellerate.optimization import clocks, workflow
 from cellerate.optimization.context import OutOfTimeError
-from cellerate.optimization.passes.base import NotNeededError
+from cellerate.optimization.stages.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import Candidate, Speed
 from support.optimization.stages import Stand, statuses

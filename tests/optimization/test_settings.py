@@ -2,8 +2,8 @@ import pytest
 
 import cellerate
 from cellerate.errors import ConfigError
-from cellerate.optimization.passes.registry import PASSES
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages.registry import STAGES
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_settings_that_cannot_be_used_raise_saying_what_is_expected(given, said)
 
 
 def chosen(**settings):
-    from cellerate.optimization.passes.loading import chosen_passes
+    from cellerate.optimization.stages.loading import chosen_stages
 
-    return tuple(chosen_passes(OptimizeSettings(**settings)))
+    return tuple(chosen_stages(OptimizeSettings(**settings)))
 
 
 @pytest.mark.keras
-def test_chosen_passes_keep_their_order_whatever_the_order_they_are_named_in():
-    assert chosen() == tuple(PASSES)
+def test_chosen_stages_keep_their_order_whatever_the_order_they_are_named_in():
+    assert chosen() == tuple(STAGES)
     assert chosen(only=["prune", "kernels"]) == ("kernels", "prune")
     assert chosen(skip=["length", "batch"]) == (
         "pack",
@@ -61,7 +61,7 @@ def test_chosen_passes_keep_their_order_whatever_the_order_they_are_named_in():
 
 
 @pytest.mark.keras
-def test_chosen_passes_for_training_leave_the_model_as_it_is():
+def test_chosen_stages_for_training_leave_the_model_as_it_is():
     assert chosen(objective="training") == (
         "pack",
         "kernels",

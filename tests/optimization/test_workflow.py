@@ -1,6 +1,6 @@
 """The run: what is done, what is left out, and what an end at any moment leaves on disk.
 
-Passes here are stand-ins, the baseline is a real one that was measured once; `stages` runs the real ones.
+Stages here are stand-ins, the baseline is a real one that was measured once; the tests in `stages/` run the real ones.
 """
 
 import errno
@@ -14,7 +14,7 @@ from cellerate.errors import ConfigError, OutputError
 from cellerate.models.storage import load_model
 from cellerate.optimization import schedule, workflow
 from cellerate.optimization.listener import StageListener
-from cellerate.optimization.passes.base import NotNeededError
+from cellerate.optimization.stages.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import TrainingStep, read_run
 from support.optimization.stages import Stand, statuses
@@ -48,7 +48,7 @@ def test_a_finished_run_is_read_back_as_it_was_given(go, stands, out):
     assert read_run(out) == found
 
 
-def test_passes_done_are_not_repeated_by_the_next_call(go, stands):
+def test_stages_done_are_not_repeated_by_the_next_call(go, stands):
     go(only=["kernels", "prune"])
     assert Stand.begun == ["kernels", "prune"]
     found = go()
@@ -56,7 +56,7 @@ def test_passes_done_are_not_repeated_by_the_next_call(go, stands):
     assert [one.name for one in found.passes] == ["baseline", "kernels", "quantize", "prune"]
 
 
-def test_a_call_for_other_passes_keeps_what_was_done_before(go, stands):
+def test_a_call_for_other_stages_keeps_what_was_done_before(go, stands):
     go()
     found = go(only=["quantize"])
     assert list(statuses(found)) == ["baseline", "kernels", "quantize", "prune"]
@@ -65,7 +65,7 @@ def test_a_call_for_other_passes_keeps_what_was_done_before(go, stands):
     assert Stand.begun == ["kernels", "quantize", "prune"]
 
 
-def test_a_pass_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(go, stands, out):
+def test_a_stage_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(go, stands, out):
     def fail(context):
         context.state.choices.training_precision = "mixed_bfloat16"
         context.state.choices.batch_size = 7
@@ -86,7 +86,7 @@ def test_a_pass_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(
     assert Stand.begun == ["kernels", "quantize", "prune", "kernels"]
 
 
-def test_a_pass_that_raises_without_a_message_has_a_reason(go, stands):
+def test_a_stage_that_raises_without_a_message_has_a_reason(go, stands):
     def fail(context):
         raise AssertionError
 
@@ -94,7 +94,7 @@ def test_a_pass_that_raises_without_a_message_has_a_reason(go, stands):
     assert go().passes[-1].reason == "AssertionError"
 
 
-def test_a_pass_with_nothing_to_do_is_skipped_with_its_reason(go, stands):
+def test_a_stage_with_nothing_to_do_is_skipped_with_its_reason(go, stands):
     def nothing(context):
         raise NotNeededError("there are no units")
 
@@ -103,7 +103,7 @@ def test_a_pass_with_nothing_to_do_is_skipped_with_its_reason(go, stands):
     assert (found.status, found.reason, found.kept) == ("skipped", "there are no units", False)
 
 
-def test_a_pass_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands):
+def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands):
     stands["quantize"].cost = 500.0
     found = go(time_budget=300.0)
     assert statuses(found) == {
@@ -138,7 +138,7 @@ def test_time_that_earlier_calls_took_counts(go, stands, out):
     assert go(time_budget=9000.0).seconds > 5000.0
 
 
-def test_ctrl_c_in_a_pass_keeps_those_before_and_the_next_call_goes_on(go, stands, out):
+def test_ctrl_c_in_a_stage_keeps_those_before_and_the_next_call_goes_on(go, stands, out):
     def interrupt(context):
         context.state.choices.packed_precision = "int8"
         context.state.training_steps.append(TrainingStep("x", 1, None, 1.0, 1.0, 1.0, 1.0))
@@ -290,7 +290,7 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
         def message(self, text):
             heard.append(text)
 
-        def start(self, passes, left_s):
+        def start(self, stages, left_s):
             heard.append("start")
 
     monkeypatch.setattr(workflow, "busy_now", lambda: said)
@@ -303,14 +303,14 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
     assert [one.partition(going_on)[1] or one for one in heard] == [*filter(None, [said]), going_on, "start"]
 
 
-def test_listener_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
+def test_listener_hears_of_every_stage_and_stops_whatever_the_end(go, stands):
     class Heard(StageListener):
         def __init__(self):
             self.told = []
 
-        def start(self, passes, left_s):
+        def start(self, stages, left_s):
             assert 90_000 < left_s <= 100_000
-            self.told.append(("start", *passes))
+            self.told.append(("start", *stages))
 
         def begin(self, title):
             self.told.append(("begin", title))

@@ -18,7 +18,7 @@ from cellerate.report.record import (
     Verdict,
 )
 from support.report.pages import Reader
-from support.report.recorded import candidate, interval, speed, text_candidates, text_passes
+from support.report.recorded import candidate, interval, speed, text_candidates, text_stages
 
 HOSTILE = (
     "</title></style></script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -67,7 +67,7 @@ def text_run():
             ),
             ("lstm_1", "keras-scan", "As above."),
         ),
-        passes=text_passes(),
+        passes=text_stages(),
         candidates=text_candidates(),
         training_steps=(
             TrainingStep("Keras, float32", 128, 100, 506.2, 501.0, 520.4, 26_300, 1_420_000_000, 1.31),

@@ -216,7 +216,7 @@ def test_student_and_its_one_without_a_teacher_are_compared_each_with_its_own(te
     assert f"{student}, int8: file" in outcomes(found, "same")
 
 
-def test_pass_that_failed_before_too_is_no_regression(text_run):
+def test_stage_that_failed_before_too_is_no_regression(text_run):
     failed = (*text_run.passes, StageRecord("more", "More", "failed"))
     assert (
         compare(

@@ -11,7 +11,7 @@ def texts(table):
     return [[cell.text for cell in row] for row in table.rows]
 
 
-def test_waterfall_multiplies_the_first_gain_of_each_pass_that_was_kept(text_run):
+def test_waterfall_multiplies_the_first_gain_of_each_stage_that_was_kept(text_run):
     training, use, size = figures.waterfalls(text_run)
     assert [training.chart.title, use.chart.title, size.chart.title] == [
         "Training, stage by stage", "Use, stage by stage", "Size, stage by stage"
@@ -21,12 +21,12 @@ def test_waterfall_multiplies_the_first_gain_of_each_pass_that_was_kept(text_run
         ["Quantised to int8", "61.4 µs", "19.8 µs", "3.10x faster", "117x faster"],
         ["Pruned", "19.8 µs", "15.1 µs", "1.31x faster", "153x faster"],
     ]
-    # The peak memory is the second gain of its pass, and the pipeline was not kept.
+    # The peak memory is the second gain of its stage, and the pipeline was not kept.
     assert [step.name for step in training.chart.steps] == ["Fused kernels", "Batch size"]
     assert [step.words for step in size.chart.steps] == ["3.01x smaller", "3.87x smaller", "1.65x smaller"]
 
 
-def test_waterfall_of_a_pass_that_makes_worse_says_so(text_run):
+def test_waterfall_of_a_stage_that_makes_worse_says_so(text_run):
     gain = Change("use", "one character", 1.0, 2.0, "ms", False)
     passes = (StageRecord("a", "A", "done", kept=True, gains=(gain,)),)
     run = dataclasses.replace(text_run, passes=passes, verdict=None)
@@ -191,8 +191,8 @@ def test_speed_of_a_text_says_which_calls_it_is_of(text_run, series_run):
     assert ">A call for one character, median" in view.candidates_table(text_run).columns
 
 
-def test_table_of_passes_tells_status_time_and_reason(text_run):
-    rows = texts(view.passes_table(text_run))
+def test_table_of_stages_tells_status_time_and_reason(text_run):
+    rows = texts(view.stages_table(text_run))
     assert rows[2][1:] == [
         "✓\N{NO-BREAK SPACE}done", "2 min 03 s", "256 rows train 9 % faster than 128; 512 rows gain nothing more."
     ]  # fmt: skip
@@ -202,11 +202,11 @@ def test_table_of_passes_tells_status_time_and_reason(text_run):
     ]  # fmt: skip
 
 
-def test_table_of_passes_tells_what_a_stage_was_expected_to_take(text_run):
+def test_table_of_stages_tells_what_a_stage_was_expected_to_take(text_run):
     passes = [
         dataclasses.replace(one, expected_s=100.0 if one.name == "batch" else None) for one in text_run.passes
     ]
-    table = view.passes_table(dataclasses.replace(text_run, passes=tuple(passes)))
+    table = view.stages_table(dataclasses.replace(text_run, passes=tuple(passes)))
     took = [row[2] for row in table.rows]
     assert [(cell.text, cell.note) for cell in took[:4]] == [
         ("48 s", ""), ("1 min 02 s", ""), ("2 min 03 s", "1 min 40 s expected"), ("—", "")

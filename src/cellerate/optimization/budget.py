@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from cellerate.format import duration
 from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
-from cellerate.optimization.passes.base import OptimizerPass, Quantity
-from cellerate.optimization.passes.racing import verdict_race_s
 from cellerate.optimization.settings import Objective
+from cellerate.optimization.stages.base import Quantity, Stage
+from cellerate.optimization.stages.racing import verdict_race_s
 from cellerate.report.record import StageRecord
 
 OVERTIME = 0.1
@@ -37,14 +37,14 @@ def verdict_s(context: Context) -> float:
     return _MODEL_S * models + state.process_s + 3 * state.judge_s + training
 
 
-def worth(context: Context, one: OptimizerPass) -> float:
+def worth(context: Context, one: Stage) -> float:
     """Return the expected gain of a stage for each second: the logarithm of a factor, weighted by the objective."""
     wanted = _WANTED[context.settings.objective]
     share = 1.0 if wanted in one.improves else _BESIDE
     return share * one.gain(context) / max(one.cost_s(context), 0.1)
 
 
-def fitting(context: Context, waiting: Sequence[OptimizerPass], left_s: float) -> dict[OptimizerPass, float]:
+def fitting(context: Context, waiting: Sequence[Stage], left_s: float) -> dict[Stage, float]:
     """Chooses the stages that there is time for, with the seconds of each.
 
     Those that are worth most for each second come first, each behind those that it builds on. What is over after
@@ -60,7 +60,7 @@ def fitting(context: Context, waiting: Sequence[OptimizerPass], left_s: float) -
     """
     left_s -= verdict_s(context)
     most_s = left_s + OVERTIME * context.settings.time_budget
-    chosen: dict[OptimizerPass, float] = {}
+    chosen: dict[Stage, float] = {}
     by_worth = sorted(waiting, key=lambda one: worth(context, one), reverse=True)
     while True:
         room = most_s - sum(chosen.values())

@@ -1,6 +1,6 @@
-"""The context of a pass: the model, the data, the findings so far, and the time left.
+"""The context of a stage: the model, the data, the findings so far, and the time left.
 
-Candidates are packed, judged, timed and saved here, in the same way for all passes.
+Candidates are packed, judged, timed and saved here, in the same way for all stages.
 """
 
 import dataclasses
@@ -46,14 +46,14 @@ PACKED = "float32"
 
 # The share of the budget that judging one model may take: those of the stages that always run are judged a dozen times.
 _JUDGING = 1 / 30
-# How far beyond its share of the time a pass may go on, as a share of that, before its training is stopped.
+# How far beyond its share of the time a stage may go on, as a share of that, before its training is stopped.
 _GRACE = 0.5
-# How long an answer of a process of a pass may take at least, even if the pass has less time.
+# How long an answer of a process of a stage may take at least, even if the stage has less time.
 _PATIENCE_S = 60.0
 
 
 class OutOfTimeError(CellerateError):
-    """A pass had no time, or not enough of it; the message says what for.
+    """A stage had no time, or not enough of it; the message says what for.
 
     Attributes:
         needs_s: About how many seconds it needs at least.
@@ -66,7 +66,7 @@ class OutOfTimeError(CellerateError):
 
 @dataclasses.dataclass
 class Context:
-    """The context of a pass.
+    """The context of a stage.
 
     Attributes:
         workload: The model and its data.
@@ -75,12 +75,12 @@ class Context:
         model_file: The original model.
         data: The paths of the data.
         backend: The Keras backend.
-        state: The findings so far; a pass adds to it.
+        state: The findings so far; a stage adds to it.
         listener: The listener that is told of progress.
         processes: The processes that measure.
-        deadline: When the time of the pass that is running is up, by `time.perf_counter`.
-        share_s: The seconds that this pass was given; None for the verdict, which takes what it takes.
-        spare_s: The seconds that nothing needs, which a pass may use for longer than was foreseen, and the verdict for
+        deadline: When the time of the stage that is running is up, by `time.perf_counter`.
+        share_s: The seconds that this stage was given; None for the verdict, which takes what it takes.
+        spare_s: The seconds that nothing needs, which a stage may use for longer than was foreseen, and the verdict for
             more turns.
         judged_now: The ids of the models that this call has judged on the test part.
     """
@@ -105,23 +105,23 @@ class Context:
         return QualityGate(self.settings.max_quality_loss)
 
     def seconds_left(self) -> float:
-        """The rest of the time of the pass that is running; below 0 once it is used up."""
+        """The rest of the time of the stage that is running; below 0 once it is used up."""
         return self.deadline - time.perf_counter()
 
     def usable_s(self) -> float:
-        """The rest of the time of the running pass, and what nothing else needs."""
+        """The rest of the time of the running stage, and what nothing else needs."""
         return self.seconds_left() + self.spare_s
 
     def far_beyond(self) -> bool:
-        """Return True if the running pass has gone so far beyond its share that it must end."""
+        """Return True if the running stage has gone so far beyond its share that it must end."""
         return self.share_s is not None and self.usable_s() < -_GRACE * self.share_s
 
     def give(self, share_s: float | None, spare_s: float = 0.0) -> None:
-        """Give the pass that begins now its time.
+        """Give the stage that begins now its time.
 
         Args:
             share_s: Its seconds; None for as many as it takes.
-            spare_s: The seconds that nothing needs: the pass may use them where it takes longer than was foreseen.
+            spare_s: The seconds that nothing needs: the stage may use them where it takes longer than was foreseen.
         """
         self.share_s, self.spare_s = share_s, spare_s
         self.deadline = math.inf if share_s is None else time.perf_counter() + share_s
@@ -294,7 +294,7 @@ class Context:
         Args:
             name: The id.
             title: The name in words.
-            made_by: The pass.
+            made_by: The stage.
             model: The model; it is not changed.
             precision: How the packed file stores its matrices.
             control: The control of its training; None if it was not trained further.
@@ -355,7 +355,7 @@ class Context:
         )
         complete = dataclasses.replace(complete, passes_gate=self.allowed(complete.worst_loss))
         self.state.judged[candidate.id] = judged
-        # An interrupted pass may have made this candidate already; it is then replaced.
+        # An interrupted stage may have made this candidate already; it is then replaced.
         kept = [one for one in self.state.candidates if one.id != candidate.id]
         self.state.candidates[:] = [*kept, complete]
         return complete

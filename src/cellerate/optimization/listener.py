@@ -1,6 +1,6 @@
-"""The display of a run of `optimize`: nothing, or a line for each pass in a terminal.
+"""The display of a run of `optimize`: nothing, or a line for each stage in a terminal.
 
-Passes report facts and leave formatting to a listener, so a notebook or a test can listen too.
+Stages report facts and leave formatting to a listener, so a notebook or a test can listen too.
 """
 
 import sys
@@ -15,27 +15,27 @@ from cellerate.report.record import StageRecord
 class StageListener(Listener):
     """Listens to a run and shows nothing; subclasses override what they want to show."""
 
-    def start(self, passes: Sequence[str], left_s: float) -> None:
-        """Called when the run starts or continues, with the passes left to do and the seconds left."""
+    def start(self, stages: Sequence[str], left_s: float) -> None:
+        """Called when the run starts or continues, with the stages left to do and the seconds left."""
 
     def begin(self, title: str) -> None:
-        """Called when a pass starts."""
+        """Called when a stage starts."""
 
     def notify(self, text: str) -> None:
-        """Called with what the pass is doing."""
+        """Called with what the stage is doing."""
 
     def step(self, done: int, total: int, loss: float) -> None:
         """Called after a training step."""
 
     def end(self, found: StageRecord) -> None:
-        """Called when a pass is over."""
+        """Called when a stage is over."""
 
     def stop(self) -> None:
         """Called when the run is over, for whatever reason."""
 
 
 class TerminalListener(StageListener):
-    """A live line on a terminal and a line for each pass, both on stderr."""
+    """A live line on a terminal and a line for each stage, both on stderr."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -45,9 +45,9 @@ class TerminalListener(StageListener):
         self._number = self._count = 0
         self._title = ""
 
-    def start(self, passes: Sequence[str], left_s: float) -> None:
+    def start(self, stages: Sequence[str], left_s: float) -> None:
         """Opens the live line."""
-        self._end, self._count = time.perf_counter() + left_s, len(passes)
+        self._end, self._count = time.perf_counter() + left_s, len(stages)
         if not self._console.is_terminal:
             return
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -63,14 +63,14 @@ class TerminalListener(StageListener):
         self._live.start()
 
     def begin(self, title: str) -> None:
-        """Shows the name of the pass."""
+        """Shows the name of the stage."""
         # A stage that found its time too short may begin once more.
         self._number = min(self._number + 1, self._count)
         self._title = title
         self._show("")
 
     def notify(self, text: str) -> None:
-        """Shows what the pass is doing."""
+        """Shows what the stage is doing."""
         self._show(text)
 
     def step(self, done: int, total: int, loss: float) -> None:
@@ -78,7 +78,7 @@ class TerminalListener(StageListener):
         self._show(f"step {done} of {total}, loss {loss:.4f}")
 
     def end(self, found: StageRecord) -> None:
-        """Prints the line of a finished pass, which stays on the screen."""
+        """Prints the line of a finished stage, which stays on the screen."""
         mark = {"done": "+" if found.kept else "=", "failed": "!", "skipped": "."}[found.status]
         told = found.decision or found.reason
         self.message(f" {mark} {found.title} ({found.seconds:.0f} s): {told}")

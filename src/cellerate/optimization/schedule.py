@@ -1,4 +1,4 @@
-"""Runs the passes: which comes next, with how much time, and what becomes of one that fails."""
+"""Runs the stages: which comes next, with how much time, and what becomes of one that fails."""
 
 import contextlib
 import dataclasses
@@ -11,11 +11,11 @@ from cellerate.errors import in_a_line
 from cellerate.format import duration
 from cellerate.optimization.budget import fitting, verdict_s
 from cellerate.optimization.context import Context, OutOfTimeError
-from cellerate.optimization.passes import registry
-from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimization.passes.baseline import SHARE, Baseline
-from cellerate.optimization.passes.loading import chosen_passes
-from cellerate.optimization.passes.verdict import keep_interim
+from cellerate.optimization.stages import registry
+from cellerate.optimization.stages.base import NotNeededError, Stage
+from cellerate.optimization.stages.baseline import SHARE, Baseline
+from cellerate.optimization.stages.loading import chosen_stages
+from cellerate.optimization.stages.verdict import keep_interim
 from cellerate.optimization.state import State, save_state
 from cellerate.report.record import StageRecord
 
@@ -23,19 +23,19 @@ from cellerate.report.record import StageRecord
 _FIRST_SHARE = 0.4
 
 
-def run_passes(context: Context, began: float, before: float) -> list[str]:
-    """Runs the passes not done yet, and gives their names; a failing one is reported, and the others continue.
+def run_stages(context: Context, began: float, before: float) -> list[str]:
+    """Runs the stages not done yet, and gives their names; a failing one is reported, and the others continue.
 
-    A pass that found its share too short runs once more at the end if the others left it enough.
+    A stage that found its share too short runs once more at the end if the others left it enough.
     """
     state, settings, listener = context.state, context.settings, context.listener
     done = {one.name for one in state.passes if one.status == "done"}
-    chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
+    chosen = [Baseline(), *(kind() for kind in chosen_stages(settings).values())]
     waiting = [one for one in chosen if one.name not in done]
     names = [one.name for one in waiting]
     listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
     spent_s: dict[str, float] = {}
-    short: dict[OptimizerPass, float] = {}
+    short: dict[Stage, float] = {}
     while waiting or short:
         left = settings.time_budget - before - (time.perf_counter() - began)
         if not waiting:
@@ -73,16 +73,14 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
 
 
 def _keep(context: Context, found: StageRecord) -> None:
-    """Put what a pass found into the state, in the place of what it found before."""
-    # Includes passes of an earlier call that chose others.
-    place = [Baseline.name, *registry.PASSES]
+    """Put what a stage found into the state, in the place of what it found before."""
+    # Includes stages of an earlier call that chose others.
+    place = [Baseline.name, *registry.STAGES]
     kept = [other for other in context.state.passes if other.name != found.name]
     context.state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
 
 
-def _next(
-    context: Context, waiting: Sequence[OptimizerPass], left_s: float
-) -> tuple[OptimizerPass, float | None, float]:
+def _next(context: Context, waiting: Sequence[Stage], left_s: float) -> tuple[Stage, float | None, float]:
     """Return the stage that comes next, its seconds, and the seconds that no stage needs.
 
     Without time for any stage its seconds are None. The surest stages come first. Those that can bring nothing come
@@ -103,14 +101,14 @@ def _next(
     return one, share, spare
 
 
-def _without_time(one: OptimizerPass, context: Context) -> StageRecord:
+def _without_time(one: Stage, context: Context) -> StageRecord:
     needs_s = one.cost_s(context)
     reason = f"there was no time for it: it needs about {duration(needs_s)}"
     return StageRecord(name=one.name, title=one.title, status="skipped", reason=reason, needs_s=needs_s)
 
 
-def _result(one: OptimizerPass, context: Context) -> StageRecord:
-    """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
+def _result(one: Stage, context: Context) -> StageRecord:
+    """Give what a stage found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
     if reason := one.pointless(context):
         return StageRecord(name=one.name, title=one.title, status="skipped", reason=reason)
     try:
@@ -122,7 +120,7 @@ def _result(one: OptimizerPass, context: Context) -> StageRecord:
         return StageRecord(
             name=one.name, title=one.title, status="skipped", reason=str(error), needs_s=error.needs_s
         )
-    # A backend may raise anything; if one pass fails, the others can still work.
+    # A backend may raise anything; if one stage fails, the others can still work.
     except Exception as error:
         if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
             raise
@@ -131,7 +129,7 @@ def _result(one: OptimizerPass, context: Context) -> StageRecord:
 
 @contextlib.contextmanager
 def _as_it_was(state: State) -> Iterator[None]:
-    """Undoes the choices of a pass that fails or is interrupted; the candidates it made stay valid."""
+    """Undoes the choices of a stage that fails or is interrupted; the candidates it made stay valid."""
     choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
     try:
         yield

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from cellerate.errors import ConfigError
-from cellerate.optimization.passes import registry
+from cellerate.optimization.stages import registry
 from cellerate.settings import check_choice, check_number
 
 Objective = Literal["latency", "throughput", "size", "training"]
@@ -39,8 +39,8 @@ class OptimizeSettings:
     objective: Objective = "latency"
     max_quality_loss: float = 0.01
     time_budget: float = 1800.0
-    only: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.PASSES})
-    skip: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.PASSES})
+    only: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.STAGES})
+    skip: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.STAGES})
     batch_size: int | None = None
     keep: Sequence[float] = (0.5, 0.75)
     latency_goal_ms: float | None = None
@@ -70,7 +70,7 @@ class OptimizeSettings:
                 raise ConfigError(f"{name} is {given!r}; expected a list of {what}.")
         for name in ("only", "skip"):
             for one in getattr(self, name):
-                check_choice(name, one, tuple(registry.PASSES))
+                check_choice(name, one, tuple(registry.STAGES))
         if self.only and self.skip:
             raise ConfigError("only and skip cannot be used together: choose one.")
         if not self.keep:

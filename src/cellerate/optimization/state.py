@@ -54,11 +54,11 @@ class State:
         bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32 on our kernels, turn by
             turn; empty if that was not measured.
         units: The units of that layer.
-        passes: The finished passes.
+        passes: The finished stages, under the key that runs on disk have.
         candidates: The models in the order they were made; the first is the original.
         judged: The quality of each candidate on the validation part, by its id.
         tested: The quality on the test part of each model that a verdict was given on, by its id.
-        further_steps: How many steps candidates are trained further; None until a pass needs to know.
+        further_steps: How many steps candidates are trained further; None until a stage needs to know.
         training_steps: The measurements of training; the first is the baseline.
         explanation: For each layer of the original: the layer, its kernel, and what would make it faster.
     """

@@ -12,7 +12,7 @@ from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
 from cellerate.optimization.context import Context
-from cellerate.optimization.passes.steps import batch_items
+from cellerate.optimization.stages.steps import batch_items
 from cellerate.optimization.training import learning_rate_of, settings_of
 from cellerate.optimization.workloads.base import Workload
 from cellerate.tasks.judging import shares_map

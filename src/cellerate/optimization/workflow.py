@@ -1,4 +1,4 @@
-"""The run: what is opened, the passes (for users: stages), the verdict, and a report of what was found."""
+"""The run: what is opened, the stages, the verdict, and a report of what was found."""
 
 import contextlib
 import dataclasses
@@ -31,11 +31,11 @@ from cellerate.models.storage import TaskRecord, save_model
 from cellerate.optimization.budget import left_out, verdict_s
 from cellerate.optimization.context import Context
 from cellerate.optimization.listener import StageListener, TerminalListener
-from cellerate.optimization.passes.verdict import verdict
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
 from cellerate.optimization.processes import Workers
-from cellerate.optimization.schedule import run_passes
+from cellerate.optimization.schedule import run_stages
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages.verdict import verdict
 from cellerate.optimization.state import FILE_NAME, Choices, State, load_state, save_state
 from cellerate.optimization.training import policy_of
 from cellerate.optimization.workloads.base import Workload
@@ -179,7 +179,7 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
     before = state.seconds
     try:
         with _stopping(listener):
-            waiting = run_passes(context, began, before)
+            waiting = run_stages(context, began, before)
             listener.begin("Verdict")
             left = context.settings.time_budget - before - (time.perf_counter() - began)
             context.give(None, spare_s=max(0.0, left - verdict_s(context)))
@@ -256,7 +256,7 @@ def _open(
 
 
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
-    """The values that tell runs apart. A run with more time, or with other passes, is the same run and continues."""
+    """The values that tell runs apart. A run with more time, or with other stages, is the same run and continues."""
     free = ("time_budget", "only", "skip")
     told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
     return {

@@ -22,9 +22,9 @@ _OPPOSITE = {"faster": "slower", "smaller": "larger"}
 
 
 def waterfalls(run: Run) -> list[Figure]:
-    """For each quantity, the factor that each kept pass brought, and the verdict's figure of it as the total.
+    """For each quantity, the factor that each kept stage brought, and the verdict's figure of it as the total.
 
-    The factor of a pass is that of its first gain of the quantity. What all brought is not their product but what was
+    The factor of a stage is that of its first gain of the quantity. What all brought is not their product but what was
     measured from the first to the last: the figure that the verdict names.
     """
     headlines = {one.quantity: one for one in reversed(run.verdict.rows)} if run.verdict else {}
@@ -142,7 +142,7 @@ def _dot(run: Run, one: Candidate) -> Dot:
 
 
 def curves(one: StageRecord) -> tuple[Figure, ...]:
-    """The curves of a pass, grouped by chart."""
+    """The curves of a stage, grouped by chart."""
     groups: dict[tuple[str, str, str, bool], list[Curve]] = {}
     for curve in one.curves:
         if curve.x and curve.y:

@@ -12,7 +12,7 @@ from cellerate.report.html import write_page
 from cellerate.report.record import Run
 from cellerate.report.samples import samples
 from cellerate.report.tables import Figure, FigureTable, TableCell
-from cellerate.report.view import PassView
+from cellerate.report.view import StageView
 
 FILE_NAME = "report.md"
 # Characters with a meaning in GitHub's Markdown: anywhere in a line, and at its start.
@@ -64,9 +64,9 @@ def _parts(run: Run) -> Iterable[str]:
         yield table(front.table)
     if run.passes:
         yield "## Stages"
-        yield table(view.passes_table(run))
+        yield table(view.stages_table(run))
         for one in run.passes:
-            yield from _pass(view.pass_view(one, figures.curves(one)))
+            yield from _stage(view.stage_view(one, figures.curves(one)))
     if run.training_steps:
         yield "## Training"
         yield table(view.training_table(run))
@@ -86,7 +86,7 @@ def _parts(run: Run) -> Iterable[str]:
     yield f"Drawn by cellerate {cellerate.__version__} from report.json (schema {run.schema})."
 
 
-def _pass(one: PassView) -> Iterable[str]:
+def _stage(one: StageView) -> Iterable[str]:
     if not (one.gains or one.facts or one.notes or one.figures or one.reason):
         return
     yield f"### {plain(one.title)} ({plain(one.state)})"

@@ -1,6 +1,6 @@
 """The record of a run of `optimize`: plain values that JSON holds, and no code that computes them.
 
-The passes fill it in, the state on disk stores it, and all forms of the report are drawn from it alone. So a
+The stages fill it in, the state on disk stores it, and all forms of the report are drawn from it alone. So a
 report can be made again, or compared, without Keras and without the model.
 """
 
@@ -28,7 +28,7 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 Status = Literal["done", "failed", "skipped"]
 Quantity = Literal["training", "use", "size"]
-"""The quantities that a pass can improve: the speed of training, the speed of using the model, or its size."""
+"""The quantities that a stage can improve: the speed of training, the speed of using the model, or its size."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -137,7 +137,7 @@ class Change:
 
 @dataclass(frozen=True, config=STRICT)
 class StageRecord:
-    """A pass of the run, which reports call a stage.
+    """A stage of the run.
 
     Attributes:
         name: Such as "quantise".
@@ -204,7 +204,7 @@ class Candidate:
     Attributes:
         id: Short and unique: "original", "int8", "pruned-50-int8".
         title: The name in words.
-        made_by: The pass that made it; `CONTROL` for the original trained further and not changed otherwise.
+        made_by: The stage that made it; `CONTROL` for the original trained further and not changed otherwise.
         precision: How its matrices are stored: "float32", "bfloat16" or "int8".
         parameters: The number of weights.
         file_bytes: The size of the file it is used from.
@@ -298,7 +298,7 @@ class Run:
         metric: The measure of quality.
         max_quality_loss: How much worse a model may be than the original, as a share.
         explanation: Which kernel ran each layer before optimizing: each a layer, a kernel and a reason.
-        passes: The passes in order.
+        passes: The stages in order, under the key that reports on disk have.
         candidates: The models in the order they were made; the first is the original.
         training_steps: The measurements of training; the first is the baseline.
         verdict: None if the run did not come to its end.

@@ -53,8 +53,8 @@ class HeadlineFigure:
 
 
 @dataclasses.dataclass(frozen=True)
-class PassView:
-    """A pass as the report shows it."""
+class StageView:
+    """A stage as the report shows it."""
 
     name: str
     title: str
@@ -77,14 +77,14 @@ def outcome(run: Run) -> tuple[str, Tone]:
         how = "was interrupted" if run.status == "interrupted" else "failed"
         return f"This run {how}; so far: {run.verdict.sentence}", "bad"
     done = sum(one.status == "done" for one in run.passes)
-    passes = f"{done} of its stages {'was' if done == 1 else 'were'} done" if done else "no stage was done"
+    stages = f"{done} of its stages {'was' if done == 1 else 'were'} done" if done else "no stage was done"
     if run.status == "interrupted":
         again = "Start the same command again: it goes on where it stopped."
-        return f"This run was interrupted before it came to a verdict; {passes}. {again}", "bad"
+        return f"This run was interrupted before it came to a verdict; {stages}. {again}", "bad"
     if run.status == "failed":
         why = next((f": {one.title}: {one.reason}" for one in run.passes if one.status == "failed"), "")
-        return f"This run failed before it came to a verdict; {passes}{why or '.'}", "bad"
-    return f"This run came to its end without a verdict; {passes}.", "bad"
+        return f"This run failed before it came to a verdict; {stages}{why or '.'}", "bad"
+    return f"This run came to its end without a verdict; {stages}.", "bad"
 
 
 def verdict_table(run: Run) -> FigureTable | None:
@@ -108,7 +108,7 @@ def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> 
 
 def titled(run: Run) -> Run:
     """Gives the same run with placeholders for empty headings."""
-    passes = tuple(
+    stages = tuple(
         dataclasses.replace(
             one,
             title=named(one.title, one.name, "Stage"),
@@ -123,7 +123,7 @@ def titled(run: Run) -> Run:
         dataclasses.replace(one, title=named(one.title, one.id, "Model")) for one in run.candidates
     )
     model = named(run.model, "Unnamed model")
-    return dataclasses.replace(run, model=model, passes=passes, candidates=candidates)
+    return dataclasses.replace(run, model=model, passes=stages, candidates=candidates)
 
 
 def began(run: Run) -> str:
@@ -188,8 +188,8 @@ def wrapped(command: str) -> str:
     return " \\\n".join(lines)
 
 
-def passes_table(run: Run) -> FigureTable | None:
-    """Gives a table with a row for each pass."""
+def stages_table(run: Run) -> FigureTable | None:
+    """Gives a table with a row for each stage."""
     rows = []
     for one in run.passes:
         tone: Tone = "bad" if one.status == "failed" else "good" if one.kept else ""
@@ -209,10 +209,10 @@ def _expected(one: StageRecord) -> str:
     return "" if one.expected_s is None else f"{shown.duration(one.expected_s)} expected"
 
 
-def pass_view(one: StageRecord, figures: tuple[Figure, ...]) -> PassView:
-    """Gives all that a report shows of a pass."""
+def stage_view(one: StageRecord, figures: tuple[Figure, ...]) -> StageView:
+    """Gives all that a report shows of a stage."""
     took = f", {shown.duration(one.seconds)}" if one.seconds else ""
-    return PassView(
+    return StageView(
         name=one.name,
         title=one.title,
         look="failed" if one.status == "failed" else "kept" if one.kept else "",

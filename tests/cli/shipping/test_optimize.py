@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from cellerate.optimization.passes import registry
+from cellerate.optimization.stages import registry
 
 pytestmark = pytest.mark.keras
 
@@ -148,7 +148,7 @@ def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
     assert (here / "my out" / "report.html").stat().st_size > 10_000
 
 
-def test_help_names_every_pass(cellerate) -> None:
+def test_help_names_every_stage(cellerate) -> None:
     _, out, _ = cellerate("optimize", "--help")
     words = set(out.replace(",", " ").replace(".", " ").split())
     assert registry.PASSES.keys() <= words

@@ -7,9 +7,9 @@ from cellerate.kernels import native
 from cellerate.optimization import hardware, workflow
 from cellerate.optimization.clocks import BRIEFLY_S
 from cellerate.optimization.context import Context
-from cellerate.optimization.passes import baseline, registry
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages import baseline, registry
 from cellerate.optimization.state import load_state
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.report.record import Verdict
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 @pytest.fixture
 def alone(monkeypatch):
     """No stage and no verdict."""
-    monkeypatch.setattr(registry, "PASSES", {})
+    monkeypatch.setattr(registry, "STAGES", {})
     no_verdict = Verdict(sentence="", chosen="original", rows=(), files=(), training="")
     monkeypatch.setattr(workflow, "verdict", lambda _: no_verdict)
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from cellerate.optimization.context import Context, OutOfTimeError
-from cellerate.optimization.passes.further import (
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages.further import (
     DISTILLING,
     GENTLE_RATE,
     LEARNING_RATE,
@@ -19,7 +20,6 @@ from cellerate.optimization.passes.further import (
     trainings,
     trainings_s,
 )
-from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
 from cellerate.report.quality import Interval
 from cellerate.report.record import CONTROL, Candidate, TrainingStep
@@ -144,7 +144,7 @@ def test_steps_take_the_time_that_nothing_else_needs_where_the_share_is_used_up(
     assert fine_tuning_steps(context) == further_steps(context, 1) == int(270 / 2 / 0.1)
 
 
-def test_a_pass_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
+def test_a_stage_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
     assert least_s(context, 1) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2 / 0.9)
     context.state.further_steps = 300
     assert least_s(context, DISTILLING) == pytest.approx(START + 3 * REST + 50 * 0.1 * 3.5 / 0.9)
@@ -159,7 +159,7 @@ def test_a_training_is_compiled_for_each_shape_of_its_batches_and_for_its_judge(
     assert least_s(context, 1) == pytest.approx(before + 2 * (2 * COMPILE + 0.7))
 
 
-def test_most_that_a_pass_can_use_is_enough_for_all_its_steps_however_quick_they_are(context):
+def test_most_that_a_stage_can_use_is_enough_for_all_its_steps_however_quick_they_are(context):
     # As long as its beginning takes no more than a second.
     context.state.training_steps[:] = [dataclasses.replace(STEPS[0], step_ms=1.0)]
     for steps in (4, 50, 2000):
@@ -170,7 +170,7 @@ def test_most_that_a_pass_can_use_is_enough_for_all_its_steps_however_quick_they
         assert fine_tuning_steps(context) == steps
 
 
-def test_what_a_pass_costs_at_least_is_enough_for_it(context):
+def test_what_a_stage_costs_at_least_is_enough_for_it(context):
     # A second passes before its first training begins.
     for own, later in ((1, 0), (1, 1), (DISTILLING, 0)):
         context.left, context.state.further_steps = least_s(context, own) - 1.0, None

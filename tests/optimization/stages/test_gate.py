@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cellerate.optimization import workflow
-from cellerate.optimization.passes import sweeps
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages import sweeps
 from cellerate.optimization.state import load_state
 from support.optimization.here import HereProbe, optimized
 
@@ -61,7 +61,7 @@ def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypat
     assert quality.before == quality.after
 
 
-def test_no_pass_judges_on_the_test_part_and_the_verdict_does_once_each(made, tmp_path, monkeypatch):
+def test_no_stage_judges_on_the_test_part_and_the_verdict_does_once_each(made, tmp_path, monkeypatch):
     from cellerate.optimization.listener import StageListener
     from cellerate.optimization.workloads.text import TextWorkload
 
@@ -155,7 +155,7 @@ def differing(monkeypatch):
 def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
     made, tmp_path, monkeypatch, differing
 ):
-    from cellerate.optimization.passes import verdict as module
+    from cellerate.optimization.stages import verdict as module
 
     differing("test", [1.05])
     out, hold = tmp_path / "out", module.hold

@@ -8,9 +8,9 @@ import pytest
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.listener import StageListener
-from cellerate.optimization.passes import promise
-from cellerate.optimization.passes.promise import hold
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages import promise
+from cellerate.optimization.stages.promise import hold
 from cellerate.optimization.state import Choices, State
 from cellerate.report.quality import Metric
 from cellerate.report.record import CONTROL, Candidate

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cellerate.optimization.passes import shrinking
+from cellerate.optimization.stages import shrinking
 from cellerate.optimization.state import load_state
 from support.optimization.here import optimized
 

@@ -8,10 +8,10 @@ import pytest
 
 from cellerate.optimization import clocks
 from cellerate.optimization.listener import StageListener
-from cellerate.optimization.passes import racing
-from cellerate.optimization.passes.racing import race_trainings, race_uses
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.processes import TrainingWay
+from cellerate.optimization.stages import racing
+from cellerate.optimization.stages.racing import race_trainings, race_uses
 from cellerate.report.record import TrainingStep
 from support.optimization.processes import Noted, usual
 

@@ -1,4 +1,4 @@
-"""One row makes a pass: it is offered, chosen, ordered, left out, reported and credited."""
+"""One row makes a stage: it is offered, chosen, ordered, left out, reported and credited."""
 
 import dataclasses
 import json
@@ -8,11 +8,11 @@ import pytest
 from cellerate.errors import ConfigError
 from cellerate.optimization import workflow
 from cellerate.optimization.listener import StageListener
-from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.baseline import Baseline
-from cellerate.optimization.passes.loading import chosen_passes, load_passes
-from cellerate.optimization.passes.registry import PASSES
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages.base import Stage
+from cellerate.optimization.stages.baseline import Baseline
+from cellerate.optimization.stages.loading import chosen_stages, load_stages
+from cellerate.optimization.stages.registry import STAGES
 from cellerate.optimization.state import Choices, State
 from cellerate.report.record import StageRecord
 
@@ -20,15 +20,15 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
 def test_every_row_is_the_class_of_its_name_and_names_what_there_is():
-    kinds = load_passes()
-    assert list(kinds) == list(PASSES)
-    assert {name: kind.name for name, kind in kinds.items()} == {name: name for name in PASSES}
+    kinds = load_stages()
+    assert list(kinds) == list(STAGES)
+    assert {name: kind.name for name, kind in kinds.items()} == {name: name for name in STAGES}
     known = {field.name for kind in (State, Choices) for field in dataclasses.fields(kind)}
     for kind in (Baseline, *kinds.values()):
         assert {*kind.reads, *kind.writes} <= known
 
 
-class Halve(OptimizerPass):
+class Halve(Stage):
     """Makes a model that is as good and a little smaller than all others."""
 
     name = "halve"
@@ -63,7 +63,7 @@ class Round(Halve):
 @pytest.fixture
 def planted(plant):
     """`Halve` behind `Pack`, in front of all else."""
-    rows = list(load_passes().items())
+    rows = list(load_stages().items())
     return plant(dict([rows[0], ("halve", Halve), *rows[1:]]))
 
 
@@ -78,25 +78,25 @@ def go(made, folder, **settings):
     return workflow.run(made / "text.keras", made / "t.txt", folder, given, listener=Heard()), heard
 
 
-def test_planted_pass_is_chosen_in_its_place_and_left_out_where_it_is_skipped(planted):
-    names = [name for name in PASSES if name != "pack"]
-    assert list(chosen_passes(OptimizeSettings())) == ["pack", "halve", *names]
-    assert list(chosen_passes(OptimizeSettings(skip=["halve"]))) == list(PASSES)
-    assert list(chosen_passes(OptimizeSettings(only=["quantize", "halve"]))) == ["halve", "quantize"]
+def test_planted_stage_is_chosen_in_its_place_and_left_out_where_it_is_skipped(planted):
+    names = [name for name in STAGES if name != "pack"]
+    assert list(chosen_stages(OptimizeSettings())) == ["pack", "halve", *names]
+    assert list(chosen_stages(OptimizeSettings(skip=["halve"]))) == list(STAGES)
+    assert list(chosen_stages(OptimizeSettings(only=["quantize", "halve"]))) == ["halve", "quantize"]
     # It changes the model, which a training alone must not.
-    assert "halve" not in chosen_passes(OptimizeSettings(objective="training"))
+    assert "halve" not in chosen_stages(OptimizeSettings(objective="training"))
     with pytest.raises(ConfigError, match=r"pack\W+halve\W+quantize"):
         OptimizeSettings(skip=["halves"])
 
 
-def test_planted_pass_is_run_in_its_place_reported_and_credited(made, tmp_path, planted):
+def test_planted_stage_is_run_in_its_place_reported_and_credited(made, tmp_path, planted):
     found, heard = go(made, tmp_path / "out", only=["quantize", "halve", "pack"], objective="size")
     # What always runs comes first, and the table keeps its own order.
     assert heard == ["Baseline", "Pack", "Quantise", "Halve the planted", "Verdict"]
     by_name = {one.name: one for one in found.passes}
     assert list(by_name) == ["baseline", "pack", "halve", "quantize"]
     assert found.verdict.chosen == "halved"
-    # Of the size: from the original to the packed model, and on to the planted pass's; nothing of it is quantised.
+    # Of the size: from the original to the packed model, and on to the planted stage's; nothing of it is quantised.
     sizes = {
         name: [(gain.before, gain.after) for gain in one.gains if gain.quantity == "size"]
         for name, one in by_name.items()
@@ -119,8 +119,8 @@ def test_planted_pass_is_run_in_its_place_reported_and_credited(made, tmp_path, 
         assert "Halve the planted" in (tmp_path / "out" / file).read_text()
 
 
-def test_planted_pass_that_others_build_on_is_credited_with_its_share(made, tmp_path, plant):
-    kinds = load_passes()
+def test_planted_stage_that_others_build_on_is_credited_with_its_share(made, tmp_path, plant):
+    kinds = load_stages()
     plant({"pack": kinds["pack"], "round": Round, "halve": Halve})
     found, _ = go(made, tmp_path / "out", objective="size")
     sizes = {one.id: one.file_bytes for one in found.candidates}
@@ -136,7 +136,7 @@ def test_planted_pass_that_others_build_on_is_credited_with_its_share(made, tmp_
     assert all(one.kept for one in found.passes[1:])
 
 
-def test_planted_pass_is_offered_by_the_command_line(planted, monkeypatch, capsys):
+def test_planted_stage_is_offered_by_the_command_line(planted, monkeypatch, capsys):
     from cellerate.cli import main
 
     words = [

@@ -1,4 +1,4 @@
-"""Passes that shrink a small text model: shares, time, controls and students."""
+"""Stages that shrink a small text model: shares, time, controls and students."""
 
 import types
 
@@ -7,7 +7,7 @@ import pytest
 
 from cellerate.compress.student import smaller
 from cellerate.optimization import workflow
-from cellerate.optimization.passes import shrinking
+from cellerate.optimization.stages import shrinking
 from cellerate.report.record import Verdict
 from support.optimization.here import optimized
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 def test_control_is_trained_once_and_kept_where_the_run_is_interrupted(made, tmp_path, monkeypatch):
     from cellerate.optimization import context as module
-    from cellerate.optimization.passes import shrinking
+    from cellerate.optimization.stages import shrinking
     from cellerate.optimization.state import load_state
 
     out, trained = tmp_path / "out", []
@@ -52,7 +52,7 @@ def no_verdict(context):
 @pytest.fixture
 def pruned(monkeypatch):
     """The shares that were pruned to; what comes out is spoilt, so that no gate lets it through."""
-    from cellerate.optimization.passes import shrinking
+    from cellerate.optimization.stages import shrinking
 
     shares, prune = [], shrinking.prune
 
@@ -88,7 +88,7 @@ def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_
 @pytest.mark.slow
 def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_path, monkeypatch, pruned):
     from cellerate.optimization.context import OutOfTimeError
-    from cellerate.optimization.passes import shrinking
+    from cellerate.optimization.stages import shrinking
 
     def steps(*_):
         if len(pruned) == 1 and not time:
@@ -109,7 +109,7 @@ def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_p
     assert [name for name, _ in found.passes[-1].facts][:2] == ["30 % of the units", "50 % of the units"]
 
 
-def test_passes_that_shrink_without_a_packed_model_do_what_they_can(made, tmp_path, monkeypatch):
+def test_stages_that_shrink_without_a_packed_model_do_what_they_can(made, tmp_path, monkeypatch):
     monkeypatch.setattr(workflow, "verdict", no_verdict)
     found = optimized(made, tmp_path / "out", only=["distill"])
     assert found.passes[1].status == "skipped"

@@ -35,7 +35,7 @@ class Machine:
 
 
 def swept(machine, usual=32, free=None, go_on=lambda: True):
-    from cellerate.optimization.passes.sweeps import sweep
+    from cellerate.optimization.stages.sweeps import sweep
 
     points, why = sweep(machine, usual, free, go_on)
     sizes = [point.batch_size for point in points]
@@ -138,7 +138,7 @@ ORIGINAL = made("original", latency=100.0, size=1000, throughput=100.0, made_by=
 
 
 def chosen(*candidates, objective="latency"):
-    from cellerate.optimization.passes.verdict import choose
+    from cellerate.optimization.stages.verdict import choose
 
     return choose([ORIGINAL, *candidates], objective).id
 
@@ -165,7 +165,7 @@ def in_turns(*latencies):
 
 
 def test_choose_of_speeds_that_turns_contradict_takes_the_smallest_and_says_so():
-    from cellerate.optimization.passes.verdict import _doubt, choose
+    from cellerate.optimization.stages.verdict import _doubt, choose
 
     small, fast = made("small", 2.0, size=40), made("fast", 1.0, size=50)
     for turns, found in (([1.0, 1.0, 1.0], "fast"), ([1.0, 1.0, 9.0], "small")):
@@ -204,7 +204,7 @@ def test_choose_never_takes_a_control(objective):
 
 
 def test_front_is_of_models_to_choose_and_not_of_controls():
-    from cellerate.optimization.passes.verdict import front
+    from cellerate.optimization.stages.verdict import front
 
     control, other = made("control-9", 1.0, quality=1.0, made_by=CONTROL), made("other", 2.0)
     found = front([control, other], higher_is_better=False)
@@ -242,7 +242,7 @@ def test_choose_where_nothing_passes_keeps_the_original(objective):
 
 @pytest.mark.parametrize("higher", [False, True])
 def test_front_marks_what_none_beats_in_both(higher):
-    from cellerate.optimization.passes.verdict import front
+    from cellerate.optimization.stages.verdict import front
 
     sign = -1 if higher else 1
     candidates = [

@@ -1,4 +1,4 @@
-"""The passes that tune training, each asked of a machine that is made up."""
+"""The stages that tune training, each asked of a machine that is made up."""
 
 import contextlib
 import dataclasses
@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.optimization.passes import racing, sweeps
-from cellerate.optimization.passes.pipeline import Pipeline
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.processes import Workers
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.stages import racing, sweeps
+from cellerate.optimization.stages.pipeline import Pipeline
 from cellerate.report.record import TrainingStep
 from support.optimization.here import HereProbe, answer_here
 
@@ -63,7 +63,7 @@ class MadeUp(HereProbe):
 
 @pytest.fixture
 def tuned(made, tmp_path, monkeypatch):
-    """Runs one pass over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
+    """Runs one stage over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
     from cellerate.optimization import context as module
     from cellerate.optimization.listener import StageListener
     from cellerate.optimization.state import Choices, State
@@ -107,7 +107,7 @@ class OfTraining:
         self._known = known
 
     def run(self, context):
-        from cellerate.optimization.passes import verdict
+        from cellerate.optimization.stages import verdict
 
         context.state.training_steps += self._known
         found, doubt = racing.training_before_and_after(context)
@@ -276,7 +276,7 @@ def test_batch_size_where_no_batch_fits_raises(tuned):
     ids=["faster", "hardly faster", "learns worse", "diverges"],
 )
 def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch, bfloat16, chosen):
-    from cellerate.optimization.passes import precision as module
+    from cellerate.optimization.stages import precision as module
 
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
     found, state = tuned(
@@ -307,7 +307,7 @@ def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch,
     ids=["noise", "one spoiled turn"],
 )
 def test_precision_whose_turns_contradict_each_other_is_noise(tuned, monkeypatch, turns, chosen, said):
-    from cellerate.optimization.passes import precision as module
+    from cellerate.optimization.stages import precision as module
 
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
     found, state = tuned(
@@ -321,7 +321,7 @@ def test_precision_whose_turns_contradict_each_other_is_noise(tuned, monkeypatch
 
 
 def test_precision_that_cannot_run_is_told(tuned, monkeypatch):
-    from cellerate.optimization.passes import precision as module
+    from cellerate.optimization.stages import precision as module
 
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
 
@@ -447,7 +447,7 @@ def test_precision_is_pointless_only_where_bfloat16_is_no_faster_on_this_machine
     made, monkeypatch, ratios, pointless
 ):
     from cellerate.models.storage import load_model
-    from cellerate.optimization.passes import precision as module
+    from cellerate.optimization.stages import precision as module
 
     model, _ = load_model(made / "text.keras")
     context = types.SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The real passes on a small model of each task, once from the baseline to the verdict."""
+"""The real stages on a small model of each task, once from the baseline to the verdict."""
 
 import json
 
@@ -35,7 +35,7 @@ def whole(made, tmp_path_factory):
 
 
 @pytest.mark.backends
-def test_every_pass_is_done_and_every_candidate_is_measured(whole):
+def test_every_stage_is_done_and_every_candidate_is_measured(whole):
     found, folder = whole
     assert {one.name: (one.status, one.reason) for one in found.passes} == dict.fromkeys(
         ("baseline", "pack", "quantize", "prune", "distill"), ("done", "")
@@ -76,7 +76,7 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
     assert float32.parameters == int8.parameters > pruned.parameters
     assert student.parameters == twin.parameters < float32.parameters
     assert student.quality != twin.quality
-    # What a pass brought is told of the same way of using a model before and after it.
+    # What a stage brought is told of the same way of using a model before and after it.
     speeds = {one.speeds[0].per_s for one in found.candidates}
     used = [gain for one in found.passes for gain in one.gains if gain.quantity == "use"]
     assert used

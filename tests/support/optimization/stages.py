@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.stages.base import Stage
 from cellerate.report.record import StageRecord
 
 
-class Stand(OptimizerPass):
-    """A pass that does as it is told; notes that it was begun."""
+class Stand(Stage):
+    """A stage that does as it is told; notes that it was begun."""
 
     reads = writes = ()
     begun: list[str] = []  # noqa: RUF012 (set anew by each test)

@@ -93,7 +93,7 @@ def text_candidates():
     )  # fmt: skip
 
 
-def text_passes():
+def text_stages():
     batches = (16, 32, 64, 128, 256, 512)
     keras = (11_200, 16_900, 21_400, 26_300, 27_700, 27_900)
     ours = (61_000, 98_200, 139_000, 171_000, 186_400, 187_100)

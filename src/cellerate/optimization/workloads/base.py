@@ -1,6 +1,6 @@
 """The optimizer's view of a task: training batches, a quality, and a way of use whose speed is measured.
 
-Passes know nothing of texts, series or lines; they know only this class, and each task has a subclass.
+Stages know nothing of texts, series or lines; they know only this class, and each task has a subclass.
 """
 
 import abc

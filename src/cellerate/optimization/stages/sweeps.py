@@ -9,10 +9,10 @@ from cellerate.machine.environment import available_memory_bytes
 from cellerate.models.rewrite import reinitialized
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.judging import paired_loss
-from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.racing import all_timed, new_race_s, race_trainings
-from cellerate.optimization.passes.steps import training_step
 from cellerate.optimization.probe_client import ProbeError
+from cellerate.optimization.stages.base import Stage
+from cellerate.optimization.stages.racing import all_timed, new_race_s, race_trainings
+from cellerate.optimization.stages.steps import training_step
 from cellerate.optimization.training import learning_rate_of, policy_of, settings_of
 from cellerate.report.record import Change, Curve, StageRecord, TrainingStep, training_item
 from cellerate.training.trial import try_training
@@ -26,7 +26,7 @@ _BISECTIONS = 3
 _PROBE_S = 1.0
 
 
-class BatchSize(OptimizerPass):
+class BatchSize(Stage):
     """Doubles the batch until speed stops growing or memory ends, and then looks for the largest batch that fits."""
 
     name = "batch"
@@ -53,12 +53,12 @@ class BatchSize(OptimizerPass):
         return 0.2
 
     def pointless(self, context: Context) -> str:
-        """See `OptimizerPass.pointless`."""
+        """See `Stage.pointless`."""
         rows = context.workload.model.inputs[0].shape[0]
         return "" if rows is None else f"the model is built for a batch of {rows}"
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         work, choices = context.workload, context.state.choices
         before = choices.batch_size
         free = available_memory_bytes()
@@ -286,7 +286,7 @@ def _around_length_s(context: Context) -> float:
     return state.compile_s + state.first_judge_s + state.judge_s
 
 
-class SequenceLength(OptimizerPass):
+class SequenceLength(Stage):
     """Trains briefly from new weights on rows half and twice as long, with the same number of characters per batch."""
 
     name = "length"
@@ -310,14 +310,14 @@ class SequenceLength(OptimizerPass):
         return 0.05
 
     def pointless(self, context: Context) -> str:
-        """See `OptimizerPass.pointless`."""
+        """See `Stage.pointless`."""
         if (length := context.state.choices.length) is None:
             return "the length of a row belongs to the model"
         dynamic = context.workload.model.inputs[0].shape[:2] == (None, None)
         return "" if dynamic else f"the model is built for rows of {length}"
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         work, choices = context.workload, context.state.choices
         assert choices.length is not None  # noqa: S101 (else it is pointless)
         settings = settings_of(work.record)

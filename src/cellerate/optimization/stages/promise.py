@@ -11,7 +11,7 @@ from cellerate.layers.accelerate import accelerate
 from cellerate.models.storage import load_model
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.judging import Judged, interval
-from cellerate.optimization.passes.further import better_buy
+from cellerate.optimization.stages.further import better_buy
 from cellerate.report.effects import loss_reach
 from cellerate.report.quality import Interval, Tested
 from cellerate.report.record import Candidate

@@ -13,8 +13,8 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
 from cellerate.keras_graph.ties import units_of
 from cellerate.optimization.context import PACKED, Context, OutOfTimeError
-from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimization.passes.further import (
+from cellerate.optimization.stages.base import NotNeededError, Stage
+from cellerate.optimization.stages.further import (
     DISTILLING,
     GENTLE_RATE,
     LEARNING_RATE,
@@ -39,7 +39,7 @@ _WITH_CONTROL = (
 )
 
 
-class Quantize(OptimizerPass):
+class Quantize(Stage):
     """The original in 8 bits; where that loses too much, in 16 bits, and in 8 after a little training."""
 
     name = "quantize"
@@ -64,7 +64,7 @@ class Quantize(OptimizerPass):
         return self.cost_s(context)
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         packed = context.candidate(PACKED)
         if packed is not None and packed.error:
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
@@ -120,7 +120,7 @@ class Quantize(OptimizerPass):
         return context.consider(precision, title, self.name, rounded, precision, control=control), record
 
 
-class Prune(OptimizerPass):
+class Prune(Stage):
     """The original without the hidden units that matter least, trained further."""
 
     name = "prune"
@@ -144,12 +144,12 @@ class Prune(OptimizerPass):
         return 0.5
 
     def pointless(self, context: Context) -> str:
-        """See `OptimizerPass.pointless`."""
+        """See `Stage.pointless`."""
         layers = units_of(context.workload.model).layers
         return "" if layers else "no LSTM layer of the model can have fewer units"
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         model = context.to_train()
         found: list[Candidate] = []
         curves, facts, reason, needs_s = [], [], "", None
@@ -180,7 +180,7 @@ class Prune(OptimizerPass):
         return StageRecord(
             name=self.name,
             title=self.title,
-            # A skipped pass continues when a later call has more time.
+            # A skipped stage continues when a later call has more time.
             status="skipped" if skipped else "done",
             reason=reason if skipped else "",
             needs_s=needs_s if skipped else None,
@@ -220,7 +220,7 @@ class Prune(OptimizerPass):
         return candidate, f"{_in_words(candidate)}, after {steps} steps; {layers}", _losses(record, words)
 
 
-class Distill(OptimizerPass):
+class Distill(Stage):
     """A small model of the same layers, taught by the original; and the same one trained without a teacher."""
 
     name = "distill"
@@ -244,7 +244,7 @@ class Distill(OptimizerPass):
         return 0.4
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         teacher, precision = context.to_train(), context.state.choices.packed_precision
         student, goal_ms = _student(context, teacher)
         share = percent(student.count_params() / teacher.count_params())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cellerate.measure import Order
 from cellerate.optimization.context import ORIGINAL
-from cellerate.optimization.passes.loading import load_passes
+from cellerate.optimization.stages.loading import load_stages
 from cellerate.report.record import Candidate, Speed
 
 ALIKE = 1.05
@@ -20,7 +20,7 @@ def choosable(candidates: Sequence[Candidate], objective: str) -> list[Candidate
     # A control is to compare with. Who wants it wants `train`, and not a few steps of it.
     passing = [one for one in candidates if (one.passes_gate or one.id == ORIGINAL) and not one.is_control]
     if objective == "training":
-        changing = {name for name, kind in load_passes().items() if kind.changes_model}
+        changing = {name for name, kind in load_stages().items() if kind.changes_model}
         passing = [one for one in passing if one.made_by not in changing]
     return passing
 

@@ -6,10 +6,10 @@ import math
 from cellerate.format import milliseconds, times
 from cellerate.measure import Order
 from cellerate.optimization.context import Context
-from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.racing import Timed, all_timed, new_race_s, race_trainings
-from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
+from cellerate.optimization.stages.base import Stage
+from cellerate.optimization.stages.racing import Timed, all_timed, new_race_s, race_trainings
+from cellerate.optimization.stages.steps import step_gain
 from cellerate.optimization.training import policy_of
 from cellerate.report.record import Change, StageRecord
 from cellerate.training.precision import (
@@ -20,7 +20,7 @@ from cellerate.training.precision import (
 )
 
 
-class Precision(OptimizerPass):
+class Precision(Stage):
     """Trains a few steps in each policy, from the same weights and on the same batches."""
 
     name = "precision"
@@ -40,7 +40,7 @@ class Precision(OptimizerPass):
         return 0.7 * math.log(max(1.0, factor))
 
     def pointless(self, context: Context) -> str:
-        """See `OptimizerPass.pointless`."""
+        """See `Stage.pointless`."""
         ratios = context.state.bfloat16
         if not ratios or _policies(context) != ["float32", "mixed_bfloat16"]:
             return ""
@@ -51,7 +51,7 @@ class Precision(OptimizerPass):
         return f"on this machine {layer} trains {order.reach} times as fast in bfloat16 as in float32"
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         choices, policies = context.state.choices, _policies(context)
         now = policies[0]
         ways = [dataclasses.replace(context.chosen_way, policy=policy) for policy in policies]

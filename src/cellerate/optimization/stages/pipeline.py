@@ -3,12 +3,12 @@
 from cellerate.format import percent
 from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
-from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.steps import batch_items
+from cellerate.optimization.stages.base import Stage
+from cellerate.optimization.stages.steps import batch_items
 from cellerate.report.record import StageRecord
 
 
-class Pipeline(OptimizerPass):
+class Pipeline(Stage):
     """Measures the loader's share of a training step."""
 
     name = "pipeline"
@@ -27,7 +27,7 @@ class Pipeline(OptimizerPass):
         return 0.02
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         choices = context.state.choices
         probe = context.processes.keras()
         batch_ms = probe.ask("load", batch_size=choices.batch_size, length=choices.length)["batch_ms"]

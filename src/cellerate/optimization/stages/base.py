@@ -1,4 +1,4 @@
-"""The base class of passes."""
+"""The base class of stages."""
 
 import abc
 from typing import ClassVar, Literal
@@ -11,11 +11,11 @@ Quantity = Literal["training", "use", "size"]
 
 
 class NotNeededError(CellerateError):
-    """A pass has nothing to do here; the message says why."""
+    """A stage has nothing to do here; the message says why."""
 
 
-class OptimizerPass(abc.ABC):
-    """A pass, which users know as a stage of the run: it measures something, and stores and tells what helps.
+class Stage(abc.ABC):
+    """A stage of the run: it measures something, and stores and tells what helps.
 
     Attributes:
         name: The name to choose it by.
@@ -25,11 +25,11 @@ class OptimizerPass(abc.ABC):
         improves: What it may improve.
         first: Whether it runs before all others.
         always: Whether it runs however little time there is.
-        after: The passes that it builds on: where they run, they run before it.
-        changes_model: Whether its candidates compute something other than the original does. Such a pass is
+        after: The stages that it builds on: where they run, they run before it.
+        changes_model: Whether its candidates compute something other than the original does. Such a stage is
             left out of a run for training alone, and is kept only if the model chosen in the end has its
             change.
-        inherited: Whether the candidates of later passes have its change too, so that it gets part of the
+        inherited: Whether the candidates of later stages have its change too, so that it gets part of the
             credit for them. A pruned model is also a quantised one; a student is not a pruned one.
     """
 
@@ -66,7 +66,7 @@ class OptimizerPass(abc.ABC):
 
     @abc.abstractmethod
     def run(self, context: Context) -> StageRecord:
-        """Runs the pass.
+        """Runs the stage.
 
         Raises:
             NotNeededError: There is nothing to do.

@@ -6,14 +6,14 @@ from cellerate.format import milliseconds
 from cellerate.measure import Order
 from cellerate.optimization.context import Context
 from cellerate.optimization.hardware import fused_layers
-from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimization.passes.pack import check_alike
-from cellerate.optimization.passes.racing import Timed, all_timed, new_race_s, race_trainings
-from cellerate.optimization.passes.steps import step_gain
+from cellerate.optimization.stages.base import NotNeededError, Stage
+from cellerate.optimization.stages.pack import check_alike
+from cellerate.optimization.stages.racing import Timed, all_timed, new_race_s, race_trainings
+from cellerate.optimization.stages.steps import step_gain
 from cellerate.report.record import StageRecord
 
 
-class Kernels(OptimizerPass):
+class Kernels(Stage):
     """Trains on the fused kernels."""
 
     name = "kernels"
@@ -32,13 +32,13 @@ class Kernels(OptimizerPass):
         return 0.7
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         state, choices = context.state, context.state.choices
         check_alike(context)
         fused = fused_layers(context.original())
         if not fused:
             raise NotNeededError("no layer of the model can be fused; `cellerate explain` says why")
-        # On batches like the baseline's, whatever a pass of an earlier call has chosen since.
+        # On batches like the baseline's, whatever a stage of an earlier call has chosen since.
         first = context.first_way
         ways = [first, dataclasses.replace(first, implementation="auto")]
         stock, ours = all_timed(race_trainings(context, self.name, ways))

@@ -1,13 +1,13 @@
-"""The passes of `optimize`, one row each. A new pass is a file beside this one, and a row here.
+"""The stages of `optimize`, one row each. A new stage is a file beside this one, and a row here.
 
 In this order they are listed; they run by what each is worth (`optimization.budget`).
 
-A row gives its class as a string, because the command line offers the passes before Keras is imported.
+A row gives its class as a string, because the command line offers the stages before Keras is imported.
 """
 
-_HERE = "cellerate.optimization.passes"
+_HERE = "cellerate.optimization.stages"
 
-PASSES: dict[str, str] = {
+STAGES: dict[str, str] = {
     "pack": f"{_HERE}.pack:Pack",
     "quantize": f"{_HERE}.shrinking:Quantize",
     "kernels": f"{_HERE}.kernels:Kernels",
@@ -18,4 +18,4 @@ PASSES: dict[str, str] = {
     "prune": f"{_HERE}.shrinking:Prune",
     "distill": f"{_HERE}.shrinking:Distill",
 }
-"""The name to choose a pass by, and its class. The baseline runs before all of these, and the verdict after."""
+"""The name to choose a stage by, and its class. The baseline runs before all of these, and the verdict after."""

@@ -1,6 +1,6 @@
 """Decides how long candidates are trained further, and trains their control.
 
-All passes that train share one number of steps where they can, so that one control serves them all.
+All stages that train share one number of steps where they can, so that one control serves them all.
 """
 
 from cellerate.format import percent
@@ -43,7 +43,7 @@ def least_steps(context: Context) -> int:
 
 
 def trainings(context: Context, own: float) -> float:
-    """The number of trainings of the original that take as long as a pass, with the control if there is none yet."""
+    """The number of trainings of the original that take as long as a stage, with the control if there is none yet."""
     return own + _controls(context)
 
 
@@ -75,7 +75,7 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
     Args:
         context: The context.
         now: How many trainings of the original the next one takes as long as.
-        later: The same for those of the pass that come after it.
+        later: The same for those of the stage that come after it.
 
     Raises:
         OutOfTimeError: There is no time for a training worth its name.

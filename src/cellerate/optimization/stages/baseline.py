@@ -11,8 +11,8 @@ from cellerate.optimization.clocks import BRIEFLY_S
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.hardware import Hardware, measure_hardware
 from cellerate.optimization.judging import Judged
-from cellerate.optimization.passes.base import OptimizerPass
 from cellerate.optimization.processes import Training, TrainingWay
+from cellerate.optimization.stages.base import Stage
 from cellerate.optimization.training import policy_of
 from cellerate.report.record import Candidate, Speed, StageRecord, TrainingStep
 
@@ -25,7 +25,7 @@ _FIGURE_SHARE, _STEPS_SHARE = (
 _LEAST_STEPS, _MOST_STEPS, _MOST_S = 3, 100, 2.0
 
 
-class Baseline(OptimizerPass):
+class Baseline(Stage):
     """Judges, uses and trains the original with Keras alone."""
 
     name = "baseline"
@@ -51,7 +51,7 @@ class Baseline(OptimizerPass):
         return 0.0
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         work, state, listener = context.workload, context.state, context.listener
         choices, policy = state.choices, policy_of(work.model)
         listener.notify("starting Keras in processes of its own")

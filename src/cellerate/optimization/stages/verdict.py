@@ -11,12 +11,12 @@ from cellerate.files import atomic_write
 from cellerate.format import percent, times
 from cellerate.optimization.clocks import TURNS, middle
 from cellerate.optimization.context import ORIGINAL, Context
-from cellerate.optimization.passes.choice import ALIKE, Turns, choosable, choose, front, order_in_turns, rate
-from cellerate.optimization.passes.loading import load_passes
-from cellerate.optimization.passes.promise import hold, judge_on_test_part
-from cellerate.optimization.passes.racing import busy_machine, race_uses, training_before_and_after
-from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
+from cellerate.optimization.stages.choice import ALIKE, Turns, choosable, choose, front, order_in_turns, rate
+from cellerate.optimization.stages.loading import load_stages
+from cellerate.optimization.stages.promise import hold, judge_on_test_part
+from cellerate.optimization.stages.racing import busy_machine, race_uses, training_before_and_after
+from cellerate.optimization.stages.steps import step_gain
 from cellerate.optimization.train_command import train_command
 from cellerate.report.effects import effect, loss_in_words
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
@@ -265,9 +265,9 @@ def _training_row(context: Context, before: TrainingStep, after: TrainingStep) -
 
 
 def _credit(context: Context, chosen: Candidate) -> None:
-    """Writes into each pass what it contributed to the chosen model's speed and size, and whether it is kept."""
+    """Writes into each stage what it contributed to the chosen model's speed and size, and whether it is kept."""
     state, work = context.state, context.workload
-    chain, kinds = [context.before], load_passes()
+    chain, kinds = [context.before], load_stages()
     for name, kind in kinds.items() if chosen.id != ORIGINAL else ():
         if name == chosen.made_by:
             chain.append(chosen)

@@ -3,7 +3,7 @@
 from cellerate.errors import ModelError
 from cellerate.format import percent, short
 from cellerate.optimization.context import PACKED, Context
-from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.stages.base import Stage
 from cellerate.report.record import StageRecord
 
 
@@ -16,7 +16,7 @@ def check_alike(context: Context) -> None:
         )
 
 
-class Pack(OptimizerPass):
+class Pack(Stage):
     """Uses the model packed in float32."""
 
     name = "pack"
@@ -31,7 +31,7 @@ class Pack(OptimizerPass):
         return context.consider_s()
 
     def run(self, context: Context) -> StageRecord:
-        """See `OptimizerPass.run`."""
+        """See `Stage.run`."""
         check_alike(context)
         packed = context.consider(PACKED, "packed in float32", self.name, context.original(), "float32")
         return StageRecord(

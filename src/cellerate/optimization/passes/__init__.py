@@ -1,1 +1,0 @@
-"""The passes of `optimize`; `registry` lists them."""

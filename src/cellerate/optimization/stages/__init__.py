@@ -1,0 +1,1 @@
+"""The stages of `optimize`; `registry` lists them."""
