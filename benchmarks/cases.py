@@ -10,23 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import compression
-import forecasting
-import forecasting_backtest
-import generation
-import inference
-import kernel
-import loader
-import lstm
-import optimizing
-import planning
-import quality
-import scale
-import serving
-import training
+from benchmarks import ROOT
+from benchmarks.forecasting import backtest, race as forecasting
+from benchmarks.generation import race as generation
+from benchmarks.inference import race as inference
+from benchmarks.quality import compression, optimizing, packing
+from benchmarks.serving import load as serving
+from benchmarks.training import kernel, loader, planning, scale, steps, text as training
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
-DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", ROOT.parent / "shared" / "data")).resolve()
 
 
 def load(quick: bool) -> dict[str, Any]:
@@ -41,27 +34,27 @@ def native(quick: bool) -> dict[str, Any]:
 
 def step(quick: bool) -> dict[str, Any]:
     """A training step: Keras in each way that may be its fastest, Cellerate and torch.nn.LSTM in turn."""
-    return lstm.main_race(DATA / "2600-0.txt", quick=quick)
+    return steps.main_race(DATA / "2600-0.txt", quick=quick)
 
 
 def variants(quick: bool) -> dict[str, Any]:
     """The same step with masks, other activations, recurrent dropout, both directions, no bias."""
-    return lstm.variants_race(DATA / "2600-0.txt", quick=quick)
+    return steps.variants_race(DATA / "2600-0.txt", quick=quick)
 
 
 def small(quick: bool) -> dict[str, Any]:
     """The same step with batches of 1 and 8."""
-    return lstm.small_batches(DATA / "2600-0.txt", quick=quick)
+    return steps.small_batches(DATA / "2600-0.txt", quick=quick)
 
 
 def loss(quick: bool) -> dict[str, Any]:
     """The loss after 300 and 1,000 steps on each backend, Keras's and ours in float32 and bfloat16."""
-    return lstm.losses(DATA / "2600-0.txt", quick=quick)
+    return steps.losses(DATA / "2600-0.txt", quick=quick)
 
 
 def memory(quick: bool) -> dict[str, Any]:
     """The most memory that a training process holds, Keras's and ours."""
-    return lstm.memory(DATA / "2600-0.txt", quick=quick)
+    return steps.memory(DATA / "2600-0.txt", quick=quick)
 
 
 def text(quick: bool) -> dict[str, Any]:
@@ -81,7 +74,7 @@ def whole_batches(quick: bool) -> dict[str, Any]:
 
 def packed_quality(quick: bool) -> dict[str, Any]:
     """Bits per character of a trained model, packed in each precision."""
-    return quality.run(DATA / "2600-0.txt", quick=quick)
+    return packing.run(DATA / "2600-0.txt", quick=quick)
 
 
 def optimize(quick: bool) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def forecasters(quick: bool) -> dict[str, Any]:
 
 def folds(quick: bool) -> dict[str, Any]:
     """A backtest on ETTh1 beside Darts's with an equal model."""
-    return forecasting_backtest.run(DATA / "ETTh1.csv", quick=quick)
+    return backtest.run(DATA / "ETTh1.csv", quick=quick)
 
 
 def embed(quick: bool) -> dict[str, Any]:

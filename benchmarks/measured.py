@@ -17,38 +17,51 @@ def _programs(*names: str) -> tuple[str, ...]:
     return tuple(f"benchmarks/{name}.py" for name in names)
 
 
-_GENERATION = tuple(f"generation{part}" for part in ("", "_model", "_onnx", "_peers", "_runtimes", "_ways"))
 _FORECASTING = tuple(
-    f"forecasting{part}"
-    for part in ("", "_backtest", "_darts", "_data", "_neural", "_ours", "_peers", "_watch", "_worker")
+    f"forecasting/{name}"
+    for name in ("backtest", "darts", "data", "neural", "ours", "peers", "race", "watch", "worker")
 )
-_INFERENCE = tuple(f"inference{part}" for part in ("", "_models", "_peers"))
 
 MEASURED: dict[str, tuple[str, ...]] = {
-    "kernel": (*_KERNELS, *_programs("contest", "kernel", "onednn")),
+    "kernel": (*_KERNELS, *_programs("processes", "training/kernel", "training/onednn")),
     **dict.fromkeys(
         ("step", "variants", "small", "loss", "memory"),
-        (*_LAYERS, *_programs("contest", "lstm", "lstm_contestant", "lstm_race")),
+        (*_LAYERS, *_programs("processes", "training/contestant", "training/race", "training/steps")),
     ),
-    "loader": ("src/cellerate/data", *_programs("loader")),
-    "text": (*_TRAINING, *_programs("contest", "training")),
-    "generate": (*_PACKED, *_programs("contest", "onednn", *_GENERATION)),
-    "inference": (*_PACKED, *_programs("contest", "onednn", *_GENERATION, *_INFERENCE)),
-    "quality": (*_TRAINING, *_PACKED, *_programs("quality")),
-    "optimize": (*_ALL, *_programs("optimizing")),
+    "loader": ("src/cellerate/data", *_programs("processes", "training/loader")),
+    "text": (*_TRAINING, *_programs("processes", "training/text")),
+    "generate": (*_PACKED, "benchmarks/generation", *_programs("processes", "training/onednn")),
+    "inference": (
+        *_PACKED,
+        "benchmarks/generation",
+        "benchmarks/inference",
+        *_programs("processes", "training/onednn"),
+    ),
+    "quality": (*_TRAINING, *_PACKED, *_programs("quality/packing")),
+    "optimize": (*_ALL, *_programs("quality/optimizing")),
     **dict.fromkeys(("series", "embed"), (*_TRAINING, *_programs("cases"))),
-    "compression": (*_ALL, *_programs("compression")),
+    "compression": (*_ALL, *_programs("processes", "quality/compression")),
     "serving": (
         *_PACKED,
         "src/cellerate/serving",
-        *_programs("serving", "serving_client", "serving_peer", "generation_model", "generation_peers"),
+        *_programs(
+            "processes",
+            "serving/load",
+            "serving/client",
+            "serving/peer",
+            "generation/model",
+            "generation/peers",
+        ),
     ),
-    "scale": (*(f"src/cellerate/{room}" for room in ("data", "training", "tasks")), *_programs("scale")),
-    "plan": (*_TRAINING, "src/cellerate/distributed", *_programs("planning")),
+    "scale": (
+        *(f"src/cellerate/{room}" for room in ("data", "training", "tasks")),
+        *_programs("processes", "training/scale"),
+    ),
+    "plan": (*_TRAINING, "src/cellerate/distributed", *_programs("training/planning")),
     **dict.fromkeys(
-        ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_programs("contest", *_FORECASTING))
+        ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_programs("processes", *_FORECASTING))
     ),
-    "smaller": (*_PACKED, "src/cellerate/models", *_programs("compression")),
+    "smaller": (*_PACKED, "src/cellerate/models", *_programs("processes", "quality/compression")),
 }
 """The files and folders that each case measures; a case that is not here measures everything."""
 
@@ -65,7 +78,7 @@ def digest_of(root: Path, parts: Iterable[str] = ("src", "csrc", "benchmarks"), 
         place = root / part
         for file in [place] if place.is_file() else sorted(place.rglob("*.*")):
             name = file.relative_to(root)
-            of_gpu = "cuda" in name.parts or name.name.startswith("gpu_")
+            of_gpu = "cuda" in name.parts or name.parts[:2] == ("benchmarks", "gpu")
             if file.suffix in SUFFIXES and (gpu or not of_gpu):
                 digest.update(f"{name}\n".encode() + file.read_bytes())
     return digest.hexdigest()

@@ -12,14 +12,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import gpu_figures
-import headline
-import standings
-import tables
+if __name__ == "__main__":
+    # Started by its path, Python looks for modules in this folder instead of the project's.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.gpu import figures
+from benchmarks.measured import changed
+from benchmarks.publishing import published, read
+from benchmarks.records import RESULTS, ROOT
+from benchmarks.tables import by_case, headline, standings
 from cellerate.format import rounded
-from measured import changed
-from publishing import published, read
-from records import RESULTS, ROOT
 
 PAGES = (
     ROOT / "README.md",
@@ -59,9 +61,9 @@ def table(case: str, page: Path, folder: Path = RESULTS) -> str:
     """The tables of a case, one for each processor that it was measured on."""
     found = []
     for newest, *_ in published(case, folder).values():
-        note = tables.NOTES[case](newest["result"]) + "\n\n" if case in tables.NOTES else ""
+        note = by_case.NOTES[case](newest["result"]) + "\n\n" if case in by_case.NOTES else ""
         found.append(
-            f"{markdown(tables.TABLES[case](newest['result']))}\n\n{note}{measured_on(newest)}. "
+            f"{markdown(by_case.TABLES[case](newest['result']))}\n\n{note}{measured_on(newest)}. "
             f"{source_of(newest, page)}; again with `make bench CASE={case}`."
         )
     return "\n\n".join(found) or not_measured(page)
@@ -112,7 +114,7 @@ def first_gpu_table(page: Path, folder: Path = RESULTS) -> str:
     for gpu, records in by_gpu(folder).items():
         fit, beside = newest_with(records, "fit"), newest_with(records, "tensorflow")
         if fit and beside:
-            rows = gpu_figures.first(fit["result"] | {"tensorflow": beside["result"]["tensorflow"]})
+            rows = figures.first(fit["result"] | {"tensorflow": beside["result"]["tensorflow"]})
             sources = f"{source_of(fit, page, 'torch')}, {source_of(beside, page, 'TensorFlow')}"
             return f"{markdown(rows)}\n\nMillions of characters a second on an {gpu}. Records: {sources}."
     return not_measured(page)
@@ -123,7 +125,7 @@ def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
     found = []
     for gpu, records in by_gpu(folder).items():
         used: list[Record] = []
-        for table_of, parts in gpu_figures.TABLES.items():
+        for table_of, parts in figures.TABLES.items():
             if record := newest_with(records, *parts):
                 found.append(markdown(table_of(record["result"])))
                 used += [record] if record not in used else []
@@ -133,7 +135,7 @@ def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
         found.append(
             f"{gpu}; {', '.join(named)}. "
             f"{sum(reached)} of {len(reached)} goals are reached. "
-            f"{'. '.join(source_of(record, page) for record in used)}; again with `python benchmarks/gpu_suite.py`."
+            f"{'. '.join(source_of(record, page) for record in used)}; again with `python -m benchmarks.gpu.suite`."
         )
     return "\n\n".join(found) or not_measured(page)
 
@@ -178,7 +180,7 @@ def pages(folder: Path = RESULTS) -> dict[Path, str]:
 def stale(root: Path = ROOT, folder: Path = RESULTS) -> list[str]:
     """A line for each table whose measured code has changed since, or that has no publishable record."""
     lines = []
-    for case in tables.TABLES:
+    for case in by_case.TABLES:
         found = published(case, folder)
         if not found:
             count = len(read(case, folder))

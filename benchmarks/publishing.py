@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.generation.race import bound
+from benchmarks.inference.race import TOLERANCES
+from benchmarks.quality.packing import GOALS
+from benchmarks.records import RESULTS
 from cellerate.format import percent
-from generation import bound
-from inference import TOLERANCES
-from quality import GOALS
-from records import RESULTS
 
 Record = dict[str, Any]
 

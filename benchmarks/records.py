@@ -13,16 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import conditions
+from benchmarks import ROOT, conditions
+from benchmarks.measured import digest_of, digests
 from cellerate.files import atomic_write
 from cellerate.machine.environment import machine, versions
-from measured import digest_of, digests
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 _LINE = 120
-ROOT = Path(__file__).resolve().parents[1]
 BUNDLE = "BUNDLE"
-"""The file of a copy without git (`gpu_bundle.py`) that says of which commit it is, and what its files were."""
+"""The file of a copy without git (`gpu/bundle.py`) that says of which commit it is, and what its files were."""
 
 
 def new_record(case: str) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def new_record(case: str) -> dict[str, Any]:
     return {
         "case": case,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", *_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "machine": machine() | {"memory_speed": conditions.memory_speed()},
         "versions": versions(),
         "commit": commit,
@@ -41,6 +40,16 @@ def new_record(case: str) -> dict[str, Any]:
         "threads": conditions.threads(),
         "kernel": conditions.kernel(),
     }
+
+
+def _program(path: Path) -> list[str]:
+    """The words that start a program of the benchmarks from the project's root: one in a folder by `-m`."""
+    folder = path.resolve().parent
+    return (
+        ["-m", f"benchmarks.{folder.name}.{path.stem}"]
+        if folder.parent == RESULTS.parent
+        else [f"benchmarks/{path.name}"]
+    )
 
 
 def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:

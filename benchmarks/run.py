@@ -19,11 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import conditions
-from cases import BENCH, CASES, EXPECTED_S, LONG
+if __name__ == "__main__":
+    # Started by its path, Python looks for modules in this folder instead of the project's.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import conditions
+from benchmarks.cases import BENCH, CASES, EXPECTED_S, LONG
+from benchmarks.publishing import unpublishable
+from benchmarks.records import ROOT, new_record, state_of, write_record
 from cellerate.format import duration
-from publishing import unpublishable
-from records import ROOT, new_record, state_of, write_record
 
 BUDGET_S = 40 * 60
 """What all cases of `BENCH` may take together."""

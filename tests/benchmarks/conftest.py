@@ -1,13 +1,10 @@
-"""The benchmarks are programs beside each other, and so are the parts that stand in for those of a GPU."""
+"""Parts that stand in for those of a GPU."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-BENCHMARKS = HERE.parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_journal import Item, LeftOutError
+from benchmarks.gpu.journal import Item, LeftOutError
 
 SLEEPER = "FAKE_SLEEPER"
 

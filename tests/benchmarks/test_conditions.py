@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-import conditions
+from benchmarks import conditions
+from benchmarks.conditions import Times, shares
 from cellerate.observe.bench import load
-from conditions import Times, shares
 
 
 def test_load_is_what_is_neither_idle_nor_ours():

@@ -6,13 +6,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-import cases
-import contest
-import generation
-import kernel
-import lstm
-import lstm_race
-import tables
+from benchmarks import cases, processes
+from benchmarks.generation import race as generation
+from benchmarks.tables import by_case
+from benchmarks.training import kernel, race as lstm_race, steps as lstm
 from cellerate.observe.bench.contestant import allocator_found
 
 TRUTH = [4.7, 4.6, 4.5]
@@ -72,7 +69,7 @@ def timed_contestants() -> set[tuple[Any, ...]]:
 def test_race_when_one_does_not_compile_records_it_with_its_reason(fake, monkeypatch):
     def answer(self):
         if self.settings["unroll"]:
-            raise contest.RefusedError("did not compile in 60 s")
+            raise processes.RefusedError("did not compile in 60 s")
         return TRUTH
 
     monkeypatch.setattr(fake, "first_losses", answer)
@@ -181,28 +178,28 @@ def test_small_batches_have_keras_on_torch(fake):
 
 
 @pytest.mark.skipif(allocator_found() == "unknown", reason="the C library does not tell how it allocates")
-@pytest.mark.parametrize("allocator", contest.ALLOCATORS)
+@pytest.mark.parametrize("allocator", processes.ALLOCATORS)
 def test_process_has_the_allocator_that_it_was_given(allocator, monkeypatch):
     # Whatever this process itself was started with.
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "0" if allocator == "stock" else "65536")
     program = (
         "from cellerate.observe.bench.contestant import allocator_found; print(f'\"{allocator_found()}\"')"
     )
-    process = contest.Process([sys.executable, "-c", program], "probe", allocator)
+    process = processes.Process([sys.executable, "-c", program], "probe", allocator)
     assert process.answer(60) == allocator
     process.close()
 
 
 def test_process_that_does_not_answer_is_refused_and_ended():
-    process = contest.Process([sys.executable, "-c", "input(); input()"], "sleeper")
-    with pytest.raises(contest.RefusedError, match=r"did not compile in 0\.2 s"):
+    process = processes.Process([sys.executable, "-c", "input(); input()"], "sleeper")
+    with pytest.raises(processes.RefusedError, match=r"did not compile in 0\.2 s"):
         process.ask("anything", 0.2, "compile")
     assert process._process.poll() is not None
 
 
 def test_process_that_says_why_it_cannot_is_refused():
-    process = contest.Process([sys.executable, "-c", 'print(\'{"refused": "no such package"}\')'], "none")
-    with pytest.raises(contest.RefusedError, match="no such package"):
+    process = processes.Process([sys.executable, "-c", 'print(\'{"refused": "no such package"}\')'], "none")
+    with pytest.raises(processes.RefusedError, match="no such package"):
         process.answer(60)
 
 
@@ -233,7 +230,7 @@ class FakeGenerator:
 
     def __init__(self, folder: Path, name: str) -> None:
         if name == "openvino":
-            raise contest.RefusedError("No module named 'openvino'")
+            raise processes.RefusedError("No module named 'openvino'")
         self.name = name
         jobs = {
             "cellerate": [f"{job} {p}" for p in generation.PRECISIONS for job in ("generate", "loop")],
@@ -264,7 +261,7 @@ def test_generation_records_everybody_and_the_table_shows_who_could_not(fake_gen
     (size,) = found["sizes"]
     assert set(size["contestants"]) == {"cellerate", *generation.RUNTIMES, *generation.BACKENDS}
     assert size["contestants"]["openvino"] == {"refused": "No module named 'openvino'", "jobs": []}
-    rows = {row[0]: row[1] for row in tables.generation(found)[1:]}
+    rows = {row[0]: row[1] for row in by_case.generation(found)[1:]}
     assert rows["OpenVINO"] == "No module named 'openvino'"
     assert rows["LiteRT float32, a step from Python, median and p99"] == "20.0, 30.0 µs"
 
@@ -285,11 +282,11 @@ def test_kernel_that_is_wrong_or_unchecked_is_not_timed(error):
 def test_step_table_shows_ways_allocators_and_who_could_not(fake, monkeypatch):
     def answer(self):
         if self.settings["unroll"]:
-            raise contest.RefusedError("did not compile in 60 s")
+            raise processes.RefusedError("did not compile in 60 s")
         return TRUTH
 
     monkeypatch.setattr(fake, "first_losses", answer)
-    head, *rows = tables.step(lstm.main_race(BOOK, quick=False))
+    head, *rows = by_case.step(lstm.main_race(BOOK, quick=False))
     cells = {row[0]: row[1:] for row in rows}
     assert head == ["Thousand characters/s", "H=128", "H=512"]
     assert cells["Keras on jax, float32"] == ["1280"] * 2
@@ -308,7 +305,7 @@ def test_bench_is_expected_to_take_forty_minutes_at_most():
 
 def test_process_that_ends_tells_what_it_said_last(capsys):
     program = "import sys; print('loading', file=sys.stderr); sys.exit('no memory left')"
-    process = contest.Process([sys.executable, "-c", program], "small")
+    process = processes.Process([sys.executable, "-c", program], "small")
     with pytest.raises(RuntimeError, match=r"^small ended with 1: no memory left$"):
         process.answer(60)
     process.close()

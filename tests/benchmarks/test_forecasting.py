@@ -1,36 +1,35 @@
 """Forecasters are judged alike: the same windows, the same truth, nobody dropped silently, and equal backtests."""
 
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-import contest
-import forecasting
-import forecasting_backtest
-import forecasting_data
-import forecasting_peers
-import forecasting_table
-import tables
-from forecasting_data import HORIZONS, ROWS, TRAIN, VALIDATION, errors, naive_at, truth_at
-from forecasting_ours import keras_weights
+from benchmarks import processes
+from benchmarks.forecasting import (
+    backtest,
+    data,
+    peers as forecasting_peers,
+    race as forecasting,
+    table as forecasting_table,
+)
+from benchmarks.forecasting.data import HORIZONS, ROWS, TRAIN, VALIDATION, errors, naive_at, truth_at
+from benchmarks.forecasting.ours import keras_weights
+from benchmarks.tables import by_case
 from support.benchmarks import planted, planted_forecasts
 
 WORKER = """
-import sys
-sys.path.insert(0, {benchmarks!r})
-from forecasting_worker import serve
+from benchmarks.forecasting.worker import serve
 
 def train(into=None, **question):
     print("what a library says")
-    return {{"asked": question}}
+    return {"asked": question}
 
 def fail():
     raise ValueError("no such column")
 
-serve(lambda: ({{"train": train, "fail": fail}}, {{"versions": {{"peer": "1"}}}}))
+serve(lambda: ({"train": train, "fail": fail}, {"versions": {"peer": "1"}}))
 """
 
 
@@ -40,7 +39,7 @@ def folder(tmp_path):
     hours = np.datetime64("2016-07-01T00:00:00") + np.arange(ROWS + 7) * np.timedelta64(1, "h")
     lines = ["date,A,OT", *(f"{str(t).replace('T', ' ')},{n},{n + 0.5}" for n, t in enumerate(hours))]
     (tmp_path / "source.csv").write_text("\n".join(lines))
-    forecasting_data.write_series(tmp_path / "source.csv", tmp_path)
+    data.write_series(tmp_path / "source.csv", tmp_path)
     return tmp_path
 
 
@@ -63,13 +62,13 @@ class FakeField:
         return told | {"best_step": 10, "best_validation": [0.4, 0.2, 0.1, 0.3][place]}
 
     def write(self, name, into, task, horizon):
-        values = forecasting_data.read_series(self.folder, task).values
-        made = truth_at(values, forecasting_data.test_origins(horizon), horizon)
+        values = data.read_series(self.folder, task).values
+        made = truth_at(values, data.test_origins(horizon), horizon)
         np.save(into, made + self.off[name])
 
 
 def test_series_is_cut_as_in_papers_and_each_task_has_its_columns(folder):
-    one, both = (forecasting_data.read_series(folder, task) for task in ("OT", "all"))
+    one, both = (data.read_series(folder, task) for task in ("OT", "all"))
     assert (one.names, both.names) == (("OT",), ("A", "OT"))
     assert one.values.shape == (14_400, 1) and both.values.shape == (14_400, 2)
     assert np.array_equal(both.values[:, 1:], one.values)
@@ -79,7 +78,7 @@ def test_series_is_cut_as_in_papers_and_each_task_has_its_columns(folder):
 
 @pytest.mark.parametrize(("horizon", "windows"), [(24, 2857), (96, 2785)])
 def test_every_window_of_the_test_part_is_judged(horizon, windows):
-    origins = forecasting_data.test_origins(horizon)
+    origins = data.test_origins(horizon)
     assert len(origins) == windows
     assert origins[0] == TRAIN + VALIDATION and origins[-1] + horizon == ROWS
 
@@ -142,7 +141,7 @@ def test_race_when_one_fails_leaves_a_peer_out_and_ends_for_ours(folder, monkeyp
         if who == name:
             np.save(into, np.zeros((5, horizon, 1)))
         else:
-            np.save(into, truth_at(np.zeros((ROWS, 1)), forecasting_data.test_origins(horizon), horizon))
+            np.save(into, truth_at(np.zeros((ROWS, 1)), data.test_origins(horizon), horizon))
 
     monkeypatch.setattr(FakeField, "write", write)
     race = forecasting.Race(FakeField(folder), 3.0)
@@ -160,11 +159,10 @@ def test_race_when_one_fails_leaves_a_peer_out_and_ends_for_ours(folder, monkeyp
 
 
 def test_worker_answers_and_keeps_what_libraries_print_apart():
-    here = str(Path(forecasting.__file__).parent)
-    process = contest.Process([sys.executable, "-c", WORKER.format(benchmarks=here)], "peer")
+    process = processes.Process([sys.executable, "-c", WORKER], "peer")
     assert process.answer(60) == {"versions": {"peer": "1"}}
     assert process.ask({"job": "train", "seed": 3}, 60) == {"asked": {"seed": 3}}
-    with pytest.raises(contest.RefusedError, match="ValueError: no such column"):
+    with pytest.raises(processes.RefusedError, match="ValueError: no such column"):
         process.ask({"job": "fail"}, 60)
 
 
@@ -194,25 +192,25 @@ def test_environment_of_the_peers_that_cannot_be_made_says_why(tmp_path, monkeyp
 
 def test_folds_are_twenty_and_every_hour_and_end_with_the_test_part():
     counts = {}
-    for what, stride in forecasting_backtest.folds().items():
-        origins = forecasting_backtest.origins_of(stride)
+    for what, stride in backtest.folds().items():
+        origins = backtest.origins_of(stride)
         counts[what] = len(origins)
-        assert origins[-1] + forecasting_backtest.HORIZON == ROWS and origins[0] >= TRAIN + VALIDATION
+        assert origins[-1] + backtest.HORIZON == ROWS and origins[0] >= TRAIN + VALIDATION
     assert counts == {"20 folds": 20, "every hour": 2857}
 
 
 @pytest.mark.parametrize("spoiled", ["origins", "truth", "forecast"])
 def test_backtests_that_are_not_of_the_same_are_not_timed(spoiled):
     values = np.arange(ROWS, dtype=np.float64)[:, None]
-    origins = forecasting_backtest.origins_of(150)
-    truth = truth_at(values, origins, forecasting_backtest.HORIZON)
+    origins = backtest.origins_of(150)
+    truth = truth_at(values, origins, backtest.HORIZON)
     theirs = {"origins": origins, "forecast": truth + 1}
     ours = {"origins": origins, "truth": truth, "forecast": truth + 1 + 1e-4}
     scale = np.ones(1)
-    assert forecasting_backtest.check("ours", ours, theirs, values, scale) == pytest.approx(1e-4, rel=1e-3)
+    assert backtest.check("ours", ours, theirs, values, scale) == pytest.approx(1e-4, rel=1e-3)
     ours[spoiled] = ours[spoiled] + 1
     with pytest.raises(RuntimeError, match=r"ours: (forecasts|judged)"):
-        forecasting_backtest.check("ours", ours, theirs, values, scale)
+        backtest.check("ours", ours, theirs, values, scale)
 
 
 def test_weights_of_a_peer_come_in_kerass_order():
@@ -229,7 +227,7 @@ def test_weights_of_a_peer_come_in_kerass_order():
 
 
 def test_table_has_the_strongest_opponent_first_then_ours():
-    head, *rows = tables.TABLES["forecasting"](planted_forecasts.forecasting())
+    head, *rows = by_case.TABLES["forecasting"](planted_forecasts.forecasting())
     assert all(len(row) == len(head) for row in rows)
     names = [row[0] for row in rows]
     near = names[1 : names.index("`OT` from itself, 96 hours ahead")]
@@ -258,11 +256,11 @@ def test_note_says_where_we_lose_and_by_how_much():
 
 
 def test_backtest_table_compares_with_the_fastest_of_dartss_ways():
-    _, *rows = tables.TABLES["backtest"](planted_forecasts.backtest())
+    _, *rows = by_case.TABLES["backtest"](planted_forecasts.backtest())
     cells = dict(rows)
     assert cells["Darts, `historical_forecasts`, nothing judged"] == "40 ms, 256 at a time"
     assert cells["**Cellerate** on jax, MAE"] == "4 ms (10.0x)"
-    note = tables.NOTES["backtest"](planted.record("backtest")["result"])
+    note = by_case.NOTES["backtest"](planted.record("backtest")["result"])
     assert "2e-06 standard deviations apart" in note and "darts 0.48.1" in note
 
 

@@ -2,9 +2,9 @@
 
 import time
 
-import generation
+from benchmarks.generation import race as generation
+from benchmarks.generation.peers import clocked
 from cellerate.measure import as_timing
-from generation_peers import clocked
 
 
 def test_latency_is_that_of_single_calls():

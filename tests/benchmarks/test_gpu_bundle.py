@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gpu_bundle
-import records
+from benchmarks import records
+from benchmarks.gpu import bundle as gpu_bundle
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_bundle_has_the_project_without_what_was_made_of_it(bundle):
     assert files >= {
         "pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cmake/extension.cmake",
         "csrc/bindings/bindings.cpp",
-        "src/cellerate/kernels/lstm/cuda/lstm.cuh", "benchmarks/gpu_suite.py", "benchmarks/lstm.py", "BUNDLE",
+        "src/cellerate/kernels/lstm/cuda/lstm.cuh", "benchmarks/gpu/suite.py", "benchmarks/training/race.py", "BUNDLE",
     }  # fmt: skip
     assert not [name for name in files if name.endswith((".pyc", ".so", ".json"))]
     assert sum(file.stat().st_size for file in bundle.rglob("*")) < 10 << 20
@@ -34,13 +34,14 @@ def test_bundle_has_the_project_without_what_was_made_of_it(bundle):
 def test_bundle_runs_without_git_and_knows_its_commit(bundle, tmp_path):
     project = bundle / "project"
     program = (
-        "import cellerate, gpu_suite, records\nprint(cellerate.__file__, records.new_record('gpu')['commit'])"
+        "import cellerate; from benchmarks import records; from benchmarks.gpu import suite\n"
+        "print(cellerate.__file__, records.new_record('gpu')['commit'])"
     )
     packages = Path(np.__file__).parents[1]
     # As there: Python with NumPy, and the bundle in place of what is installed here, which `-S` leaves out.
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
-        cwd=project / "benchmarks",
+        cwd=project,
         env={"PYTHONPATH": f"{project / 'src'}:{packages}", "PATH": "", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -59,16 +60,13 @@ def test_wheels_are_those_of_training_and_building():
 
 def test_kernels_of_the_suite_are_compiled_in_several_processes_and_kept(tmp_path):
     program = (
-        "import gpu_compile, gpu_sizes, itertools\n"
-        "every = gpu_sizes.kernels\n"
-        "gpu_sizes.kernels = lambda: itertools.islice(every(), 3)\n"
-        "gpu_compile.main()\n"
+        "import itertools; from benchmarks.gpu import compiling, sizes\n"
+        "every = sizes.kernels\n"
+        "sizes.kernels = lambda: itertools.islice(every(), 3)\n"
+        "compiling.main()\n"
     )
-    environment = os.environ | {
-        "CELLERATE_CACHE": str(tmp_path),
-        "PYTHONPATH": str(records.ROOT / "benchmarks"),
-    }
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    environment = os.environ | {"CELLERATE_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=records.ROOT)
     kept = [file for file in (tmp_path / "cuda" / "entries").rglob("*") if file.is_file()]
     assert len(kept) == 3
 

@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-import gpu_figures
-import gpu_layers
-from lstm_race import settings_of
+from benchmarks.gpu import figures, layers
+from benchmarks.training.race import settings_of
 
 pytestmark = pytest.mark.keras
 
 
 def test_character_model_has_speeds_and_losses_of_ours_and_of_keras(monkeypatch):
-    monkeypatch.setattr(gpu_layers, "STEPS", 3)
-    monkeypatch.setattr(gpu_layers, "ROUND_S", 0.01)
-    found = gpu_layers.character_model("torch", "float32", units=8, batch=2)
+    monkeypatch.setattr(layers, "STEPS", 3)
+    monkeypatch.setattr(layers, "ROUND_S", 0.01)
+    found = layers.character_model("torch", "float32", units=8, batch=2)
     ours, keras = found["contestants"]
     assert found["error"] is None and found["right"]
     assert (ours["implementation"], keras["implementation"]) == ("auto", "keras")
@@ -24,20 +23,20 @@ def test_character_model_has_speeds_and_losses_of_ours_and_of_keras(monkeypatch)
 
 
 def test_keras_on_tensorflow_trains_the_model_that_ours_trains_on_torch(monkeypatch):
-    monkeypatch.setattr(gpu_layers, "STEPS", 2)
-    monkeypatch.setattr(gpu_layers, "ROUND_S", 0.01)
-    found = gpu_layers.beside_tensorflow("relu", "float32", units=8, batch=2)
+    monkeypatch.setattr(layers, "STEPS", 2)
+    monkeypatch.setattr(layers, "ROUND_S", 0.01)
+    found = layers.beside_tensorflow("relu", "float32", units=8, batch=2)
     ours, theirs = found["contestants"]
     assert found["right"] and [ours["backend"], theirs["backend"]] == ["torch", "tensorflow"]
     # After a step, Keras on TensorFlow has made another one of it: it takes the embedding's gradient for sparse.
     assert ours["losses"][0] == pytest.approx(theirs["losses"][0], rel=1e-5)
-    table = gpu_figures.beside_tensorflow({"tensorflow": [found]})
+    table = figures.beside_tensorflow({"tensorflow": [found]})
     assert table[1][0] == "relu, float32" and all(table[1])
 
 
 def test_points_of_the_crossover_are_of_the_batch_that_they_name():
     settings = settings_of("torch", 8, "auto", "float32") | {"batch": 1, "variant": "relu", "device": "cpu"}
-    held = gpu_layers.Held()
+    held = layers.Held()
     try:
         points = [held.point(settings, batch) for batch in (1, 4)]
     finally:
@@ -47,6 +46,6 @@ def test_points_of_the_crossover_are_of_the_batch_that_they_name():
 
 
 def test_prepared_parts_have_an_item_a_contestant_and_batch():
-    assert len(gpu_layers.fit()) == len(gpu_layers.FIT_POLICIES) * len(gpu_layers.FIT_BACKENDS)
-    assert len(gpu_layers.tensorflow()) == len(gpu_layers.BESIDE_TENSORFLOW)
-    assert len(gpu_layers.crossover()) == 12 * len(gpu_layers.CHART_BATCHES)
+    assert len(layers.fit()) == len(layers.FIT_POLICIES) * len(layers.FIT_BACKENDS)
+    assert len(layers.tensorflow()) == len(layers.BESIDE_TENSORFLOW)
+    assert len(layers.crossover()) == 12 * len(layers.CHART_BATCHES)

@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 
-import gpu_compile
-import gpu_journal
-import gpu_sizes
-import gpu_suite
-import gpu_summary
-import gpu_watch
+from benchmarks.gpu import compiling, journal, sizes, suite as gpu_suite, summary, watch
+from benchmarks.gpu.watch import Part
+from benchmarks.records import ROOT
 from cellerate.kernels.decoder.cuda.plan import Generator
-from gpu_watch import Part
 
 HERE = Path(__file__).parent
 FAKE = "fake_parts"
@@ -32,8 +28,8 @@ def part(name: str, **more: Any) -> Part:
 
 def run(one: Part, folder: Path, seconds: float = 30) -> tuple[str, dict[str, Any]]:
     """Why the part ended, and the record of it."""
-    why = gpu_watch.run(one, folder, seconds, lambda line: None)
-    return why, gpu_summary.summarised(folder)
+    why = watch.run(one, folder, seconds, lambda line: None)
+    return why, summary.summarised(folder)
 
 
 def is_running(pid: int) -> bool:
@@ -59,7 +55,7 @@ def jump(monkeypatch: pytest.MonkeyPatch, sleeper: Path) -> Any:
             return time.monotonic() + (seconds if sleeper.exists() else 0)
 
         fake = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
-        monkeypatch.setattr(gpu_watch, "time", fake)
+        monkeypatch.setattr(watch, "time", fake)
         monkeypatch.setattr(gpu_suite, "time", fake)
 
     return clock
@@ -215,22 +211,21 @@ def test_suite_refuses_a_folder_with_journals_of_another_run(suite, tmp_path, ca
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {benchmarks!r})
-import gpu_suite
-from gpu_watch import Part
-gpu_suite.DEVICE = Part("device", "fake_parts", 0, 5)
-gpu_suite.PARTS = (Part("fine", "fake_parts", 0, 30), Part("endless", "fake_parts", 0, 30))
-sys.exit(gpu_suite.main(["-o", sys.argv[1]]))
+from benchmarks.gpu import suite
+from benchmarks.gpu.watch import Part
+suite.DEVICE = Part("device", "fake_parts", 0, 5)
+suite.PARTS = (Part("fine", "fake_parts", 0, 30), Part("endless", "fake_parts", 0, 30))
+sys.exit(suite.main(["-o", sys.argv[1]]))
 """
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_suite_that_is_interrupted_leaves_what_it_had_and_no_process(how, tmp_path, sleeper):
     folder = tmp_path / "out"
-    program = PROGRAM.format(benchmarks=str(HERE.parents[1] / "benchmarks"))
-    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as running:
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as running:
         wait_for(lambda: sleeper.exists() and sleeper.read_text())
-        begun = gpu_journal.Reader(folder / "fake_parts.jsonl").lines()[-1]
+        begun = journal.Reader(folder / "fake_parts.jsonl").lines()[-1]
         assert begun["event"] == "begin" and begun["item"] == "long"
         running.send_signal(how)
         running.communicate(timeout=20)
@@ -253,11 +248,11 @@ def test_suite_that_is_interrupted_leaves_what_it_had_and_no_process(how, tmp_pa
 
 def test_suite_loads_neither_a_framework_nor_cuda():
     program = (
-        "import sys, gpu_suite; print({'torch', 'jax', 'keras', 'tensorflow', 'cuda'} & set(sys.modules))"
+        "import sys; from benchmarks.gpu import suite\n"
+        "print({'torch', 'jax', 'keras', 'tensorflow', 'cuda'} & set(sys.modules))"
     )
-    folder = HERE.parents[1] / "benchmarks"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
 
@@ -276,33 +271,33 @@ def test_plan_takes_the_first_parts_that_fit_and_gives_the_time_that_nobody_need
 def test_whole_plan_fits_into_ten_minutes_and_few_files():
     parts = gpu_suite.PARTS
     assert gpu_suite.planned(parts, 560) == list(parts)
-    journals = {gpu_journal.journal(Path(), one.module).name for one in (*parts, gpu_suite.DEVICE)}
+    journals = {journal.journal(Path(), one.module).name for one in (*parts, gpu_suite.DEVICE)}
     assert len(journals) + 1 <= 8
 
 
 def test_journal_outlives_a_line_that_was_cut_off(tmp_path):
     file = tmp_path / "a.jsonl"
-    reader = gpu_journal.Reader(file)
+    reader = journal.Reader(file)
     assert reader.lines() == []
-    gpu_journal.append(file, part="a", n=1)
+    journal.append(file, part="a", n=1)
     with file.open("a") as torn:
         torn.write('{"part": "a", "n"')
     assert [line["n"] for line in reader.lines()] == [1] and reader.damaged == 0
-    gpu_journal.append(file, part="a", n=3)
+    journal.append(file, part="a", n=3)
     assert [line["n"] for line in reader.lines()] == [3] and reader.damaged == 1
 
 
 def test_kernels_are_compiled_without_a_gpu():
-    items = {item.name: item for item in gpu_compile.compiled()}
+    items = {item.name: item for item in compiling.compiled()}
     for name in ("forward bfloat16 H64 rows 8", "backward float16 H96 masked recurrent dropout rows 8"):
         assert items[name].run()["bytes"] > 5000
-    kernels = list(gpu_sizes.kernels())
+    kernels = list(sizes.kernels())
     assert len(items) == len(kernels) == len(set(kernels))
     assert {kernel.layers[0].units for kernel in kernels if isinstance(kernel, Generator)} == {256, 512}
 
 
 def test_kernel_that_does_not_compile_is_one_item(tmp_path, monkeypatch):
-    monkeypatch.setenv(gpu_compile.ARCHITECTURE, "sm_1")
-    item = next(iter(gpu_compile.compiled()))
+    monkeypatch.setenv(compiling.ARCHITECTURE, "sm_1")
+    item = next(iter(compiling.compiled()))
     with pytest.raises(Exception, match="could not be compiled"):
         item.run()

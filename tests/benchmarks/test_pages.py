@@ -9,12 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-import headline
-import measured
-import pages
-import standings
-import tables
-from records import ROOT
+from benchmarks import measured, pages
+from benchmarks.records import ROOT
+from benchmarks.tables import by_case, headline, standings
 from support.benchmarks import planted
 
 PAGE = pages.PAGES[1]
@@ -61,7 +58,7 @@ def test_pages_of_a_copy_without_git_are_the_same(tmp_path):
 
 def test_every_table_is_on_a_page_once():
     found = [case for page in pages.PAGES for case in re.findall(r"<!-- table: (\w+) -->", page.read_text())]
-    assert sorted(found) == sorted(["headline", "worst", "gpu", "first_gpu", *tables.TABLES])
+    assert sorted(found) == sorted(["headline", "worst", "gpu", "first_gpu", *by_case.TABLES])
 
 
 def test_case_without_a_publishable_record_says_so(tmp_path):
@@ -74,7 +71,7 @@ def test_case_without_a_publishable_record_says_so(tmp_path):
     assert "Not measured yet" in headline.chart(pages.by_processor([*headline.ROWS], tmp_path))
 
 
-@pytest.mark.parametrize("case", tables.TABLES)
+@pytest.mark.parametrize("case", by_case.TABLES)
 def test_table_of_a_case_names_record_commit_date_and_processor(case, tmp_path):
     plant(tmp_path, case, day=2)
     text = pages.table(case, PAGE, tmp_path)
@@ -377,7 +374,9 @@ def test_tables_of_a_gpu_are_of_its_newest_record_of_committed_code(tmp_path):
 
 
 def test_stale_tables_are_listed_and_fresh_ones_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "TABLES", {name: tables.TABLES[name] for name in ("kernel", "step", "loss")})
+    monkeypatch.setattr(
+        by_case, "TABLES", {name: by_case.TABLES[name] for name in ("kernel", "step", "loss")}
+    )
     plant(tmp_path, "kernel", measured=measured.digests("kernel", ROOT))
     plant(tmp_path, "step", measured={"csrc": "old"})
     first, second = pages.stale(folder=tmp_path)

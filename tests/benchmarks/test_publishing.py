@@ -4,17 +4,12 @@ import ast
 import copy
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
-import cases
-import gpu_figures
-import measured
-import pages
-import publishing
-import records
-from publishing import FIELDS, MOST_OTHERS, MOST_STOLEN, published, unpublishable
+from benchmarks import cases, measured, pages, publishing, records
+from benchmarks.gpu import figures
+from benchmarks.publishing import FIELDS, MOST_OTHERS, MOST_STOLEN, published, unpublishable
 from support.benchmarks import planted
 
 
@@ -100,7 +95,7 @@ def test_results_are_the_newest_of_each_case_and_processor():
         needed |= {one["file"].name for one in [*newest.values(), *shown]}
     # The parts of the GPU suite may be of several runs.
     for several in pages.by_gpu().values():
-        for parts in (*gpu_figures.TABLES.values(), ("crossover",)):
+        for parts in (*figures.TABLES.values(), ("crossover",)):
             if one := pages.newest_with(several, *parts):
                 needed.add(one["file"].name)
     # The history has the others.
@@ -174,13 +169,18 @@ def test_measured_paths_are_there_and_belong_to_a_case():
 
 
 def test_changed_code_is_told_by_its_path_and_only_that_of_the_case(tmp_path):
-    for path in ("csrc", "src/cellerate/kernels", "benchmarks/kernel.py", "benchmarks/lstm.py"):
+    for path in (
+        "csrc",
+        "src/cellerate/kernels",
+        "benchmarks/training/kernel.py",
+        "benchmarks/training/steps.py",
+    ):
         source, to = records.ROOT / path, tmp_path / path
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, to) if source.is_dir() else shutil.copy(source, to)
     record = {"case": "kernel", "measured": measured.digests("kernel", tmp_path)}
     assert measured.changed(record, tmp_path) == []
-    (tmp_path / "benchmarks" / "lstm.py").write_text("other")
+    (tmp_path / "benchmarks" / "training" / "steps.py").write_text("other")
     (tmp_path / "src" / "cellerate" / "kernels" / "lstm" / "cuda" / "lstm.cuh").write_text("other")
     assert measured.changed(record, tmp_path) == []
     assert measured.digests("gpu", tmp_path) != measured.digests("gpu", records.ROOT)
@@ -189,22 +189,31 @@ def test_changed_code_is_told_by_its_path_and_only_that_of_the_case(tmp_path):
     assert measured.changed({"case": "kernel"}, tmp_path) == [*measured.paths_of("kernel")]
 
 
+def programs(path):
+    """The modules of `benchmarks/` that a measured path has."""
+    place = records.ROOT / path
+    files = (
+        [place] if place.is_file() else [file for file in place.rglob("*.py") if file.name != "__init__.py"]
+    )
+    return {".".join(file.relative_to(records.ROOT).with_suffix("").parts) for file in files}
+
+
 def imported(name):
-    """The programs of `benchmarks/` that one of them uses, itself among them."""
+    """The modules of `benchmarks/` that one of them uses, itself among them."""
     found, left = set(), [name]
     while left:
-        path = records.ROOT / "benchmarks" / f"{left.pop()}.py"
-        if path.exists() and path.stem not in found:
-            found.add(path.stem)
+        name = left.pop()
+        path = records.ROOT / f"{name.replace('.', '/')}.py"
+        if path.exists() and name not in found:
+            found.add(name)
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    left += [one.name for one in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    left.append(str(node.module))
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("benchmarks"):
+                    left += [str(node.module), *(f"{node.module}.{one.name}" for one in node.names)]
     return found
 
 
 @pytest.mark.parametrize("case", measured.MEASURED)
 def test_measured_paths_have_every_program_that_the_case_runs(case):
-    given = {Path(path).stem for path in measured.paths_of(case) if path.startswith("benchmarks/")}
-    assert set().union(*map(imported, given - {"cases"})) <= given
+    paths = [path for path in measured.paths_of(case) if path.startswith("benchmarks/")]
+    given = set().union(*map(programs, paths))
+    assert set().union(*map(imported, given - {"benchmarks.cases"})) <= given

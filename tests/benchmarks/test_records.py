@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import conditions
-import publishing
-import records
+from benchmarks import conditions, publishing, records
 
 
 @pytest.fixture
@@ -91,6 +89,15 @@ def test_record_begins_with_all_its_conditions(monkeypatch):
     record |= {"anyway": False, "result": {}, "seconds": 1.0}
     record["load"] = {when: conditions.idle() for when in ("before", "during", "after")}
     assert not [why for why in publishing.unpublishable(record) if "lacks" in why]
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [("run.py", "python benchmarks/run.py step"), ("gpu/suite.py", "python -m benchmarks.gpu.suite step")],
+)
+def test_record_has_the_command_that_repeats_it(program, command, monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(records.ROOT / "benchmarks" / program), "step"])
+    assert records.new_record("step")["command"] == command
 
 
 def test_record_is_written_under_its_case_and_date_where_there_was_no_folder(tmp_path):

@@ -3,15 +3,12 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import cases
-import conditions
-import run
+from benchmarks import cases, conditions, records, run
+from benchmarks.run import CaseError
 from cellerate.observe.bench import load
-from run import CaseError
 from support.benchmarks import planted
 
 PROGRAM = """
@@ -96,7 +93,7 @@ def test_case_that_fails_gives_no_result_and_one_that_ends_does(program):
 ORPHANS = """
 import sys
 sys.path[:0] = {paths!r}
-import conditions, run
+from benchmarks import conditions, run
 conditions.adopt_orphans()
 before = conditions.times().own
 run.in_process("leaves", quick=False, limit_s=60, program={program!r})
@@ -116,7 +113,7 @@ def test_time_of_what_a_case_leaves_behind_counts_as_ours(tmp_path):
         "pathlib.Path(sys.argv[3]).write_text('{}')\n"
         "os._exit(0)\n"
     )
-    paths = [str(Path(run.__file__).parent)]
+    paths = [str(records.ROOT)]
     told = ORPHANS.format(paths=paths, program=str(program))
     done = subprocess.run([sys.executable, "-c", told], check=True, capture_output=True, text=True)
     assert float(done.stdout) >= 0.5

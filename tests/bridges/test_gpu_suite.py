@@ -1,7 +1,5 @@
 """What the GPU suite checks and times, as far as it runs without a GPU: on the emulated one, and of made-up figures."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,14 +10,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import gpu_checks
-import gpu_device
-import gpu_generation
-import gpu_goals
-import gpu_layers
-import gpu_sizes
-import gpu_timings
+from benchmarks.gpu import checks, device, generation, goals, layers, sizes, timings
 from cellerate.kernels.lstm.cuda import plan
 from support.kernels.gpu_cases import emulate
 
@@ -29,76 +20,76 @@ pytestmark = [pytest.mark.keras, pytest.mark.backends]
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch)
-    monkeypatch.setattr(gpu_checks, "DEVICE", "cpu")
+    monkeypatch.setattr(checks, "DEVICE", "cpu")
 
 
 def test_checks_find_the_kernels_right_and_a_wrong_one_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = gpu_sizes.VARIANTS["masked, backwards, recurrent dropout"]
-    found = gpu_checks.checked("float32", 3, 40, **variant)
+    variant = sizes.VARIANTS["masked, backwards, recurrent dropout"]
+    found = checks.checked("float32", 3, 40, **variant)
     assert found["errors"].keys() >= {"outputs", "h_T", "c_T", "d_x", "d_recurrent_kernel"}
     assert found["right"] and 0 < found["worst"] < 1
-    product = gpu_checks.torch_cuda._shifted_product
-    monkeypatch.setattr(gpu_checks.torch_cuda, "_shifted_product", lambda *given: product(*given) * 1.001)
-    assert not gpu_checks.checked("float32", 3, 40)["right"]
+    product = checks.torch_cuda._shifted_product
+    monkeypatch.setattr(checks.torch_cuda, "_shifted_product", lambda *given: product(*given) * 1.001)
+    assert not checks.checked("float32", 3, 40)["right"]
 
 
 def test_checks_take_a_layer_without_bias() -> None:
-    found = gpu_checks.checked("float32", 3, 40, **gpu_sizes.VARIANTS["no bias"])
+    found = checks.checked("float32", 3, 40, **sizes.VARIANTS["no bias"])
     assert found["right"] and "d_bias" not in found["errors"]
 
 
 def test_checks_find_a_nan_wrong_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = gpu_checks.torch_cuda.forward
+    forward = checks.torch_cuda.forward
 
     def with_nan(*given: Any, **more: Any) -> Any:
         outputs, h_T, c_T, reserve = forward(*given, **more)
         c_T[0, 0] = torch.nan
         return outputs, h_T, c_T, reserve
 
-    monkeypatch.setattr(gpu_checks.torch_cuda, "forward", with_nan)
-    found = gpu_checks.checked("float32", 3, 40)
+    monkeypatch.setattr(checks.torch_cuda, "forward", with_nan)
+    found = checks.checked("float32", 3, 40)
     assert found["errors"]["outputs"] < 1 and not found["right"]
 
 
 def test_robustness_is_found() -> None:
-    assert gpu_checks.poisoned() == {"others_same": True, "its_own": True, "right": True}
-    assert gpu_checks.soak(30)["right"]
+    assert checks.poisoned() == {"others_same": True, "its_own": True, "right": True}
+    assert checks.soak(30)["right"]
 
 
 def test_selfcheck_has_the_cases_of_the_trials() -> None:
-    items = {item.name: item for item in gpu_device.selfcheck()}
+    items = {item.name: item for item in device.selfcheck()}
     found = items["plain, float32 H64 dropped"].run()
     assert found["right"] and 0 < found["worst"] < 1
 
 
 def test_items_have_names_of_their_own_and_their_kernels_are_compiled_beforehand(monkeypatch) -> None:
-    monkeypatch.setattr(gpu_layers, "_prepare", lambda *_: None)
+    monkeypatch.setattr(layers, "_prepare", lambda *_: None)
     parts = [
-        gpu_checks.checks, gpu_checks.small, gpu_checks.robustness, gpu_timings.recurrence, gpu_timings.sizes,
-        gpu_timings.variants, gpu_generation.generation, gpu_layers.fit, gpu_layers.tensorflow, gpu_layers.crossover,
-        gpu_device.selfcheck,
+        checks.checks, checks.small, checks.robustness, timings.recurrence, timings.sizes,
+        timings.variants, generation.generation, layers.fit, layers.tensorflow, layers.crossover,
+        device.selfcheck,
     ]  # fmt: skip
     for part in parts:
         names = [item.name for item in part()]
         assert names and len(names) == len(set(names))
-    compiled = set(gpu_sizes.kernels())
+    compiled = set(sizes.kernels())
     wanted: list[tuple[str, int, dict[str, Any]]] = []
 
     def call(number: str, batch: int, units: int, **variant: Any) -> dict[str, Any]:
         wanted.append((number, units, variant))
         return {}
 
-    monkeypatch.setattr(gpu_checks, "checked", call)
-    for item in gpu_checks.checks():
+    monkeypatch.setattr(checks, "checked", call)
+    for item in checks.checks():
         item.run()
-    assert len(wanted) == len(gpu_checks.checks())
+    assert len(wanted) == len(checks.checks())
     for number, units, variant in wanted:
-        for kernel in gpu_sizes._layer(number, units, **variant):
+        for kernel in sizes._layer(number, units, **variant):
             assert compiled >= set(plan.fitting(kernel, plan.WAYS))
 
 
 def test_goals_are_reached_by_figures_alone() -> None:
-    missing = list(gpu_goals.goals({}))
+    missing = list(goals.goals({}))
     assert len(missing) > 90 and not any(goal["reached"] for goal in missing)
     names = ("forward", "forward and backward")
     times = {name: {"median_ms": 0.5} for name in names}
@@ -126,7 +117,7 @@ def test_goals_are_reached_by_figures_alone() -> None:
             {"units": 512, "batch": 1, "characters_per_s": 3e5},
         ],
     }
-    found = {goal["goal"]: goal for goal in gpu_goals.goals(result) if goal["figure"] is not None}
+    found = {goal["goal"]: goal for goal in goals.goals(result) if goal["figure"] is not None}
     assert {name: goal["reached"] for name, goal in found.items()} == {
         "µs a step, forward recurrence, bf16, H=512, B=112": False,
         "µs a step, all of training, bf16, H=512, B=112": True,
@@ -145,13 +136,13 @@ def test_goals_are_reached_by_figures_alone() -> None:
 
 
 def test_losses_with_a_nan_are_no_close_ones() -> None:
-    assert gpu_goals.losses_apart({"losses": [1.0, 3.0]}, {"losses": [1.0, 2.0]}) == 0.5
-    apart = gpu_goals.losses_apart({"losses": [1.0, float("nan"), 1.0]}, {"losses": [1.0, 1.0, 1.0]})
+    assert goals.losses_apart({"losses": [1.0, 3.0]}, {"losses": [1.0, 2.0]}) == 0.5
+    apart = goals.losses_apart({"losses": [1.0, float("nan"), 1.0]}, {"losses": [1.0, 1.0, 1.0]})
     assert apart is not None and not apart <= 1
 
 
 def test_goals_are_those_that_were_set() -> None:
-    limits = {goal["goal"]: goal["limit"] for goal in gpu_goals.goals({})}
+    limits = {goal["goal"]: goal["limit"] for goal in goals.goals({})}
     assert limits["µs a step, forward recurrence, bf16, H=512, B=224"] == 2.2
     assert limits["µs a step, all of training, bf16, H=512, B=224"] == 11
     for units, batch, theirs, least in (

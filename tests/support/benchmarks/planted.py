@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from records import RESULTS, ROOT
+from benchmarks.records import RESULTS, ROOT
 from support.benchmarks import planted_forecasts
 
 # A record of each case, of the time when the tests were written: `benchmarks/results` keeps the newest ones only.

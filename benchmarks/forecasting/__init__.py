@@ -1,0 +1,1 @@
+"""Forecasts and backtests of ETTh1 beside Darts and NeuralForecast."""

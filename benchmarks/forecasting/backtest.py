@@ -1,0 +1,157 @@
+"""How long a backtest takes, Darts's and ours, with equal models: an LSTM and a dense layer with the same weights.
+
+Darts trains the model for a moment, ours takes its weights, so both must forecast the same, which is checked before
+anything is timed. Nothing is trained again between the folds.
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.forecasting.data import (
+    ROWS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    WINDOW,
+    middle,
+    read_series,
+    truth_at,
+    write_series,
+)
+from benchmarks.forecasting.peers import peers_python
+from benchmarks.forecasting.race import Field
+from benchmarks.processes import RefusedError
+
+TASK, HORIZON, UNITS = "OT", 24, 64
+FOLDS = 20
+ROUNDS = 7
+PREDICTED_AT_ONCE = (32, 256, 2048)
+TRAINED_S = 5.0
+MOST_APART = 1e-3
+"""In standard deviations: float32 on both sides, whose LSTMs add up in another order."""
+OURS = ("cellerate-torch", "cellerate-jax")
+OUR_WAYS = ("keras", "packed", "backtest", "backtest packed")
+"""The forecasts and their MAE from what is in memory, with the model in Keras or packed; and the whole call."""
+GOAL = 5.0
+
+
+def folds() -> dict[str, int]:
+    """Rows between the origins, by the name of a backtest: of 20 folds spread over the test part, and of every hour."""
+    return {f"{FOLDS} folds": (TEST - HORIZON) // (FOLDS - 1), "every hour": 1}
+
+
+def origins_of(stride: int) -> np.ndarray:
+    """The first rows to forecast; the last forecast ends with the test part."""
+    return np.arange(ROWS - HORIZON, TRAIN + VALIDATION - 1, -stride)[::-1]
+
+
+def check(name: str, found: Any, theirs: Any, values: np.ndarray, scale: np.ndarray) -> float:
+    """The largest difference of two backtests, in standard deviations.
+
+    Raises:
+        RuntimeError: They have other origins, ours took another truth, or they forecast something else.
+    """
+    if not np.array_equal(found["origins"], theirs["origins"]):
+        raise RuntimeError(f"{name}: forecasts from other rows than Darts's")
+    truth = truth_at(values, found["origins"], HORIZON)
+    if not np.allclose(found["truth"], truth, rtol=1e-6):
+        raise RuntimeError(f"{name}: judged by another truth than what came")
+    if found["forecast"].shape != truth.shape or theirs["forecast"].shape != truth.shape:
+        raise RuntimeError(f"{name}: forecasts of another shape than {truth.shape}")
+    apart = float((np.abs(found["forecast"] - theirs["forecast"]) / scale).max())
+    if not apart <= MOST_APART:
+        raise RuntimeError(f"{name}: forecasts up to {apart:.1e} standard deviations away from Darts's")
+    return apart
+
+
+def run(source: Path, *, quick: bool) -> dict[str, Any]:
+    """Checks, then times in turns.
+
+    Raises:
+        RefusedError: The environment of the peers cannot be made, or Darts can't do it.
+        RuntimeError: The two do not forecast the same.
+    """
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
+        folder = Path(name)
+        write_series(source, folder)
+        try:
+            peers_python()
+        except RuntimeError as error:
+            raise RefusedError(str(error)) from error
+        field = Field(folder)
+        held.callback(field.close)
+        return compare(field, rounds=2 if quick else ROUNDS)
+
+
+def compare(field: Field, *, rounds: int = ROUNDS) -> dict[str, Any]:
+    """`run` with the contestants that a field has."""
+    weights = str(field.folder / "weights.npz")
+    given = {"task": TASK, "horizon": HORIZON, "units": UNITS}
+    field.ask("darts", "begin", TRAINED_S, seed=0, budget_s=TRAINED_S, into=weights, **given)
+    for one in OURS:
+        field.ask(one, "begin", weights=weights, **given)
+    series = read_series(field.folder, TASK)
+    backtests = []
+    for what, stride in folds().items():
+        origins = origins_of(stride).tolist()
+        asked: dict[str, tuple[str, dict[str, Any]]] = {}
+        for batch in PREDICTED_AT_ONCE:
+            for way in ("historical_forecasts", "backtest"):
+                about = {
+                    "way": way,
+                    "horizon": HORIZON,
+                    "first": origins[0],
+                    "stride": stride,
+                    "batch": batch,
+                }
+                asked[f"darts {way} {batch}"] = "darts", about
+        for one in OURS:
+            for way in OUR_WAYS:
+                asked[f"{one} {way}"] = one, {"way": way, "horizon": HORIZON, "origins": origins}
+        apart = {}
+        results: dict[str, Any] = {}
+        for label, (who, question) in asked.items():
+            into = field.folder / "backtest.npz"
+            # The first call of each warms it up.
+            judged = label.startswith(("cellerate", "darts historical"))
+            field.ask(who, "backtest", repeats=1, into=str(into) if judged else None, **question)
+            if judged:
+                with np.load(into) as found:
+                    results[label] = dict(found)
+                into.unlink()
+        theirs = results[f"darts historical_forecasts {PREDICTED_AT_ONCE[0]}"]
+        for label, found in results.items():
+            if label.startswith("cellerate"):
+                apart[label] = check(label, found, theirs, series.values, series.scale)
+        seconds: dict[str, list[float]] = {label: [] for label in asked}
+        for turn in range(rounds):
+            labels = [*asked]
+            for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
+                who, question = asked[label]
+                seconds[label] += field.ask(who, "backtest", repeats=1, **question)["seconds"]
+        records = [
+            {
+                "contestant": asked[label][0],
+                "way": asked[label][1]["way"],
+                "batch": asked[label][1].get("batch"),
+                "median_s": middle(times),
+                "seconds": times,
+            }
+            for label, times in seconds.items()
+        ]
+        backtests.append({"what": what, "forecasts": len(origins), "records": records, "apart": apart})
+        for one in sorted(records, key=lambda each: each["median_s"]):
+            print(f"{what:<10} {one['contestant']:<16} {one['way']:<21} {one['batch'] or '':>4} "
+                  f"{1e3 * one['median_s']:.1f} ms", flush=True)  # fmt: skip
+    return {
+        "window": WINDOW,
+        "horizon": HORIZON,
+        "units": UNITS,
+        "about": field.about,
+        "backtests": backtests,
+        "goal": GOAL,
+    }

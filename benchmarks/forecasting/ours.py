@@ -1,0 +1,194 @@
+"""The contestant Cellerate in the forecasting cases: `train_series` on one backend, and its backtest."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.forecasting.data import (
+    ROWS,
+    SEASON,
+    TRAIN,
+    VALIDATION,
+    WINDOW,
+    read_series,
+    test_origins,
+    truth_at,
+)
+from benchmarks.forecasting.worker import serve
+
+# (origins, horizon) → forecasts and truth.
+Way = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+SPLIT = {"train_fraction": TRAIN / ROWS, "validation_fraction": VALIDATION / ROWS}
+
+
+def keras_weights(found: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The weights of torch's LSTM and dense layer in Keras's order; torch adds up two biases, Keras has one."""
+    (head,) = {name.rpartition(".")[0] for name in found if name.startswith("fc")}
+    return [
+        found["rnn.weight_ih_l0"].T,
+        found["rnn.weight_hh_l0"].T,
+        found["rnn.bias_ih_l0"] + found["rnn.bias_hh_l0"],
+        found[f"{head}.weight"].T,
+        found[f"{head}.bias"],
+    ]
+
+
+def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
+    """Loads Keras and Cellerate; gives the jobs, and the versions."""
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ["CELLERATE_CACHE"] = str(folder / f"cache-{backend}")
+    import keras
+
+    import cellerate
+    from cellerate.kernels import native
+    from cellerate.models.storage import TaskRecord
+    from cellerate.tasks.opening import forecaster_of
+    from cellerate.tasks.packing import packed
+    from cellerate.tasks.series import load_series_model
+
+    class Clock(keras.callbacks.Callback):
+        """When training began and ended."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.began = time.monotonic()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.ended = time.monotonic()
+
+    kept: dict[str, Any] = {}
+
+    def fit(task: str, horizon: int, seed: int, budget_s: float, settings: dict[str, Any]) -> Any:
+        target = list(read_series(folder, task).names)
+        output = folder / f"ours-{backend}.keras"
+        clock = Clock()
+        start = time.monotonic()
+        run = cellerate.train_series(
+            folder / f"{task}.csv",
+            output,
+            target=target,
+            window=WINDOW,
+            horizon=horizon,
+            season=SEASON,
+            epochs=10**6,
+            max_seconds=budget_s,
+            seed=seed,
+            overwrite=True,
+            verbose=False,
+            callbacks=[clock],
+            **SPLIT,
+            **settings,
+        )
+        trained = run.training
+        steps = [record["steps"] for record in trained.history]
+        # What it took to solve for the linear map comes before the first batch.
+        begun = trained.seconds - sum(record["seconds"] for record in trained.history)
+        return output, {
+            "seconds": clock.ended - start,
+            "trained_s": clock.ended - clock.began + begun,
+            "steps": sum(steps),
+            "windows": sum(steps) * settings.get("batch_size", 64),
+            "validations": len(steps),
+            "best_validation": trained.best,
+            "best_step": sum(steps[: trained.best_epoch]),
+        }
+
+    def train(
+        kind: str,
+        task: str,
+        horizon: int,
+        seed: int,
+        budget_s: float,
+        settings: dict[str, Any],
+        into: str | None = None,
+    ) -> dict[str, Any]:
+        """Trains; with `into`, forecasts every window of the test part into a file, in the units of the data."""
+        output, told = fit(task, horizon, seed, budget_s, settings)
+        if into is None:
+            return told
+        forecaster = load_series_model(output).forecaster
+        data = forecaster.open([folder / f"{task}.csv"])
+        start = time.monotonic()
+        np.save(into, forecaster.forecast_at(data, test_origins(horizon)))
+        return told | {"forecast_s": time.monotonic() - start}
+
+    def begin(task: str, horizon: int, units: int, weights: str) -> dict[str, Any]:
+        """Makes the peer's model and gives it the peer's weights; also packed.
+
+        Darts's `BlockRNNModel` puts the outputs of the window's last `horizon` steps through one dense layer each.
+        """
+        count = len(read_series(folder, task).names)
+        same = keras.Sequential(
+            [
+                keras.Input((WINDOW, count)),
+                keras.layers.LSTM(units, return_sequences=True),
+                keras.layers.Cropping1D((WINDOW - horizon, 0)),
+                keras.layers.Dense(count),
+            ]
+        )
+        # A moment of training makes it a forecaster with a scaler; then it forgets what it learned.
+        output, _ = fit(task, horizon, 0, 1.0, {"model": same, "batch_size": 256})
+        model = load_series_model(output)
+        with np.load(weights) as found:
+            model.model.set_weights(keras_weights(dict(found)))
+        cellerate.accelerate(model.model)
+        record = TaskRecord("series", model.record)
+        small = packed(model.model, record)
+        data = model.forecaster.open([folder / f"{task}.csv"])
+        kept["ways"] = {
+            "keras": in_memory(model.forecaster, data),
+            "packed": in_memory(forecaster_of(small), data),
+            "backtest": whole_call(model.model, record, folder / f"{task}.csv"),
+            "backtest packed": whole_call(small, None, folder / f"{task}.csv"),
+        }
+        return {}
+
+    def in_memory(forecaster: Any, data: Any) -> Way:
+        def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+            made = forecaster.forecast_at(data, origins)
+            truth = truth_at(data.values, origins, horizon)[..., list(data.target_columns)]
+            np.abs(made - truth).mean(axis=1)
+            return made, truth
+
+        return way
+
+    def whole_call(model: Any, record: Any, path: Path) -> Way:
+        def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+            step = int(origins[1] - origins[0])
+            found = cellerate.backtest(
+                model, path, record=record, folds=len(origins), step=step, baselines=False, levels=()
+            )
+            examples = [fold.examples[0] for fold in found.folds]
+            return np.stack([one.forecast for one in examples]), np.stack([one.truth for one in examples])
+
+        return way
+
+    def timed(
+        way: str, horizon: int, origins: list[int], repeats: int, into: str | None = None
+    ) -> dict[str, Any]:
+        """Times a backtest: forecasts from each origin, and their errors."""
+        asked, work = np.array(origins), kept["ways"][way]
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            made, truth = work(asked, horizon)
+            seconds.append(time.perf_counter() - start)
+        if into is not None:
+            np.savez(into, forecast=made, truth=truth, origins=asked)
+        return {"seconds": seconds}
+
+    core = native.num_threads() if native.why_unavailable() is None else None
+    about = {"versions": {"cellerate": cellerate.__version__}, "threads": core}
+    return {"train": train, "begin": begin, "backtest": timed}, about
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend")
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    serve(lambda: open_jobs(arguments.folder, arguments.backend))

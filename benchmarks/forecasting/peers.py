@@ -1,0 +1,52 @@
+"""The environment of the forecasting peers: Darts and NeuralForecast, which our own environment stays clean of.
+
+It is made once, in `build/forecasters`, of the dependency group `forecasters`; `CELLERATE_BENCH_FORECASTERS` names
+another one. Torch comes first, in the version that we are measured with: what the two would take by themselves may be
+a build for GPUs, of some gigabytes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks import ROOT
+
+PLACE = Path(os.environ.get("CELLERATE_BENCH_FORECASTERS", ROOT / "build" / "forecasters"))
+STAMP = "forecasters.json"
+
+
+def requirements() -> list[str]:
+    """What the environment holds: our torch, and the group."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return [f"torch=={metadata.version('torch').partition('+')[0]}", *groups["forecasters"]]
+
+
+def peers_python(place: Path = PLACE) -> str:
+    """The Python of the environment, which is made first if it is missing or holds something else.
+
+    Raises:
+        RuntimeError: It cannot be made.
+    """
+    python, stamp, wanted = place / "bin" / "python", place / STAMP, requirements()
+    if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
+        print(f"makes {place}: {', '.join(wanted)}", flush=True)
+        torch, *_ = wanted
+        for command in (
+            [sys.executable, "-m", "venv", str(place)],
+            [str(python), "-m", "pip", "install", "--quiet", torch],
+            [str(python), "-m", "pip", "install", "--quiet", *wanted],
+        ):
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                *_, last = ["", *done.stderr.splitlines()]
+                raise RuntimeError(f"the environment of the peers cannot be made: {last}")
+        stamp.write_text(json.dumps(wanted))
+    return str(python)
+
+
+if __name__ == "__main__":
+    print(peers_python())

@@ -1,0 +1,1 @@
+"""Text generation, a character at a time: Cellerate beside Keras and other runtimes."""

@@ -1,0 +1,1 @@
+"""The GPU suite: kernels and training, checked and timed on a machine that is lent for minutes."""

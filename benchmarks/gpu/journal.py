@@ -1,0 +1,108 @@
+"""What the processes of the GPU suite tell each other: items, and journals of what became of each.
+
+A journal is a file of lines, each a JSON object that is on the disk before anything else happens: whatever ends a
+process, or the machine, leaves all that was found.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.records import as_json
+
+ENDS = ("done", "failed", "left out")
+"""What may become of an item that has begun."""
+_LOG_BYTES = 3000
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """Something that is checked or measured, and lost alone where it fails.
+
+    Attributes:
+        name: The same in each run, of one part no two the same.
+        run: Gives what was found, as JSON has it; where "right" is False in it, the item has failed.
+        limit_s: One that takes longer hangs. The kernels' own limit for a barrier is 20 s.
+    """
+
+    name: str
+    run: Callable[[], dict[str, Any]]
+    limit_s: float = 60
+
+
+class LeftOutError(Exception):
+    """An item, or a whole part, cannot be had here; the message says why, and nothing has failed."""
+
+
+def journal(folder: Path, module: str) -> Path:
+    """The journal of the parts that a module has."""
+    return folder / f"{module.rpartition('.')[2]}.jsonl"
+
+
+def append(file: Path, **line: Any) -> None:
+    """Adds a line, at once and whole, whoever else adds some."""
+    text = as_json(line).encode() + b"\n"
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        # Who was killed while it wrote has left a piece of a line.
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        os.write(handle, b"\n" * torn + text)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Reader:
+    """Reads a journal that grows.
+
+    Args:
+        file: It; it need not be there yet.
+
+    Attributes:
+        damaged: How many lines were none.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._at = file, 0
+        self.damaged = 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The whole lines that came since the last time."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._at)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._at += len(whole)
+        found = []
+        for line in whole.splitlines():
+            try:
+                one = json.loads(line) if line else None
+            except ValueError:
+                one = 0
+            if isinstance(one, dict):
+                found.append(one)
+            else:
+                self.damaged += one is not None
+        return found
+
+
+def ended(lines: list[dict[str, Any]], part: str) -> set[str]:
+    """The items of a part of which it is known what became of them."""
+    return {line["item"] for line in lines if line["part"] == part and line["event"] in ENDS and line["item"]}
+
+
+def log_tail(handle: int = 2) -> str:
+    """What was printed last into a file; of the handle 2, by this process and those that it started."""
+    try:
+        return os.pread(handle, _LOG_BYTES, max(0, os.fstat(handle).st_size - _LOG_BYTES)).decode(
+            errors="replace"
+        )
+    except OSError:  # a terminal, or a pipe
+        return ""

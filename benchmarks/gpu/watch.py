@@ -1,0 +1,200 @@
+"""Runs the parts of the GPU suite, each in processes of its own that are ended when their time is over.
+
+Where a process dies or an item hangs, that item has failed, and another process goes on behind it. Nothing here touches
+CUDA: a kernel that hangs holds up whoever waits for it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.gpu.journal import ENDS, Reader, append, journal, log_tail
+from benchmarks.gpu.part import ANEW
+from benchmarks.processes import program
+
+# Python and a framework have to be loaded before the first item begins; what lies between two takes no time.
+STARTUP_S = 120.0
+_POLL_S, _DYING_S, _TELLING_S = 0.05, 3.0, 0.3
+Line = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Items that run in one process, or in several.
+
+    Attributes:
+        name: The function that gives them.
+        module: Whose that is.
+        expected_s: How long it likely takes.
+        most_s: The longest that it may take.
+        workers: How many processes share the items out; more than one only where nothing is timed.
+        gpu: Whether it needs one.
+    """
+
+    name: str
+    module: str
+    expected_s: float
+    most_s: float
+    workers: int = 1
+    gpu: bool = True
+
+
+def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) -> str:
+    """Runs a part for so many seconds at most.
+
+    Args:
+        part: It.
+        folder: Where its journal is.
+        seconds: When all of its processes are killed.
+        tell: Is given each line of the journal that is new.
+
+    Returns:
+        Why it ended, in words: "done", if it came to the end of its items.
+    """
+    began = time.monotonic()
+    reader, why = Reader(journal(folder, part.module)), "done"
+    reader.lines()  # of parts before
+    workers = [_Worker(part, folder, nth) for nth in range(part.workers)]
+    running = list(workers)
+    try:
+        while running:
+            if time.monotonic() - began > seconds:
+                why = f"its {seconds:.0f} s were over"
+                break
+            # In this order: who has ended has written all of its lines.
+            codes = [worker.code() for worker in running]
+            lines = reader.lines()
+            for line in lines:
+                tell(line)
+            running = [w for w, code in zip(running, codes, strict=True) if w.goes_on(code, lines)]
+            time.sleep(_POLL_S if running else 0)
+    except BaseException:
+        why = "it was interrupted"
+        raise
+    finally:
+        for worker in workers:
+            worker.kill()
+        lines = reader.lines()
+        for worker in running:
+            worker.cut(why, lines)
+        why = next((worker.broken for worker in workers if worker.broken), why)
+        took = time.monotonic() - began
+        append(journal(folder, part.module), part=part.name, event="end", reason=why, seconds=took)
+        for line in [*lines, *reader.lines()]:
+            tell(line)
+    return why
+
+
+class _Worker:
+    """A process of a part, and those that come after it.
+
+    Attributes:
+        broken: Why no other process went on, where the part is not at its end.
+    """
+
+    def __init__(self, part: Part, folder: Path, nth: int) -> None:
+        self._part, self._folder, self._nth = part, folder, nth
+        self.broken: str | None = None
+        self._start()
+
+    def _start(self) -> None:
+        part = self._part
+        of = (str(self._folder.resolve()), str(self._nth), str(part.workers))
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`kill` closes it)
+        # With a session of its own, so that what it started ends with it.
+        self._process = subprocess.Popen(
+            program("gpu.part", part.module, part.name, *of),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._killed = self._came_on = False
+        self._item: str | None = None
+        self._wait(STARTUP_S)
+
+    def _wait(self, seconds: float) -> None:
+        self._limit_s, self._due = seconds, time.monotonic() + seconds
+
+    def code(self) -> int | None:
+        """What the process ended with; None while it runs."""
+        return self._process.poll()
+
+    def goes_on(self, code: int | None, lines: list[Line]) -> bool:
+        """Looks at what the process did and does what is due; gives whether there is more to come.
+
+        Args:
+            code: What it ended with, if it has.
+            lines: What is new in the journal, up to then at least.
+        """
+        self._follow(lines)
+        if code is None and time.monotonic() < self._due:
+            return True
+        if code is None:
+            self._dump_traceback()
+            self._failed("Hang", f"it took more than {self._limit_s:g} s")
+        elif code not in (0, ANEW):
+            how = signal.Signals(-code).name if code < 0 else f"{code}"
+            self._failed("Crash", f"the process ended with {how}")
+        self.kill()
+        # One that can do nothing at all would be started for ever.
+        if code == 0 or not self._came_on:
+            return False
+        self._start()
+        return True
+
+    def _follow(self, lines: list[Line]) -> None:
+        """Learns which item the process is at. What stands in the journal without a worker is the suite's own."""
+        for line in lines:
+            if line.get("worker") != self._nth or line["part"] != self._part.name:
+                continue
+            if line["event"] == "begin":
+                self._item = line["item"]
+                self._wait(line["limit_s"])
+            elif line["event"] in ENDS:
+                self._item, self._came_on = None, True
+                self._wait(STARTUP_S)
+
+    def _failed(self, kind: str, message: str) -> None:
+        """Writes down what happened to the item that the process was at, or to the part if it was at none."""
+        error = {"type": kind, "message": message, "log": log_tail(self._log.fileno())}
+        self._append("failed", error=error)
+        if self._item is None and not self._came_on:
+            self.broken = message
+        self._came_on |= self._item is not None
+
+    def cut(self, why: str, lines: list[Line]) -> None:
+        """Writes down that the item that the process was at when it was killed did not end."""
+        self._follow(lines)
+        if self._item is not None:
+            self._append("left out", reason=why)
+
+    def _append(self, event: str, **more: Any) -> None:
+        file = journal(self._folder, self._part.module)
+        append(file, part=self._part.name, event=event, item=self._item, **more)
+
+    def _dump_traceback(self) -> None:
+        """Has the process print where it is."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(_TELLING_S)
+
+    def kill(self) -> None:
+        """Ends the process with all that it started, and does not wait for one that cannot be killed."""
+        if self._killed:
+            return
+        self._killed = True
+        self._log.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DYING_S)

@@ -1,0 +1,1 @@
+"""Whole batches in one call: Cellerate beside Keras and other runtimes."""

@@ -1,0 +1,246 @@
+"""Whole batches through a model in one call: packed models, and every other way that can run the same model.
+
+A module of its own because a process holds one Keras backend: each contestant is this module run with `--contestant`,
+told over its standard input what to run next, so that all take turns in one run. Each gets the same weights and the
+same rows, as NumPy arrays, and gives NumPy arrays back; what is in the timed call is what its user would call. Where a
+contestant has several ways or numbers of threads, it runs the one that was fastest in a trial of the same size.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import ROOT
+from benchmarks.inference.models import (
+    BATCHES,
+    CHECKED,
+    MODELS,
+    PRECISIONS,
+    STREAMED,
+    batch_of,
+    build,
+    cell_file,
+    products,
+    truth_of,
+)
+from benchmarks.inference.peers import PEERS, versions
+from benchmarks.processes import SPINNING_S, Process, program, same_allocator
+from cellerate.observe.bench.contestant import allocator_found
+
+# The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
+# 100 steps; bfloat16's 2^-9 and int8's 1/254 of each factor, of 8 products whose errors have no common sign, with a
+# little for what earlier steps leave in a state.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-6, "int8": 2.0**-5}
+START_LIMIT_S = 240
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Every model and batch, all contestants in turn."""
+    from cellerate.kernels import native
+
+    found: dict[str, Any] = {"tolerances": TOLERANCES, "cells": [], "contestants": {}, "refused": {}}
+    found["peak_operations_per_s"] = {precision: native.measure_peak(precision) for precision in PRECISIONS}
+    found["products"] = {name: products(model) for name, model in MODELS.items()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        subprocess.run(
+            program("inference.race", "--build", name),
+            check=True,
+            cwd=ROOT,
+            env=os.environ | {"KERAS_BACKEND": "jax"},
+        )
+        contestants: dict[str, Process] = {}
+        try:
+            for name in PEERS:
+                backend = {"KERAS_BACKEND": name} if name in ("jax", "tensorflow") else {}
+                command = program("inference.race", "--contestant", name, str(folder))
+                process = Process(command, name, **backend)
+                try:
+                    found["contestants"][name] = process.answer(START_LIMIT_S, "start")
+                    contestants[name] = process
+                except RuntimeError as error:
+                    if name == "cellerate":
+                        raise
+                    found["refused"][name] = str(error)
+            same_allocator(about["allocator"] for about in found["contestants"].values())
+            models = list(MODELS)[:1] if quick else list(MODELS)
+            for model, batch in itertools.product(models, BATCHES[:2] if quick else BATCHES):
+                cell = race(
+                    contestants, model, batch, seconds=0.02 if quick else 0.15, rounds=2 if quick else 5
+                )
+                found["cells"].append(cell)
+                _show(cell)
+        finally:
+            for process in contestants.values():
+                process.close()
+        found["streams"] = streams(folder, quick=quick)
+    return found
+
+
+def streams(folder: Path, *, quick: bool) -> dict[str, Any]:
+    """The number of steps a second many independent streams of a small forecaster take, all one step a call."""
+    import cellerate
+    from cellerate.measure import as_timing
+
+    (name, model), count = next(iter(STREAMED.items())), 100 if quick else 10_000
+    found: dict[str, Any] = {
+        "model": name,
+        "count": count,
+        "products": products(model) // model.steps,
+        "records": [],
+    }
+    steps = np.random.default_rng(1).standard_normal((count, 1, model.width), np.float32)
+    for precision in PRECISIONS:
+        many = cellerate.load(cell_file(folder, name, precision)).streams(count)
+        for _ in range(20):
+            many.push(steps)
+        timing = as_timing(_timed(functools.partial(many.push, steps), 5 if quick else 200))
+        record = {"precision": precision, **timing.summary(), "p99_s": timing.percentile_s(0.99)}
+        found["records"].append(record)
+        print(f"{count:,} streams of {name}, {precision}: {count / timing.median_s:,.0f} steps/s", flush=True)
+    return found
+
+
+def race(
+    contestants: dict[str, Process], model: str, batch: int, *, seconds: float, rounds: int
+) -> dict[str, Any]:
+    """One model and batch: each contestant and precision in turn, each for about `seconds` a round."""
+    from cellerate.measure import as_timing
+
+    jobs: dict[tuple[str, str], dict[str, Any]] = {}
+    left_out: dict[str, str] = {}
+    for name, process in contestants.items():
+        made = process.ask({"model": model, "batch": batch}, START_LIMIT_S, f"compile {model}, B={batch}")
+        for precision, job in made.items():
+            if reason := wrong(precision, job):
+                if name == "cellerate":
+                    raise RuntimeError(f"{name}, {model}, B={batch}, {precision}: {reason}")
+                left_out[f"{name} {precision}"] = reason
+            else:
+                jobs[name, precision] = job
+    taken: dict[tuple[str, str], list[float]] = {key: [] for key in jobs}
+    for turn in range(rounds):
+        last = None
+        for (name, precision), job in jobs.items():
+            # Three calls of what takes long tell enough.
+            if turn >= 3 and job["about_s"] > seconds:
+                continue
+            if name != last:
+                time.sleep(SPINNING_S)
+            last = name
+            calls = min(2000, max(1, round(seconds / job["about_s"])))
+            taken[name, precision] += contestants[name].ask({"precision": precision, "calls": calls})
+    records = []
+    for (name, precision), times in taken.items():
+        timing = as_timing(times)
+        about = {key: jobs[name, precision][key] for key in ("way", "error")}
+        record = {"contestant": name, "precision": precision, **about, **timing.summary()}
+        records.append(record | ({"p99_s": timing.percentile_s(0.99)} if batch == 1 else {}))
+    return {"model": model, "batch": batch, "records": records, "left_out": left_out}
+
+
+def wrong(precision: str, job: dict[str, Any]) -> str:
+    """Why a job is not timed; empty if it is."""
+    if "refused" in job:
+        return str(job["refused"])
+    if not job["error"] <= TOLERANCES[precision]:
+        took_ms = job["about_s"] * 1e3
+        return f"an error of {job['error']:.1e} of the root mean square; a call took about {took_ms:.3g} ms"
+    return ""
+
+
+def contestant(name: str, folder: Path) -> None:
+    """The other end: prepares a model and batch and says how wrong each precision is, then runs and times calls."""
+    jobs: dict[str, Callable[[], Any]] = {}
+    print(json.dumps({"allocator": allocator_found(), "versions": versions(name)}), flush=True)
+    prepared: dict[str, Any] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "calls" in asked:
+            print(json.dumps(_timed(jobs[asked["precision"]], asked["calls"])), flush=True)
+            continue
+        try:
+            if asked["model"] not in prepared:
+                prepared = {asked["model"]: PEERS[name](asked["model"], MODELS[asked["model"]], folder)}
+            jobs, about = _prepared(prepared[asked["model"]], asked["model"], asked["batch"])
+        except Exception as error:
+            # The record keeps it: what cannot run is never dropped silently.
+            traceback.print_exc()
+            words = (str(error).strip().splitlines() or [""])[0]
+            refused = {"refused": f"{type(error).__name__}: {words[:200]}"}
+            about = {precision: refused for precision in PRECISIONS}  # noqa: C420 (it is not changed)
+        print(json.dumps(about), flush=True)
+
+
+def _prepared(ways: Any, model: str, batch: int) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
+    """For each precision its fastest way, and what is known of it."""
+    x = np.ascontiguousarray(batch_of(MODELS[model], batch))
+    truth = truth_of(MODELS[model])[: min(CHECKED, batch)]
+    jobs, about = {}, {}
+    for precision, choices in ways.items():
+        quick = {}
+        for way, call in choices.items():
+            job = functools.partial(call, x)
+            job()
+            once = _timed(job, 1)[0]
+            quick[way] = min(once, *_timed(job, max(1, min(200, round(0.05 / once)))))
+        best = min(quick, key=quick.__getitem__)
+        jobs[precision] = functools.partial(choices[best], x)
+        made = np.asarray(jobs[precision](), np.float64)[: len(truth)]
+        error = float(np.linalg.norm(made - truth) / np.linalg.norm(truth))
+        about[precision] = {"way": best, "about_s": quick[best], "error": error}
+    return jobs, about
+
+
+def _timed(job: Callable[[], Any], calls: int) -> list[float]:
+    seconds = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        job()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def standing(cell: dict[str, Any], precision: str) -> tuple[float, str, float] | None:
+    """Our seconds a call, the fastest peer of the same precision and its seconds; None where nobody else has it."""
+    of = {one["contestant"]: one["median_s"] for one in cell["records"] if one["precision"] == precision}
+    peers = {name: seconds for name, seconds in of.items() if name != "cellerate"}
+    if not peers:
+        return None
+    best = min(peers, key=peers.__getitem__)
+    return of["cellerate"], best, peers[best]
+
+
+def _show(cell: dict[str, Any]) -> None:
+    for precision in PRECISIONS:
+        listed = sorted(
+            (one for one in cell["records"] if one["precision"] == precision), key=lambda one: one["median_s"]
+        )
+        told = ", ".join(f"{one['contestant']} {one['median_s'] * 1e3:.3f}" for one in listed)
+        print(f"{cell['model']:<24} B={cell['batch']:<4} {precision:<9} ms: {told}", flush=True)
+    for name, reason in cell["left_out"].items():
+        print(f"{cell['model']:<24} B={cell['batch']:<4} {name} takes no part: {reason}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contestant", choices=list(PEERS))
+    parser.add_argument("--build", action="store_true")
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.build:
+        build(arguments.folder)
+    else:
+        contestant(arguments.contestant, arguments.folder)

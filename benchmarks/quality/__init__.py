@@ -1,0 +1,1 @@
+"""The quality that models keep when they are packed, made smaller, or optimized."""

@@ -1,0 +1,1 @@
+"""The tables and the chart of the pages, made of results alone."""

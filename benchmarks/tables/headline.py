@@ -1,0 +1,268 @@
+"""What the README shows first, from the newest publishable records: one table and one chart for each processor.
+
+Each figure stands beside the fastest way that Keras alone has to do the same with the same model in the same precision,
+whichever backend and way that is; what a narrower precision or a pruned model adds are rows of their own. A `predict`
+a character is one row, because it is what many people do.
+"""
+
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Any, NamedTuple
+
+from benchmarks.tables.standings import (
+    PRECISIONS,
+    SAME_WORK,
+    WAYS,
+    Contest,
+    Entry,
+    generating,
+    inferring,
+    training,
+)
+from cellerate.format import percent, rounded, short, size
+
+Records = dict[str, list[dict[str, Any]]]
+"""Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""
+SHOWN = (("forecaster 2x50", 1), ("IMDB bidirectional 2x64", 32), ("text 512", 32))
+"""The models and batches of the case `inference` that are shown first."""
+ENOUGH = 3
+"""From so many records on a range is given."""
+
+
+class Row(NamedTuple):
+    """A promise: what it is, before and after, and how many times better."""
+
+    what: str
+    before: str
+    after: str
+    factor: float
+
+
+def table(records: Records) -> list[list[str]]:
+    """A row a promise, of the newest records; the range is that of all."""
+    rows = [["Characters/s with one LSTM layer, or as told", "before", "after", "times better"]]
+    for case, rows_of in ROWS.items():
+        if repeats := records.get(case):
+            made = [list(rows_of(record["result"])) for record in repeats]
+            for row in made[0]:
+                found = [one.factor for rows in made for one in rows if one.what == row.what]
+                rows.append([row.what, row.before, row.after, f"{rounded(row.factor)} ({_range(found)})"])
+    return rows
+
+
+def _range(factors: list[float]) -> str:
+    """How far the records lie apart, if they are enough; else how many there are."""
+    count = len(factors)
+    if count >= ENOUGH:
+        return f"{rounded(min(factors))} to {rounded(max(factors))} in {count} records"
+    return f"{count} record{'s' * (count > 1)}"
+
+
+def _training(result: dict[str, Any]) -> Iterator[Row]:
+    """The largest layer."""
+    contest = training(max(result["races"], key=lambda race: race[0]["units"]))
+    yield from _beside_keras(contest, "")
+    yield from _added(contest, "", ("bfloat16",))
+
+
+def _generating(result: dict[str, Any]) -> Iterator[Row]:
+    """The largest layer."""
+    contest = generating(max(result["sizes"], key=lambda found: found["units"]))
+    yield from _beside_keras(contest, "loop")
+    predict, ours = (
+        contest.best("keras", "float32", ["predict"]),
+        contest.best("ours", "float32", ["loop"]),
+    )
+    if predict and ours:
+        what = f"{contest.what}, float32, beside `predict` a character, which many people do"
+        yield Row(what, _told(predict), _told(ours), contest.ratio(ours, predict))
+    yield from _added(contest, "loop", ("bfloat16", "int8"))
+
+
+def _predicting(result: dict[str, Any]) -> Iterator[Row]:
+    """Some models of common kinds, with one row and with many."""
+    for cell in result["cells"]:
+        if (cell["model"], cell["batch"]) not in SHOWN:
+            continue
+        contest = inferring(cell)
+        keras, (ours,) = contest.best("keras", "float32", [""]), contest.of("ours", "float32")
+        what = f"predicting, {cell['model']}, {cell['batch']} row{'s' * (cell['batch'] > 1)}"
+        if keras:
+            yield Row(
+                f"{what}, float32", contest.shown(keras), contest.shown(ours), contest.ratio(ours, keras)
+            )
+        (narrow,) = contest.of("ours", "int8")
+        told = (contest.shown(ours), contest.shown(narrow))
+        yield Row(f"what int8 adds to {what}", *told, contest.ratio(narrow, ours))
+
+
+def _pruning(result: dict[str, Any]) -> Iterator[Row]:
+    """What half the units bring, in the precision that the model is packed in in the end."""
+    found = result["speed"]["records"]
+    before, after = (found[f"{name} int8"]["characters_per_s"] for name in ("original", "pruned"))
+    what = "what half the units pruned adds to generating in int8"
+    yield Row(what, f"{short(before)} (Cellerate)", f"{short(after)} (Cellerate)", after / before)
+
+
+def _file(result: dict[str, Any]) -> Iterator[Row]:
+    """The file of a trained model."""
+    packed = result["packed"]
+    keras, before, after = result["keras"]["bytes"], packed["float32"]["bytes"], packed["int8"]
+    yield Row("the file, float32", f"{size(keras)} (`.keras`)", f"{size(before)} (`.cell`)", keras / before)
+    worse = f"{'+' if after['increase'] > 0 else ''}{percent(after['increase'])}"
+    told = f"{size(after['bytes'])} (`.cell`, {worse} bits per character)"
+    yield Row("what int8 adds to the file", f"{size(before)} (`.cell`)", told, before / after["bytes"])
+
+
+ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    "step": _training,
+    "generate": _generating,
+    "inference": _predicting,
+    "smaller": _pruning,
+    "quality": _file,
+}
+"""The cases that the headline is made of."""
+
+
+def _beside_keras(contest: Contest, way: str) -> Iterator[Row]:
+    """In each precision that both were measured in."""
+    for precision in PRECISIONS:
+        keras = contest.best("keras", precision, SAME_WORK.get(way, [way]))
+        ours = contest.best("ours", precision, [way])
+        if keras and ours:
+            yield Row(f"{contest.what}, {precision}", _told(keras), _told(ours), contest.ratio(ours, keras))
+
+
+def _added(contest: Contest, way: str, precisions: tuple[str, ...]) -> Iterator[Row]:
+    """What narrower types bring on our own kernels."""
+    wide = contest.best("ours", "float32", [way])
+    for precision in precisions:
+        narrow = contest.best("ours", precision, [way])
+        if wide and narrow:
+            yield Row(
+                f"what {precision} adds to {contest.what}",
+                _told(wide),
+                _told(narrow),
+                contest.ratio(narrow, wide),
+            )
+
+
+def _told(entry: Entry) -> str:
+    return f"{short(entry.value)} ({entry.who})"
+
+
+# The chart: two panels of bars side by side, on a ground of its own, so that it can be read on any page.
+_WIDTH, _TOP, _PITCH, _GAP, _PANEL, _LABEL, _BAR, _FOOT = 860, 66, 22, 10, 424, 232, 122, 32
+_STYLE = """
+text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
+.head { font-weight: 600; font-size: 14px } .group { font-weight: 600 } .soft { fill: #59636e }
+.ground { fill: #ffffff; stroke: #d1d9e0 } .keras { fill: #9aa4af } .ours { fill: #0969da }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .soft { fill: #9198a1 }
+  .ground { fill: #0d1117; stroke: #3d444d } .keras { fill: #656c76 } .ours { fill: #4493f8 }
+}
+"""
+
+
+class Bar(NamedTuple):
+    """A bar: the precision, whose, how long, and whether it is ours."""
+
+    group: str
+    label: str
+    speed: float
+    ours: bool
+
+
+def chart(by_processor: dict[str, Records]) -> str:
+    """The chart, an SVG in the colours of the page's theme: two panels of each processor that was measured."""
+    parts: list[str] = []
+    top = 0
+    for processor, records in by_processor.items():
+        panels = _panels(records)
+        if panels:
+            made, tall = _drawn(panels, processor, top)
+            parts += made
+            top += tall
+    if not parts:
+        parts, top = [_text(16, 36, "Not measured yet by the rules of docs/method.md.", "soft")], 60
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" '
+            f'height="{top}" role="img" aria-labelledby="title">',
+            '<title id="title">Training and generating with one LSTM layer, Keras and Cellerate</title>',
+            f"<style>{_STYLE}</style>",
+            f'<rect class="ground" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{top - 1}" rx="8"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _drawn(panels: list[tuple[str, list[Bar]]], processor: str, top: int) -> tuple[list[str], int]:
+    """The panels of one processor from `top` on, and how tall they are."""
+    parts = []
+    lowest = top
+    for place, (head, bars) in enumerate(panels):
+        left, y, group = 16 + place * _PANEL, top + _TOP - _GAP, ""
+        parts.append(_text(left, top + 28, head, "head") + _text(left, top + 46, "characters/s", "soft"))
+        longest = max(bar.speed for bar in bars)
+        for bar in bars:
+            if bar.group != group:
+                y, group = y + _GAP, bar.group
+                parts.append(_text(left, y + 11, group, "group"))
+                y += _PITCH
+            begin, long = left + _LABEL, max(1.0, _BAR * bar.speed / longest)
+            parts.append(_text(begin - 8, y + 11, bar.label, anchor="end"))
+            kind = "ours" if bar.ours else "keras"
+            parts.append(f'<rect class="{kind}" x="{begin}" y="{y}" width="{long:.1f}" height="15" rx="2"/>')
+            parts.append(_text(begin + long + 6, y + 11, short(bar.speed)))
+            y += _PITCH
+        lowest = max(lowest, y)
+    foot = f"{processor}; in each precision the fastest way of Keras alone, of others, and of Cellerate."
+    parts.append(_text(16, lowest + _FOOT - 16, foot, "soft"))
+    return parts, lowest + _FOOT - top
+
+
+def _panels(records: Records) -> list[tuple[str, list[Bar]]]:
+    """A head and bars for training and for generating, where they were measured."""
+    panels = []
+    if repeats := records.get("step"):
+        race = max(repeats[0]["result"]["races"], key=lambda race: race[0]["units"])
+        head = f"Training, {race[0]['units']} units, batch of {race[0]['batch']}"
+        panels.append((head, _bars(training(race), "")))
+    if repeats := records.get("generate"):
+        found = max(repeats[0]["result"]["sizes"], key=lambda found: found["units"])
+        panels.append((f"Generating, {found['units']} units, one stream", _bars(generating(found), "loop")))
+    return panels
+
+
+def _bars(contest: Contest, way: str) -> list[Bar]:
+    """In each precision the fastest of each side; of Keras in float32 a `predict` a character, too."""
+    bars = []
+    for precision in PRECISIONS:
+        ways = SAME_WORK.get(way, [way])
+        found = [contest.best(side, precision, ways) for side in ("keras", "other")]
+        if precision == "float32" and way:
+            found.insert(0, contest.best("keras", precision, ["predict"]))
+        ours = contest.best("ours", precision, [way])
+        bars += [
+            Bar(precision, _label(one), one.value, one is ours)
+            for one in dict.fromkeys([*found, ours])
+            if one
+        ]
+    return bars
+
+
+_LABELS = {"": "LSTM alone", "loop": "compiled loop", "draw": "a call each"}
+
+
+def _label(entry: Entry) -> str:
+    """Short enough to stand beside a bar."""
+    way = WAYS.get(entry.way, "its LSTM node alone")
+    return entry.who.replace(f", {way}", f", {_LABELS.get(entry.way, entry.way)}")
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    kind = f' class="{kind}"' if kind else ""
+    anchor = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y}"{kind}{anchor}>{escape(text)}</text>'

@@ -1,0 +1,1 @@
+"""Training: single steps, whole epochs, the kernel alone, and what feeds and distributes it."""

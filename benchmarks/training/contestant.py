@@ -1,0 +1,272 @@
+"""The other end of the training contest: a process that trains one model, as Keras, Cellerate or torch would.
+
+A module of its own because a process holds one Keras backend. `race` starts it and tells it over its standard
+input how many steps to run next.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.observe.bench.contestant import allocator_found
+
+EMBEDDING = 256
+LEARNING_RATE, CLIPNORM, EPSILON = 1e-3, 1.0, 1e-7
+# What a layer is asked for beyond the plain one; "random mask" leaves out a third of the steps.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "random mask": {},
+    "relu": {"activation": "relu"},
+    "recurrent dropout": {"recurrent_dropout": 0.2},
+    "bidirectional": {},
+    "no bias": {"use_bias": False},
+}
+Settings = dict[str, Any]
+
+
+def contestant(book: Path, settings: Settings) -> None:
+    """The other end: reads step counts, writes times and losses."""
+    text = book.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
+    characters = sorted(set(text))
+    numbers = {character: number for number, character in enumerate(characters)}
+    import numpy as np
+
+    ids = np.array([numbers[character] for character in text], np.int32)
+    if settings["allocator"] == "stock" and settings["implementation"].startswith("cellerate"):
+        _leave_the_allocator()
+    train = _torch_loop if settings["implementation"] == "torch.nn.LSTM" else _keras_fit
+    try:
+        run, ran = train(len(characters), settings)
+        _serve(ids, settings, run, ran)
+    except Exception as error:
+        # The record keeps it: what cannot run is never dropped silently.
+        traceback.print_exc()
+        words = (str(error).strip().splitlines() or [""])[0]
+        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+
+
+def _serve(ids: Any, settings: Settings, run: Any, ran: Any) -> None:
+    import numpy as np
+
+    starts = np.random.default_rng(0)
+    for line in sys.stdin:
+        count, batch = json.loads(line)
+        seconds, losses = run([_batch(ids, batch, settings["length"], starts) for _ in range(count)])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        done = {"seconds": seconds, "losses": losses, "peak_bytes": peak, "ran": ran()}
+        print(json.dumps(done | {"allocator": allocator_found()}), flush=True)
+
+
+def _leave_the_allocator() -> None:
+    """Has Cellerate leave the allocator as it comes, which no user can: so that it is seen what the setting brings."""
+    import importlib
+
+    for name in ("machine.environment", "layers.accelerate"):
+        importlib.import_module(f"cellerate.{name}").keep_freed_memory = lambda: False
+
+
+def initial_weight(name: str, shape: Sequence[int], random: Any) -> Any:
+    """A weight as Keras would draw it, the same on every backend.
+
+    Args:
+        name: Keras's: "embeddings", "kernel", "recurrent_kernel" or "bias".
+        shape: Of the weight; a bias as long as four gates of a layer begins with its forget gate at 1.
+        random: NumPy's generator.
+    """
+    import numpy as np
+
+    if name == "embeddings":
+        return random.uniform(-0.05, 0.05, shape)
+    if name == "recurrent_kernel":
+        return np.linalg.qr(random.standard_normal(shape[::-1]))[0].T
+    if name == "kernel":
+        limit = np.sqrt(6 / sum(shape))
+        return random.uniform(-limit, limit, shape)
+    return np.zeros(shape)
+
+
+def plain_weights(vocabulary: int, units: int) -> list[Any]:
+    """The weights of the plain model, in Keras's order."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    shapes = {
+        "embeddings": [(vocabulary, EMBEDDING)],
+        "kernel": [(EMBEDDING, 4 * units)],
+        "recurrent_kernel": [(units, 4 * units)],
+        "bias": [(4 * units,)],
+    }
+    lstm = [initial_weight(name, shape, random) for name, (shape,) in shapes.items()]
+    dense = [("kernel", (units, vocabulary)), ("bias", (vocabulary,))]
+    return [*lstm, *(initial_weight(name, shape, random) for name, shape in dense)]
+
+
+def _batch(ids: Any, batch: int, length: int, starts: Any) -> tuple[Any, Any]:
+    """Windows that begin where chance will have it, and the same a character later."""
+    import numpy as np
+
+    first = starts.integers(0, len(ids) - length - 1, batch)
+    windows = ids[first[:, None] + np.arange(length + 1)]
+    return windows[:, :-1], windows[:, 1:]
+
+
+# Runs steps and gives their times and losses; and says what ran, layer by layer.
+Training = tuple[Callable[[list[Any]], tuple[list[float], list[float]]], Callable[[], dict[str, str | None]]]
+
+
+def _keras_fit(vocabulary: int, settings: Settings) -> Training:
+    if settings["implementation"] != "keras":
+        import cellerate
+
+        cellerate.select_backend(settings["backend"])
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(settings["policy"])
+    variant = settings.get("variant", "plain")
+    layer = keras.layers.LSTM(
+        settings["units"], return_sequences=True, unroll=settings["unroll"], **VARIANTS[variant]
+    )
+    ids = keras.Input((settings["length"],), dtype="int32")
+    x = keras.layers.Embedding(vocabulary, EMBEDDING)(ids)
+    if variant == "bidirectional":
+        x = keras.layers.Bidirectional(layer)(x)
+    elif variant == "random mask":
+        x = layer(x, mask=keras.ops.not_equal(ids % 3, 0))
+    else:
+        x = layer(x)
+    model = keras.Model(ids, keras.layers.Dense(vocabulary)(x))
+    random = np.random.default_rng(0)
+    model.set_weights([initial_weight(one.name, one.shape, random) for one in model.weights])
+    model.compile(
+        keras.optimizers.Adam(LEARNING_RATE, epsilon=EPSILON, clipnorm=CLIPNORM),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=settings["jit_compile"],
+    )
+    if settings["implementation"] != "keras":
+        cellerate.accelerate(model, settings["implementation"])
+
+    class Clock(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[float] = []
+            self.losses: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.ends.append(time.perf_counter())
+            # Keras gives the mean of the epoch so far.
+            self.losses.append(float(logs["loss"]))
+
+    initial, rows = model.get_weights(), 0
+
+    def run(batches: list[Any]) -> tuple[list[float], list[float]]:
+        nonlocal rows
+        if rows not in (0, len(batches[0][0])):
+            # Each size of a batch begins anew, so that its first losses can be checked.
+            model.set_weights(initial)
+            for variable in model.optimizer.variables:
+                if "learning_rate" not in variable.path:
+                    variable.assign(np.zeros(variable.shape, variable.dtype))
+        rows = len(batches[0][0])
+        x = np.concatenate([inputs for inputs, _ in batches])
+        y = np.concatenate([targets for _, targets in batches])
+        clock = Clock()
+        start = time.perf_counter()
+        model.fit(x, y, batch_size=len(batches[0][0]), epochs=1, shuffle=False, verbose=0, callbacks=[clock])
+        times = np.diff([start, *clock.ends])
+        means = np.array(clock.losses)
+        count = np.arange(1, len(means) + 1)
+        losses = np.diff(np.concatenate([[0.0], means * count]))
+        return times.tolist(), losses.tolist()
+
+    def ran() -> dict[str, str | None]:
+        if settings["implementation"] == "keras":
+            return {}
+        found = cellerate.explain(model)
+        kernels = {layer.path: layer.kernel for layer in found.layers}
+        return {**kernels, "training step": found.training_step}
+
+    return run, ran
+
+
+def _torch_loop(vocabulary: int, settings: Settings) -> Training:
+    import numpy as np
+    import torch
+
+    if settings["policy"] == "float64":
+        torch.set_default_dtype(torch.float64)
+    embedding = torch.nn.Embedding(vocabulary, EMBEDDING)
+    lstm = torch.nn.LSTM(EMBEDDING, settings["units"], batch_first=True)
+    dense = torch.nn.Linear(settings["units"], vocabulary)
+    table, kernel, recurrent_kernel, bias, head, head_bias = plain_weights(vocabulary, settings["units"])
+    given = (
+        (embedding.weight, table),
+        (lstm.weight_ih_l0, kernel.T),
+        (lstm.weight_hh_l0, recurrent_kernel.T),
+        (lstm.bias_ih_l0, bias),
+        (lstm.bias_hh_l0, np.zeros_like(bias)),
+        (dense.weight, head.T),
+        (dense.bias, head_bias),
+    )
+
+    def begin() -> None:
+        with torch.no_grad():
+            for parameter, array in given:
+                parameter.copy_(torch.tensor(np.ascontiguousarray(array)))
+
+    begin()
+    # Keras has one bias; the other one stays at zero.
+    lstm.bias_hh_l0.requires_grad_(False)
+    parameters = [parameter for parameter, _ in given if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
+    loss_of = torch.nn.CrossEntropyLoss()
+
+    def forward(inputs: Any, targets: Any) -> Any:
+        logits = dense(lstm(embedding(inputs))[0])
+        return loss_of(logits.to(dense.weight.dtype).flatten(0, 1), targets.flatten())
+
+    compiled = torch.compile(forward) if settings["jit_compile"] is True else forward
+    taken, rows = 0, 0
+
+    def run(batches: list[Any]) -> tuple[list[float], list[float]]:
+        nonlocal taken, rows
+        if rows not in (0, len(batches[0][0])):
+            begin()
+            optimizer.state.clear()
+            taken = 0
+        rows = len(batches[0][0])
+        seconds, losses = [], []
+        for inputs, targets in batches:
+            start = time.perf_counter()
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings["policy"] == "mixed_bfloat16"):
+                loss = compiled(torch.from_numpy(inputs), torch.from_numpy(targets).long())
+            optimizer.zero_grad()
+            loss.backward()
+            # As Keras clips: each gradient by itself.
+            gradients = [parameter.grad for parameter in parameters]
+            norms = torch._foreach_norm(gradients)
+            torch._foreach_mul_(gradients, [(CLIPNORM / norm).clamp(max=1.0) for norm in norms])
+            taken += 1
+            # Keras adds its epsilon before it corrects for the zeros that Adam starts from.
+            optimizer.param_groups[0]["eps"] = EPSILON / (1 - 0.999**taken) ** 0.5
+            optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - start)
+        return seconds, losses
+
+    return run, dict
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", type=json.loads)
+    parser.add_argument("book", type=Path)
+    arguments = parser.parse_args()
+    contestant(arguments.book, arguments.settings)
