@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+BENCHMARKS = SOURCE.parent / "benchmarks"
 # A room imports what stands further down; those of one line know nothing of each other.
 ORDER = [
     {"cli"},
@@ -57,13 +58,17 @@ def classes_named_alike(texts: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: modules for name, modules in found.items() if len(modules) > 1 and name not in FAMILIES}
 
 
-def name_of(path: Path) -> str:
-    """A file's name as a module."""
-    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+def modules_of(folder: Path, root: Path) -> dict[str, Path]:
+    """The files below a folder, by their names as modules."""
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in folder.rglob("*.py")
+    }
 
 
-FILES = {name_of(path): path for path in SOURCE.rglob("*.py")}
+FILES = modules_of(SOURCE, SOURCE)
 MODULES = sorted(FILES)
+BENCHMARK_FILES = modules_of(BENCHMARKS, SOURCE.parent)
 
 
 @functools.cache
@@ -233,10 +238,42 @@ def test_planted_import_past_a_door_is_found():
 )
 def test_door_exports_only_what_is_used_behind_it(package):
     users = [path for name, path in FILES.items() if name != package and not name.startswith(f"{package}.")]
-    users += (SOURCE.parent / "benchmarks").rglob("*.py")
+    users += BENCHMARK_FILES.values()
     used = {name for path in users for name in names_from(package, path.read_text())}
     exported = ast.literal_eval(FILES[package].read_text().partition("\n__all__ = ")[2])
     assert sorted(set(exported) - used) == []
+
+
+@functools.cache
+def doors_of_benchmarks() -> dict[str, set[str]]:
+    """The modules by which others may enter each folder of the benchmarks."""
+    texts = {name: path.read_text() for name, path in BENCHMARK_FILES.items() if path.name == "__init__.py"}
+    return {
+        package: {f"{package}.{name}" for name in ast.literal_eval(text.partition("\n__all__ = ")[2])}
+        for package, text in texts.items()
+        if "\n__all__ = " in text
+    }
+
+
+def entered(package: str, texts: Mapping[str, str]) -> set[str]:
+    """The modules of a folder of the benchmarks that modules outside it import."""
+    outside = [text for name, text in texts.items() if not name.startswith(package)]
+    names = {name for text in outside for name in imports(text, BENCHMARK_FILES)}
+    return {name for name in names if name.startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize("package", doors_of_benchmarks())
+def test_folder_of_the_benchmarks_is_entered_by_the_modules_that_it_names(package):
+    texts = {name: path.read_text() for name, path in BENCHMARK_FILES.items()}
+    assert entered(package, texts) == doors_of_benchmarks()[package]
+
+
+def test_planted_import_past_the_modules_that_a_folder_names_is_found():
+    planted = {
+        "benchmarks.run": "from benchmarks.gpu.sizes import V",
+        "benchmarks.gpu.part": "from benchmarks.gpu import watch",
+    }
+    assert entered("benchmarks.gpu", planted) == {"benchmarks.gpu.sizes"}
 
 
 @pytest.mark.parametrize(

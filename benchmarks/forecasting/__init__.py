@@ -1,1 +1,3 @@
 """Forecasts and backtests of ETTh1 beside Darts and NeuralForecast."""
+
+__all__ = ["backtest", "race", "table"]

@@ -1,1 +1,3 @@
 """Whole batches in one call: Cellerate beside Keras and other runtimes."""
+
+__all__ = ["race"]

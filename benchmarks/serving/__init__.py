@@ -1,1 +1,3 @@
 """The server under load."""
+
+__all__ = ["load", "table"]
