@@ -1,4 +1,4 @@
-"""What is measured: each case by its name, with what it needs."""
+"""The cases by their names: what each measures, and how long it takes."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def folds(quick: bool) -> dict[str, Any]:
 
 
 def embed(quick: bool) -> dict[str, Any]:
-    """How well held-out lines come back out of their vectors."""
+    """The share of held-out lines that come back out of their vectors."""
     options = ["--units", "256", "--latent", "256", "--learning-rate", "0.003", "--clipnorm", "1"]
     options += ["--schedule", "cosine", "--epochs", "1" if quick else "5"]
     found = _train("embed", "tinyshakespeare.txt", options, "tensorflow")
@@ -115,7 +115,7 @@ def embed(quick: bool) -> dict[str, Any]:
 
 
 def compressed(quick: bool) -> dict[str, Any]:
-    """What pruned, quantised and distilled models of each task lose in quality, beside controls."""
+    """The quality that pruned, quantised and distilled models of each task lose, beside controls."""
     return compression.run(DATA, ("text", "series", "lines"), quick=quick)
 
 
@@ -135,7 +135,7 @@ def rows(quick: bool) -> dict[str, Any]:
 
 
 def plan(quick: bool) -> dict[str, Any]:
-    """What `cellerate plan` says of 8, 64 and 512 devices, and how far off it is for two processes here."""
+    """The plan of `cellerate plan` for 8, 64 and 512 devices, and its error for two processes here."""
     return planning.run(quick=quick)
 
 
@@ -187,7 +187,7 @@ EXPECTED_S: dict[str, int] = {
     "forecasting": 1500,
     "backtest": 240,
 }
-"""What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
+"""The time that each case takes on the slowest machine seen so far with 2 cores, in seconds."""
 LONG = (
     "loss",
     "text",

@@ -19,7 +19,7 @@ from cellerate.observe.bench.load import Times, times
 SETTLE_S, IDLE_S = 1.0, 2.0
 """The system clears away what has just ended; then the idle machine is watched for so long."""
 WATCHED_S = SETTLE_S + IDLE_S
-"""What `idle` takes."""
+"""The time that `idle` takes."""
 _SET_CHILD_SUBREAPER = 36
 _ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard|snmalloc)[^/\n]*")
 _ALLOCATOR_VARIABLES = re.compile(r"MALLOC_|JE_MALLOC|TCMALLOC_|MIMALLOC_|GLIBC_TUNABLES$")
@@ -29,7 +29,7 @@ _THREAD_VARIABLES = re.compile(
 
 
 def allocator() -> dict[str, Any]:
-    """Which malloc this process has, and the variables that set one; what a contestant sets itself is in its result."""
+    """The malloc of this process and the variables that set one; a contestant's own setting is in its result."""
     try:
         found = sorted(set(_ALLOCATORS.findall(Path("/proc/self/maps").read_text())))
     except OSError:
@@ -61,7 +61,7 @@ def memory_speed() -> str | None:
 
 
 def adopt_orphans() -> None:
-    """Makes us the parent of what a child of ours leaves behind, whose time would otherwise count as that of others.
+    """Make us the parent of what a child of ours leaves behind, whose time would otherwise count as that of others.
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER; only Linux has it.
     """
@@ -71,7 +71,7 @@ def adopt_orphans() -> None:
 
 
 def shares(before: Times | None, after: Times | None) -> dict[str, float | None]:
-    """What others took of the processors' time between two moments: other processes, other virtual machines."""
+    """The share of the processors' time that others took between two moments: processes and virtual machines."""
     others, stolen = load.shares(before, after)
     return {"others": others, "stolen": stolen}
 

@@ -1,4 +1,4 @@
-"""Which code a case measures, so that a record can say what it was and a reader whether that has changed since."""
+"""The code that each case measures, so that a record names it and a reader sees whether it has changed since."""
 
 import hashlib
 from collections.abc import Iterable
@@ -67,12 +67,12 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 
 def paths_of(case: str) -> tuple[str, ...]:
-    """What a case measures, relative to the project's root, in order."""
+    """The paths that a case measures, relative to the project's root, in order."""
     return tuple(sorted(set(MEASURED.get(case, (*_ALL, "benchmarks")))))
 
 
 def digest_of(root: Path, parts: Iterable[str] = ("src", "csrc", "benchmarks"), *, gpu: bool = True) -> str:
-    """Changes with all the code below some files and folders; `gpu=False` leaves out that of the GPU."""
+    """A digest of all the code below some files and folders; `gpu=False` leaves out that of the GPU."""
     digest = hashlib.sha256()
     for part in parts:
         place = root / part
@@ -90,7 +90,7 @@ def digests(case: str, root: Path) -> dict[str, str]:
 
 
 def changed(record: dict[str, Any], root: Path) -> list[str]:
-    """The paths whose code is no longer what a record measured; all, where it does not say what that was."""
+    """The paths whose code is no longer what a record measured; all, where it does not say."""
     then = record.get("measured", {})
     now = digests(record["case"], root)
     return [path for path, digest in now.items() if then.get(path) != digest]

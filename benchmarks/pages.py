@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, docs/benchmarks.md and docs/method.md and the chart: `python benchmarks/pages.py`.
+"""Write the tables of README.md, docs/benchmarks.md and docs/method.md and the chart: `python benchmarks/pages.py`.
 
 They are made of the publishable records in `results/` and of nothing else, so a copy without git makes the same. What
 would differ after each commit, namely which tables are of code that has changed since, is asked for: `--stale`.
@@ -141,7 +141,7 @@ def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
 
 
 def not_measured(page: Path) -> str:
-    """What stands in place of a table without a publishable record."""
+    """The words in place of a table without a publishable record."""
     return f"Not measured yet by [the rules]({_link(METHOD, page)}#the-rules)."
 
 
@@ -200,7 +200,7 @@ def _link(file: Path, page: Path) -> str:
 
 
 def main() -> None:
-    """Writes them, or lists what is stale."""
+    """Write the pages, or list the stale tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -61,7 +61,7 @@ class Process:
         self._buffer = b""
 
     def ask(self, question: Any, limit_s: float | None = None, what: str = "answer") -> Any:
-        """Sends a question and gives the answer.
+        """Send a question and give the answer.
 
         Raises:
             RefusedError: It takes longer than `limit_s`, and is ended; or it says why it cannot.
@@ -101,7 +101,7 @@ class Process:
         return found
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends the process, if it has not ended."""
+        """End the process, if it has not ended."""
         assert self._process.stdin and self._process.stdout
         if kill:
             self._process.kill()
@@ -134,7 +134,7 @@ def as_environment(allocator: str) -> dict[str, str]:
 
 
 def same_allocator(found: Iterable[str], wanted: str = "kept") -> None:
-    """Raises `RuntimeError` unless all contestants of a race found the allocator setting that they were to get."""
+    """Raise `RuntimeError` unless all contestants of a race found the allocator setting that they were to get."""
     if wrong := set(found) - {wanted, "unknown"}:
         raise RuntimeError(
             f"contestants of a race run with the allocator {wrong}; expected {wanted!r} for all"
@@ -142,6 +142,6 @@ def same_allocator(found: Iterable[str], wanted: str = "kept") -> None:
 
 
 def two_at_a_time(makers: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Starts contestants, which takes longer than to time them; the results in order."""
+    """Start contestants, which takes longer than to time them; the results in order."""
     with ThreadPoolExecutor(2) as pool:
         return [each.result() for each in [pool.submit(make) for make in makers]]

@@ -1,4 +1,4 @@
-"""Which records may be published, and why the others may not: the rules of docs/method.md.
+"""The rules of docs/method.md: which records may be published, and why the others may not.
 
 A module of its own because the pages ask it and `run.py` tells it to who measures.
 """
@@ -24,7 +24,7 @@ FIELDS = (
     *("allocator.library", "allocator.preloaded", "allocator.environment"),
     *("load.before.average", "load.after.average", *_LOAD),
 )
-"""What a record must hold; a dot leads into a field."""
+"""The fields that a record must hold; a dot leads into a field."""
 MAY_BE_NONE = ("machine.memory_speed", "threads.core")
 """Fields that a system may be unable to fill: virtual machines hide the memory's speed, and a core may be missing."""
 MOST_OTHERS, MOST_STOLEN = 0.05, 0.02
@@ -32,7 +32,7 @@ MOST_OTHERS, MOST_STOLEN = 0.05, 0.02
 UNTIMED = ("loss", "quality", "series", "embed", "compression")
 """Cases that publish how good models are and no times: what else runs on the machine does not change their figures."""
 LOSS_APART = {"float32": 0.002, "mixed_bfloat16": 0.01}
-"""How far the loss of some steps on our kernels may lie from that on Keras's, as a share."""
+"""The share by which the loss of some steps on our kernels may differ from that on Keras's."""
 CHECKED_BY = {"step": "loss", "small": "loss", "variants": "loss"}
 """Cases whose check is a case of its own."""
 

@@ -1,4 +1,4 @@
-"""Result files: what is recorded beside every figure, and how a record is written; needs no peer and no framework.
+"""Result files: the facts recorded beside every figure, and the writing of records; needs no peer and no framework.
 
 Whether a record may be published is in `publishing`.
 """
@@ -53,7 +53,7 @@ def _program(path: Path) -> list[str]:
 
 
 def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes a record into a file of its own, whole or not at all, and gives its path."""
+    """Write a record into a file of its own, whole or not at all, and give its path."""
     folder.mkdir(parents=True, exist_ok=True)  # a bundle comes without
     path = folder / f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     with atomic_write(path) as beside:
@@ -129,7 +129,7 @@ def state_of(root: Path) -> tuple[str, bool]:
 
 
 def _of_git(root: Path) -> str | None:
-    """What git says, unless it speaks of a repository that the folder only lies in."""
+    """The commit that git names, unless the folder only lies in another repository."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, check=False, capture_output=True, text=True)

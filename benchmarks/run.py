@@ -1,4 +1,4 @@
-"""Measures this machine: `python benchmarks/run.py [case ...]`; one JSON a case and run in `results/`.
+"""Measure this machine: `python benchmarks/run.py [case ...]`; one JSON a case and run in `results/`.
 
 Without cases it runs all but those that train models to the end, for 40 minutes at most. Each case runs in a process
 of its own, which is ended at the case's time limit. A case that fails or takes too long writes nothing, and the others
@@ -30,9 +30,9 @@ from benchmarks.records import ROOT, new_record, state_of, write_record
 from cellerate.format import duration
 
 BUDGET_S = 40 * 60
-"""What all cases of `BENCH` may take together."""
+"""The time limit of all cases of `BENCH` together."""
 SLACK = 1.5
-"""So many times what is expected a case may take."""
+"""The limit of a case, as a multiple of its expected time."""
 
 
 class CaseError(Exception):
@@ -40,12 +40,12 @@ class CaseError(Exception):
 
 
 def limit_of(case: str) -> int:
-    """What a case may take, in seconds."""
+    """The time limit of a case, in seconds."""
     return round(SLACK * EXPECTED_S[case])
 
 
 def measure(name: str, *, quick: bool, limit_s: float) -> dict[str, Any]:
-    """Runs one case; the record says on what, when, how long, and what else the machine did meanwhile.
+    """Run one case; the record says on what, when, how long, and what else the machine did meanwhile.
 
     Raises:
         CaseError: It failed, or took longer than `limit_s`.
@@ -106,7 +106,7 @@ def run(
     budget_s: float = math.inf,
     write: Callable[[dict[str, Any]], Path] = write_record,
 ) -> int:
-    """Runs cases, writes their records and says what each took.
+    """Run cases, write their records and say what each took.
 
     Args:
         names: The cases.
@@ -151,7 +151,7 @@ def _written(record: dict[str, Any], *, anyway: bool, write: Callable[[dict[str,
 
 
 def main() -> int:
-    """Reads the arguments, runs the cases, writes their records."""
+    """Read the arguments, run the cases, write their records."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -291,17 +291,17 @@ def test_planted_import_inside_a_room_that_closes_a_circle_is_found(one, other):
     assert {one, other} <= set(circle(imported))
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, *BENCHMARK_FILES])
 def test_docstrings_say_what_is_true_or_done(module):
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(ast.parse((FILES | BENCHMARK_FILES)[module].read_text())):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             told = ast.get_docstring(node) or ""
             assert not QUESTIONS.match(told), f"{module}: {told.splitlines()[0]}"
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, *BENCHMARK_FILES])
 def test_module_stays_readable_and_says_what_it_is_for(module):
-    text = FILES[module].read_text()
+    text = (FILES | BENCHMARK_FILES)[module].read_text()
     assert text.count("\n") <= MOST_LINES, f"{module} has outgrown one file: make it a folder"
     assert ast.get_docstring(ast.parse(text)), f"{module} has no docstring"
 

@@ -1,4 +1,4 @@
-"""How long a backtest takes, Darts's and ours, with equal models: an LSTM and a dense layer with the same weights.
+"""The time of a backtest, Darts's and ours, with equal models: an LSTM and a dense layer with the same weights.
 
 Darts trains the model for a moment, ours takes its weights, so both must forecast the same, which is checked before
 anything is timed. Nothing is trained again between the folds.

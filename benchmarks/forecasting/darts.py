@@ -16,7 +16,7 @@ PREDICTED_AT_ONCE = 1024
 
 
 def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Loads Darts; gives its jobs, and its versions."""
+    """Load Darts; give its jobs, and its versions."""
     import darts
     import pandas as pd
     import torch
@@ -92,7 +92,7 @@ def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return told | {"forecast_s": time.monotonic() - start}
 
     def begin(task: str, horizon: int, units: int, seed: int, budget_s: float, into: str) -> dict[str, Any]:
-        """Trains the model of the backtest and writes its weights."""
+        """Train the model of the backtest and write its weights."""
         series = as_darts(read_series(folder, task))
         settings = {"hidden_dim": units, "batch_size": 256, "learning_rate": 1e-3}
         model, told = fit("lstm", series, horizon, seed, budget_s, settings)
@@ -110,7 +110,7 @@ def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         repeats: int,
         into: str | None = None,
     ) -> dict[str, Any]:
-        """Times a backtest in memory; `historical_forecasts` makes the forecasts, `backtest` judges them, too."""
+        """Time a backtest in memory; `historical_forecasts` makes the forecasts, `backtest` judges them, too."""
         model, rows = kept["model"], kept["rows"]
         series = kept["series"][first - WINDOW :]
         seconds, found = [], []

@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
 
 def write_series(source: Path, folder: Path) -> None:
-    """Cuts the file to the rows that are used and writes each task as `TASK.npz` and `TASK.csv` into a folder."""
+    """Cut the file to the rows that are used and write each task as `TASK.npz` and `TASK.csv` into a folder."""
     with source.open(newline="") as file:
         head, *rows = csv.reader(file)
     rows = rows[:ROWS]
@@ -83,7 +83,7 @@ def truth_at(values: np.ndarray, origins: np.ndarray, horizon: int) -> np.ndarra
 
 
 def naive_at(values: np.ndarray, origins: np.ndarray, horizon: int) -> dict[str, np.ndarray]:
-    """What needs no model: the last value, and that of the same hour of the day before."""
+    """Forecasts without a model: the last value, and that of the same hour of the day before."""
     day = origins[:, None] - SEASON + np.arange(horizon) % SEASON
     last = np.repeat(values[origins - 1][:, None], horizon, axis=1)
     return {"last value": last, "the day before": values[day]}

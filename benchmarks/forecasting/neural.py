@@ -14,7 +14,7 @@ from benchmarks.forecasting.worker import serve
 
 
 def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Loads NeuralForecast; gives its jobs, and its versions."""
+    """Load NeuralForecast; give its jobs, and its versions."""
     import neuralforecast
     import pandas as pd
     import torch

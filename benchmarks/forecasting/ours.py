@@ -39,7 +39,7 @@ def keras_weights(found: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
-    """Loads Keras and Cellerate; gives the jobs, and the versions."""
+    """Load Keras and Cellerate; give the jobs, and the versions."""
     os.environ["KERAS_BACKEND"] = backend
     os.environ["CELLERATE_CACHE"] = str(folder / f"cache-{backend}")
     import keras
@@ -117,7 +117,7 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
         return told | {"forecast_s": time.monotonic() - start}
 
     def begin(task: str, horizon: int, units: int, weights: str) -> dict[str, Any]:
-        """Makes the peer's model and gives it the peer's weights; also packed.
+        """Make the peer's model and give it the peer's weights; also packed.
 
         Darts's `BlockRNNModel` puts the outputs of the window's last `horizon` steps through one dense layer each.
         """
@@ -170,7 +170,7 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
     def timed(
         way: str, horizon: int, origins: list[int], repeats: int, into: str | None = None
     ) -> dict[str, Any]:
-        """Times a backtest: forecasts from each origin, and their errors."""
+        """Time a backtest: forecasts from each origin, and their errors."""
         asked, work = np.array(origins), kept["ways"][way]
         seconds = []
         for _ in range(repeats):

@@ -20,7 +20,7 @@ STAMP = "forecasters.json"
 
 
 def requirements() -> list[str]:
-    """What the environment holds: our torch, and the group."""
+    """The packages of the environment: our torch, and the group."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     return [f"torch=={metadata.version('torch').partition('+')[0]}", *groups["forecasters"]]
 

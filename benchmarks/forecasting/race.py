@@ -1,8 +1,8 @@
-"""How well forecasters predict that were all trained for the same time: Cellerate, Darts and NeuralForecast on ETTh1.
+"""The errors of forecasters that all trained for the same time: Cellerate, Darts and NeuralForecast on ETTh1.
 
 Each contestant first tries a few settings for a third of the time, on each task at the shorter horizon, and keeps the
 one that its own validation part likes best. Then all train from several seeds, one after another in turns, and every
-window of the test part is judged by the same code. The test part is seen by nobody before.
+window of the test part is judged by the same code. No contestant sees the test part before.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ BUDGET_S, QUICK_S = 10.0, 5.0
 SEEDS = (0, 1, 2)
 THREADS = 2
 START_S, ANSWER_S = 180.0, 300.0
-"""What a contestant may take to load its libraries, and beyond its training time to answer."""
+"""The time limits for a contestant to load its libraries, and to answer beyond its training time."""
 
 Settings = dict[str, Any]
 
@@ -84,7 +84,7 @@ GRIDS: dict[str, list[Settings]] = {
         {"windows_batch_size": 128, "learning_rate": 1e-3},
     ),
 }
-"""What each contestant tries, its defaults first; the defaults of batch size and learning rate are written out."""
+"""The settings that each contestant tries, its defaults first; batch size and learning rate are written out."""
 
 
 class Field:
@@ -115,7 +115,7 @@ class Field:
             raise
 
     def close(self) -> None:
-        """Ends all."""
+        """End all."""
         for process in self._processes.values():
             process.close()
 
@@ -148,7 +148,7 @@ def is_ours(contestant: str) -> bool:
 
 
 class Race:
-    """Trains the contestants for the same time, and judges them.
+    """Train the contestants for the same time, and judge them.
 
     Args:
         field: Whom to ask.
@@ -182,7 +182,7 @@ class Race:
         return {name: settings for name, (_, settings) in best.items()}
 
     def run(self, task: str, horizon: int, seed: int, chosen: dict[str, Settings]) -> None:
-        """Trains every contestant once and judges all windows of the test part."""
+        """Train every contestant once and judge all windows of the test part."""
         series = read_series(self.field.folder, task)
         truth = truth_at(series.values, test_origins(horizon), horizon)
         into = self.field.folder / "forecasts.npy"
@@ -236,7 +236,7 @@ class Race:
         return told
 
     def _refuse(self, name: str, reason: str) -> None:
-        """Takes a peer out; if it is ours, the run ends."""
+        """Take a peer out; if it is ours, the run ends."""
         if is_ours(name):
             raise RuntimeError(f"{name}: {reason}")
         self.refused[name] = reason

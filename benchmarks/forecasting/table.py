@@ -1,4 +1,4 @@
-"""What the forecasting cases measured, as tables and the sentence that says where we lose."""
+"""The tables of the forecasting cases, and the sentence that says where we lose."""
 
 from collections.abc import Iterator
 from statistics import fmean, median

@@ -1,4 +1,4 @@
-"""Trains a peer for so many seconds and keeps its best weights: a callback of Lightning, for Darts and NeuralForecast.
+"""Train a peer for so many seconds and keep its best weights: a callback of Lightning, for Darts and NeuralForecast.
 
 Both can stop after a time by Lightning's own `max_time`; the callback does the same, keeps the best weights in memory
 in place of files, and counts.
@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import Callback
 
 
 class Watch(Callback):
-    """Ends a fit so many seconds after its first batch began, and gives the model the weights that validated best.
+    """End a fit so many seconds after its first batch began, and give the model the weights that validated best.
 
     Args:
         budget_s: Seconds, validation included.
@@ -40,7 +40,7 @@ class Watch(Callback):
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
-        """Keeps the weights if they are the best."""
+        """Keep the weights if they are the best."""
         self.validations += 1
         loss = float(trainer.callback_metrics[self.monitor])
         if loss < self.best:
@@ -48,13 +48,13 @@ class Watch(Callback):
             self._weights = copy.deepcopy(module.state_dict())
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """Puts them back."""
+        """Put them back."""
         self.trained_s = time.monotonic() - self._began
         if self._weights is not None:
             module.load_state_dict(self._weights)
 
     def told(self) -> dict[str, Any]:
-        """What came of it, for the record."""
+        """The result of the training, for the record."""
         return {
             "trained_s": self.trained_s,
             "steps": self.steps,
@@ -71,4 +71,4 @@ QUIET: dict[str, Any] = {
     "logger": False,
     "num_sanity_val_steps": 0,
 }
-"""What else a trainer is given: nothing that costs time and that nobody reads."""
+"""Arguments of a trainer that spare it logs, bars and summaries, which cost time."""

@@ -1,4 +1,4 @@
-"""How a contestant of the forecasting cases answers: a line of JSON in, a line of JSON out (`processes.Process`).
+"""The loop of a contestant of the forecasting cases: a line of JSON in, a line of JSON out (`processes.Process`).
 
 It imports nothing but the standard library, because the peers run it in an environment of their own.
 """
@@ -14,7 +14,7 @@ Job = Callable[..., dict[str, Any]]
 
 
 def serve(open_jobs: Callable[[], tuple[Mapping[str, Job], dict[str, Any]]]) -> None:
-    """Answers questions until there are no more.
+    """Answer questions until there are no more.
 
     Args:
         open_jobs: Loads what is needed; gives the jobs by name, and what to say of oneself first.

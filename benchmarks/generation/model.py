@@ -1,4 +1,4 @@
-"""The model of the generation contest, packed in each precision, and what float64 says of it."""
+"""The model of the generation contest, packed in each precision, and its results in float64."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 def build(folder: Path, units: int) -> None:
-    """The model as Keras saves it, packed in each precision, and what float64 says of some characters."""
+    """The model as Keras saves it, packed in each precision, and its results in float64 for some characters."""
     import keras
 
     import cellerate
@@ -41,7 +41,7 @@ def build(folder: Path, units: int) -> None:
 
 
 def truth_of(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What float64 says: the logits after 40 ids, and the log-likelihood of a text of `TEXT` ids after its first."""
+    """The results in float64: the logits after 40 ids, and the log-likelihood of a text after its first id."""
     from cellerate.kernels.lstm import reference
 
     lstm = [weights[name] for name in ("kernel", "recurrent_kernel", "bias")]

@@ -1,4 +1,4 @@
-"""The peers of text generation that are stock Keras, on each backend, and how the calls of all are timed and checked.
+"""Stock Keras on each backend as a peer of text generation, and the timing and checking of all peers' calls.
 
 A module of its own because each is run as its own users would run it; the race is in `race`, and the other
 runtimes are in `runtimes`.
@@ -118,7 +118,7 @@ def _with_column(way: Callable[..., Any], ids: np.ndarray, *state: Any) -> Any:
 
 
 def in_chunks(loop: Callable[..., Any], state: list[Any], count: int) -> int:
-    """Draws at least `count` characters, `CHUNK` a call of `loop`."""
+    """Draw at least `count` characters, `CHUNK` a call of `loop`."""
     calls = -(-count // CHUNK)
     for _ in range(calls):
         drawn, *state = loop(*state)
@@ -213,7 +213,7 @@ def _torch(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any
 
 
 def draw(logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Draws an id (B,) from each row of logits (B, V), as a program with NumPy does."""
+    """Draw an id (B,) from each row of logits (B, V), as a program with NumPy does."""
     likelihoods = np.exp((logits - logits.max(axis=-1, keepdims=True)) / TEMPERATURE).cumsum(axis=-1)
     return (likelihoods < random.random((len(logits), 1)) * likelihoods[:, -1:]).sum(axis=-1, dtype=np.int32)
 
@@ -250,10 +250,10 @@ def read(step: Callable[..., Any], ids: Any, state: list[Any]) -> list[Any]:
 
 
 def error_of_loop(loop: Callable[..., Any], step: Callable[..., Any], state: list[Any]) -> float:
-    """What a loop drew, read again step by step, must lead to the same state; and draws must not be all one id.
+    """The error of a loop: its ids, read again step by step, must lead to the same state, and must differ.
 
     Returns:
-        The error of h; infinity if what was drawn are no draws.
+        The error of h; infinity if the ids cannot be draws.
     """
     drawn, h, _ = loop(*state)
     ids = np.asarray(drawn).reshape(-1)

@@ -64,14 +64,14 @@ START_LIMIT_S = 240
 
 
 def generate(model: Any, state: np.ndarray, logits: np.ndarray, count: int) -> int:
-    """Draws `count` characters of one stream in one native call."""
+    """Draw `count` characters of one stream in one native call."""
     from cellerate.kernels.decoder.sampling import SamplingRules
 
     return len(model.steps.generate(state, logits, count, SamplingRules(temperature=TEMPERATURE, seed=1))[0])
 
 
 def streams(model: Any, state: np.ndarray, logits: np.ndarray, count: int) -> int:
-    """Draws `count` characters in all of `STREAMS` streams in one native call."""
+    """Draw `count` characters in all of `STREAMS` streams in one native call."""
     from cellerate.kernels.decoder.sampling import Request, SamplingRules
 
     each = -(-count // STREAMS)
@@ -82,12 +82,12 @@ def streams(model: Any, state: np.ndarray, logits: np.ndarray, count: int) -> in
 
 
 def score(model: Any, text: str, count: int) -> int:
-    """Judges a text of `count` characters."""
+    """Judge a text of `count` characters."""
     return model.score((text * (count // len(text) + 1))[:count]).characters
 
 
 def step(model: Any, count: int) -> tuple[list[float], int]:
-    """Reads `count` characters, each from Python; the seconds of each step."""
+    """Read `count` characters, each from Python; the seconds of each step."""
     stepper, ids, seconds = model.stepper(), np.zeros(1, np.int32), []
     for _ in range(count):
         start = time.perf_counter()
@@ -162,7 +162,7 @@ def _step(steps: Any, ids: np.ndarray, state: Any) -> Any:
 
 
 def jobs_of(folder: Path, name: str) -> tuple[dict[str, Job], dict[str, Any]]:
-    """What a contestant can do, and what it says of itself. Raises `RefusedError` where it cannot run."""
+    """The jobs of a contestant, and facts about it. Raises `RefusedError` where it cannot run."""
     if name in RUNTIMES:
         return runtime_jobs(folder, name)
     return (cellerate_jobs if name == "cellerate" else keras_jobs)(folder, name)
@@ -201,12 +201,12 @@ class Contestant:
         check(name, self.about)
 
     def run(self, job: str, count: int) -> tuple[list[float], int]:
-        """Makes about `count` characters; the seconds of each call, and the characters of one."""
+        """Make about `count` characters; the seconds of each call, and the characters of one."""
         done = self._process.ask([job, count])
         return done["seconds"], done["characters"]
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.close()
 
 
@@ -219,7 +219,7 @@ def bound(key: str) -> float:
 
 
 def check(name: str, about: dict[str, Any]) -> None:
-    """Takes the jobs that compute something else, or that nothing has checked, out of "jobs" into "left_out".
+    """Take the jobs that compute something else, or that nothing has checked, out of "jobs" into "left_out".
 
     A job is checked by the error of its own name, of its precision, and of the logits of a step in its precision: over
     a whole text what is wrong averages out.
@@ -247,7 +247,7 @@ def check(name: str, about: dict[str, Any]) -> None:
 
 
 def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Lets contestants take turns, each job for about `seconds` in all, and gives the records of the jobs."""
+    """Let contestants take turns, each job for about `seconds` in all, and give the records of the jobs."""
     from cellerate.measure import as_timing
 
     same_allocator(each.about["allocator"] for each in contestants)
@@ -272,7 +272,7 @@ def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[
 
 
 def record_of(contestant: str, job: str, timing: Any, characters: int) -> dict[str, Any]:
-    """What a result keeps of the `Timing` of a job's calls, each of so many characters.
+    """The entry of a job in a result, from the `Timing` of its calls, each of so many characters.
 
     A latency is the time of one call that returns one character; a call of more has none, and what it takes is not
     divided into one.

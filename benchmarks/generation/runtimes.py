@@ -1,4 +1,4 @@
-"""The peers of text generation that are no Keras: ONNX Runtime, OpenVINO, LiteRT, and torch for oneDNN's LSTM.
+"""The peers of text generation besides Keras: ONNX Runtime, OpenVINO, LiteRT, and torch for oneDNN's LSTM.
 
 A module of its own because each runs one graph that says what the model computes: the same step, the same whole
 sequence and the same decoding loop, by the runtime's own means. Each tries one thread and two, and keeps the faster.

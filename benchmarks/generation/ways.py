@@ -1,4 +1,4 @@
-"""What a runtime can do with the model of the generation contest, and how that is timed and checked."""
+"""The calls that a runtime offers for the model of the generation contest, timed and checked."""
 
 import functools
 import time
@@ -23,7 +23,7 @@ Jobs = tuple[dict[str, Job], dict[str, Any]]
 
 
 class Ways(NamedTuple):
-    """What a runtime does with one precision and number of threads; each is one call.
+    """The calls of a runtime with one precision and number of threads.
 
     Attributes:
         step: ids (1,), h, c → logits (1, V), h, c.
@@ -77,7 +77,7 @@ def _jobs(ways: Ways, truth: Any, zeros: list[Any]) -> dict[str, Job]:
 
 
 def sequences(judge: Callable[[], Any], count: int) -> tuple[list[float], int]:
-    """Judges the text as often as makes `count` characters; the seconds of each call, and its characters."""
+    """Judge the text until `count` characters are judged; the seconds of each call, and its characters."""
     seconds = []
     for _ in range(max(1, count // TEXT)):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Makes the folder to carry to a machine with a GPU, and prints the command to run there.
+"""Make the folder to carry to a machine with a GPU, and print the command to run there.
 
     python -m benchmarks.gpu.bundle FOLDER [--seconds 590] [--carry pyarrow] [--with PYTHON]
 
@@ -53,7 +53,7 @@ python3 -m benchmarks.gpu.suite -o "$OUT" --minutes $(python3 -c "print(({second
 
 
 def copy_project(folder: Path) -> None:
-    """Puts the project into a folder of a bundle, with its commit."""
+    """Put the project into a folder of a bundle, with its commit."""
     to = folder / "project"
     for name in PROJECT:
         from_ = ROOT / name
@@ -65,7 +65,7 @@ def copy_project(folder: Path) -> None:
 
 
 def requirements(*extras: str) -> list[str]:
-    """What the project needs with some of its extras, and to be built, as pyproject.toml has it."""
+    """The packages that the project needs with some of its extras, and to be built, from pyproject.toml."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())
     own = f"{told['project']['name']}["
     found = [*told["project"]["dependencies"], *told["dependency-groups"]["build"]]
@@ -80,7 +80,7 @@ def requirements(*extras: str) -> list[str]:
 
 
 def download(folder: Path, carried: Sequence[str]) -> None:
-    """Fetches the wheels into a folder of a bundle; of what is there in any case only those named in `carried`."""
+    """Fetch the wheels into a folder of a bundle; of what is there in any case only those named in `carried`."""
     wanted = _resolved(requirements("train", "cuda"), folder)
     left_out = set(THERE) - set(carried)
     for to, names in (
@@ -117,7 +117,7 @@ def _pip(*arguments: str) -> None:
 
 
 def command(folder: Path, seconds: float) -> str:
-    """What is to be run in the folder that the bundle lies in; the results come into $OUT.
+    """The shell command to run in the folder that holds the bundle; results go to $OUT.
 
     Args:
         folder: The bundle's.
@@ -127,7 +127,7 @@ def command(folder: Path, seconds: float) -> str:
 
 
 def build_beforehand(folder: Path, python: Path) -> None:
-    """Puts the package as a wheel, and all kernels of the suite, into a bundle with its project and wheels.
+    """Put the package as a wheel, and all kernels of the suite, into a bundle with its project and wheels.
 
     Args:
         folder: The bundle's.
@@ -161,7 +161,7 @@ def build_beforehand(folder: Path, python: Path) -> None:
 
 
 def main() -> int:
-    """Makes the bundle, and looks at its size."""
+    """Make the bundle, and look at its size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

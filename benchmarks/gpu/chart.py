@@ -46,7 +46,7 @@ def crossing(cpu: Points, gpu: Points) -> float | None:
 
 
 def draw(record: dict[str, Any], file: Path) -> None:
-    """Writes the chart of a record as PNG."""
+    """Write the chart of a record as PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -82,7 +82,7 @@ def draw(record: dict[str, Any], file: Path) -> None:
 
 
 def main() -> int:
-    """Draws the newest record."""
+    """Draw the newest record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/gpu-training-time.png"))
     arguments = parser.parse_args()

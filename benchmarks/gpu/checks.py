@@ -1,4 +1,4 @@
-"""That the GPU kernels compute what the oracle does, lose nothing in half a million steps, and end with NaNs.
+"""Check that the GPU kernels equal the oracle, lose nothing in half a million steps, and end with NaNs.
 
 Parts of the GPU suite: `checks`, `robustness`, and `small`, for compute-sanitizer.
 """
@@ -64,7 +64,7 @@ def checked(precision: str, batch: int, units: int, **variant: Any) -> dict[str,
 
 
 def verdict(errors: dict[str, float]) -> dict[str, Any]:
-    """What a check comes to: the worst error, as a share of what is allowed, and whether all are right."""
+    """The verdict of a check: the worst error as a share of the allowed one, and whether all are right."""
     worst = float(np.max(list(errors.values())))  # a NaN, if there is one
     return {"errors": errors, "worst": worst, "right": worst < 1}
 
@@ -155,7 +155,7 @@ def soak(steps: int = 500_000) -> dict[str, Any]:
 
 
 def poisoned() -> dict[str, Any]:
-    """That a NaN in one row stays in that row, and ends nothing."""
+    """Check that a NaN in one row stays in that row, and that the kernel ends."""
     given = arrays(12, 9, 8, 64)
     clean = torch_cuda.forward(call_of(given, "bfloat16"), keep=False)[0]
     given["x"][3, 2] = np.nan

@@ -1,4 +1,4 @@
-"""Compiles all kernels of the GPU suite beforehand: `compiled`, a part whose items several processes share.
+"""Compile all kernels of the GPU suite beforehand: `compiled`, a part whose items several processes share.
 
 It needs no GPU. What is compiled stays in the cache on disk, where the other parts find it.
 `python -m benchmarks.gpu.compiling` does the same without the suite and its limit of time.
@@ -42,7 +42,7 @@ def _compile(kernel: Kernel) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compiles them in as many processes as there are processors."""
+    """Compile them in as many processes as there are processors."""
     with ProcessPoolExecutor(processors()) as pool:
         list(pool.map(_compile, sizes.kernels(), chunksize=8))  # raises what a process raised
 

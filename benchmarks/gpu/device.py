@@ -1,4 +1,4 @@
-"""What GPU the suite runs on, and whether the kernels are right there; needs no framework.
+"""The GPU that the suite runs on, and a check of the kernels there; needs no framework.
 
 Parts of the GPU suite: `device`, which comes before all others, and `selfcheck`.
 """
@@ -24,7 +24,7 @@ _ASKED = (
 
 
 def device() -> list[Item]:
-    """What the kernels need, and what is to be known beside the figures."""
+    """The device as the kernels need it, and the facts that belong beside the figures."""
     return [Item(KERNELS, _kernels), Item("nvidia-smi", _nvidia_smi, 20), Item("torch", _torch)]
 
 

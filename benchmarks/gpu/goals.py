@@ -53,7 +53,7 @@ def _goal(name: str, figure: float | None, *, most: float | None = None, least: 
 
 
 def _timings(result: dict[str, Any]) -> dict[tuple[int, int], dict[str, Any]]:
-    """What was found of bfloat16, by units and batch."""
+    """The timings in bfloat16, by units and batch."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for one in [*result.get("recurrence", ()), *result.get("sizes", ())]:
         if one["number"] == "bfloat16":
@@ -94,7 +94,7 @@ def _beside_cudnn(result: dict[str, Any]) -> Iterator[Goal]:
 
 
 def losses_apart(one: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """How far apart the losses of two contestants are at most, as a share; None where one has none."""
+    """The largest difference between the losses of two contestants, as a share; None where one has no losses."""
     if not one.get("losses") or not other.get("losses"):
         return None
     return float(np.max(np.abs(np.divide(one["losses"], other["losses"]) - 1)))  # a NaN, if there is one

@@ -1,4 +1,4 @@
-"""What the processes of the GPU suite tell each other: items, and journals of what became of each.
+"""Items of the GPU suite, and the journals in which its processes tell each other what became of each.
 
 A journal is a file of lines, each a JSON object that is on the disk before anything else happens: whatever ends a
 process, or the machine, leaves all that was found.
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.records import as_json
 
 ENDS = ("done", "failed", "left out")
-"""What may become of an item that has begun."""
+"""The ends of an item that has begun."""
 _LOG_BYTES = 3000
 
 
@@ -43,7 +43,7 @@ def journal(folder: Path, module: str) -> Path:
 
 
 def append(file: Path, **line: Any) -> None:
-    """Adds a line, at once and whole, whoever else adds some."""
+    """Add a line at once and whole, even while other processes add theirs."""
     text = as_json(line).encode() + b"\n"
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -57,7 +57,7 @@ def append(file: Path, **line: Any) -> None:
 
 
 class Reader:
-    """Reads a journal that grows.
+    """Read a journal that grows.
 
     Args:
         file: It; it need not be there yet.
@@ -99,7 +99,7 @@ def ended(lines: list[dict[str, Any]], part: str) -> set[str]:
 
 
 def log_tail(handle: int = 2) -> str:
-    """What was printed last into a file; of the handle 2, by this process and those that it started."""
+    """The end of a file that is written; handle 2 is what this process and its children print."""
     try:
         return os.pread(handle, _LOG_BYTES, max(0, os.fstat(handle).st_size - _LOG_BYTES)).decode(
             errors="replace"

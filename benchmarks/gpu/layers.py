@@ -169,14 +169,14 @@ class _Racer:
         self._count = 0
 
     def begin(self) -> None:
-        """Runs the steps of the curve, and some to learn how long one takes."""
+        """Run the steps of the curve, and some to learn how long one takes."""
         self._run(STEPS, timed=False)
         if "error" not in self.record:
             self.record = {**self.record, "losses": list(self._contestant.losses)}
         self._run(4)
 
     def turn(self) -> None:
-        """Runs as many steps as take a turn."""
+        """Run as many steps as take a turn."""
         if self._count == 0 and self._contestant.seconds:
             (seconds,) = self._contestant.seconds.values()
             self._count = max(3, min(200, round(ROUND_S / as_timing(seconds).median_s)))
@@ -194,7 +194,7 @@ class _Racer:
             self.record = {**self.record, "error": f"{type(error).__name__}: {error}", "log": log_tail()}
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         with contextlib.suppress(OSError):
             self._contestant.close()
 

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu.journal import Item, LeftOutError, Reader, append, ended, journal, log_tail
 
 ANEW = 75
-"""What a process ends with that wants another to go on."""
+"""The exit status of a process that wants another to go on."""
 _CUDA = re.compile(
     r"cuda error|cuda_error|cuda driver|cudnn|cublas|illegal memory|launch failure", re.IGNORECASE
 )
@@ -29,7 +29,7 @@ _TOLD_CHARACTERS, _PR_SET_PDEATHSIG = 2000, 1
 
 
 def run(module: str, part: str, folder: Path, nth: int = 0, of: int = 1) -> int:
-    """Runs each `of`-th item of a part, from the `nth` on; gives what the process is to end with."""
+    """Run each `of`-th item of a part, from the `nth` on; give what the process is to end with."""
     file = journal(folder, module)
     tell = partial(append, file, part=part, worker=nth)
     known = ended(Reader(file).lines(), part)
@@ -48,7 +48,7 @@ def run(module: str, part: str, folder: Path, nth: int = 0, of: int = 1) -> int:
 
 
 def _ran(item: Item, tell: Any) -> bool:
-    """Runs an item and writes down what became of it; gives whether the process is good for another."""
+    """Run an item and write down what became of it; give whether the process is good for another."""
     tell(event="begin", limit_s=item.limit_s)
     began = time.monotonic()
     try:
@@ -92,7 +92,7 @@ def _wait_for_gpu() -> None:
 
 
 def main() -> None:
-    """Runs a part and ends the process without what modules do at their end: with a broken GPU that may hang."""
+    """Run a part and end the process without what modules do at their end: with a broken GPU that may hang."""
     # A crash tells where it was, and so does who is asked to by `watch` before it is killed.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -1,4 +1,4 @@
-"""What the GPU suite checks and times, and the kernels that this takes; needs no framework and no GPU."""
+"""The sizes that the GPU suite checks and times, and their kernels; needs no framework and no GPU."""
 
 import itertools
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ CHART_UNITS, CHART_BATCHES = 128, (1, 8, 64, 512, 4096)
 
 
 def kernels() -> Iterator[Kernel]:
-    """What the parts need, in their order; with all rows and in all ways, since which is used is measured there."""
+    """The kernels of the parts, in order; with all rows and in all ways, because the suite measures which is used."""
     seen: set[Kernel] = set()
     for one in _wanted():
         fitting = decoder_plan.fitting(one) if isinstance(one, Generator) else plan.fitting(one, plan.WAYS)

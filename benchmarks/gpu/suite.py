@@ -1,4 +1,4 @@
-"""Checks and times the GPU kernels: `python -m benchmarks.gpu.suite -o FOLDER [--minutes 9]`.
+"""Check and time the GPU kernels: `python -m benchmarks.gpu.suite -o FOLDER [--minutes 9]`.
 
 For a machine with an NVIDIA GPU from Hopper on that one has for minutes: whatever fails, hangs or breaks the GPU's
 state loses one item, and whatever ends the run leaves all that was found, in journals and in `gpu-<date>.json`, which
@@ -59,7 +59,7 @@ def planned(parts: Sequence[Part], seconds: float) -> list[Part]:
 
 
 def share(part: Part, after: Sequence[Part], left_s: float) -> float:
-    """How long a part may take: what is expected, and up to its most what no part after it is expected to need."""
+    """The time limit of a part: its expected time, plus, up to its most, what no later part is expected to need."""
     spare = left_s - sum(one.expected_s for one in after)
     return min(left_s, part.most_s, max(part.expected_s, spare))
 
@@ -91,7 +91,7 @@ class Suite:
         self.write()
 
     def run(self) -> bool:
-        """Runs the parts; gives whether there is a GPU, if they need one."""
+        """Run the parts; give whether there is a GPU, if they need one."""
         if any(part.gpu for part in self._parts):
             self._run(DEVICE, self._parts)
             kernels = [one for one in self.record["result"].get("device", ()) if one["item"] == KERNELS]
@@ -123,7 +123,7 @@ class Suite:
             _say(f"{time.monotonic() - self._began:6.1f} s  {told}")
 
     def write(self) -> Path:
-        """Writes the record of what there is so far."""
+        """Write the record of what there is so far."""
         head = self.record | {"seconds": time.monotonic() - self._began}
         self.record = summary.summarised(self._folder, head)
         return write_record(self.record, self._folder)
@@ -137,7 +137,7 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Has the signals that end a process interrupt it, once: what is written then is not interrupted again."""
+    """Have the signals that end a process interrupt it, once: what is written then is not interrupted again."""
 
     def interrupt(*_: Any) -> None:
         for one in before:
@@ -155,7 +155,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what is asked for and prints what came of it."""
+    """Run what is asked for and print what came of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -201,7 +201,7 @@ def _run(folder: Path, only: Sequence[str] | None, seconds: float) -> int:
 
 
 def _ended(record: summary.Record, path: Path) -> int:
-    """Prints a record; gives what the program ends with."""
+    """Print a record; give what the program ends with."""
     for line in summary.report_lines(record):
         _say(line)
     _say(f"written: {path}")

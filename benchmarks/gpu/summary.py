@@ -45,7 +45,7 @@ def summarised(folder: Path, head: Record | None = None) -> Record:
 
 
 def _add(line: dict[str, Any], part: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Takes a line of a journal into what is known of its part, and what was found there."""
+    """Take a line of a journal into what is known of its part, and what was found there."""
     event, item = line["event"], line.get("item")
     if event == "items":
         part["names"].update(line["items"])
@@ -81,7 +81,7 @@ def _head(folder: Path) -> Record:
 
 
 def _tell_machine(record: Record) -> None:
-    """What was found out about the GPU belongs to the machine and the versions."""
+    """Move the facts about the GPU to the machine and the versions."""
     for one in record["result"].get("device", ()):
         record["versions"] |= one.get("versions", {})
         if one["item"] == KERNELS:
@@ -123,7 +123,7 @@ def _failure_line(where: str, error: dict[str, Any]) -> str:
 
 
 def event_line(line: dict[str, Any]) -> str | None:
-    """What is printed of a line of a journal as it comes; None for what nobody waits for."""
+    """The words printed for a new line of a journal; None for a line without news."""
     where = f"{line['part']}: {line.get('item') or 'the part itself'}"
     if line["event"] == "done":
         mark = "" if line["found"].get("right", True) else "WRONG "

@@ -1,4 +1,4 @@
-"""How fast the GPU kernels are, beside cuDNN in the same run.
+"""The speed of the GPU kernels, beside cuDNN in the same run.
 
 Parts of the GPU suite: `recurrence`, `sizes`, `variants`. Works are timed in turn, as CUDA graphs: what the GPU takes,
 without the Python that starts it.

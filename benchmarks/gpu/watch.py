@@ -1,7 +1,7 @@
-"""Runs the parts of the GPU suite, each in processes of its own that are ended when their time is over.
+"""Run the parts of the GPU suite, each in processes of its own that are ended when their time is over.
 
 Where a process dies or an item hangs, that item has failed, and another process goes on behind it. Nothing here touches
-CUDA: a kernel that hangs holds up whoever waits for it.
+CUDA: a kernel that hangs holds up every process that waits for it.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Part:
 
 
 def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) -> str:
-    """Runs a part for so many seconds at most.
+    """Run a part for so many seconds at most.
 
     Args:
         part: It.
@@ -126,11 +126,11 @@ class _Worker:
         self._limit_s, self._due = seconds, time.monotonic() + seconds
 
     def code(self) -> int | None:
-        """What the process ended with; None while it runs."""
+        """The exit status of the process; None while it runs."""
         return self._process.poll()
 
     def goes_on(self, code: int | None, lines: list[Line]) -> bool:
-        """Looks at what the process did and does what is due; gives whether there is more to come.
+        """Look at what the process did and do what is due; give whether there is more to come.
 
         Args:
             code: What it ended with, if it has.
@@ -153,7 +153,7 @@ class _Worker:
         return True
 
     def _follow(self, lines: list[Line]) -> None:
-        """Learns which item the process is at. What stands in the journal without a worker is the suite's own."""
+        """Learn which item the process is at. What stands in the journal without a worker is the suite's own."""
         for line in lines:
             if line.get("worker") != self._nth or line["part"] != self._part.name:
                 continue
@@ -165,7 +165,7 @@ class _Worker:
                 self._wait(STARTUP_S)
 
     def _failed(self, kind: str, message: str) -> None:
-        """Writes down what happened to the item that the process was at, or to the part if it was at none."""
+        """Write down what happened to the item that the process was at, or to the part if it was at none."""
         error = {"type": kind, "message": message, "log": log_tail(self._log.fileno())}
         self._append("failed", error=error)
         if self._item is None and not self._came_on:
@@ -173,7 +173,7 @@ class _Worker:
         self._came_on |= self._item is not None
 
     def cut(self, why: str, lines: list[Line]) -> None:
-        """Writes down that the item that the process was at when it was killed did not end."""
+        """Write down that the item that the process was at when it was killed did not end."""
         self._follow(lines)
         if self._item is not None:
             self._append("left out", reason=why)
@@ -183,13 +183,13 @@ class _Worker:
         append(file, part=self._part.name, event=event, item=self._item, **more)
 
     def _dump_traceback(self) -> None:
-        """Has the process print where it is."""
+        """Have the process print where it is."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
             time.sleep(_TELLING_S)
 
     def kill(self) -> None:
-        """Ends the process with all that it started, and does not wait for one that cannot be killed."""
+        """End the process with all that it started, and do not wait for one that cannot be killed."""
         if self._killed:
             return
         self._killed = True

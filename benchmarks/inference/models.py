@@ -85,7 +85,7 @@ STREAMED = {
         60, 1, False, (Layer("lstm", 64), Layer("lstm", 64, sequences=False), Layer("dense", 1))
     )
 }
-"""What many streams run through, a step at a time."""
+"""The model of many streams, which run a step at a time."""
 # The most bytes of a table that our core makes of embeddings and kernel (csrc/engine/program_graph.cpp).
 _LARGEST_TABLE = 16 << 20
 
@@ -147,7 +147,7 @@ def batch_of(model: Model, batch: int) -> np.ndarray:
 
 
 def truth_of(model: Model) -> np.ndarray:
-    """What float64 says of the first rows."""
+    """The results of the first rows in float64."""
     from cellerate.kernels.lstm import reference
     from cellerate.kernels.lstm.spec import LstmOptions
 
@@ -194,7 +194,7 @@ def keras_model(model: Model) -> Any:
 
 
 def build(folder: Path) -> None:
-    """Packs all models in each precision."""
+    """Pack all models in each precision."""
     import cellerate
 
     for name, model in (MODELS | STREAMED).items():

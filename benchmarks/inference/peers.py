@@ -107,7 +107,7 @@ def _torch_layer(layer: Layer, width: int) -> Any:
 
 
 def _fill(part: Any, weights: list[np.ndarray]) -> None:
-    """Copies Keras's weights; torch has kernels transposed and a second bias, which stays at zero."""
+    """Copy Keras's weights; torch has kernels transposed and a second bias, which stays at zero."""
     import torch
 
     arrays = [array.T if array.ndim == 2 else array for array in weights]

@@ -1,4 +1,4 @@
-"""What a smaller model costs in quality and brings in speed: pruned, quantised and distilled, for each task.
+"""The quality and the speed of smaller models: pruned, quantised and distilled, for each task.
 
 A module of its own because a process holds one Keras backend: each part is this module run alone, by hand too:
 `python -m benchmarks.quality.compression text --quick`. The part "speed" is the only one that another
@@ -86,7 +86,7 @@ def run(data: Path, parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
 
 
 def measure(task: str, data: Path, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Trains a model of a task and makes it smaller in every way.
+    """Train a model of a task and make it smaller in every way.
 
     Args:
         task: Of `_TASKS`.
@@ -167,11 +167,11 @@ class _Work:
         return self.workload.judge(model, part).mean
 
     def judge(self, model: Any) -> float:
-        """What choices go by: another part, and less is better."""
+        """The number by which choices are made, on another part of the data; less is better."""
         return self._sign * self.quality(model, "validation")
 
     def told(self, name: str, model: Any, record: Any, **more: Any) -> dict[str, Any]:
-        """What a result file keeps of a smaller model and its record."""
+        """The entry of a smaller model in a result file."""
         found = {
             "quality": self.quality(model),
             "parameters": record.parameters_after,
@@ -183,7 +183,7 @@ class _Work:
         return found
 
     def tell(self, name: str, quality: float, loss: float | None = None) -> None:
-        """Prints a line."""
+        """Print a line."""
         worse = "" if loss is None else f", {loss:+.2%} (+ is worse)"
         print(f"{name:<44} {self.workload.metric.name} {quality:.4f}{worse}", flush=True)
 
@@ -360,7 +360,7 @@ def _drawing(steps: Any, state: Any, logits: Any, count: int, rules: Any) -> Cal
 
 
 def main() -> None:
-    """One part."""
+    """Measure one part and write its result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -14,7 +14,7 @@ MAX_QUALITY_LOSS = 0.02
 
 
 class Task(NamedTuple):
-    """What is trained, and then optimized.
+    """A model to train and then to optimize.
 
     Attributes:
         data: The file.
@@ -70,7 +70,7 @@ GOALS = {"from predict": 500, "from predict_on_batch": 20, "file": 6, "training"
 
 
 def run(data: Path, *, quick: bool, backend: str = "tensorflow") -> dict[str, Any]:
-    """Trains a model of each task in float32 and optimizes it; a quick run does so with small ones."""
+    """Train a model of each task in float32 and optimize it; a quick run does so with small ones."""
     runs: dict[str, dict[str, Any]] = {}
     for name, task in TASKS.items():
         with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""What packing costs in quality: a text model trained, packed in each precision, judged on the held-out tail.
+"""The quality that packing costs: a text model is trained, packed in each precision, and judged on the held-out tail.
 
 A module of its own because it asks how well a packed model predicts, where `generation` asks how fast.
 Packed models read the tail from end to end, their state carried; Keras judges windows, each from a state of
@@ -111,7 +111,7 @@ def _compare(found: dict[str, Any], windows: float) -> None:
 
 
 def _run(*arguments: Any) -> dict[str, Any]:
-    """What a command of Cellerate's says."""
+    """The JSON that a command of Cellerate's prints."""
     program = str(Path(sys.executable).parent / "cellerate")
     command = [program, *map(str, arguments), "--backend", "jax", "--json"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

@@ -21,7 +21,7 @@ async def connect(port: int) -> Connection:
 
 
 async def post(connection: Connection, path: str, body: bytes) -> tuple[int, bytes]:
-    """Sends a request; gives the status and the body of its answer."""
+    """Send a request; give the status and the body of its answer."""
     reader, writer = connection
     _send(writer, path, body)
     status, length = await _head(reader)
@@ -89,7 +89,7 @@ async def sessions(
 
 @dataclasses.dataclass
 class Texts:
-    """What came back of streams of text.
+    """The characters and times of streams of text.
 
     Attributes:
         firsts: From when a request was due to its first characters, in seconds.
@@ -106,7 +106,7 @@ class Texts:
     events: int = 0
 
     async def stream(self, connection: Connection, seed: int, tokens: int, due: float) -> float | None:
-        """Asks for a text and reads it to its end; gives the time to its first characters, or None if refused."""
+        """Ask for a text and read it to its end; give the time to its first characters, or None if refused."""
         reader, writer = connection
         body = {
             "model": "text",
@@ -156,7 +156,7 @@ class Texts:
 
 
 async def texts(port: int, streams: int, tokens: int, rounds: int, prompt: str) -> dict[str, Any]:
-    """Streams of text side by side, each begins its next text when one ends."""
+    """Streams of text side by side; each begins its next text when one ends."""
     found = Texts(port, prompt)
     gc.disable()
 

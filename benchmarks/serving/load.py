@@ -37,7 +37,7 @@ NORMAL_S = 0.1
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """Measures all five.
+    """Measure all five.
 
     Args:
         quick: Fewer and shorter; to see that it works.
@@ -172,7 +172,7 @@ def overload(folder: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _checked(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """What texts took, once it is sure that none was refused and some are what the model draws alone."""
+    """The times of texts, after a check that none was refused and that some equal what the model draws alone."""
     model = load(folder / "text.cell")
     for seed, text in found["some"].items():
         if text != model.generate(PROMPT, max_tokens=len(text), seed=int(seed)) or not text:
@@ -191,7 +191,7 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 
 def client(**asked: Any) -> dict[str, Any]:
-    """Runs the client, and gives what it measured."""
+    """Run the client, and give what it measured."""
     command = program("serving.client", json.dumps(asked))
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     found: dict[str, Any] = json.loads(done.stdout)

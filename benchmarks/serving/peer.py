@@ -38,7 +38,7 @@ def stateful(path: str) -> Any:
 
 
 def serve(path: str) -> None:
-    """Serves until it is ended."""
+    """Serve until it is ended."""
     model, turn = stateful(path), asyncio.Lock()
 
     def step(number: int) -> np.ndarray:

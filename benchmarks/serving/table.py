@@ -1,4 +1,4 @@
-"""What the serving case measured, as a table."""
+"""The table of the serving case."""
 
 from typing import Any
 

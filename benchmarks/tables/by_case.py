@@ -212,7 +212,7 @@ _KERAS_WAYS = (
 
 
 def _generator(result: dict[str, Any], contestant: str, job: str) -> str:
-    """What a row is called."""
+    """The name of a row."""
     what, _, precision = job.partition(" ")
     if contestant == "cellerate":
         ours = _OURS | {"streams": f"{result['streams']} streams in all"}
@@ -367,4 +367,4 @@ NOTES: dict[str, Callable[[dict[str, Any]], str]] = {
     "forecasting": forecasting_table.where_we_lose,
     "backtest": forecasting_table.equal_models,
 }
-"""What a table says in a sentence below it."""
+"""The sentence below a table."""

@@ -1,4 +1,4 @@
-"""What the README shows first, from the newest publishable records: one table and one chart for each processor.
+"""The first table and chart of the README, one for each processor, from the newest publishable records.
 
 Each figure stands beside the fastest way that Keras alone has to do the same with the same model in the same precision,
 whichever backend and way that is; what a narrower precision or a pruned model adds are rows of their own. A `predict`
@@ -51,7 +51,7 @@ def table(records: Records) -> list[list[str]]:
 
 
 def _range(factors: list[float]) -> str:
-    """How far the records lie apart, if they are enough; else how many there are."""
+    """The distance of the records from each other, if there are enough; else their number."""
     count = len(factors)
     if count >= ENOUGH:
         return f"{rounded(min(factors))} to {rounded(max(factors))} in {count} records"
@@ -97,7 +97,7 @@ def _predicting(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def _pruning(result: dict[str, Any]) -> Iterator[Row]:
-    """What half the units bring, in the precision that the model is packed in in the end."""
+    """The gain of half the units, in the precision that the model is packed in at the end."""
     found = result["speed"]["records"]
     before, after = (found[f"{name} int8"]["characters_per_s"] for name in ("original", "pruned"))
     what = "what half the units pruned adds to generating in int8"
@@ -134,7 +134,7 @@ def _beside_keras(contest: Contest, way: str) -> Iterator[Row]:
 
 
 def _added(contest: Contest, way: str, precisions: tuple[str, ...]) -> Iterator[Row]:
-    """What narrower types bring on our own kernels."""
+    """The gain of narrower types on our own kernels."""
     wide = contest.best("ours", "float32", [way])
     for precision in precisions:
         narrow = contest.best("ours", precision, [way])

@@ -52,7 +52,7 @@ Result = dict[str, Any]
 
 
 class Entry(NamedTuple):
-    """What one contestant did.
+    """The figure of one contestant.
 
     Attributes:
         side: "ours", "keras" or "other".
@@ -95,7 +95,7 @@ class Contest(NamedTuple):
         return self._best(one for one in found if one is not None)
 
     def shown(self, entry: Entry) -> str:
-        """What one did, with its unit, and who it is."""
+        """A figure with its unit, and who reached it."""
         return f"{self.told(entry.value)} ({entry.who})"
 
     def of(self, side: str, precision: str) -> list[Entry]:

@@ -64,7 +64,7 @@ def _serve(ids: Any, settings: Settings, run: Any, ran: Any) -> None:
 
 
 def _leave_the_allocator() -> None:
-    """Has Cellerate leave the allocator as it comes, which no user can: so that it is seen what the setting brings."""
+    """Have Cellerate leave the allocator as it comes, which no user can: so that it is seen what the setting brings."""
     import importlib
 
     for name in ("machine.environment", "layers.accelerate"):

@@ -1,4 +1,4 @@
-"""How fast windows of a long file reach the trainer, and in how much memory.
+"""The speed at which windows of a long file reach the trainer, and the memory that this takes.
 
 Windows of 50 rows of 5 float32, batches of 64, shuffled, from memory-mapped files of 0.1, 1 and 4 GB; on the
 smallest file the same work through `tf.data` `window().flat_map()` and
@@ -31,7 +31,7 @@ PEER_ROWS = 1_000_000  # of the smallest file, which the peers hold in memory
 
 
 def make_file(path: Path, gigabytes: float) -> None:
-    """Writes random numbers, a piece at a time."""
+    """Write random numbers, a piece at a time."""
     rows = int(gigabytes * 1e9) // (4 * FEATURES)
     values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, FEATURES))
     draw = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def source_of(path: Path) -> WindowSource:
 
 
 def check(source: WindowSource, path: Path) -> None:
-    """Compares batches from all over an epoch with naive slices, and `batches` with `batch`."""
+    """Compare batches from all over an epoch with naive slices, and `batches` with `batch`."""
     values = np.load(path, mmap_mode="r")
     for index in np.linspace(0, len(source) - 1, 40).astype(int):
         (x,) = source.batch(0, int(index))
@@ -82,7 +82,7 @@ def drawer(batches: Iterator[Any], count: int) -> Callable[[], None]:
 
 
 def measure_size(path: Path, repeats: int) -> dict[str, Any]:
-    """Runs in a process of its own: speed of `batches` and of `batch`, and resident memory."""
+    """Run in a process of its own: speed of `batches` and of `batch`, and resident memory."""
     check(source_of(path), path)  # its map is gone afterwards, and with it what the check left resident
     source = source_of(path)
     places = iter(range(10**9))

@@ -1,4 +1,4 @@
-"""What oneDNN computes when torch runs an LSTM, so that a contestant is what its name says."""
+"""The primitives of oneDNN that torch calls for an LSTM, so that a contestant is what its name says."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ with torch.inference_mode():
 
 
 def onednn_calls(source: str = _SAY_PRIMITIVES) -> list[str]:
-    """What oneDNN says that torch had it compute of an LSTM: its code and the pass, for example "brgemm:avx512_core".
+    """The primitives that oneDNN logs for an LSTM of torch's: code and pass, such as "brgemm:avx512_core".
 
     Raises:
         RuntimeError: oneDNN computed none: then the contestant is not what its name says.

@@ -1,4 +1,4 @@
-"""What `cellerate plan` says of a forecaster on 8, 64 and 512 devices, and how far off it is for two processes here."""
+"""The plan of `cellerate plan` for a forecaster on 8, 64 and 512 devices, and its error for two processes here."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ BACKENDS = ("jax", "torch")
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """Plans on each backend that can train in several processes."""
+    """Plan on each backend that can train in several processes."""
     from cellerate.distributed.plan import Link, predict
 
     link = Link(GB_PER_S * 1e9, LATENCY_US * 1e-6)

@@ -55,7 +55,7 @@ class Contestant:
     def steps(
         self, count: int, *, timed: bool = True, batch: int | None = None, limit_s: float | None = None
     ) -> list[float]:
-        """Runs so many steps, of another batch than that of its settings if one is given, and keeps their times.
+        """Run so many steps, of another batch than that of its settings if one is given, and keep their times.
 
         Returns:
             Their losses.
@@ -74,7 +74,7 @@ class Contestant:
         return list(done["losses"])
 
     def record(self, batch: int, error: float | None = None) -> dict[str, Any]:
-        """What a result file keeps of its steps of one batch; `error` is that of its first losses."""
+        """The entry of its steps of one batch in a result file; `error` is that of its first losses."""
         timing = as_timing(self.seconds[batch])
         return {
             **self.settings,
@@ -90,12 +90,12 @@ class Contestant:
         }
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.close()
 
 
 def in_words(settings: Settings) -> str:
-    """What a contestant is given, beyond its precision."""
+    """The settings of a contestant in words, precision aside."""
     words = [ALLOCATOR_WORDS[settings["allocator"]]]
     if settings["implementation"] == "torch.nn.LSTM":
         words.append("fused Adam")
@@ -132,7 +132,7 @@ class Contest:
         rounds: int = 3,
         batches: Sequence[int] = (),
     ) -> list[list[dict[str, Any]]]:
-        """Lets contestants take turns, each for about `seconds` in all.
+        """Let contestants take turns, each for about `seconds` in all.
 
         Args:
             contestants: Their settings; all have one size, variants aside.
@@ -285,7 +285,7 @@ def name_of(settings: Settings) -> str:
 
 
 def show(record: dict[str, Any]) -> None:
-    """Prints a record."""
+    """Print a record."""
     print(
         f"H={record['units']:<4} B={record['batch']:<4} {record['median_s'] * 1e3:8.1f} ms  "
         f"{record['characters_per_s'] / 1e3:7.1f} k characters/s  {name_of(record)}",

@@ -31,7 +31,7 @@ PIECES = 5
 
 
 def generate(folder: Path, rows: int) -> None:
-    """Writes the tables: a time, the name of the series, five features."""
+    """Write the tables: a time, the name of the series, five features."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -61,7 +61,7 @@ def generate(folder: Path, rows: int) -> None:
 
 
 def pack(data: Path, output: Path) -> dict[str, Any]:
-    """Packs the tables."""
+    """Pack the tables."""
     from cellerate.data.series import pack_series
     from cellerate.data.settings import Reading
 
@@ -79,7 +79,7 @@ def pack(data: Path, output: Path) -> dict[str, Any]:
 
 
 def train(data: Path, output: Path) -> dict[str, Any]:
-    """Trains for some steps, as `cellerate train series` does; times count from the start of the process."""
+    """Train for some steps, as `cellerate train series` does; times count from the start of the process."""
     from cellerate.cli.backend import start_backend
 
     start_backend("jax")
@@ -152,7 +152,7 @@ def load(data: Path, output: Path) -> dict[str, Any]:
 
 
 def huge(data: Path, output: Path) -> dict[str, Any]:
-    """Opens and plans a thousand million rows in a file of holes, and takes batches from all over it."""
+    """Open and plan a thousand million rows in a file of holes, and take batches from all over it."""
     from cellerate.data.series import PackedSeries, describe, open_series
     from cellerate.data.settings import Reading
     from cellerate.data.windows import SeriesBatches
@@ -278,7 +278,7 @@ PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
 
 
 def part(name: str, data: Path, output: Path) -> dict[str, Any]:
-    """Runs one part in a process of its own."""
+    """Run one part in a process of its own."""
     found = result_of("training.scale", name, str(data), str(output))
     print(name, json.dumps(found), flush=True)
     return found

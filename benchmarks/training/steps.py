@@ -102,7 +102,7 @@ def losses(book: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def memory(book: Path, *, quick: bool) -> dict[str, Any]:
-    """What a process that trains holds at most: ten steps, each step's loss waited for."""
+    """The most memory that a training process holds in ten steps, waiting for each step's loss."""
     found = []
     for units in (128,) if quick else (128, 256, 512):
         for implementation, policy in _KERAS_AND_OURS:

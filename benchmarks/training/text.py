@@ -1,4 +1,4 @@
-"""How fast each backend trains the classic character model, beside plain Keras `fit`, and how well.
+"""The speed and quality with which each backend trains the classic character model, beside plain Keras `fit`.
 
 A module of its own because a process holds one Keras backend: each contestant is this module run with a backend's name.
 The model is the same for both: embedding 256, one LSTM of 256 units, batches of 128 windows of 100
