@@ -17,35 +17,37 @@ def _programs(*names: str) -> tuple[str, ...]:
     return tuple(f"benchmarks/{name}.py" for name in names)
 
 
+_PROCESSES = ("benchmarks/processes.py", "src/cellerate/observe/bench/process.py")
 _FORECASTING = tuple(
     f"forecasting/{name}"
     for name in ("backtest", "darts", "data", "neural", "ours", "peers", "race", "watch", "worker")
 )
 
 MEASURED: dict[str, tuple[str, ...]] = {
-    "kernel": (*_KERNELS, *_programs("processes", "training/kernel", "training/onednn")),
+    "kernel": (*_KERNELS, *_PROCESSES, *_programs("training/kernel", "training/onednn")),
     **dict.fromkeys(
         ("step", "variants", "small", "loss", "memory"),
-        (*_LAYERS, *_programs("processes", "training/contestant", "training/race", "training/steps")),
+        (*_LAYERS, *_PROCESSES, *_programs("training/contestant", "training/race", "training/steps")),
     ),
-    "loader": ("src/cellerate/data", *_programs("processes", "training/loader")),
-    "text": (*_TRAINING, *_programs("processes", "training/text")),
-    "generate": (*_PACKED, "benchmarks/generation", *_programs("processes", "training/onednn")),
+    "loader": ("src/cellerate/data", *_PROCESSES, *_programs("training/loader")),
+    "text": (*_TRAINING, *_PROCESSES, *_programs("training/text")),
+    "generate": (*_PACKED, "benchmarks/generation", *_PROCESSES, *_programs("training/onednn")),
     "inference": (
         *_PACKED,
         "benchmarks/generation",
         "benchmarks/inference",
-        *_programs("processes", "training/onednn"),
+        *_PROCESSES,
+        *_programs("training/onednn"),
     ),
     "quality": (*_TRAINING, *_PACKED, *_programs("quality/packing")),
     "optimize": (*_ALL, *_programs("quality/optimizing")),
     **dict.fromkeys(("series", "embed"), (*_TRAINING, *_programs("cases"))),
-    "compression": (*_ALL, *_programs("processes", "quality/compression")),
+    "compression": (*_ALL, *_PROCESSES, *_programs("quality/compression")),
     "serving": (
         *_PACKED,
         "src/cellerate/serving",
+        *_PROCESSES,
         *_programs(
-            "processes",
             "serving/load",
             "serving/client",
             "serving/peer",
@@ -55,13 +57,14 @@ MEASURED: dict[str, tuple[str, ...]] = {
     ),
     "scale": (
         *(f"src/cellerate/{room}" for room in ("data", "training", "tasks")),
-        *_programs("processes", "training/scale"),
+        *_PROCESSES,
+        *_programs("training/scale"),
     ),
     "plan": (*_TRAINING, "src/cellerate/distributed", *_programs("training/planning")),
     **dict.fromkeys(
-        ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_programs("processes", *_FORECASTING))
+        ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_PROCESSES, *_programs(*_FORECASTING))
     ),
-    "smaller": (*_PACKED, "src/cellerate/models", *_programs("processes", "quality/compression")),
+    "smaller": (*_PACKED, "src/cellerate/models", *_PROCESSES, *_programs("quality/compression")),
 }
 """The files and folders that each case measures; a case that is not here measures everything."""
 

@@ -4,31 +4,20 @@ Every contestant of a contest, ours and theirs, starts with the same allocator s
 one it found; a race in which they differ ends with an error. A contestant that cannot run is kept with its reason.
 """
 
-import contextlib
 import json
 import os
-import selectors
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks import ROOT
+from cellerate.observe.bench import process
 
-# "kept" is what Cellerate sets in its own processes (docs/decisions/0004-keep-freed-memory.md), here given to all by
-# the variables that any user can set; "stock" is the C library as it comes.
-ALLOCATORS: Mapping[str, Mapping[str, str]] = {
-    "kept": {
-        "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-        "MALLOC_TOP_PAD_": str(64 << 20),
-        "MALLOC_ARENA_MAX": "1",
-    },
-    "stock": {},
-}
+# "kept" is the setting of Cellerate's own processes (docs/decisions/0004-keep-freed-memory.md); "stock" is the C
+# library as it comes.
+ALLOCATORS: Mapping[str, Mapping[str, str]] = {"kept": process.ALLOCATOR, "stock": {}}
 ALLOCATOR_WORDS = {"kept": "keeps freed memory", "stock": "as the C library comes"}
 # A pool of OpenMP threads spins for so long after its last work, and would slow the next contestant.
 SPINNING_S = 0.25
@@ -38,11 +27,11 @@ class RefusedError(RuntimeError):
     """A contestant cannot take part; the message is the reason that the record keeps."""
 
 
-class Process:
-    """A contestant's process: a line of JSON in, a line of JSON out.
+class Process(process.Process):
+    """A contestant's process, in the group of the case: what ends a case ends its contestants.
 
     Args:
-        command: What to start.
+        command: What to start, in the folder `ROOT`.
         name: How errors call it.
         allocator: Of `ALLOCATORS`.
         environment: More variables.
@@ -52,64 +41,34 @@ class Process:
         self, command: Sequence[str], name: str, allocator: str = "kept", **environment: str
     ) -> None:
         self.name = name
-        given = as_environment(allocator) | environment
-        # Frameworks say much at their start; it is shown where a contestant ends.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env=given, cwd=ROOT
-        )
-        self._buffer = b""
+        variables = as_environment(allocator) | environment
+        super().__init__(command, env=variables, cwd=ROOT, start_new_session=False)
 
     def ask(self, question: Any, limit_s: float | None = None, what: str = "answer") -> Any:
-        """Send a question and give the answer.
+        """Send a question and give the answer; raise as `answer` does."""
+        self.send(question)
+        return self.answer(limit_s, what)
+
+    def answer(self, limit_s: float | None = None, what: str = "answer") -> Any:
+        """The next line.
 
         Raises:
             RefusedError: It takes longer than `limit_s`, and is ended; or it says why it cannot.
             RuntimeError: The process ended.
         """
-        assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # `answer` says how it ended
-            self._process.stdin.write((json.dumps(question) + "\n").encode())
-            self._process.stdin.flush()
-        return self.answer(limit_s, what)
-
-    def answer(self, limit_s: float | None = None, what: str = "answer") -> Any:
-        """The next line; raises as `ask` does."""
-        assert self._process.stdout
-        end = None if limit_s is None else time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                left = None if end is None else max(0.0, end - time.monotonic())
-                if not selector.select(left):
-                    self.close(kill=True)
-                    raise RefusedError(f"did not {what} in {limit_s:g} s")
-                read = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not read:
-                    code = self._process.wait()
-                    self._said.seek(0)
-                    said = self._said.read().decode(errors="replace").rstrip()
-                    print(said, file=sys.stderr)
-                    *_, last = ["", *said.splitlines()]
-                    raise RuntimeError(f"{self.name} ended with {code}: {last[:200]}")
-                self._buffer += read
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        found = json.loads(line)
+        try:
+            found = super().answer(limit_s)
+        except process.LateError:
+            raise RefusedError(f"did not {what} in {limit_s:g} s") from None
+        except process.EndedError as error:
+            said = error.said.rstrip()
+            print(said, file=sys.stderr)
+            *_, last = ["", *said.splitlines()]
+            raise RuntimeError(f"{self.name} ended with {error.code}: {last[:200]}") from None
         if isinstance(found, dict) and "refused" in found:
             self.close()
             raise RefusedError(found["refused"])
         return found
-
-    def close(self, *, kill: bool = False) -> None:
-        """End the process, if it has not ended."""
-        assert self._process.stdin and self._process.stdout
-        if kill:
-            self._process.kill()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-        self._said.close()
 
 
 def program(module: str, *arguments: str, python: str = sys.executable) -> list[str]:

@@ -110,7 +110,7 @@ class Field:
             return self._processes[name].ask({"job": job, **question}, given_s + self.limit_s, "answer")
         except RuntimeError:
             with contextlib.suppress(OSError, ValueError):
-                self._processes[name].close(kill=True)
+                self._processes[name].close()
             del self._processes[name]
             raise
 

@@ -63,15 +63,34 @@ def check_other(python: str) -> None:
         )
 
 
+class LateError(BackendError):
+    """A contestant took too long."""
+
+
+class EndedError(BackendError):
+    """A contestant's process ended.
+
+    Attributes:
+        code: Its exit status.
+        said: The text that it wrote.
+    """
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(_reason(said) or f"it ended with {code} and said nothing")
+        self.code, self.said = code, said
+
+
 class Process:
     """A contestant's process: a line of JSON in, a line of JSON out.
 
     Args:
         command: What to start.
-        environment: Variables beside those that all have.
+        options: Of `subprocess.Popen`, in place of those that our own contestants have.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        # Ctrl-C is for us alone: we end our contestants.
+        ours: dict[str, Any] = {"env": {**os.environ, **ALLOCATOR, **_ALONE}, "start_new_session": True}
         # Frameworks say much at their start; it is looked into where a contestant ends.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         try:
@@ -81,9 +100,7 @@ class Process:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._said,
-                    env={**os.environ, **ALLOCATOR, **_ALONE, **(environment or {})},
-                    # Ctrl-C is for us alone: we end our contestants.
-                    start_new_session=True,
+                    **(ours | options),
                 )
                 # Also of one that nobody closes, because Ctrl-C came before its name was known.
                 self._kill = weakref.finalize(self, _kill, self._process)
@@ -96,35 +113,41 @@ class Process:
         self._answers = cast(IO[bytes], self._process.stdout)
         self._buffer = b""
 
-    def ask(self, question: Any, limit_s: float) -> Any:
+    def ask(self, question: Any, limit_s: float | None = None) -> Any:
         """Sends a question and gives the answer; raises as `answer` does."""
+        self.send(question)
+        return self.answer(limit_s)
+
+    def send(self, question: Any) -> None:
+        """Sends a question."""
         with contextlib.suppress(BrokenPipeError):  # `answer` says how it ended
             self._questions.write((json.dumps(question) + "\n").encode())
             self._questions.flush()
-        return self.answer(limit_s)
 
-    def answer(self, limit_s: float) -> Any:
+    def answer(self, limit_s: float | None = None) -> Any:
         """The next line.
 
         Args:
-            limit_s: How long to wait for it, in seconds.
+            limit_s: How long to wait for it, in seconds; None for any time.
 
         Raises:
-            BackendError: None came in time, or the process ended; it is closed then, and the message says why.
+            LateError: No line came in time; the process is closed.
+            EndedError: The process ended; it is closed, and the message says why.
         """
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + (limit_s or 0.0)
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, end - time.monotonic())):
+                if not selector.select(None if limit_s is None else max(0.0, end - time.monotonic())):
                     self.close()
-                    raise BackendError(f"it was not ready in {limit_s:g} s")
+                    raise LateError(f"it was not ready in {limit_s:g} s")
                 read = os.read(self._answers.fileno(), 1 << 16)
                 if not read:
                     code = self._process.wait()
-                    reason = self._reason()
+                    self._said.seek(0)
+                    said = self._said.read().decode(errors="replace")
                     self.close()
-                    raise BackendError(reason or f"it ended with {code} and said nothing")
+                    raise EndedError(code, said)
                 self._buffer += read
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -137,22 +160,23 @@ class Process:
         self._answers.close()
         self._said.close()
 
-    def _reason(self) -> str:
-        """The error that it ended with: the first line below the last traceback, or the last line that it wrote."""
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace")
-        _, found, last = said.rpartition("Traceback (most recent call last):\n")
-        lines = [line for line in last.splitlines() if line.strip()]
-        own = [line for line in lines if re.match(r"[\w.]+(: |$)", line)] if found else lines[-1:]
-        # Without the modules that the error's name begins with.
-        return re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", own[0])[:_REASON] if own else ""
+
+def _reason(said: str) -> str:
+    """The error that a process ended with: the first line below the last traceback, or the last line that it wrote."""
+    _, found, last = said.rpartition("Traceback (most recent call last):\n")
+    lines = [line for line in last.splitlines() if line.strip()]
+    own = [line for line in lines if re.match(r"[\w.]+(: |$)", line)] if found else lines[-1:]
+    # Without the modules that the error's name begins with.
+    return re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", own[0])[:_REASON] if own else ""
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Ends a process and what it started, if it has not ended."""
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has not started a group of its own
+            process.kill()
         process.wait()
 
 
