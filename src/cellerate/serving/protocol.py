@@ -7,7 +7,7 @@ import http
 import logging
 import resource
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -98,115 +98,132 @@ def most_connections(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else max(8, min(wanted, soft - _OTHER_FILES))
 
 
+class _BoundedProtocol(HttpToolsProtocol):
+    """A connection that is closed when a client sends too much, or too slowly.
+
+    Attributes:
+        bounds: The bounds, which a subclass sets.
+        places: All connections within these bounds, which a subclass sets.
+    """
+
+    bounds: ClassVar[Limits]
+    places: ClassVar[Connections]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_bytes = self._chunks = 0
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = str((transport.get_extra_info("peername") or ("unknown",))[0])
+        if not self.places.add(self, peer):
+            self._refuse(503, "there are as many connections as there may be; try again.")
+            return
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.places.remove(self)
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline:
+            self.places.note(self, idle=True)
+
+    def give_way(self) -> None:
+        """Closes it, for another one needs the place."""
+        self._stop_timer()
+        self._refused = True
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        # Between two requests, anything begins the next one.
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_head()
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = self._chunks = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        if not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks += 1
+        if self._chunks > self.bounds.chunks:
+            self._refuse(413, f"the body comes in more than {self.bounds.chunks} parts; send larger ones.")
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.bounds.header_bytes:
+            self._refuse(431, f"the head of the request has more than {self.bounds.header_bytes} bytes.")
+
+    def _wait_for_head(self) -> None:
+        self.places.note(self, idle=True)
+        self._timer = self.loop.call_later(
+            self.bounds.receive_s,
+            self._refuse,
+            408,
+            f"the request took longer than {self.bounds.receive_s:g} s.",
+        )
+
+    def _head_came(self) -> None:
+        self.places.note(self, idle=False)
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        # While an answer is on its way, another one would be read as a part of it.
+        if self.cycle is None or self.cycle.response_complete:
+            text = f'{{"error":"{message}"}}'
+            phrase = http.HTTPStatus(status).phrase
+            self.transport.write(
+                f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode()
+            )
+        self.transport.close()
+
+
 def protocol_within(limits: Limits) -> type[HttpToolsProtocol]:
     """The class of connections for uvicorn.
 
     Args:
         limits: The bounds.
     """
-    connections = Connections(most_connections(limits.connections))
 
-    class Protocol(HttpToolsProtocol):
-        """A connection that is closed when a client sends too much, or too slowly."""
+    class Protocol(_BoundedProtocol):
+        """A connection within these bounds."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._timer: asyncio.TimerHandle | None = None
-            self._head_bytes = self._chunks = 0
-            self._refused = False
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            peer = str((transport.get_extra_info("peername") or ("unknown",))[0])
-            if not connections.add(self, peer):
-                self._refuse(503, "there are as many connections as there may be; try again.")
-                return
-            self._wait_for_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            connections.remove(self)
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self.pipeline:
-                connections.note(self, idle=True)
-
-        def give_way(self) -> None:
-            """Closes it, for another one needs the place."""
-            self._stop_timer()
-            self._refused = True
-            self.transport.abort()
-
-        def data_received(self, data: bytes) -> None:
-            if self._refused:
-                return
-            super().data_received(data)
-            # Between two requests, anything begins the next one.
-            if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._wait_for_head()
-
-        def on_message_begin(self) -> None:
-            self._head_bytes = self._chunks = 0
-            super().on_message_begin()
-
-        def on_url(self, url: bytes) -> None:
-            self._count_head(len(url))
-            super().on_url(url)
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            self._count_head(len(name) + len(value) + 4)
-            super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            self._head_came()
-            if not self._refused:
-                super().on_headers_complete()
-
-        def on_body(self, body: bytes) -> None:
-            self._chunks += 1
-            if self._chunks > limits.chunks:
-                self._refuse(413, f"the body comes in more than {limits.chunks} parts; send larger ones.")
-            if not self._refused:
-                super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            if not self._refused:
-                super().on_message_complete()
-
-        def _count_head(self, size: int) -> None:
-            self._head_bytes += size
-            if self._head_bytes > limits.header_bytes:
-                self._refuse(431, f"the head of the request has more than {limits.header_bytes} bytes.")
-
-        def _wait_for_head(self) -> None:
-            connections.note(self, idle=True)
-            self._timer = self.loop.call_later(
-                limits.receive_s, self._refuse, 408, f"the request took longer than {limits.receive_s:g} s."
-            )
-
-        def _head_came(self) -> None:
-            connections.note(self, idle=False)
-            self._stop_timer()
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _refuse(self, status: int, message: str) -> None:
-            if self._refused or self.transport.is_closing():
-                return
-            self._refused = True
-            # While an answer is on its way, another one would be read as a part of it.
-            if self.cycle is None or self.cycle.response_complete:
-                text = f'{{"error":"{message}"}}'
-                phrase = http.HTTPStatus(status).phrase
-                self.transport.write(
-                    f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
-                    f"content-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode()
-                )
-            self.transport.close()
+        bounds = limits
+        places = Connections(most_connections(limits.connections))
 
     return Protocol
