@@ -1,14 +1,14 @@
 """Batch size and sequence length: measures curves of speed and memory, and chooses from them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from cellerate.format import duration, percent, short, times
 from cellerate.layers.accelerate import accelerate
 from cellerate.machine.environment import available_memory_bytes
 from cellerate.models.rewrite import reinitialized
 from cellerate.optimization.context import Context, OutOfTimeError
-from cellerate.optimization.judging import paired_loss
+from cellerate.optimization.judging import Judged, paired_loss
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.stages.base import Stage
 from cellerate.optimization.stages.racing import all_timed, new_race_s, race_trainings
@@ -59,49 +59,22 @@ class BatchSize(Stage):
 
     def run(self, context: Context) -> StageRecord:
         """See `Stage.run`."""
-        work, choices = context.workload, context.state.choices
-        before = choices.batch_size
         free = available_memory_bytes()
-        with context.probe() as probe:
-
-            def measure(size: int) -> TrainingStep:
-                context.listener.notify(f"batches of {size}")
-                return training_step(
-                    probe,
-                    implementation=choices.implementation,
-                    policy=policy_of(work.model),
-                    batch_size=size,
-                    length=choices.length,
-                    seconds=_PROBE_S,
-                    timeout_s=max(30.0, context.seconds_left()),
-                )
-
-            kept_s = new_race_s(context, 2)
-            points, limit = sweep(measure, before, free, lambda: context.seconds_left() > kept_s)
+        points, limit = _measured_sizes(context, free)
         if not points:
             raise ProbeError(f"no batch fits: {limit}", memory=True)
-        fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free]
-        best = max(point.items_per_s for point in fits or points[:1])
-        # The data may have fewer rows, or memory may not allow as many.
-        now = min(points, key=lambda point: abs(point.batch_size - before))
-        # The smallest of the fastest: larger ones take more memory and make fewer updates per epoch.
-        chosen = min(
-            (point for point in fits or points[:1] if point.items_per_s * _FLAT >= best),
-            key=lambda point: point.batch_size,
-        )
-        too_large = now not in (fits or points[:1])
-        worth = chosen.items_per_s >= _WORTH * now.items_per_s or too_large
+        now, chosen, too_large = _choose_size(points, context.state.choices.batch_size, free)
+        old, new, doubt = now, chosen, ""
+        if chosen.items_per_s < _WORTH * now.items_per_s and not too_large:
+            doubt = f"no size is {percent(_WORTH - 1)} faster"
+        elif not too_large:
+            old, new, doubt = _in_turns(context, now, chosen)
         notes = [limit] if limit else []
         gains: tuple[Change, ...] = ()
-        decision = f"{now.batch_size} stays: no size is {percent(_WORTH - 1)} faster"
-        old, new, doubt = now, chosen, ""
-        if worth and chosen is not now and not too_large:
-            old, new, doubt = _in_turns(context, now, chosen)
-        if doubt:
-            decision, worth = f"{now.batch_size} stays: {doubt}", False
-        if worth and chosen is not now:
+        decision = f"{now.batch_size} stays: {doubt}"
+        if not doubt:
             context.state.training_steps += [new] if too_large else [old, new]
-            choices.batch_size = chosen.batch_size
+            notes.append(_use_size(context, now.batch_size, chosen.batch_size))
             decision = (
                 f"{chosen.batch_size} instead of {now.batch_size}: {short(new.items_per_s)} {_item(context)}/s "
                 f"instead of {short(old.items_per_s)}"
@@ -116,41 +89,7 @@ class BatchSize(Stage):
                     higher_is_better=True,
                 ),
             )
-            if chosen.batch_size < now.batch_size:
-                choices.accumulate *= max(1, round(now.batch_size / chosen.batch_size))
-                notes.append(
-                    f"Gradients of {choices.accumulate} batches make one update, so that training stays the same "
-                    "(--accumulate)."
-                )
-            else:
-                notes.append(_rate_note(context, chosen.batch_size / now.batch_size))
-        x = tuple(float(point.batch_size) for point in points)
-        mark = ((points.index(chosen), "chosen"),) if worth else ((points.index(now), "as it was"),)
-        curves = [
-            Curve(
-                chart="Training speed by batch size",
-                name=points[0].way,
-                x_label="rows of a batch",
-                y_label=f"{_item(context)}/s",
-                x=x,
-                y=tuple(point.items_per_s for point in points),
-                log_x=True,
-                marks=mark,
-            )
-        ]
-        if all(point.peak_memory_bytes for point in points):
-            curves.append(
-                Curve(
-                    chart="Memory by batch size",
-                    name="peak of the process",
-                    x_label="rows of a batch",
-                    y_label="MB",
-                    x=x,
-                    y=tuple((point.peak_memory_bytes or 0) / 1e6 for point in points),
-                    log_x=True,
-                    marks=mark,
-                )
-            )
+        mark = (points.index(now), "as it was") if doubt else (points.index(chosen), "chosen")
         return StageRecord(
             name=self.name,
             title=self.title,
@@ -158,10 +97,85 @@ class BatchSize(Stage):
             decision=decision,
             kept=bool(gains),
             gains=gains,
-            curves=tuple(curves),
+            curves=tuple(_curves_by_size(points, f"{_item(context)}/s", mark)),
             facts=(("largest that was tried", str(points[-1].batch_size)),)
             + ((("memory free at the start", f"{free / 1e9:.1f} GB"),) if free else ()),
             notes=tuple(notes),
+        )
+
+
+def _measured_sizes(context: Context, free: int | None) -> tuple[list[TrainingStep], str]:
+    """Sweeps the batch sizes in a process of its own; see `sweep`."""
+    choices = context.state.choices
+    with context.probe() as probe:
+
+        def measure(size: int) -> TrainingStep:
+            context.listener.notify(f"batches of {size}")
+            return training_step(
+                probe,
+                implementation=choices.implementation,
+                policy=policy_of(context.workload.model),
+                batch_size=size,
+                length=choices.length,
+                seconds=_PROBE_S,
+                timeout_s=max(30.0, context.seconds_left()),
+            )
+
+        kept_s = new_race_s(context, 2)
+        return sweep(measure, choices.batch_size, free, lambda: context.seconds_left() > kept_s)
+
+
+def _choose_size(
+    points: Sequence[TrainingStep], usual: int, free: int | None
+) -> tuple[TrainingStep, TrainingStep, bool]:
+    """Finds the size in use, and the one to use; the last is True if the first needs too much memory."""
+    fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free] or points[:1]
+    best = max(point.items_per_s for point in fits)
+    # The data may have fewer rows, or memory may not allow as many.
+    now = min(points, key=lambda point: abs(point.batch_size - usual))
+    # The smallest of the fastest: larger ones take more memory and make fewer updates per epoch.
+    chosen = min(
+        (point for point in fits if point.items_per_s * _FLAT >= best), key=lambda point: point.batch_size
+    )
+    return now, chosen, now not in fits
+
+
+def _use_size(context: Context, now: int, chosen: int) -> str:
+    """Makes a batch size the choice, and says what that changes in a training."""
+    choices = context.state.choices
+    choices.batch_size = chosen
+    if chosen > now:
+        return _rate_note(context, chosen / now)
+    choices.accumulate *= max(1, round(now / chosen))
+    return (
+        f"Gradients of {choices.accumulate} batches make one update, so that training stays the same "
+        "(--accumulate)."
+    )
+
+
+def _curves_by_size(points: Sequence[TrainingStep], unit: str, mark: tuple[int, str]) -> Iterator[Curve]:
+    """The speed by batch size, and the memory, where the system reports it."""
+    x = tuple(float(point.batch_size) for point in points)
+    yield Curve(
+        chart="Training speed by batch size",
+        name=points[0].way,
+        x_label="rows of a batch",
+        y_label=unit,
+        x=x,
+        y=tuple(point.items_per_s for point in points),
+        log_x=True,
+        marks=(mark,),
+    )
+    if all(point.peak_memory_bytes for point in points):
+        yield Curve(
+            chart="Memory by batch size",
+            name="peak of the process",
+            x_label="rows of a batch",
+            y_label="MB",
+            x=x,
+            y=tuple((point.peak_memory_bytes or 0) / 1e6 for point in points),
+            log_x=True,
+            marks=(mark,),
         )
 
 
@@ -318,40 +332,10 @@ class SequenceLength(Stage):
 
     def run(self, context: Context) -> StageRecord:
         """See `Stage.run`."""
-        work, choices = context.workload, context.state.choices
+        choices, metric = context.state.choices, context.workload.metric
         assert choices.length is not None  # noqa: S101 (else it is pointless)
-        settings = settings_of(work.record)
         tokens = choices.batch_size * choices.length
-        steps, least_left = 0, 0.0
-        found = {}
-        # The one in use first, as it is what the others are compared with.
-        lengths = (choices.length, max(8, choices.length // 2), 2 * choices.length)
-        # If a batch has a single row, no batch with rows twice as long has as many characters.
-        for length in dict.fromkeys(length for length in lengths if length <= tokens):
-            began = context.seconds_left()
-            if began < least_left:
-                break
-            context.listener.notify(f"rows of {length}")
-            model = accelerate(reinitialized(work.model, seed=context.settings.seed))
-            source = work.source(model, max(1, tokens // length), length)
-            if not steps:
-                # All lengths get the same number of characters, chosen to fit into the time for one length.
-                speed = max(step.items_per_s for step in context.state.training_steps)
-                each = context.seconds_left() / 3 - _around_length_s(context)
-                seconds = min(self._CHARACTERS_S, max(1.0, each))
-                steps = max(8, int(speed * seconds / tokens))
-            try_training(
-                model, source, loss=work.loss(model), settings=settings, policy=policy_of(model), steps=steps
-            )
-            found[length] = work.judge(model, "validation")
-            least_left = began - context.seconds_left() if context.share_s is not None else 0.0
-        if len(found) < 2 and least_left:
-            raise OutOfTimeError(
-                f"the training of one length took {duration(least_left)}, and there was no time for another",
-                len(lengths) * least_left,
-            )
-        found = dict(sorted(found.items()))
-        metric = work.metric
+        found, steps = self._judged_lengths(context, choices.length, tokens)
         base = found[choices.length]
         losses = {
             length: paired_loss(base, judged, higher_is_better=metric.higher_is_better)
@@ -373,7 +357,6 @@ class SequenceLength(Stage):
             )
             choices.batch_size = max(1, tokens // chosen)
             choices.length = chosen
-        x = tuple(float(length) for length in found)
         return StageRecord(
             name=self.name,
             title=self.title,
@@ -386,7 +369,7 @@ class SequenceLength(Stage):
                     name=metric.name,
                     x_label="characters of a row",
                     y_label=metric.unit or metric.name,
-                    x=x,
+                    x=tuple(map(float, found)),
                     y=tuple(judged.mean for judged in found.values()),
                     log_x=True,
                 ),
@@ -396,3 +379,48 @@ class SequenceLength(Stage):
                 "The model here keeps what it has learnt: the length is for its next training.",
             ),
         )
+
+    def _judged_lengths(self, context: Context, usual: int, tokens: int) -> tuple[dict[int, Judged], int]:
+        """Trains on rows of each length, as far as there is time; how good each model is, and the steps taken.
+
+        Raises:
+            OutOfTimeError: There was time for one length only.
+        """
+        work = context.workload
+        steps, least_left = 0, 0.0
+        found = {}
+        # The one in use first, as it is what the others are compared with.
+        lengths = (usual, max(8, usual // 2), 2 * usual)
+        # If a batch has a single row, no batch with rows twice as long has as many characters.
+        for length in dict.fromkeys(length for length in lengths if length <= tokens):
+            began = context.seconds_left()
+            if began < least_left:
+                break
+            context.listener.notify(f"rows of {length}")
+            model = accelerate(reinitialized(work.model, seed=context.settings.seed))
+            source = work.source(model, max(1, tokens // length), length)
+            # All lengths get the same number of characters.
+            steps = steps or self._steps_for_each(context, tokens)
+            try_training(
+                model,
+                source,
+                loss=work.loss(model),
+                settings=settings_of(work.record),
+                policy=policy_of(model),
+                steps=steps,
+            )
+            found[length] = work.judge(model, "validation")
+            least_left = began - context.seconds_left() if context.share_s is not None else 0.0
+        if len(found) < 2 and least_left:
+            raise OutOfTimeError(
+                f"the training of one length took {duration(least_left)}, and there was no time for another",
+                len(lengths) * least_left,
+            )
+        return dict(sorted(found.items())), steps
+
+    def _steps_for_each(self, context: Context, tokens: int) -> int:
+        """The steps, of so many characters each, that fit into the time for one length."""
+        speed = max(step.items_per_s for step in context.state.training_steps)
+        each = context.seconds_left() / 3 - _around_length_s(context)
+        seconds = min(self._CHARACTERS_S, max(1.0, each))
+        return max(8, int(speed * seconds / tokens))

@@ -5,7 +5,7 @@ import itertools
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
@@ -177,58 +177,13 @@ def _rows(
     context: Context, chosen: Candidate, trained: tuple[TrainingStep, TrainingStep] | None
 ) -> tuple[Change, ...]:
     """The rows of the table of figures before and after; the first of each quantity is its headline everywhere."""
-    state, work, speeds = context.state, context.workload, chosen.speeds
-    original = context.before
-    rate = f"{work.item}/s"
-
-    def now(before: Speed) -> Speed:
-        """The speed to compare with a way of Keras's: the same way, if the model still runs on Keras."""
-        return next((one for one in speeds if one.way == before.way), speeds[0])
-
-    rows = []
-    for before in original.speeds:
-        rows.append(
-            Change(
-                quantity="use",
-                label=f"{work.verb}, {work.alone}, from {before.way}",
-                before=before.per_s,
-                after=now(before).per_s,
-                unit=rate,
-                higher_is_better=True,
-            )
-        )
-    fastest = max(original.speeds, key=lambda one: one.throughput_per_s or 0)
-    if fastest.throughput_per_s and now(fastest).throughput_per_s:
-        rows.append(
-            Change(
-                quantity="use",
-                label=f"{work.verb}, {now(fastest).batch} at a time, from {fastest.way}",
-                before=fastest.throughput_per_s,
-                after=now(fastest).throughput_per_s or 0,
-                unit=rate,
-                higher_is_better=True,
-            )
-        )
-    best = original.speeds[-1]
-    for label, was, becomes in (
-        ("latency of a call, median", best.latency_p50_ms, now(best).latency_p50_ms),
-        ("latency of a call, 99th percentile", best.latency_p99_ms, now(best).latency_p99_ms),
-    ):
-        rows.append(
-            Change(
-                quantity="use",
-                label=f"{label}, from {best.way}",
-                before=was,
-                after=becomes,
-                unit="ms",
-                higher_is_better=False,
-            )
-        )
+    state, metric = context.state, context.workload.metric
+    rows = [*_speed_rows(context, chosen.speeds), *_latency_rows(context.before.speeds[-1], chosen.speeds)]
     rows.append(
         Change(
             quantity="size",
             label="file",
-            before=original.file_bytes,
+            before=context.before.file_bytes,
             after=chosen.file_bytes,
             unit="bytes",
             higher_is_better=False,
@@ -238,14 +193,62 @@ def _rows(
     rows.append(
         Change(
             quantity=None,
-            label=f"{work.metric.name} on the test part",
+            label=f"{metric.name} on the test part",
             before=state.tested[ORIGINAL].mean,
             after=state.tested[chosen.id].mean,
-            unit=work.metric.unit,
-            higher_is_better=work.metric.higher_is_better,
+            unit=metric.unit,
+            higher_is_better=metric.higher_is_better,
         )
     )
     return tuple(rows)
+
+
+def _beside(before: Speed, speeds: Sequence[Speed]) -> Speed:
+    """The speed to compare with a way of Keras's: the same way, if the model still runs on Keras."""
+    return next((one for one in speeds if one.way == before.way), speeds[0])
+
+
+def _speed_rows(context: Context, speeds: Sequence[Speed]) -> Iterator[Change]:
+    """The speeds beside each way to use the original: alone, and beside the fastest of them many at a time."""
+    work, original = context.workload, context.before.speeds
+    rate = f"{work.item}/s"
+    for before in original:
+        yield Change(
+            quantity="use",
+            label=f"{work.verb}, {work.alone}, from {before.way}",
+            before=before.per_s,
+            after=_beside(before, speeds).per_s,
+            unit=rate,
+            higher_is_better=True,
+        )
+    fastest = max(original, key=lambda one: one.throughput_per_s or 0)
+    now = _beside(fastest, speeds)
+    if fastest.throughput_per_s and now.throughput_per_s:
+        yield Change(
+            quantity="use",
+            label=f"{work.verb}, {now.batch} at a time, from {fastest.way}",
+            before=fastest.throughput_per_s,
+            after=now.throughput_per_s,
+            unit=rate,
+            higher_is_better=True,
+        )
+
+
+def _latency_rows(before: Speed, speeds: Sequence[Speed]) -> Iterator[Change]:
+    """The time of a call: the median, and of the slowest in a hundred."""
+    now = _beside(before, speeds)
+    for label, was, becomes in (
+        ("latency of a call, median", before.latency_p50_ms, now.latency_p50_ms),
+        ("latency of a call, 99th percentile", before.latency_p99_ms, now.latency_p99_ms),
+    ):
+        yield Change(
+            quantity="use",
+            label=f"{label}, from {before.way}",
+            before=was,
+            after=becomes,
+            unit="ms",
+            higher_is_better=False,
+        )
 
 
 def _training_row(context: Context, before: TrainingStep, after: TrainingStep) -> Change:
