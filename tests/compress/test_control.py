@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cellerate.compress import control, distill, prune, quantize
-from cellerate.compress.control import ahead, stretches, train_further
+from cellerate.compress.control import FineTuning, ahead, stretches, train_further
 from cellerate.compress.record import QualityGate
 from cellerate.compress.student import smaller
 from cellerate.layers.accelerate import is_accelerated
@@ -57,7 +57,7 @@ def arguments(**more):
 
 def test_control_of_a_pruned_model_is_trained_on_the_same_batches_at_the_same_rates(text, told):
     prune.prune(text, Numbered(), keep=0.5, learning_rate=4e-3, **arguments())
-    train_further(text, Numbered(), learning_rate=4e-3, **arguments())
+    train_further(text, Numbered(), FineTuning(learning_rate=4e-3, **arguments()))
     assert told[prune] == told[control]
     # From the first batch on, though units were chosen by it.
     assert told[control][0][0][0] == Numbered()[0][0][0].tolist()
@@ -65,7 +65,7 @@ def test_control_of_a_pruned_model_is_trained_on_the_same_batches_at_the_same_ra
 
 def test_control_of_a_student_is_trained_on_the_same_batches_at_the_same_rates(text, told):
     distill.distill(text, smaller(text, 0.5), Numbered(), learning_rate=4e-3, **arguments())
-    train_further(text, Numbered(), learning_rate=4e-3, **arguments())
+    train_further(text, Numbered(), FineTuning(learning_rate=4e-3, **arguments()))
     assert told[distill] == told[control]
 
 
@@ -74,7 +74,7 @@ def test_control_of_a_quantised_model_is_trained_in_as_many_stretches(text, told
     worse = itertools.count(1.0)
     given = arguments(judge=lambda model: next(worse), learning_rate=1e-4)
     quantize.quantize(text, Numbered(), precision=precision, gate=QualityGate(0.0), **given)
-    train_further(text, Numbered(), parts=quantize.STRETCHES, **given)
+    train_further(text, Numbered(), FineTuning(**given), parts=quantize.STRETCHES)
     assert told[quantize] == told[control]
     assert [len(taken) for taken, *_ in told[control]] == [2, 3, 2, 3]
 
@@ -89,7 +89,8 @@ def test_train_further_gives_the_best_of_four_stages_and_leaves_the_model_alone(
         seen.append(model.get_weights())
         return next(qualities)
 
-    found = train_further(text, Numbered(), learning_rate=1e-2, parts=parts, **arguments(judge=judge))
+    tuning = FineTuning(learning_rate=1e-2, **arguments(judge=judge))
+    found = train_further(text, Numbered(), tuning, parts=parts)
     assert len(seen) == 4
     for one, other, before in zip(found.get_weights(), seen[1], weights, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -108,12 +109,8 @@ def test_train_further_learns(text):
         return float(LOSS(y, model.predict_on_batch(x)))
 
     before = judge(text)
-    found = train_further(
-        text,
-        Numbered(),
-        learning_rate=3e-2,
-        **arguments(judge=judge, steps=40, on_step=lambda done, total, loss: losses.append((done, total))),
-    )
+    given = arguments(judge=judge, steps=40, on_step=lambda done, total, loss: losses.append((done, total)))
+    found = train_further(text, Numbered(), FineTuning(learning_rate=3e-2, **given))
     assert judge(found) < 0.7 * before
     assert losses == [(n, 40) for n in range(1, 41)]
 

@@ -4,8 +4,9 @@ A model that is trained while it is compressed may be better than the original f
 control does it show what the compression itself costs.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -15,38 +16,44 @@ from cellerate.compress.fitting import Course, Data, Judge, Keeper, OnStep, endl
 from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.layers.accelerate import restore
 from cellerate.models.rewrite import describe, rebuild
+from cellerate.settings import check_counts, check_number
 
 
-def train_further(
-    model: keras.Model,
-    data: Data,
-    *,
-    loss: Any,
-    steps: int,
-    learning_rate: float,
-    judge: Judge,
-    seed: int,
-    parts: int = 1,
-    batch_size: int = 64,
-    on_step: OnStep | None = None,
-) -> keras.Model:
-    """Trains a copy of a model as `prune`, `distill` and `quantize` train theirs.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """How a compression trains a model further, and judges it.
 
-    With the same arguments it sees the same batches in the same order, at the same learning rates, and of four
-    stages of its training the best is kept, as theirs.
-
-    Args:
-        model: A built Functional or Sequential model. It is not changed.
-        data: The training data, as `fitting.Data`.
+    Attributes:
         loss: A Keras loss.
         steps: How many batches to train on, at least 1.
         learning_rate: The learning rate at the start of training; it falls to 0.
         judge: Returns how bad a model is, and so decides which stage is kept.
         seed: The seed for the order of the batches.
-        parts: In how many stretches, each with an optimizer of its own: `quantize.STRETCHES` for a control of
-            that; 1 for the others.
         batch_size: Rows per batch, if data are arrays.
         on_step: Called after each step with how many are done, how many there are, and the loss.
+    """
+
+    loss: Any
+    steps: int
+    learning_rate: float
+    judge: Judge
+    seed: int
+    batch_size: int = 64
+    on_step: OnStep | None = None
+
+
+def train_further(model: keras.Model, data: Data, tuning: FineTuning, *, parts: int = 1) -> keras.Model:
+    """Trains a copy of a model as `prune`, `distill` and `quantize` train theirs.
+
+    With the same settings it sees the same batches in the same order, at the same learning rates, and of four
+    stages of its training the best is kept, as theirs.
+
+    Args:
+        model: A built Functional or Sequential model. It is not changed.
+        data: The training data, as `fitting.Data`.
+        tuning: How to train.
+        parts: In how many stretches, each with an optimizer of its own: `quantize.STRETCHES` for a control of
+            that; 1 for the others.
 
     Returns:
         The copy, not compiled.
@@ -56,16 +63,16 @@ def train_further(
         ModelError: The model cannot be rebuilt.
         TrainingError: The loss is no longer a finite number.
     """
-    batch_size = rows_per_batch(model, batch_size, data)
+    batches = endless(data, rows_per_batch(model, tuning.batch_size, data), tuning.seed)
     copy = rebuild(model, describe(model))
-    batches, course, keeper = endless(data, batch_size, seed), Course(steps, on_step), Keeper(copy, judge)
-    for length in stretches(steps, parts):
+    course, keeper = Course(tuning.steps, tuning.on_step), Keeper(copy, tuning.judge)
+    for length in stretches(tuning.steps, parts):
         fine_tune(
             copy,
             batches,
-            loss=loss,
+            loss=tuning.loss,
             steps=length,
-            learning_rate=learning_rate,
+            learning_rate=tuning.learning_rate,
             course=course,
             keeper=keeper if parts == 1 else None,
         )
@@ -79,6 +86,24 @@ def train_further(
 def stretches(steps: int, parts: int) -> list[int]:
     """Gives the steps of each of at most `parts` stretches of about the same length; none is empty."""
     return [length for length in np.diff(np.linspace(0, steps, parts + 1).astype(int)).tolist() if length]
+
+
+def pruning_rounds(rounds: int, steps: int) -> Iterator[tuple[float, int, bool]]:
+    """Gives for each round of pruning the share that is gone after it, its steps, and True for the last.
+
+    The share follows the cubic schedule. Rounds share the steps equally; the last takes the remainder, too.
+    """
+    for number in range(1, rounds + 1):
+        last = number == rounds
+        yield 1 - (1 - number / rounds) ** 3, steps // rounds + (steps % rounds if last else 0), last
+
+
+def check_pruning(settings: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a setting that `prune` and `sparsify` have in common and that is out of range."""
+    check_counts(rounds=settings["rounds"], batch_size=settings["batch_size"])
+    for name in ("steps", "seed"):
+        check_number(name, settings[name], at_least=0, whole=True)
+    check_number("learning_rate", settings["learning_rate"], above=0)
 
 
 def ahead(

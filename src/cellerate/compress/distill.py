@@ -7,6 +7,7 @@ import functools
 import itertools
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -33,7 +34,7 @@ from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, is_functional, rebuild
-from cellerate.settings import check_number
+from cellerate.settings import check_counts, check_number
 
 _LATEST = 100  # the mean of this many steps stands for the end of training
 # Losses for classes, as Keras classes and as functions.
@@ -132,69 +133,51 @@ def distill(
         Understanding", 2019.
     """
     started = time.perf_counter()
-    check_number("temperature", temperature, above=0)
-    check_number("weight", weight, at_least=0, at_most=1)
-    final_weight = weight if final_weight is None else final_weight
-    check_number("final_weight", final_weight, at_least=0, at_most=1)
-    check_number("steps", steps, at_least=1, whole=True)
-    check_number("learning_rate", learning_rate, above=0)
-    check_number("batch_size", batch_size, at_least=1, whole=True)
+    settings: dict[str, Any] = {
+        "temperature": temperature,
+        "weight": weight,
+        "final_weight": weight if final_weight is None else final_weight,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    _check(settings)
     _check_pair(teacher, student)
-    batch_size = rows_per_batch(student, batch_size, data, validation)
+    batch_size = settings["batch_size"] = rows_per_batch(student, batch_size, data, validation)
     hard = _only(loss_of(student if getattr(student, "loss", None) is not None else teacher, loss))
     outputs = _outputs(student, hard, from_logits)
     taken = itertools.islice(endless(data, batch_size, seed), steps)
     batches, again = itertools.tee(taken) if compare else (taken, iter(()))
-
-    def quality(model: keras.Model) -> float:
-        if judge is not None:
-            return float(judge(model))
+    # Judged on its own training data, the last model is best.
+    looks = judge is not None or validation is not None
+    if judge is None:
         judged = data if validation is None else validation
-        return loss_on(model, judged, loss=hard, batch_size=batch_size)
-
-    guide = _exact_copy(teacher)
-    if outputs != "values" and from_logits is None:
-        guide = _speaking_like(student, guide, outputs)
-    accelerate(guide)
-    before = quality(guide)
+        judge = functools.partial(loss_on, data=judged, loss=hard, batch_size=batch_size)
+    guide = _guide(teacher, student, outputs, from_logits)
+    before = float(judge(guide))
     pupil = accelerate(_exact_copy(student))
     train = functools.partial(fine_tune, loss=hard, steps=steps, learning_rate=learning_rate)
     in_all = 2 * steps if compare else steps
     course = Course(steps, _counted_from(0, in_all, on_step))
     soft = SoftLabels(outputs, temperature)
-    distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, (weight, final_weight), course)
-    # Judged on its own training data, the last model is best.
-    looks = judge is not None or validation is not None
-    keeper = Keeper(pupil, quality)
+    shares = (weight, settings["final_weight"])
+    distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, shares, course)
+    keeper = Keeper(pupil, judge)
     train(distiller, batches, course=course, keeper=keeper if looks else None)
-    details = {
-        "steps": steps,
-        "outputs": outputs,
-        "hard_loss": _latest(distiller.hard_losses),
-        "soft_loss": _latest(distiller.soft_losses),
-        "losses": course.curve(),
-        "hard_losses": curve(distiller.hard_losses),
-    }
+    details = {"steps": steps, "outputs": outputs, **_losses(distiller, course)}
     after = keeper.restore()
     restore(pupil)
     if compare:
         twin = _exact_copy(student)
-        keeper = Keeper(twin, quality)
+        keeper = Keeper(twin, judge)
         course = Course(steps, _counted_from(steps, in_all, on_step))
         train(twin, again, course=course, keeper=keeper if looks else None)
         details["twin_quality"] = keeper.restore()
     compile_as(pupil, student if student.compiled else teacher)
     return pupil, CompressionRecord(
         method="distill",
-        settings={
-            "temperature": temperature,
-            "weight": weight,
-            "final_weight": final_weight,
-            "steps": steps,
-            "learning_rate": learning_rate,
-            "batch_size": batch_size,
-            "seed": seed,
-        },
+        settings=settings,
         metric=metric,
         quality_before=before,
         quality_after=after,
@@ -203,6 +186,26 @@ def distill(
         seconds=time.perf_counter() - started,
         details=details,
     )
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an argument out of range."""
+    check_number("temperature", settings["temperature"], above=0)
+    for name in ("weight", "final_weight"):
+        check_number(name, settings[name], at_least=0, at_most=1)
+    check_counts(steps=settings["steps"])
+    check_number("learning_rate", settings["learning_rate"], above=0)
+    check_counts(batch_size=settings["batch_size"])
+
+
+def _losses(distiller: Distiller, course: Course) -> dict[str, Any]:
+    """The losses of a training; for the record."""
+    return {
+        "hard_loss": _latest(distiller.hard_losses),
+        "soft_loss": _latest(distiller.soft_losses),
+        "losses": course.curve(),
+        "hard_losses": curve(distiller.hard_losses),
+    }
 
 
 def _latest(losses: list[float]) -> float | None:
@@ -275,6 +278,16 @@ def _outputs(model: keras.Model, loss: Any, from_logits: bool | None) -> Outputs
         told = isinstance(loss, keras.losses.Loss) and loss.get_config().get("from_logits", False)
         from_logits = bool(told) and not gives_probabilities(model)
     return "logits" if from_logits else "probabilities"
+
+
+def _guide(
+    teacher: keras.Model, student: keras.Model, outputs: Outputs, from_logits: bool | None
+) -> keras.Model:
+    """An accelerated copy of the teacher, with the student's kind of outputs unless the caller names them."""
+    guide = _exact_copy(teacher)
+    if outputs != "values" and from_logits is None:
+        guide = _speaking_like(student, guide, outputs)
+    return accelerate(guide)
 
 
 def _speaking_like(student: keras.Model, teacher: keras.Model, outputs: Outputs) -> keras.Model:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import keras
 import numpy as np
 
-from cellerate.compress.control import ahead
+from cellerate.compress.control import ahead, check_pruning, pruning_rounds
 from cellerate.compress.fitting import (
     Course,
     Data,
@@ -32,7 +32,7 @@ from cellerate.keras_graph.ties import LayerUnits, units_of
 from cellerate.keras_graph.ties_layers import Array, WeightAxis
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, layer_nodes, rebuild, same_layers
-from cellerate.settings import check_choice, check_number
+from cellerate.settings import check_choice, check_counts, check_number
 
 _SALIENCY_BATCHES = 16
 _JUDGED_BATCHES = 16
@@ -132,11 +132,8 @@ def prune(
         "seed": seed,
     }
     check_number("keep", keep, above=0, below=1)
-    for name in ("rounds", "batch_size", "multiple_of"):
-        check_number(name, settings[name], at_least=1, whole=True)
-    for name in ("steps", "seed"):
-        check_number(name, settings[name], at_least=0, whole=True)
-    check_number("learning_rate", learning_rate, above=0)
+    check_counts(multiple_of=multiple_of)
+    check_pruning(settings)
     check_choice("importance", importance, get_args(Importance))
     batch_size = rows_per_batch(model, batch_size, data, validation)
     needs_loss = bool(steps) or judge is None or importance != "magnitude"
@@ -151,17 +148,9 @@ def prune(
     judge, judged_on = _judge(judge, validation, batches, used_loss, batch_size)
     quality_before = float(judge(current))
     course = Course(steps, on_step)
-    for number in range(1, rounds + 1):
-        # Cubic schedule: the share of the units to remove that are gone after this round.
-        share = 1 - (1 - number / rounds) ** 3
-        left = {group: count - round(share * (count - final[group])) for group, count in before.items()}
-        units = units_of(current)
-        # These batches are trained on as well: training does not depend on how the units were chosen.
-        seen, batches = ahead(batches, 0 if importance == "magnitude" else _SALIENCY_BATCHES)
-        scores = _scores(current, units, importance, iter(seen), used_loss)
-        current = without(current, units, _least(units, scores, left))
-        last = number == rounds
-        trained = steps // rounds + (steps % rounds if last else 0)
+    for gone, trained, last in pruning_rounds(rounds, steps):
+        left = {group: count - round(gone * (count - final[group])) for group, count in before.items()}
+        current, batches = _pruned(current, batches, left, importance, used_loss)
         keeper = Keeper(current, judge)
         fine_tune(
             current,
@@ -175,15 +164,6 @@ def prune(
         )
     quality_after = keeper.restore()
     compile_as(restore(current), model)
-    kept = units_of(current).layers
-    details = {
-        "layers": {
-            path: {"units": len(units), "kept": len(kept[path])} for path, units in found.layers.items()
-        },
-        "kept_whole": dict(found.kept_whole),
-        "judged_on": judged_on,
-        "losses": course.curve(),
-    }
     return current, CompressionRecord(
         method="prune",
         settings=settings,
@@ -193,8 +173,27 @@ def prune(
         parameters_before=model.count_params(),
         parameters_after=current.count_params(),
         seconds=time.perf_counter() - started,
-        details=details,
+        details={
+            **_changed_layers(found, units_of(current)),
+            "judged_on": judged_on,
+            "losses": course.curve(),
+        },
     )
+
+
+def _pruned(
+    model: keras.Model,
+    batches: Iterator[tuple[Any, ...]],
+    left: Mapping[_Group, int],
+    importance: Importance,
+    loss: Any,
+) -> tuple[keras.Model, Iterator[tuple[Any, ...]]]:
+    """Gives a model with the units that matter most, as many as are `left`, and the batches to train it on."""
+    units = units_of(model)
+    # These batches are trained on as well: training does not depend on how the units were chosen.
+    seen, batches = ahead(batches, 0 if importance == "magnitude" else _SALIENCY_BATCHES)
+    scores = _scores(model, units, importance, iter(seen), loss)
+    return without(model, units, _least(units, scores, left)), batches
 
 
 def without(model: keras.Model, units: LayerUnits, removed: Array) -> keras.Model:
@@ -332,6 +331,13 @@ def _judge(
         held = _Held(list(itertools.islice(batches, _JUDGED_BATCHES)))
     judged_on = "data" if validation is None else "validation"
     return lambda model: loss_on(model, held, loss=loss, batch_size=batch_size), judged_on
+
+
+def _changed_layers(before: LayerUnits, after: LayerUnits) -> dict[str, Any]:
+    """The layers that lost units, and the others with the reason; for the record."""
+    kept = after.layers
+    layers = {path: {"units": len(units), "kept": len(kept[path])} for path, units in before.layers.items()}
+    return {"layers": layers, "kept_whole": dict(before.kept_whole)}
 
 
 def _kept(count: int, keep: float, multiple_of: int) -> int:

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from cellerate.compress.control import check_pruning, pruning_rounds
 from cellerate.compress.fitting import (
     Course,
     Data,
@@ -111,19 +112,11 @@ def sparsify(
     }
     check_number("sparsity", sparsity, above=0, below=1)
     check_choice("scope", scope, ("matrix", "model"))
-    for name in ("rounds", "batch_size"):
-        check_number(name, settings[name], at_least=1, whole=True)
-    for name in ("steps", "seed"):
-        check_number(name, settings[name], at_least=0, whole=True)
-    check_number("learning_rate", learning_rate, above=0)
+    check_pruning(settings)
     batch_size = rows_per_batch(model, batch_size, data, validation)
     used_loss = loss_of(model, loss) if steps or judge is None else None
     current = rebuild(model, describe(model))
-    matrices = [weight for weight in current.trainable_weights if len(weight.shape) == 2]
-    if not matrices:
-        raise ModelError(
-            f"model {model.name!r} has no matrix that can be trained: nothing can be set to zero."
-        )
+    matrices = _trainable_matrices(current)
     batches = endless(data, batch_size, seed)
     looks = judge is not None or validation is not None
     judged = data if validation is None else validation
@@ -134,25 +127,18 @@ def sparsify(
     course = Course(steps, on_step)
     keeper = Keeper(current, judge)
     kept_constraints = [weight.constraint for weight in matrices]
-    for number in range(1, rounds + 1):
-        last = number == rounds
-        values = [np.asarray(ops.convert_to_numpy(weight), np.float32) for weight in matrices]
-        masks = _masks(values, sparsity * (1 - (1 - number / rounds) ** 3), scope)
-        for weight, mask, constraint in zip(matrices, masks, kept_constraints, strict=True):
-            weight.constraint = _Masked(mask, constraint)
-            weight.assign(weight.constraint(weight))
+    for gone, trained, last in pruning_rounds(rounds, steps):
+        _hold_at_zero(matrices, kept_constraints, sparsity * gone, scope)
         fine_tune(
             current,
             batches,
             loss=used_loss,
-            steps=steps // rounds + (steps % rounds if last else 0),
+            steps=trained,
             learning_rate=learning_rate,
             course=course,
             keeper=keeper if last and looks else None,
         )
     after = keeper.restore()
-    zeros = {weight.path: 1 - _nonzero(weight) / int(np.prod(weight.shape)) for weight in matrices}
-    total = sum(int(np.prod(weight.shape)) for weight in matrices)
     parameters = int(model.count_params())
     return compile_as(rebuild(current, describe(current)), model), CompressionRecord(
         method="sparsify",
@@ -164,13 +150,46 @@ def sparsify(
         parameters_after=parameters,
         seconds=time.perf_counter() - started,
         details={
-            "sparsity": 1 - sum(map(_nonzero, matrices)) / total,
-            "matrices": zeros,
+            **_zeros(matrices),
             "zlib_bytes": {"before": bytes_before, "after": _compressed(current)},
             "remark": _REMARK,
             "losses": course.curve(),
         },
     )
+
+
+def _trainable_matrices(model: keras.Model) -> list[Any]:
+    """The weights in which single values may be set to zero.
+
+    Raises:
+        ModelError: There are none.
+    """
+    matrices = [weight for weight in model.trainable_weights if len(weight.shape) == 2]
+    if not matrices:
+        raise ModelError(
+            f"model {model.name!r} has no matrix that can be trained: nothing can be set to zero."
+        )
+    return matrices
+
+
+def _hold_at_zero(matrices: Sequence[Any], constraints: Sequence[Any], share: float, scope: str) -> None:
+    """Sets the smallest weights to zero, where they stay beside the constraints of the layers."""
+    values = [np.asarray(ops.convert_to_numpy(weight), np.float32) for weight in matrices]
+    masks = _masks(values, share, scope)
+    for weight, mask, constraint in zip(matrices, masks, constraints, strict=True):
+        weight.constraint = _Masked(mask, constraint)
+        weight.assign(weight.constraint(weight))
+
+
+def _zeros(matrices: Sequence[Any]) -> dict[str, Any]:
+    """The share of zeros in all matrices, and in each; for the record."""
+    sizes = [int(np.prod(weight.shape)) for weight in matrices]
+    return {
+        "sparsity": 1 - sum(map(_nonzero, matrices)) / sum(sizes),
+        "matrices": {
+            weight.path: 1 - _nonzero(weight) / size for weight, size in zip(matrices, sizes, strict=True)
+        },
+    }
 
 
 class _Masked(keras.constraints.Constraint):

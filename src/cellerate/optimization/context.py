@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from cellerate.compress.control import train_further
+from cellerate.compress.control import FineTuning, train_further
 from cellerate.compress.record import QualityGate
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import BackendError, CellerateError, ModelError
@@ -227,10 +227,8 @@ class Context:
         trained = train_further(
             model,
             self.training_data(model),
-            steps=steps,
-            learning_rate=learning_rate,
+            FineTuning(steps=steps, learning_rate=learning_rate, **self.training_arguments(model)),
             parts=parts,
-            **self.training_arguments(model),
         )
         found = self.consider(name, title, CONTROL, self.trained(trained), "float32")
         # So that a run that ends here, in whatever way, does not train it again.

@@ -21,9 +21,9 @@ def test_control_is_trained_once_and_kept_where_the_run_is_interrupted(made, tmp
 
     out, trained = tmp_path / "out", []
 
-    def train(*given, **named):
-        trained.append(named["steps"])
-        return train_further(*given, **named)
+    def train(model, data, tuning, **named):
+        trained.append(tuning.steps)
+        return train_further(model, data, tuning, **named)
 
     def interrupt(*_, **__):
         # Before the run itself writes anything: a crash here would find it on disk, too.
