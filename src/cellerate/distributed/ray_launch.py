@@ -67,10 +67,43 @@ def launch_on_ray(
     require("ray", "ray", "Training on Ray")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.util.queue import Queue
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    _connect(address)
+    try:
+        enough = least or count
+        found = ray.cluster_resources()
+        processors, gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
+        if address == "local" and processors < enough:
+            raise ConfigError(
+                f"the Ray cluster has {processors} processors, and {enough} processes need one each: ask for "
+                "fewer, or add machines."
+            )
+        said = _queue()
+        listener = _Listener(said, say)
+        trainer = _trainer(
+            _worker_config(command, run, extra or {}, said),
+            run,
+            (least, count) if least is not None and least < count else count,
+            use_gpu=gpus >= enough,
+        )
+        _train(trainer, listener)
+        emit(listener.results)
+        if listener.code is None and listener.others:
+            # Only another process has found what is wrong.
+            listener.code, last = listener.others[-1]
+            say(last)
+        return 1 if listener.code is None else listener.code
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Makes this process a part of a cluster.
+
+    Raises:
+        BackendError: It cannot be reached.
+    """
+    import ray
 
     try:
         if ":" in address and "//" not in address:
@@ -85,59 +118,72 @@ def launch_on_ray(
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise BackendError(f"the Ray cluster {address} cannot be reached: {error}") from error
-    try:
-        found = ray.cluster_resources()
-        processors, gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
-        if address == "local" and processors < (least or count):
-            raise ConfigError(
-                f"the Ray cluster has {processors} processors, and {least or count} processes need one each: ask for "
-                "fewer, or add machines."
-            )
-        workers: Any = (least, count) if least is not None and least < count else count
-        # Beside this process: a machine that goes away must not take it along.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        said = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-        listener = _Listener(said, say)
-        trainer = DataParallelTrainer(
-            _work,
-            train_loop_config={
-                "command": [*command],
-                "folder": str(Path.cwd()),
-                "environment": {
-                    **{name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
-                    **(extra or {}),
-                    LAUNCHED_VARIABLE: "1",
-                },
-                "run": str(run),
-                "before": [path.name for path in _checkpoints(run)],
-                "said": said,
-            },
-            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus >= (least or count)),
-            # Ray keeps a little there about the attempts.
-            run_config=RunConfig(
-                failure_config=FailureConfig(max_failures=_ATTEMPTS),
-                storage_path=str((run / "ray").absolute()),
-            ),
-        )
-        # Ray tells on stdout which workers died.
-        with contextlib.redirect_stdout(sys.stderr), listener:
-            try:
-                trainer.fit()
-            except ray.train.TrainingFailedError as error:
-                raise BackendError(
-                    f"training failed {_ATTEMPTS + 1} times; the last checkpoint is as it was. {listener.last}"
-                ) from error
-            except SystemExit as error:
-                # What Ray makes of Ctrl-C.
-                raise KeyboardInterrupt from error
-        emit(listener.results)
-        if listener.code is None and listener.others:
-            # Only another process has found what is wrong.
-            listener.code, last = listener.others[-1]
-            say(last)
-        return 1 if listener.code is None else listener.code
-    finally:
-        ray.shutdown()
+
+
+def _queue() -> Any:
+    """A queue in which workers on any machine tell this process of their work."""
+    import ray
+    from ray.util.queue import Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Beside this process: a machine that goes away must not take it along.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+
+
+def _worker_config(command: Sequence[str], run: Path, extra: Mapping[str, str], said: Any) -> dict[str, Any]:
+    """The arguments of `_work`, as Ray sends them to each worker."""
+    return {
+        "command": [*command],
+        "folder": str(Path.cwd()),
+        "environment": {
+            **{name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+            **extra,
+            LAUNCHED_VARIABLE: "1",
+        },
+        "run": str(run),
+        "before": [path.name for path in _checkpoints(run)],
+        "said": said,
+    }
+
+
+def _trainer(config: dict[str, Any], run: Path, workers: int | tuple[int, int], *, use_gpu: bool) -> Any:
+    """Ray's trainer, which starts the workers and starts them again after a failure."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    return DataParallelTrainer(
+        _work,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        # Ray keeps a little there about the attempts.
+        run_config=RunConfig(
+            failure_config=FailureConfig(max_failures=_ATTEMPTS),
+            storage_path=str((run / "ray").absolute()),
+        ),
+    )
+
+
+def _train(trainer: Any, listener: "_Listener") -> None:
+    """Runs the workers to their end, and shows meanwhile what they say.
+
+    Raises:
+        BackendError: They failed again and again.
+        KeyboardInterrupt: The user interrupted them.
+    """
+    from ray.train import TrainingFailedError
+
+    # Ray tells on stdout which workers died.
+    with contextlib.redirect_stdout(sys.stderr), listener:
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            raise BackendError(
+                f"training failed {_ATTEMPTS + 1} times; the last checkpoint is as it was. {listener.last}"
+            ) from error
+        except SystemExit as error:
+            # What Ray makes of Ctrl-C.
+            raise KeyboardInterrupt from error
 
 
 class _Listener:
