@@ -2,6 +2,7 @@
 
 from cellerate.machine import gpu
 from cellerate.machine.doctor import Core, examine, settings
+from cellerate.machine.doctor.examination import Surroundings
 from cellerate.machine.doctor.packages import Package
 
 GB = 10**9
@@ -137,9 +138,7 @@ class Machine:
 
         self.monkeypatch.setattr(gpu, "diagnose", lambda backend, facts: dict(reasons).get(backend))
         self.monkeypatch.setattr(settings, "xla_knows", lambda flag: flag in xla)
-        return examine(
-            core,
-            kernels=lambda facts: kernels,
+        where = Surroundings(
             environ={"KERAS_HOME": str(self.work)} | dict(environ),
             root=self.root,
             facts=facts,
@@ -154,6 +153,7 @@ class Machine:
             usage=size_of if usage is None else usage,
             wait=wait,
         )
+        return examine(core, where, kernels=lambda facts: kernels)
 
 
 def said(findings):

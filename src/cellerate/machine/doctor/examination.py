@@ -35,34 +35,14 @@ _TOPICS = [each.TOPIC for each in (gpus, native_core, packages, settings, proces
 _UNREADABLE = (OSError, ValueError, LookupError, ImportError, RuntimeError)
 
 
-def examine(
-    core: Core,
-    *,
-    kernels: Callable[[gpu.GpuFacts], str | None] = gpu.diagnose_kernels,
-    environ: Mapping[str, str] = os.environ,
-    root: Path = Path("/"),
-    facts: gpu.GpuFacts | None = None,
-    find: Find = packages.find_package,
-    backends: Sequence[str] | None = None,
-    python: tuple[int, int] = sys.version_info[:2],
-    allowed: Collection[int] | None = None,
-    folders: Mapping[str, Path] | None = None,
-    limits: tuple[int, int] | None = None,
-    usage: Usage = shutil.disk_usage,
-    wait: Callable[[float], None] = time.sleep,
-) -> list[Finding]:
-    """Looks at this machine and set-up for what bites an LSTM's speed or correctness.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """The machine and the set-up that the doctor looks at.
 
-    No framework is imported. It takes a fifth of a second in which it only looks how busy the machine is, and what
-    `core` takes to measure, which is left out while others use the processors. A GPU is asked through its driver,
-    which takes about 100 ms.
-
-    Args:
-        core: What the native core says of itself.
-        kernels: Says why Cellerate's own kernels do not run on the GPUs; None if nothing is in the way.
+    Attributes:
         environ: The environment variables.
-        root: Where the machine's files are.
-        facts: What is known of the GPUs; None asks the driver.
+        root: The folder of the machine's files.
+        facts: The GPUs, as far as they are known; None asks the driver.
         find: Finds an installed package.
         backends: The Keras backends that are installed; None looks for them.
         python: The version of Python.
@@ -72,19 +52,56 @@ def examine(
             a limit; None asks the system.
         usage: Says how large a file system is and what of it is free.
         wait: Waits for some seconds.
+    """
+
+    environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+    root: Path = Path("/")
+    facts: gpu.GpuFacts | None = None
+    find: Find = packages.find_package
+    backends: Sequence[str] | None = None
+    python: tuple[int, int] = sys.version_info[:2]
+    allowed: Collection[int] | None = None
+    folders: Mapping[str, Path] | None = None
+    limits: tuple[int, int] | None = None
+    usage: Usage = shutil.disk_usage
+    wait: Callable[[float], None] = time.sleep
+
+    def read_counters(self) -> list[str | None]:
+        """Reads how busy the processors are and what is swapped."""
+        return [read(self.root / name) for name in ("proc/stat", "proc/vmstat")]
+
+
+def examine(
+    core: Core,
+    where: Surroundings | None = None,
+    *,
+    kernels: Callable[[gpu.GpuFacts], str | None] = gpu.diagnose_kernels,
+) -> list[Finding]:
+    """Looks at this machine and set-up for what bites an LSTM's speed or correctness.
+
+    No framework is imported. It takes a fifth of a second in which it only looks how busy the machine is, and what
+    `core` takes to measure, which is left out while others use the processors. A GPU is asked through its driver,
+    which takes about 100 ms.
+
+    Args:
+        core: What the native core says of itself.
+        where: The machine and the set-up; None for those of this process.
+        kernels: Says why Cellerate's own kernels do not run on the GPUs; None if nothing is in the way.
 
     Returns:
         The findings, the most serious first, in the order of their topics among themselves. A check that cannot read
         what it needs is a note of its own.
     """
+    where = Surroundings() if where is None else where
     # First, while nothing that is done here is in the way.
-    before = [read(root / name) for name in ("proc/stat", "proc/vmstat")]
-    wait(load.MOMENT_S)
-    after = [read(root / name) for name in ("proc/stat", "proc/vmstat")]
+    before = where.read_counters()
+    where.wait(load.MOMENT_S)
+    after = where.read_counters()
 
-    gpus_here = gpu.facts(environ=environ, root=root) if facts is None else facts
-    backends = installed_backends() if backends is None else backends
-    allowed = load.allowed_processors() if allowed is None else allowed
+    environ, root, find, usage = where.environ, where.root, where.find, where.usage
+    gpus_here = gpu.facts(environ=environ, root=root) if where.facts is None else where.facts
+    backends = installed_backends() if where.backends is None else where.backends
+    allowed = load.allowed_processors() if where.allowed is None else where.allowed
     has_gpu = bool(gpus_here.devices) or gpus_here.driver is not None
     found = _Findings()
 
@@ -100,7 +117,7 @@ def examine(
     found.add(gpus, lambda: gpus.check_gpu_kernels(gpus_here, kernels(gpus_here)))
 
     found.add(packages, lambda: packages.check_versions(find))
-    found.add(packages, lambda: packages.check_backends(find, backends, python))
+    found.add(packages, lambda: packages.check_backends(find, backends, where.python))
     found.add(packages, lambda: packages.check_cuda_wheels(find, has_gpu))
 
     found.add(settings, lambda: settings.check_backend(environ, backends))
@@ -123,10 +140,9 @@ def examine(
     found.add(memory, lambda: memory.check_huge_pages(root))
     found.add(memory, lambda: memory.check_allocator(environ))
     found.add(memory, lambda: memory.check_shared(root, usage, backends))
-    found.add(
-        memory, lambda: memory.check_shell_limits(root, *(_soft_limits() if limits is None else limits))
-    )
+    found.add(memory, lambda: memory.check_shell_limits(root, *(where.limits or _soft_limits())))
 
+    folders = where.folders
     found.add(disk, lambda: disk.check_disks(_folders() if folders is None else folders, usage, root))
     found.add(load, lambda: load.check_load(root, before[0], after[0], allowed))
     return sorted(found.all, key=lambda one: (STATUSES.index(one.status), _TOPICS.index(one.topic)))
