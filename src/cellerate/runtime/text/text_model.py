@@ -26,16 +26,21 @@ from cellerate.runtime.text.streaming import pieces
 Errors = Literal["strict", "ignore"]
 
 
-class _Options(TypedDict, total=False):
-    """The options of `PackedModel.complete`."""
+class _Sampling(TypedDict, total=False):
+    """The options of `sampling_rules`."""
 
-    max_tokens: int
     temperature: float
     top_k: int | None
     top_p: float | None
     min_p: float
     repetition_penalty: float
     seed: int | None
+
+
+class _Options(_Sampling, total=False):
+    """The options of `PackedModel.complete`."""
+
+    max_tokens: int
     stop: Sequence[str]
     errors: Errors
     cancelled: Callable[[], bool]
@@ -131,33 +136,29 @@ class NextTokenModel:
         prompts: Sequence[str],
         *,
         max_tokens: int = 400,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
         stop: Sequence[str] = (),
         errors: Errors = "strict",
         cancelled: Callable[[], bool] = lambda: False,
+        **sampling: Unpack[_Sampling],
     ) -> list[Completion]:
         """Continues prompts of any lengths side by side, each as if it were alone.
 
         Args:
             prompts: What to continue; at least one character each.
             max_tokens: Maximum number of characters (or bytes, or tokens) to generate for each.
-            temperature: Divides the logits; 0 always takes the likeliest token.
-            top_k: Draws from the k likeliest tokens only.
-            top_p: Draws from the likeliest tokens that together have this probability.
-            min_p: Draws from tokens with at least this fraction of the likeliest one's probability.
-            repetition_penalty: Above 1, makes tokens that are already in the text less likely.
-            seed: The same seed draws the same texts, on every instruction set and number of threads in float32
-                and int8; None draws different ones each time. Each prompt has its own random numbers; the first
-                draws what it would draw alone.
             stop: Texts that end a continuation; they are not part of it.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
             cancelled: Asked every few hundred ids at most whether to end all continuations with what they have;
                 such as the `is_set` of a `threading.Event`.
+            sampling: How to draw, by any of these names.
+                `temperature` divides the logits; 0 always takes the likeliest token. 1 if it is left out.
+                `top_k` draws from the k likeliest tokens only.
+                `top_p` draws from the likeliest tokens that together have this probability.
+                `min_p` draws from tokens with at least this fraction of the likeliest one's probability.
+                `repetition_penalty`, above 1, makes tokens that are already in the text less likely.
+                `seed`: the same one draws the same texts, on every instruction set and number of threads in float32
+                and int8; None draws different ones each time. Each prompt has its own random numbers; the first
+                draws what it would draw alone.
 
         Returns:
             For each prompt the continuation's text, ids, log probabilities and the reason it ended.
@@ -167,14 +168,7 @@ class NextTokenModel:
             DataError: A prompt has a character that the model never saw.
             ModelError: The model has no tokenizer, or is not a next-token model.
         """
-        rules = sampling_rules(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
+        rules = sampling_rules(**sampling)
         if isinstance(prompts, str):
             raise ConfigError("prompts is a text; expected a list of texts.")
         ids = [self._encoded(prompt, errors) for prompt in prompts]
