@@ -12,6 +12,7 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.cell import write_cell
 from cellerate.tasks import bulk, inference
 from cellerate.tasks.pieces import Pieces
+from cellerate.tasks.settings import LineFiles, SeriesFiles
 from support import packed_forecaster
 from support.runtime import packed_lines
 from support.runtime.packed_lines import LINES
@@ -38,7 +39,7 @@ def parts(folder):
 def test_vectors_of_files_are_those_of_their_lines_in_their_order(lines):
     told = []
     done = bulk.embed_files(
-        lines / "l.cell", lines / "in", lines / "out", progress=lambda *both: told.append(both)
+        lines / "l.cell", LineFiles(lines / "in"), lines / "out", progress=lambda *both: told.append(both)
     )
     assert (done.pieces, done.done, done.items) == (5, 5, 15)
     assert told == [(4, 0), (8, 0), (10, 0), (14, 0), (15, 0)]
@@ -51,14 +52,14 @@ def test_vectors_of_files_are_those_of_their_lines_in_their_order(lines):
 
 
 def test_shares_of_any_number_make_up_the_whole(lines):
-    whole = bulk.embed_files(lines / "l.cell", lines / "in", lines / "whole")
+    whole = bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "whole")
     for number in (2, 0):
-        done = bulk.embed_files(lines / "l.cell", lines / "in", lines / "out", share=(number, 3))
+        done = bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out", share=(number, 3))
     assert parts(lines / "out") == [f"part-{number:06}.parquet" for number in (0, 2, 3)]
     assert (done.pieces, done.done) == (5, 3)
     before = (lines / "out/part-000002.parquet").stat().st_mtime_ns
     for number in (0, 1):  # another number of processes goes on
-        done = bulk.embed_files(lines / "l.cell", lines / "in", lines / "out", share=(number, 2))
+        done = bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out", share=(number, 2))
     assert (done.done, done.items) == (whole.pieces, 4)
     assert (lines / "out/part-000002.parquet").stat().st_mtime_ns == before
     np.testing.assert_allclose(
@@ -66,13 +67,13 @@ def test_shares_of_any_number_make_up_the_whole(lines):
         np.array(pq.read_table(lines / "whole")["vector"].to_pylist()),
         atol=1e-6,
     )
-    assert bulk.embed_files(lines / "l.cell", lines / "in", lines / "out").items == 0
+    assert bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out").items == 0
 
 
 def test_share_is_the_place_that_a_launcher_names(lines, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+    done = bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     assert parts(lines / "out") == ["part-000001.parquet", "part-000003.parquet"]
     assert done.items == 8
 
@@ -84,13 +85,13 @@ def test_of_passes_that_begin_at_once_the_first_has_the_folder(lines, monkeypatc
         if not began:
             began.append(True)
             # Another one, with another setting, begins and ends between the look and the name.
-            bulk.embed_files(lines / "l.cell", lines / "in", lines / "out", errors="replace")
+            bulk.embed_files(lines / "l.cell", LineFiles(lines / "in", errors="replace"), lines / "out")
         name(pieces, beside, path)
 
     name = Pieces._name
     monkeypatch.setattr(Pieces, "_name", later)
     with pytest.raises(ConfigError, match="results of another pass: errors differs"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     assert len(parts(lines / "out")) == 5
 
 
@@ -99,53 +100,56 @@ def test_file_system_without_hard_links_will_do(lines, monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    assert bulk.embed_files(lines / "l.cell", lines / "in", lines / "out").items == 15
-    assert bulk.embed_files(lines / "l.cell", lines / "in", lines / "out").items == 0
+    assert bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out").items == 15
+    assert bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out").items == 0
 
 
 def test_unknown_character_is_named_with_its_file_and_line(lines):
     (lines / "in/a.txt").write_text("\n".join([*LINES, "zoo"]))
     with pytest.raises(DataError, match=r"a\.txt, counted from line 9: line 3: .*'z'"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     assert parts(lines / "out") == ["part-000000.parquet", "part-000001.parquet"]
     with pytest.raises(ConfigError, match=r"results of another pass: errors differs\. Remove it"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out", errors="replace")
-    assert bulk.embed_files(lines / "l.cell", lines / "in", lines / "other", errors="replace").items == 16
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in", errors="replace"), lines / "out")
+    assert (
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in", errors="replace"), lines / "other").items
+        == 16
+    )
 
 
 def test_folder_of_something_else_is_left_alone(lines):
     (lines / "out").mkdir()
     (lines / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match="exists and holds no results of a pass"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     (lines / "out" / "_about.json").write_text("{")
     with pytest.raises(ConfigError, match="exists and holds no results of a pass"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     assert sorted(path.name for path in (lines / "out").iterdir()) == ["_about.json", "thesis.txt"]
 
 
 @pytest.mark.parametrize("share", [(2, 2), (-1, 2)])
 def test_share_that_cannot_be_is_refused(lines, share):
     with pytest.raises(ConfigError, match="expected the number of this process"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out", share=share)
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out", share=share)
 
 
 def test_changed_data_or_model_is_another_pass(lines):
-    bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+    bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     (lines / "in/a.txt").write_text("red hat\n")
     with pytest.raises(ConfigError, match="data differs"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
     write_cell(lines / "l.cell", packed_lines.program(), precision="int8", header=packed_lines.header())
     with pytest.raises(ConfigError, match="data and model differ"):
-        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "in"), lines / "out")
 
 
 def test_files_without_lines_and_missing_ones_are_refused(lines):
     (lines / "empty.txt").write_text("")
     with pytest.raises(DataError, match=r"empty\.txt: no line"):
-        bulk.embed_files(lines / "l.cell", lines / "empty.txt", lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles(lines / "empty.txt"), lines / "out")
     with pytest.raises(DataError, match=r"nowhere"):
-        bulk.embed_files(lines / "l.cell", [lines / "nowhere"], lines / "out")
+        bulk.embed_files(lines / "l.cell", LineFiles([lines / "nowhere"]), lines / "out")
 
 
 # --- series
@@ -169,9 +173,9 @@ def series(tmp_path, monkeypatch):
 
 
 def test_forecasts_of_a_folder_are_those_of_each_series(series):
-    done = bulk.forecast_files(series / "f.cell", series / "s.csv", series / "out", share=(1, 2))
+    done = bulk.forecast_files(series / "f.cell", SeriesFiles(series / "s.csv"), series / "out", share=(1, 2))
     assert (done.pieces, done.done, done.items) == (2, 1, 1)
-    done = bulk.forecast_files(series / "f.cell", series / "s.csv", series / "out")
+    done = bulk.forecast_files(series / "f.cell", SeriesFiles(series / "s.csv"), series / "out")
     assert (done.done, done.items) == (2, 1)
     table = pq.read_table(series / "out")
     assert table.schema.field("time").type == pa.timestamp("us")
@@ -189,13 +193,13 @@ def test_forecasts_of_a_folder_are_those_of_each_series(series):
 def test_errors_judged_in_pieces_add_up_to_those_of_all_windows(series, part, windows):
     told = []
     first, nothing = bulk.judge_files(
-        series / "f.cell", [series / "s.csv"], series / "out", part=part, share=(1, 2)
+        series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out", part=part, share=(1, 2)
     )
     assert nothing is None
     assert first.done < first.pieces
     done, report = bulk.judge_files(
         series / "f.cell",
-        [series / "s.csv"],
+        SeriesFiles([series / "s.csv"]),
         series / "out",
         part=part,
         progress=lambda *both: told.append(both),
@@ -224,7 +228,7 @@ def test_forecaster_without_quantiles_is_judged_in_pieces(series):
         precision="float32",
         header=packed_forecaster.header(series_column="region"),
     )
-    _, report = bulk.judge_files(series / "f.cell", [series / "s.csv"], series / "out")
+    _, report = bulk.judge_files(series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out")
     expected = inference.evaluate(series / "f.cell", [series / "s.csv"])
     assert list(report) == list(expected)
     assert "coverage" not in report
@@ -232,7 +236,7 @@ def test_forecaster_without_quantiles_is_judged_in_pieces(series):
 
 
 def test_errors_are_listed_by_series(series):
-    bulk.judge_files(series / "f.cell", [series / "s.csv"], series / "out")
+    bulk.judge_files(series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out")
     table = pq.read_table(series / "out").to_pydict()
     assert table["series"] == ["n", "n", "n", "s", "s", "s"]
     assert table["windows"] == [9, 9, 4, 5, 9, 8]
@@ -246,26 +250,26 @@ def test_errors_are_listed_by_series(series):
 
 
 def test_part_that_cannot_be_read_is_named(series):
-    bulk.judge_files(series / "f.cell", [series / "s.csv"], series / "out")
+    bulk.judge_files(series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out")
     (series / "out/part-000003.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"part-000003\.parquet cannot be read: .*Remove it, and start"):
-        bulk.judge_files(series / "f.cell", [series / "s.csv"], series / "out")
+        bulk.judge_files(series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out")
 
 
 def test_data_in_which_no_window_fits_and_other_tasks_are_refused(series, lines):
     text = (series / "s.csv").read_text().splitlines()
     (series / "short.csv").write_text("\n".join(text[:8]))
     with pytest.raises(DataError, match="no window fits"):
-        bulk.judge_files(series / "f.cell", [series / "short.csv"], series / "out")
+        bulk.judge_files(series / "f.cell", SeriesFiles([series / "short.csv"]), series / "out")
     with pytest.raises(ModelError, match="forecast needs a model of the task 'series'"):
-        bulk.judge_files(lines / "l.cell", [series / "s.csv"], series / "out")
+        bulk.judge_files(lines / "l.cell", SeriesFiles([series / "s.csv"]), series / "out")
     with pytest.raises(ConfigError, match="part must be one of all, held-out, not 'some'"):
-        bulk.judge_files(series / "f.cell", [series / "s.csv"], series / "out", part="some")
+        bulk.judge_files(series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out", part="some")
     assert not (series / "out").exists()
 
 
 def test_folder_says_what_it_holds(series):
-    bulk.forecast_files(series / "f.cell", series / "s.csv", series / "out")
+    bulk.forecast_files(series / "f.cell", SeriesFiles(series / "s.csv"), series / "out")
     about = json.loads((series / "out" / "_about.json").read_text())
     assert about["format"] == "cellerate-pieces-1"
     assert about["task"] == "forecast"

@@ -19,7 +19,7 @@ from cellerate.tasks.embed import (
     reconstruct_lines,
     train_on_lines,
 )
-from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
+from cellerate.tasks.settings import AutoencoderArchitecture, LineFiles, LineOptions
 from cellerate.training import time_limits
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
@@ -165,7 +165,7 @@ def test_packed_model_gives_the_vectors_of_its_keras_model(tmp_path, padding, pa
     if part == "whole":
         monkeypatch.setattr(bulk, "_LINES_A_PIECE", 6)
         (tmp_path / "l.txt").write_text("\n".join(lines))
-        bulk.embed_files(tmp_path / "m.keras", tmp_path / "l.txt", tmp_path / "out")
+        bulk.embed_files(tmp_path / "m.keras", LineFiles(tmp_path / "l.txt"), tmp_path / "out")
         written = np.array(pq.read_table(tmp_path / "out")["vector"].to_pylist())
         np.testing.assert_allclose(written, expected, atol=1e-5 * np.ptp(expected), rtol=0)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)

@@ -15,7 +15,6 @@ import numpy as np
 
 from cellerate.data.files import Errors, file_digest
 from cellerate.data.series import SeriesData, SeriesPart
-from cellerate.data.settings import TableOptions
 from cellerate.data.text import find_line_files, line_blocks
 from cellerate.errors import DataError
 from cellerate.listener import Callbacks
@@ -42,7 +41,7 @@ from cellerate.tasks.judging import (
 )
 from cellerate.tasks.opening import forecaster_of, open_model, record_for
 from cellerate.tasks.pieces import Pieces
-from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.settings import LineFiles, SeriesFiles
 
 _Path = str | os.PathLike[str]
 _Embed = Callable[[Sequence[str]], np.ndarray]
@@ -74,13 +73,9 @@ class PassResult:
 
 def embed_files(
     model: _Path,
-    paths: Sequence[_Path] | _Path,
+    data: LineFiles,
     output: _Path,
     *,
-    column: str | None = None,
-    field: str | None = None,
-    errors: Errors = "strict",
-    encoding: str = "utf-8",
     batch_size: int = 256,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -89,13 +84,8 @@ def embed_files(
 
     Args:
         model: A line model's `.keras` or `.cell` file.
-        paths: Text, JSON-lines or Parquet files, folders of them, or globs.
+        data: The lines.
         output: The folder to write.
-        column: The column of Parquet files; without it, their only text column.
-        field: The field of JSON lines that has the text.
-        errors: Characters the model never saw, and bytes that are not UTF-8: "strict" raises, "replace" reads them as
-            unknown.
-        encoding: That of text files.
         batch_size: Lines a batch.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many lines were done; of how many is not known, so 0.
@@ -105,24 +95,23 @@ def embed_files(
 
     Example:
         >>> from cellerate.tasks import bulk
-        >>> bulk.embed_files("titles.cell", "titles/", "vectors/")
+        >>> from cellerate.tasks.settings import LineFiles
+        >>> bulk.embed_files("titles.cell", LineFiles("titles/"), "vectors/")
     """
     require("pyarrow", "tables", "writing Parquet files")
     import pyarrow as pa
 
-    files = find_line_files(one_or_more(paths))
-    embed = _embedder(model, batch_size, errors)
-    about = {"task": "embed", "model": file_digest(Path(model)), "column": column, "errors": errors}
+    reading = {name: value for name, value in vars(data).items() if name != "paths"}
+    files = find_line_files(one_or_more(data.paths))
+    embed = _embedder(model, batch_size, data.errors)
+    about = {"task": "embed", "model": file_digest(Path(model)), "column": data.column, "errors": data.errors}
     # Only what is said stands there, so that passes that an earlier version began go on.
-    about |= {} if field is None else {"field": field}
-    about |= {} if encoding == "utf-8" else {"encoding": encoding}
+    about |= {} if data.field is None else {"field": data.field}
+    about |= {} if data.encoding == "utf-8" else {"encoding": data.encoding}
     pieces = Pieces(Path(output), {**about, "data": [_state(file) for file in files]}, share)
     number = items = done = 0
     for file in files:
-        blocks = line_blocks(
-            file, _LINES_A_PIECE, column=column, field=field, errors=errors, encoding=encoding
-        )
-        for block_number, block in enumerate(blocks):
+        for block_number, block in enumerate(line_blocks(file, _LINES_A_PIECE, **reading)):
             if pieces.own(number) and not pieces.done(number):
                 lines, first = block(), block_number * _LINES_A_PIECE
                 try:
@@ -146,13 +135,10 @@ def embed_files(
 
 def forecast_files(
     model: _Path,
-    paths: Sequence[_Path] | _Path,
+    data: SeriesFiles,
     output: _Path,
     *,
-    reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
     levels: Sequence[float] | None = None,
-    future: Sequence[_Path] | _Path | None = None,
-    table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> PassResult:
@@ -160,53 +146,52 @@ def forecast_files(
 
     Args:
         model: A forecaster's `.keras` or `.cell` file.
-        paths: The series: tables, or a packed series.
+        data: The series.
         output: The folder to write.
-        reading: In what these data are read otherwise than in training.
         levels: The levels of intervals; see `cellerate.forecast`.
-        future: A table of the columns that are known in advance; None for rows of the series without targets.
-        table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    known = None if future is None else one_or_more(future)
     notes: list[str] = []
-    forecaster, data = _open(model, paths, known, reading, table, notes)
-    ends = list(series_ends(data, forecaster.settings.window).items())
+    forecaster, series = _open(model, data, notes)
+    ends = list(series_ends(series, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     intervals = Intervals.of(
-        data, forecaster.settings, functools.partial(forecaster.forecast_at, data), levels
+        series, forecaster.settings, functools.partial(forecaster.forecast_at, series), levels
     )
-    about: dict[str, Any] = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
-    about |= {} if known is None else {"future": [_state(Path(path)) for path in known]}
+    about: dict[str, Any] = {
+        "task": "forecast",
+        "model": file_digest(Path(model)),
+        "data": series.fingerprint,
+    }
+    if data.future is not None:
+        about |= {"future": [_state(Path(path)) for path in one_or_more(data.future)]}
     about |= {} if intervals is None else {"levels": list(intervals.reach)}
     pieces = Pieces(Path(output), about, share)
     left, items = pieces.left(len(starts)), 0
     for number in left:
         some = dict(ends[starts[number] : starts[number] + _SERIES_A_PIECE])
-        examples = forecast_ends(forecaster.predict, data, forecaster.settings, ends=some)
+        examples = forecast_ends(forecaster.predict, series, forecaster.settings, ends=some)
         if intervals is not None:
             examples = intervals.around(examples)
         pieces.write(number, forecast_columns(examples))
         items += len(some)
         if progress is not None:
             progress(items, min(len(ends), len(left) * _SERIES_A_PIECE))
-    notes.append(left_out(data, forecaster.settings.window))
+    notes.append(left_out(series, forecaster.settings.window))
     done = sum(map(pieces.done, range(len(starts))))
     return PassResult(pieces.folder, len(starts), done, items, tuple(filter(None, notes)))
 
 
 def judge_files(
     model: _Path,
-    paths: Sequence[_Path] | _Path,
+    data: SeriesFiles,
     output: _Path,
     *,
     part: str | None = None,
-    reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
-    table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> tuple[PassResult, dict[str, Any] | None]:
@@ -218,12 +203,10 @@ def judge_files(
 
     Args:
         model: A forecaster's `.keras` or `.cell` file.
-        paths: The series: tables, or a packed series.
+        data: The series.
         output: The folder to write.
         part: "all", or "held-out": the part that training on the same data held out. None: see
             `evaluate_forecaster`.
-        reading: In what these data are read otherwise than in training.
-        table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
 
@@ -234,10 +217,10 @@ def judge_files(
         CellerateError: Anything wrong with the model, the files or the folder.
     """
     notes: list[str] = []
-    forecaster, data = _open(model, paths, None, reading, table, notes)
+    forecaster, series = _open(model, data, notes)
     settings = forecaster.settings
-    chosen = part_of(forecaster, data, part)
-    judged, about_errors = chosen.part, judging_of(forecaster, data)
+    chosen = part_of(forecaster, series, part)
+    judged, about_errors = chosen.part, judging_of(forecaster, series)
     cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
     if not cut:
         # It has the words for what is missing.
@@ -245,7 +228,7 @@ def judge_files(
     about = {
         "task": "evaluate",
         "model": file_digest(Path(model)),
-        "data": data.fingerprint,
+        "data": series.fingerprint,
         "part": chosen.name,
         "errors": 2,
     }
@@ -256,7 +239,7 @@ def judge_files(
     for number in left:
         report = functools.partial(_report, progress, before, total)
         found = judge_windows(
-            forecaster, SeriesPart(data, judged.name, tuple(cut[number])), baselines, report
+            forecaster, SeriesPart(series, judged.name, tuple(cut[number])), baselines, report
         )
         pieces.write(number, _columns(found, about_errors))
         before += int(found.windows.sum())
@@ -268,18 +251,12 @@ def judge_files(
     return result, {"task": "series", **figures}
 
 
-def _open(
-    model: _Path,
-    paths: Any,
-    future: Sequence[_Path] | None,
-    reading: ReadingOptions,
-    table: TableOptions | None,
-    notes: list[str],
-) -> tuple[SeriesForecaster, SeriesData]:
+def _open(model: _Path, data: SeriesFiles, notes: list[str]) -> tuple[SeriesForecaster, SeriesData]:
     """The model and the series; what is worth knowing of it is added to `notes`."""
     forecaster = forecaster_of(open_model(model), os.fspath(model))
+    future = None if data.future is None else one_or_more(data.future)
     heard = Callbacks(message=notes.append)
-    return forecaster, forecaster.open(paths, future, reading, table=table, listener=heard)
+    return forecaster, forecaster.open(data.paths, future, data.reading, table=data.table, listener=heard)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

@@ -24,11 +24,10 @@ def evaluate_model(
     data: Any,
     *,
     name: str,
-    part: Literal["all", "held-out"] | None,
     column: str | None,
     errors: Literal["strict", "replace"],
     batch_size: int,
-    series: EvaluationOptions | None = None,
+    asked: EvaluationOptions,
 ) -> dict[str, Any]:
     """Judges a model on data of its task; the arguments are those of `tasks.inference.evaluate`.
 
@@ -37,21 +36,18 @@ def evaluate_model(
         record: Its record.
         data: Text files, series files, or one file of lines.
         name: What messages call the model.
-        part: All of the data, or the part that training held out; None lets the task choose.
         column: The column of a Parquet file of lines.
         errors: What to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch.
-        series: What else is asked of a forecaster.
+        asked: The part of the data, and what else is asked of a forecaster.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.
     """
     if record.task == "series":
         forecaster = series_model_of(name, model, record).forecaster
-        asked = dataclasses.replace(series or EvaluationOptions(), part=part)
         return {"task": "series", **evaluate_forecaster(forecaster, data, **vars(asked))}
-    if series is not None:
-        series.check_unused()
+    asked.check_unused()
     paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
         text_model = text_model_of(model, record, name)
@@ -66,8 +62,8 @@ def evaluate_model(
                 f"the task record of {name} is damaged: {error}. Train the model again."
             ) from error
         options = dataclasses.replace(options, errors=errors, batch_size=batch_size)
-        return {"task": "text", **evaluate_text(text_model, options, part=part or "all")}
-    if part == "held-out" or len(paths) != 1:
+        return {"task": "text", **evaluate_text(text_model, options, part=asked.part or "all")}
+    if asked.part == "held-out" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
     lines = read_lines(paths[0], column=column, errors=errors)
     line_model = line_model_of(name, model, record)

@@ -284,7 +284,7 @@ def evaluate(
     """
     opened = open_model(model, record)
     table, reading = record_of(TableOptions, options), record_of(ReadingOptions, options)
-    series = EvaluationOptions(
+    asked = EvaluationOptions(
         part=part,
         reading=reading,
         table=table,
@@ -294,7 +294,7 @@ def evaluate(
     )
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
-        return _evaluate_packed(opened, data, errors, name, series)
+        return _evaluate_packed(opened, data, errors, name, asked)
     from cellerate.tasks.evaluation import evaluate_model
 
     network, found, name = opened
@@ -307,11 +307,10 @@ def evaluate(
         found,
         data,
         name=name,
-        part=part,
         column=column,
         errors=errors,
         batch_size=batch_size,
-        series=series,
+        asked=asked,
     )
 
 

@@ -5,6 +5,7 @@ import nothing heavy.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,6 +18,7 @@ from cellerate.data.settings import (
     Missing,
     Padding,
     Reading,
+    TableOptions,
     check_calendar,
 )
 from cellerate.errors import ConfigError
@@ -235,6 +237,43 @@ class ReadingOptions:
         if not self.series_column:
             found.pop("series_column", None)
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesFiles:
+    """Files of series for a model that is trained already.
+
+    Attributes:
+        paths: Tables, or a packed series.
+        future: A table of the columns that are known in advance; None for rows of the series without targets.
+        reading: In what these data are read otherwise than in training.
+        table: How tables are written, where that is not to be found out.
+    """
+
+    paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
+    future: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None = None
+    reading: ReadingOptions = ReadingOptions()
+    table: TableOptions | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LineFiles:
+    """Files of lines for a model that is trained already.
+
+    Attributes:
+        paths: Text, JSON-lines or Parquet files, folders of them, or globs.
+        column: The column of Parquet files; without it, their only text column.
+        field: The field of JSON lines that has the text.
+        errors: Characters the model never saw, and bytes that are not UTF-8: "strict" raises, "replace" reads them as
+            unknown.
+        encoding: The encoding of text files.
+    """
+
+    paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
+    column: str | None = None
+    field: str | None = None
+    errors: Errors = "strict"
+    encoding: str = "utf-8"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from cellerate.tasks.bulk import forecast_files
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
 from cellerate.tasks.series.train import load_series_model, train_on_series
-from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.tasks.settings import ForecastArchitecture, SeriesFiles, SeriesOptions
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
 from support.servers import serving
@@ -132,7 +132,7 @@ def test_table_of_the_future_and_rows_at_the_end_say_the_same(made, tmp_path):
 
 def test_bulk_forecasts_equal_those_of_one_call(made, tmp_path):
     ahead = write(tmp_path / "a.csv", rows=ROWS + HORIZON, known=ROWS)
-    done = forecast_files(made / "m.cell", ahead, tmp_path / "out")
+    done = forecast_files(made / "m.cell", SeriesFiles(ahead), tmp_path / "out")
     assert (done.pieces, done.done, done.items) == (1, 1, 2)
     pq = pytest.importorskip("pyarrow.parquet")
     table = pq.read_table(next((tmp_path / "out").glob("*.parquet"))).to_pydict()

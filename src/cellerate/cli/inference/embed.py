@@ -71,16 +71,13 @@ def embed(
             if model.suffix != ".cell":
                 start_backend(backend)
             from cellerate.tasks.bulk import embed_files
+            from cellerate.tasks.settings import LineFiles
 
             with progress_bar("embedding", quiet) as progress:
                 done = embed_files(
                     model,
-                    lines,
+                    LineFiles(lines, column, field, errors, encoding),
                     output,
-                    column=column,
-                    field=field,
-                    errors=errors,
-                    encoding=encoding,
                     batch_size=batch_size,
                     progress=progress,
                 )

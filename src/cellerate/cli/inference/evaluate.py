@@ -16,7 +16,7 @@ from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_re
 from cellerate.cli.tables import notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
-from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.settings import ReadingOptions, SeriesFiles
 
 
 @with_settings("reading", ReadingOptions, panel="Reading of series")
@@ -91,7 +91,8 @@ def evaluate(
             raise ConfigError("plot is for one process that writes no folder: leave it out.")
         if statistical:
             raise ConfigError("statistical is for one process that writes no folder: leave it out.")
-        found = _in_pieces(model, data, output, part, processes, backend, quiet, reading, table)
+        series = SeriesFiles(data, reading=reading, table=table)
+        found = _in_pieces(model, series, output, part, processes, backend, quiet)
     else:
         if model.suffix != ".cell":
             start_backend(backend)
@@ -141,14 +142,12 @@ def _draw(path: Path, found: dict[str, Any], title: str) -> None:
 
 def _in_pieces(
     model: Path,
-    data: list[str],
+    data: SeriesFiles,
     output: Path | None,
     part: str | None,
     processes: int,
     backend: str | None,
     quiet: bool,
-    reading: ReadingOptions,
-    table: TableOptions,
 ) -> dict[str, Any]:
     """The figures of a forecaster, whose errors are written into a folder: one that goes again if none is named."""
     from cellerate.distributed.group import own_share
@@ -168,15 +167,7 @@ def _in_pieces(
         from cellerate.tasks.bulk import judge_files
 
         with notes_at_end(quiet) as collect, progress_bar("judging windows", quiet) as progress:
-            done, report = judge_files(
-                model,
-                data,
-                output,
-                part=part,
-                reading=reading,
-                table=table,
-                progress=progress,
-            )
+            done, report = judge_files(model, data, output, part=part, progress=progress)
             for note in done.notes:
                 collect(note)
     if report is None:

@@ -2,8 +2,9 @@
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +16,11 @@ from cellerate.cli.sharing import Processes, check_processes, is_folder, print_p
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
-from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.settings import ReadingOptions, SeriesFiles
 
 if TYPE_CHECKING:
     from cellerate.runtime.forecast import Example
+    from cellerate.tasks.bulk import PassResult
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
@@ -89,24 +91,8 @@ def forecast(
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
-        with shared_pass(model, processes, output):
-            if model.suffix != ".cell":
-                start_backend(backend)
-            from cellerate.tasks.bulk import forecast_files
-
-            with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(
-                    model,
-                    data,
-                    output,
-                    future=future or None,
-                    reading=reading,
-                    table=table,
-                    levels=levels,
-                    progress=progress,
-                )
-                for note in done.notes:
-                    collect(note)
+        series = SeriesFiles(data, future or None, reading, table)
+        done = _into_folder(model, series, output, levels, processes, backend, quiet)
         print_pass(done, json)
         return
     if plot is not None:
@@ -149,16 +135,43 @@ def forecast(
         forecasts = [example_record(example) for example in examples]
         print_json({"forecasts": forecasts, "left_out_series": dict(examples.left_out)})
     else:
-        shown = io.StringIO()
-        writer = csv.writer(shown, lineterminator="\n")
-        writer.writerow(columns)
-        time = columns.index("time")
-        writer.writerows(
-            [written(v, 6) if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
-            for row in rows
-        )
-        show(shown.getvalue())
+        _show_rows(columns, rows)
     say_written()
+
+
+def _into_folder(
+    model: Path,
+    data: SeriesFiles,
+    output: Path,
+    levels: Sequence[float] | None,
+    processes: int,
+    backend: str | None,
+    quiet: bool,
+) -> "PassResult":
+    """Forecasts any number of series, block by block."""
+    with shared_pass(model, processes, output):
+        if model.suffix != ".cell":
+            start_backend(backend)
+        from cellerate.tasks.bulk import forecast_files
+
+        with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
+            done = forecast_files(model, data, output, levels=levels, progress=progress)
+            for note in done.notes:
+                collect(note)
+    return done
+
+
+def _show_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Shows the table of the forecasts, with six digits of each number."""
+    shown = io.StringIO()
+    writer = csv.writer(shown, lineterminator="\n")
+    writer.writerow(columns)
+    time = columns.index("time")
+    writer.writerows(
+        [written(v, 6) if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
+        for row in rows
+    )
+    show(shown.getvalue())
 
 
 def _ahead(example: "Example") -> str:

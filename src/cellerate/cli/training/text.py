@@ -3,8 +3,9 @@
 import dataclasses
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,12 +82,9 @@ def train_text(
     """
     began = time.perf_counter()
     if preset is not None:
-        chosen = preset_options(preset, _given(context), model=model)
-        sizes = {name: value for name, value in chosen.items() if hasattr(architecture, name)}
-        architecture = dataclasses.replace(architecture, **sizes)
-        training = dataclasses.replace(training, **{k: v for k, v in chosen.items() if k not in sizes})
+        architecture, training, said = _with_preset(preset, context, model, architecture, training)
         if not quiet:
-            notify(preset_sentence(preset, chosen))
+            notify(said)
     several = start_training(backend, parallel, paths, output, quiet)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.text import TextModel, generate_text, load_text_model, train_on_text
@@ -132,17 +130,7 @@ def train_text(
     if json:
         print_json(report)
     elif run.evaluation is not None:
-        evaluation = run.evaluation
-        print_result(f"held-out: {evaluation['bits_per_character']:.3f} bits per character")
-        if "sampled_from" in evaluation:
-            print_result(f"judged on {judged_on(evaluation, 'tokens', run.tokenizer.unit)}")
-        if not quiet:
-            if not evaluation["verdict"]["beats_counting"]:
-                notify(in_options(evaluation["verdict"]["sentence"]))
-            notify(
-                f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the "
-                f"{run.tokenizer.unit} occurs alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
-            )
+        _print_quality(run.evaluation, run.tokenizer.unit, quiet)
     finish_training(
         run.training,
         quiet,
@@ -150,6 +138,39 @@ def train_text(
             f'cellerate generate {shlex.quote(str(output))} "..."',
             f"cellerate explain {shlex.quote(str(output))}",
         ],
+    )
+
+
+def _with_preset(
+    preset: Preset,
+    context: typer.Context,
+    model: Path | None,
+    architecture: TextArchitecture,
+    training: TrainingSettings,
+) -> tuple[TextArchitecture, TrainingSettings, str]:
+    """The settings with those of a preset where the user gave none, and the preset in words."""
+    chosen = preset_options(preset, _given(context), model=model)
+    sizes = {name: value for name, value in chosen.items() if hasattr(architecture, name)}
+    others = {name: value for name, value in chosen.items() if name not in sizes}
+    return (
+        dataclasses.replace(architecture, **sizes),
+        dataclasses.replace(training, **others),
+        preset_sentence(preset, chosen),
+    )
+
+
+def _print_quality(evaluation: Mapping[str, Any], unit: str, quiet: bool) -> None:
+    """Prints how well the model predicts the held-out text, and notes what to compare that with."""
+    print_result(f"held-out: {evaluation['bits_per_character']:.3f} bits per character")
+    if "sampled_from" in evaluation:
+        print_result(f"judged on {judged_on(evaluation, 'tokens', unit)}")
+    if quiet:
+        return
+    if not evaluation["verdict"]["beats_counting"]:
+        notify(in_options(evaluation["verdict"]["sentence"]))
+    notify(
+        f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the {unit} occurs "
+        "alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
     )
 
 
