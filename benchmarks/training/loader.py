@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import result_of
-from cellerate.data.windows import WindowSource
+from cellerate.data.windows import WindowSettings, WindowSource
 from cellerate.machine.environment import resident_memory_bytes
 from cellerate.measure import Timing, as_timing, time_alternating
 
@@ -44,7 +44,7 @@ def make_file(path: Path, gigabytes: float) -> None:
 
 def source_of(path: Path) -> WindowSource:
     """The contestant."""
-    return WindowSource(np.load(path, mmap_mode="r"), window=WINDOW, batch_size=BATCH, seed=1)
+    return WindowSource(np.load(path, mmap_mode="r"), WindowSettings(window=WINDOW, batch_size=BATCH, seed=1))
 
 
 def check(source: WindowSource, path: Path) -> None:

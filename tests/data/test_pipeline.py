@@ -9,7 +9,7 @@ from keras import ops
 
 from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
 from cellerate.data.windows.text_windows import TextBatches
-from cellerate.data.windows.windows import WindowSource
+from cellerate.data.windows.windows import WindowSettings, WindowSource
 from cellerate.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
@@ -154,7 +154,7 @@ def test_fit_that_was_interrupted_serves_the_epoch_again():
 def test_predict_is_given_the_windows_in_order():
     model = keras.Sequential([keras.Input((3, 1)), keras.layers.Lambda(lambda x: x[:, 0])])
     values = np.arange(40, dtype=np.float32)[:, None]
-    source = WindowSource(values, window=3, batch_size=5)
+    source = WindowSource(values, WindowSettings(window=3, batch_size=5))
     out = model.predict(KerasBatches(source), verbose=0)
     assert np.asarray(out).ravel().tolist() == list(range(35))
 
@@ -247,7 +247,7 @@ def real_sources() -> list:
     return [
         TextBatches(ids, length=16, batch_size=8, seed=1),
         TextBatches(ids, length=16, batch_size=8, drop_last=False),
-        WindowSource(values, window=10, horizon=2, batch_size=16, seed=1),
+        WindowSource(values, WindowSettings(window=10, horizon=2, batch_size=16, seed=1)),
     ]
 
 

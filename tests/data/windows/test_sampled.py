@@ -7,7 +7,7 @@ from cellerate.data.windows.changed import MeanOverItems
 from cellerate.data.windows.sampled import SampledBatches, spread, spread_order
 from cellerate.data.windows.shares import share_of
 from cellerate.data.windows.text_windows import StreamBatches, TextBatches
-from cellerate.data.windows.windows import WindowSource
+from cellerate.data.windows.windows import WindowSettings, WindowSource
 
 IDS = np.arange(1000) % 17
 
@@ -29,7 +29,9 @@ def test_spread_order_has_every_number_once_and_each_beginning_is_spread_over_al
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_sampled_batches_have_a_weighted_mean_that_is_that_of_their_items(processes):
-    plain = WindowSource(IDS.astype(np.float32), window=4, horizon=2, batch_size=6, drop_last=False)
+    plain = WindowSource(
+        IDS.astype(np.float32), WindowSettings(window=4, horizon=2, batch_size=6, drop_last=False)
+    )
     source = SampledBatches(MeanOverItems(plain, 995), 5)
     assert len(source) == 5
     assert len(plain) == 166  # the last batch is filled up, and never in a sample

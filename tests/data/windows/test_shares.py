@@ -8,7 +8,7 @@ from cellerate.data.text.lines import LineBatches, LineVocabulary
 from cellerate.data.windows.changed import MeanOverItems
 from cellerate.data.windows.shares import share_of
 from cellerate.data.windows.text_windows import TextBatches
-from cellerate.data.windows.windows import WindowSource
+from cellerate.data.windows.windows import WindowSettings, WindowSource
 
 VALUES = np.arange(400, dtype=np.float32)[:, None] * [1, -1]
 IDS = np.arange(1000, dtype=np.uint16) % 60
@@ -16,7 +16,7 @@ LINES = ["a" * (1 + 7 * n % 40) for n in range(50)]
 
 
 def windows(**settings):
-    return WindowSource(VALUES, window=5, horizon=2, batch_size=12, seed=3, **settings)
+    return WindowSource(VALUES, WindowSettings(window=5, horizon=2, batch_size=12, seed=3, **settings))
 
 
 def lines():
@@ -27,7 +27,7 @@ SOURCES = {
     "windows": windows,
     "windows with a filled batch": lambda: windows(drop_last=False),
     "one batch of which most is filler": lambda: WindowSource(
-        VALUES[:9], window=5, horizon=2, batch_size=12, drop_last=False
+        VALUES[:9], WindowSettings(window=5, horizon=2, batch_size=12, drop_last=False)
     ),
     "text": lambda: TextBatches(IDS, length=20, batch_size=12, seed=2),
     "all of a text": lambda: TextBatches(IDS, length=20, batch_size=12, drop_last=False),

@@ -10,13 +10,17 @@ from hypothesis import given, settings, strategies as st
 from cellerate.data.arrays import gather
 from cellerate.data.arrays.batches import BatchSource
 from cellerate.data.arrays.gather import ArrayRows, FileRows, open_rows
-from cellerate.data.windows.windows import WindowSource
+from cellerate.data.windows.windows import WindowSettings, WindowSource
 from cellerate.errors import ConfigError, DataError
 
 
 def numbered(rows: int, features: int = 3, dtype: str = "float32") -> np.ndarray:
     """Row r holds r, r + 0.25, r + 0.5, ...: a window tells where it comes from."""
     return (np.arange(rows)[:, None] + np.arange(features) / 4).astype(dtype)
+
+
+def made(values, segments=None, **settings_):
+    return WindowSource(values, WindowSettings(**settings_), segments=segments)
 
 
 def mapped(folder, values: np.ndarray) -> np.ndarray:
@@ -60,13 +64,10 @@ def test_windows_equal_naive_slices(tmp_path, shuffle, seed, segments, window, h
     values = mapped(tmp_path, numbered(300))
     source = WindowSource(
         values,
-        window=window,
-        horizon=horizon,
-        stride=stride,
-        batch_size=batch,
+        WindowSettings(
+            window=window, horizon=horizon, stride=stride, batch_size=batch, seed=seed, shuffle=shuffle
+        ),
         segments=segments,
-        seed=seed,
-        shuffle=shuffle,
     )
     starts = naive_starts(300, window + horizon, stride, segments)
     seen = assert_batches_are_naive_slices(source, values, window, horizon, starts)
@@ -88,14 +89,16 @@ def test_windows_of_any_segments_equal_naive_slices(data):
     segments = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
     starts = naive_starts(150, window + horizon, stride, segments)
     values = numbered(150, 2)
-    settings_ = {"window": window, "horizon": horizon, "stride": stride, "segments": segments}
+    settings_ = {"window": window, "horizon": horizon, "stride": stride}
     if not starts:
         with pytest.raises(DataError, match="no window fits"):
-            WindowSource(values, batch_size=1, **settings_)
+            WindowSource(values, WindowSettings(batch_size=1, **settings_), segments=segments)
         return
     for shuffle in ("exact", "blocks"):
         source = WindowSource(
-            values, batch_size=1, seed=data.draw(st.integers(0, 99)), shuffle=shuffle, **settings_
+            values,
+            WindowSettings(batch_size=1, seed=data.draw(st.integers(0, 99)), shuffle=shuffle, **settings_),
+            segments=segments,
         )
         seen = assert_batches_are_naive_slices(source, values, window, horizon, starts)
         assert sorted(seen) == starts
@@ -106,7 +109,8 @@ def test_block_shuffle_over_many_groups_serves_each_window_once(tmp_path, monkey
     monkeypatch.setattr(gather, "BLOCK_BYTES", 12 * 40)  # 40 windows a block
     values = mapped(tmp_path, numbered(3000))
     source = WindowSource(
-        values, window=4, batch_size=7, seed=1, shuffle="blocks", mixing_bytes=12 * 40 * blocks
+        values,
+        WindowSettings(window=4, batch_size=7, seed=1, shuffle="blocks", mixing_bytes=12 * 40 * blocks),
     )
     for epoch in (0, 1):
         seen = [int(x[0, 0]) for batch in all_batches(source, epoch) for x in batch[0]]
@@ -122,7 +126,8 @@ def test_block_shuffle_mixing_grows_with_mixing_bytes(tmp_path, monkeypatch):
 
     def blocks_per_batch(mixing):
         source = WindowSource(
-            values, window=2, batch_size=64, seed=2, shuffle="blocks", mixing_bytes=mixing * 12 * 20
+            values,
+            WindowSettings(window=2, batch_size=64, seed=2, shuffle="blocks", mixing_bytes=mixing * 12 * 20),
         )
         return np.mean([len({int(x[0, 0]) // 20 for x in batch[0]}) for batch in all_batches(source)])
 
@@ -134,7 +139,9 @@ def test_epochs_differ_and_batches_are_pure(tmp_path, shuffle):
     values = mapped(tmp_path, numbered(2000))
 
     def make(seed=4):
-        return WindowSource(values, window=10, horizon=1, batch_size=16, seed=seed, shuffle=shuffle)
+        return WindowSource(
+            values, WindowSettings(window=10, horizon=1, batch_size=16, seed=seed, shuffle=shuffle)
+        )
 
     source = make()
     first, second = all_batches(source, 0), all_batches(source, 1)
@@ -149,7 +156,7 @@ def test_epochs_differ_and_batches_are_pure(tmp_path, shuffle):
 
 
 def test_batch_written_to_does_not_change_the_next_call():
-    source = WindowSource(numbered(500), window=10, batch_size=16, seed=4)
+    source = WindowSource(numbered(500), WindowSettings(window=10, batch_size=16, seed=4))
     before = source.batch(0, 3)[0].copy()
     source.batch(0, 3)[0][:] = -1
     assert np.array_equal(source.batch(0, 3)[0], before)
@@ -158,7 +165,9 @@ def test_batch_written_to_does_not_change_the_next_call():
 @pytest.mark.parametrize("start", [0, 1, 17, 61])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_batches_from_any_start_equal_batch(start, drop_last):
-    source = WindowSource(numbered(1000), window=10, horizon=2, batch_size=16, seed=4, drop_last=drop_last)
+    source = WindowSource(
+        numbered(1000), WindowSettings(window=10, horizon=2, batch_size=16, seed=4, drop_last=drop_last)
+    )
     source._chunk = 7  # a start inside a gather, and a short last gather
     found = list(source.batches(2, start))
     assert len(found) == len(source) - start
@@ -169,7 +178,9 @@ def test_batches_from_any_start_equal_batch(start, drop_last):
 
 def test_batch_from_many_threads_equals_batch_from_one(tmp_path):
     values = mapped(tmp_path, numbered(4000))
-    source = WindowSource(values, window=10, batch_size=16, seed=4, shuffle="blocks", mixing_bytes=4096)
+    source = WindowSource(
+        values, WindowSettings(window=10, batch_size=16, seed=4, shuffle="blocks", mixing_bytes=4096)
+    )
     source._chunk = 3
     wanted = [source.batch(0, index)[0] for index in range(len(source))]
     wrong: list[int] = []
@@ -189,7 +200,7 @@ def test_batch_from_many_threads_equals_batch_from_one(tmp_path):
 
 def test_last_batch_kept_is_filled_up_with_weight_zero():
     values = numbered(40)
-    source = WindowSource(values, window=5, horizon=1, batch_size=8, seed=1, drop_last=False)
+    source = WindowSource(values, WindowSettings(window=5, horizon=1, batch_size=8, seed=1, drop_last=False))
     batches = all_batches(source)
     assert len(source) == 5  # 35 windows
     assert {(x.shape, y.shape, w.shape) for x, y, w in batches} == {((8, 5, 3), (8, 1, 3), (8,))}
@@ -204,7 +215,7 @@ def test_last_batch_kept_is_filled_up_with_weight_zero():
 )
 def test_windows_come_out_as_float32_or_as_they_are(dtype, wanted):
     values = numbered(100).astype(dtype)
-    x, y = WindowSource(values, window=4, horizon=2, batch_size=5).batch(0, 1)
+    x, y = WindowSource(values, WindowSettings(window=4, horizon=2, batch_size=5)).batch(0, 1)
     assert x.dtype == y.dtype == np.dtype(wanted)
     assert np.array_equal(x[0], values[5:9].astype(wanted))
 
@@ -213,12 +224,12 @@ def test_windows_come_out_as_float32_or_as_they_are(dtype, wanted):
 def test_windows_of_views_that_are_not_plain_equal_naive_slices(tmp_path, make):
     for values in (make(numbered(200, 4)), make(mapped(tmp_path, numbered(200, 4)))):
         for shuffle in ("exact", "blocks"):
-            source = WindowSource(values, window=6, batch_size=4, shuffle=shuffle)
+            source = WindowSource(values, WindowSettings(window=6, batch_size=4, shuffle=shuffle))
             assert np.array_equal(source.batch(0, 3)[0][1], values[13:19])
 
 
 def test_one_dimensional_values_give_windows_without_a_feature_axis():
-    x, y = WindowSource(np.arange(50.0), window=4, horizon=2, batch_size=5).batch(0, 0)
+    x, y = WindowSource(np.arange(50.0), WindowSettings(window=4, horizon=2, batch_size=5)).batch(0, 0)
     assert x.shape == (5, 4)
     assert y.shape == (5, 2)
     assert x[2].tolist() == [2, 3, 4, 5]
@@ -227,9 +238,9 @@ def test_one_dimensional_values_give_windows_without_a_feature_axis():
 
 def test_large_mapped_file_is_read_in_blocks_and_memory_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, "EXACT_BYTES", 1000)
-    in_file = WindowSource(mapped(tmp_path, numbered(500)), window=4, batch_size=4, seed=0)
-    in_order = WindowSource(mapped(tmp_path, numbered(500)), window=4, batch_size=4)
-    in_memory = WindowSource(numbered(500), window=4, batch_size=4, seed=0)
+    in_file = WindowSource(mapped(tmp_path, numbered(500)), WindowSettings(window=4, batch_size=4, seed=0))
+    in_order = WindowSource(mapped(tmp_path, numbered(500)), WindowSettings(window=4, batch_size=4))
+    in_memory = WindowSource(numbered(500), WindowSettings(window=4, batch_size=4, seed=0))
     found = [type(source._plan).__name__ for source in (in_file, in_order, in_memory)]
     assert found == ["BlockPlan", "FilePlan", "ArrayPlan"]
     assert in_file.fingerprint() != in_memory.fingerprint()  # another order
@@ -240,7 +251,7 @@ def test_walk_over_a_large_file_keeps_resident_memory_small(tmp_path):
     values = np.lib.format.open_memmap(path, mode="w+", dtype="float32", shape=(8_000_000, 5))  # 160 MB
     values[::1000] = 1
     del values
-    source = WindowSource(np.load(path, mmap_mode="r"), window=50, batch_size=512, seed=1)
+    source = WindowSource(np.load(path, mmap_mode="r"), WindowSettings(window=50, batch_size=512, seed=1))
     process = psutil.Process()
     batches = source.batches(0)
     for _ in range(50):
@@ -253,7 +264,7 @@ def test_walk_over_a_large_file_keeps_resident_memory_small(tmp_path):
 
 def test_file_that_became_shorter_raises_data_error(tmp_path):
     values = mapped(tmp_path, numbered(5000))
-    source = WindowSource(values, window=4, batch_size=4, seed=0, shuffle="blocks")
+    source = WindowSource(values, WindowSettings(window=4, batch_size=4, seed=0, shuffle="blocks"))
     os.truncate(tmp_path / "values.npy", 1000)
     with pytest.raises(DataError, match="became shorter"):
         source.batch(0, 0)
@@ -289,7 +300,9 @@ def test_file_rows_read_a_view_at_its_place(tmp_path):
 
 
 def test_source_survives_pickling(tmp_path):
-    source = WindowSource(mapped(tmp_path, numbered(500)), window=4, batch_size=4, seed=0, shuffle="blocks")
+    source = WindowSource(
+        mapped(tmp_path, numbered(500)), WindowSettings(window=4, batch_size=4, seed=0, shuffle="blocks")
+    )
     wanted = source.batch(1, 2)[0]
     assert np.array_equal(pickle.loads(pickle.dumps(source)).batch(1, 2)[0], wanted)
 
@@ -310,24 +323,19 @@ def test_source_survives_pickling(tmp_path):
 )
 def test_fingerprint_depends_on_data_and_every_setting(change):
     base = {"values": numbered(100), "window": 4, "horizon": 1, "batch_size": 4, "seed": 0}
-
-    def fingerprint(settings):
-        settings = dict(settings)
-        return WindowSource(settings.pop("values"), **settings).fingerprint()
-
-    assert fingerprint(base) == fingerprint(base)
-    assert fingerprint(base | change) != fingerprint(base)
+    assert made(**base).fingerprint() == made(**base).fingerprint()
+    assert made(**(base | change)).fingerprint() != made(**base).fingerprint()
 
 
 def test_series_shorter_than_a_window_raises_data_error_with_lengths():
     with pytest.raises(DataError, match=r"has 20 rows.*window of 18.*horizon of 3.*need 21"):
-        WindowSource(numbered(20), window=18, horizon=3, batch_size=1)
+        WindowSource(numbered(20), WindowSettings(window=18, horizon=3, batch_size=1))
     with pytest.raises(DataError, match=r"longest of 2 segments has 15 rows"):
-        WindowSource(numbered(20), window=18, batch_size=1, segments=[(0, 5), (5, 20)])
+        WindowSource(numbered(20), WindowSettings(window=18, batch_size=1), segments=[(0, 5), (5, 20)])
     with pytest.raises(DataError, match=r"11 windows.*batch of 12"):
-        WindowSource(numbered(20), window=10, batch_size=12)
+        WindowSource(numbered(20), WindowSettings(window=10, batch_size=12))
     with pytest.raises(DataError, match="segments is empty"):
-        WindowSource(numbered(20), window=10, batch_size=1, segments=[])
+        WindowSource(numbered(20), WindowSettings(window=10, batch_size=1), segments=[])
 
 
 @pytest.mark.parametrize(
@@ -347,17 +355,17 @@ def test_series_shorter_than_a_window_raises_data_error_with_lengths():
 def test_settings_out_of_range_raise_a_clear_error(setting, message):
     settings_ = {"values": numbered(100), "window": 4, "batch_size": 4} | setting
     with pytest.raises((ConfigError, DataError), match=message):
-        WindowSource(settings_.pop("values"), **settings_)
+        made(**settings_)
 
 
 @pytest.mark.parametrize("index", [-1, 24])
 def test_batch_outside_the_epoch_raises_index_error(index):
-    source = WindowSource(numbered(100), window=4, batch_size=4)
+    source = WindowSource(numbered(100), WindowSettings(window=4, batch_size=4))
     with pytest.raises(IndexError, match="0 to 23"):
         source.batch(0, index)
 
 
 def test_windows_say_what_an_item_is():
-    windows = WindowSource(numbered(100), window=4, batch_size=4)
+    windows = WindowSource(numbered(100), WindowSettings(window=4, batch_size=4))
     assert (windows.item, windows.items_per_batch, windows.batch_size) == ("windows", 4, 4)
     assert isinstance(windows, BatchSource)

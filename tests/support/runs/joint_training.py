@@ -24,10 +24,10 @@ def forecaster(*between):
 
 
 def windows(batch_size, **settings):
-    from cellerate.data.windows.windows import WindowSource
+    from cellerate.data.windows.windows import WindowSettings, WindowSource
 
     values = np.random.default_rng(0).normal(size=(220, 2)).astype(np.float32).cumsum(axis=0) / 5
-    return WindowSource(values, window=6, horizon=1, batch_size=batch_size, **settings)
+    return WindowSource(values, WindowSettings(window=6, horizon=1, batch_size=batch_size, **settings))
 
 
 def run(folder, name, model, source, validation, **settings):

@@ -285,10 +285,8 @@ class _Build:
             None if done.complete else values,
             times,
             counts,
-            how.missing,
-            how.gaps,
+            how,
             place,
-            wanted=None if how.frequency is None or times is None else parse_frequency(how.frequency),
             form=form,
             names=names,
         )

@@ -15,8 +15,15 @@ import numpy as np
 from cellerate.data.arrays import FileRows, open_rows
 from cellerate.data.series.fill import Filler, blocks_of
 from cellerate.data.series.read import npy_header
-from cellerate.data.settings import Gaps, Missing
-from cellerate.data.times import Frequency, TimeForm, check_agreement, find_frequency, settled
+from cellerate.data.settings import Gaps, Missing, Reading
+from cellerate.data.times import (
+    Frequency,
+    TimeForm,
+    check_agreement,
+    find_frequency,
+    parse_frequency,
+    settled,
+)
 from cellerate.errors import DataError
 
 _BLOCK_BYTES = 16 << 20
@@ -85,25 +92,21 @@ def lay_out(
     values: np.ndarray | None,
     times: np.ndarray | None,
     counts: Sequence[int],
-    missing: Missing,
-    gaps: Gaps,
+    reading: Reading,
     place: Callable[[int], str],
     *,
-    wanted: Frequency | None = None,
     form: TimeForm | None = None,
     names: Sequence[str] = (),
 ) -> Layout:
     """Finds the stretches, and fills holes inside them.
 
     Args:
-        values: (N, C) with NaN where a value is missing, to be filled in its file unless `missing` is "drop"; None
+        values: (N, C) with NaN where a value is missing, to be filled in its file unless they are to be dropped; None
             if none is missing.
         times: (N,) or None, rising in each series.
         counts: The rows of each series, in the order in which they lie.
-        missing: "drop", "ffill" or "interpolate".
-        gaps: What to do where a row does not follow the one before it by the frequency.
+        reading: What to do with missing values and gaps, and the frequency, if it was named.
         place: How a message names a row.
-        wanted: The frequency, if it was named.
         form: How times are written.
         names: The names of the series.
 
@@ -116,17 +119,19 @@ def lay_out(
     if times is not None:
         some, series, inside = _sample(times, ends)
         step = _median(np.diff(some)[inside])
-        zone = form.zone
-        frequency = (
-            find_frequency(some, inside, zone) if wanted is None else settled(wanted, some, inside, zone)
-        )
-        if frequency is not None and wanted is None and gaps == "split" and len(counts) > 1 and len(some) > 1:
-            whole = len(some) if len(some) == len(times) else _MEDIAN_ROWS // _MEDIAN_STRETCHES
-            check_agreement(frequency, some[:whole], series[:whole], names)
+        if reading.frequency is not None:
+            frequency = settled(parse_frequency(reading.frequency), some, inside, form.zone)
+        else:
+            frequency = find_frequency(some, inside, form.zone)
+            several = len(counts) > 1 and len(some) > 1
+            if frequency is not None and reading.gaps == "split" and several:
+                whole = len(some) if len(some) == len(times) else _MEDIAN_ROWS // _MEDIAN_STRETCHES
+                check_agreement(frequency, some[:whole], series[:whole], names)
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     kept_before = False
-    for first, kept, cut in _kept_rows(values, _Clock(times, ends, frequency, gaps, place, form), missing):
+    clock = _Clock(times, ends, frequency, reading.gaps, place, form)
+    for first, kept, cut in _kept_rows(values, clock, reading.missing):
         before = np.concatenate([[kept_before], kept[:-1]])
         starts.append(first + np.flatnonzero(kept & (cut | ~before)))
         stops.append(first + np.flatnonzero(before & (cut | ~kept)))

@@ -18,7 +18,7 @@ from cellerate.data.windows.scaler import Scaler, held_by
 from cellerate.data.windows.series_scaler import SeriesScaler
 from cellerate.data.windows.shares import share_of
 from cellerate.data.windows.text_windows import StreamBatches, TextBatches
-from cellerate.data.windows.windows import SeriesBatches, WindowSource
+from cellerate.data.windows.windows import SeriesBatches, WindowSettings, WindowSource
 
 __all__ = [
     "NO_COVARIATES",
@@ -35,6 +35,7 @@ __all__ = [
     "SeriesScaler",
     "StreamBatches",
     "TextBatches",
+    "WindowSettings",
     "WindowSource",
     "held_by",
     "model_inputs",

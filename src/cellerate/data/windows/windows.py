@@ -4,6 +4,7 @@ A window is only a number here; many are copied in one gather and handed out bat
 `data.text_windows` has the windows of a text.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,76 @@ if TYPE_CHECKING:
 _PREPARED_BYTES = 64 << 20
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WindowSettings:
+    """The form of windows and batches, and their order.
+
+    Attributes:
+        window: Rows of the input, at least 1.
+        horizon: Rows of the target, right after the input. With 0 there is no target, and batches are `(x,)`.
+        batch_size: Windows per batch.
+        stride: Rows between the starts of neighbouring windows.
+        seed: The seed of the shuffle, which differs each epoch; None keeps the order in every epoch.
+        drop_last: True leaves out the windows that do not fill a batch (different ones each epoch, if
+            shuffled). False keeps them: every batch is then `(x, y, sample_weight)`, and the last one is
+            filled up with copies of weight 0, so that shapes never change. False needs a horizon.
+        shuffle: "exact" or "blocks", as `BlockPlan` says; "auto" takes blocks for a large memory-mapped file.
+        mixing_bytes: How much of the file "blocks" mixes at a time; see `BlockPlan` for the trade-off.
+    """
+
+    window: int
+    horizon: int = 0
+    batch_size: int
+    stride: int = 1
+    seed: int | None = None
+    drop_last: bool = True
+    shuffle: Shuffle = "auto"
+    mixing_bytes: int = MIXING_BYTES
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used.
+        """
+        at_least(
+            1,
+            window=self.window,
+            batch_size=self.batch_size,
+            stride=self.stride,
+            mixing_bytes=self.mixing_bytes,
+        )
+        at_least(0, horizon=self.horizon)
+        if self.shuffle not in ("auto", "exact", "blocks"):
+            raise ConfigError(f'shuffle is {self.shuffle!r}; expected "auto", "exact" or "blocks".')
+        if not self.drop_last and not self.horizon:
+            raise ConfigError(
+                "drop_last=False needs a horizon: a weight of 0 marks a target, and there is none."
+            )
+
+    def index(self, table: np.ndarray) -> WindowIndex:
+        """Finds the windows in a table of segments.
+
+        Raises:
+            DataError: No window fits, or too few for one batch.
+        """
+        span = self.window + self.horizon
+        index = WindowIndex(table, span, self.stride)
+        if not index.count:
+            longest = int((table[:, 1] - table[:, 0]).max())
+            where = "the series has" if len(table) == 1 else f"the longest of {len(table)} segments has"
+            raise DataError(
+                f"no window fits: {where} {longest} rows, but a window of {self.window} and a horizon of "
+                f"{self.horizon} need {span}. Give a longer series, or a smaller window or horizon."
+            )
+        if self.drop_last and index.count < self.batch_size:
+            raise DataError(
+                f"the data hold {index.count} windows (window {self.window}, horizon {self.horizon}, stride "
+                f"{self.stride}), fewer than one batch of {self.batch_size}. Lower batch_size, window or stride."
+            )
+        return index
+
+
 class WindowSource(GatheredBatches):
     """Windows of a long array, as inputs and the rows that follow as targets.
 
@@ -41,81 +112,47 @@ class WindowSource(GatheredBatches):
 
     Args:
         values: (N, F) or (N,) array or memory map. Floats come out as float32, other types unchanged.
-        window: Rows of the input, at least 1.
-        horizon: Rows of the target, right after the input. With 0 there is no target, and batches are `(x,)`.
-        batch_size: Windows per batch.
-        stride: Rows between the starts of neighbouring windows.
+        settings: The form of the windows and batches, and their order.
         segments: (first row, row after the last) of each stretch, rising and not overlapping; no window
             crosses from one to the next. None makes the whole array one segment.
-        seed: The seed of the shuffle, which differs each epoch; None keeps the order in every epoch.
-        drop_last: True leaves out the windows that do not fill a batch (different ones each epoch, if
-            shuffled). False keeps them: every batch is then `(x, y, sample_weight)`, and the last one is
-            filled up with copies of weight 0, so that shapes never change. False needs a horizon.
-        shuffle: "auto" as described above; "exact" or "blocks" to force one.
-        mixing_bytes: How much of the file "blocks" mixes at a time; see `BlockPlan` for the trade-off.
         data_fingerprint: Content hash of `values`, if known; otherwise `fingerprint` computes one from up to
             4 MiB of it.
 
     Raises:
-        ConfigError: A setting is out of range.
+        ConfigError: The segments cannot be used.
         DataError: No window fits, or too few for one batch.
     """
 
     def __init__(
         self,
         values: np.ndarray,
+        settings: WindowSettings,
         *,
-        window: int,
-        horizon: int = 0,
-        batch_size: int,
-        stride: int = 1,
         segments: Sequence[tuple[int, int]] | None = None,
-        seed: int | None = None,
-        drop_last: bool = True,
-        shuffle: Shuffle = "auto",
-        mixing_bytes: int = MIXING_BYTES,
         data_fingerprint: str | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, window=window, batch_size=batch_size, stride=stride, mixing_bytes=mixing_bytes)
-        at_least(0, horizon=horizon)
         if values.ndim not in (1, 2):
             raise DataError(f"values has shape {values.shape}; expected (rows,) or (rows, features).")
-        if shuffle not in ("auto", "exact", "blocks"):
-            raise ConfigError(f'shuffle is {shuffle!r}; expected "auto", "exact" or "blocks".')
-        if not drop_last and not horizon:
-            raise ConfigError(
-                "drop_last=False needs a horizon: a weight of 0 marks a target, and there is none."
-            )
         table = _checked_segments(segments, len(values))
-        span = window + horizon
-        index = WindowIndex(table, span, stride)
-        if not index.count:
-            longest = int((table[:, 1] - table[:, 0]).max())
-            where = "the series has" if len(table) == 1 else f"the longest of {len(table)} segments has"
-            raise DataError(
-                f"no window fits: {where} {longest} rows, but a window of {window} and a horizon of "
-                f"{horizon} need {span}. Give a longer series, or a smaller window or horizon."
-            )
-        if drop_last and index.count < batch_size:
-            raise DataError(
-                f"the data hold {index.count} windows (window {window}, horizon {horizon}, stride {stride}), "
-                f"fewer than one batch of {batch_size}. Lower batch_size, window or stride."
-            )
+        index = settings.index(table)
+        window, horizon, batch_size = settings.window, settings.horizon, settings.batch_size
+        stride, seed, drop_last = settings.stride, settings.seed, settings.drop_last
         self.batch_size = batch_size
         self.item = "windows"
         self.items_per_batch = batch_size
         self.window, self.horizon, self.stride, self.seed = window, horizon, stride, seed
         self._values = values
         self._windows, self._pad = index.count, not drop_last
-        self._plan = plan_windows(values, index, seed, shuffle, mixing_bytes)
-        bytes_each = span * int(np.prod(values.shape[1:], dtype=np.int64)) * max(4, values.dtype.itemsize)
+        self._plan = plan_windows(values, index, seed, settings.shuffle, settings.mixing_bytes)
+        row_bytes = int(np.prod(values.shape[1:], dtype=np.int64)) * max(4, values.dtype.itemsize)
+        bytes_each = (window + horizon) * row_bytes
         self._chunk = max(1, CHUNK_BYTES // (bytes_each * batch_size))
         self._data_fingerprint = data_fingerprint
         self._converted: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
         self._settings = (
             f"windows/1 {window} {horizon} {stride} {batch_size} {seed} {drop_last} "
-            f"{type(self._plan).__name__} {mixing_bytes} {digest(table.tobytes())}"
+            f"{type(self._plan).__name__} {settings.mixing_bytes} {digest(table.tobytes())}"
         )
 
     def fingerprint(self) -> str:
@@ -213,13 +250,15 @@ class SeriesBatches(WindowSource):
             )
         super().__init__(
             data.values,
-            window=window,
-            horizon=horizon,
-            batch_size=batch_size,
-            stride=stride,
+            WindowSettings(
+                window=window,
+                horizon=horizon,
+                batch_size=batch_size,
+                stride=stride,
+                seed=seed,
+                drop_last=drop_last,
+            ),
             segments=part.spans(window),
-            seed=seed,
-            drop_last=drop_last,
             data_fingerprint=digest(f"{data.fingerprint} {scaler and scaler.to_config()}".encode()),
         )
         every = tuple(range(data.values.shape[1]))

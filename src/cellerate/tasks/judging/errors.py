@@ -13,7 +13,7 @@ import numpy as np
 from cellerate.data.arrays import WindowIndex
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.settings import TableOptions
-from cellerate.data.windows import WindowSource, held_by, spread_within
+from cellerate.data.windows import WindowSettings, WindowSource, held_by, spread_within
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.listener import SILENT, Listener
 from cellerate.runtime.forecast import (
@@ -268,11 +268,8 @@ def raw_windows(part: SeriesPart, window: int, horizon: int, batch_size: int) ->
     """All windows of a part, with all columns, in the units of the data, as exact as they are stored."""
     return _RawWindows(
         part.data.values,
-        window=window,
-        horizon=horizon,
-        batch_size=batch_size,
+        WindowSettings(window=window, horizon=horizon, batch_size=batch_size, drop_last=False),
         segments=part.spans(window),
-        drop_last=False,
         data_fingerprint=part.data.fingerprint,
     )
 
