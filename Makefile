@@ -26,7 +26,7 @@ SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain test-slow-adapters $(OTH
 NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
 
 .PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-slow-alone test-lesser test-scalar \
-	test-native $(NATIVE_PARTS) test-native-arm mutation lint format bench docs clean
+	test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs clean
 help:
 	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-native  the C++ tests, with sanitizers, under valgrind, and on an emulated ARM"
 	@echo "make mutation   how many of a sample of small faults the tests notice: at most an hour"
 	@echo "make lint       ruff, mypy and formatting"
+	@echo "make keywords  the types of what public functions take as keyword arguments, from the records of settings"
 	@echo "make bench      measure this machine, 40 minutes at most; results go to benchmarks/results/; CASE=step: one case"
 	@echo "make docs       the tables and the chart of README.md and docs, from what may be published of benchmarks/results/"
 	@echo "make setup      only prepare .venv for all of these"
@@ -253,6 +254,10 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/clang-format -i $(NATIVE_FORMATTED)
+
+keywords: $(STAMPS)/dev
+	KERAS_BACKEND=$(ONCE) $(BIN)/python tests/support/keyword_types.py
+	$(BIN)/ruff format --quiet src/cellerate/keywords.py
 
 # Which cases: `make bench CASE="step generate"`; how: `make bench CASE=step WITH=--quick`.
 bench: $(STAMPS)/dev

@@ -25,7 +25,7 @@ ORDER = [
     {"bridges"},
     {"kernels"},
     {"machine"},
-    {"format", "listener", "measure", "files", "program", "settings", "web"},
+    {"format", "listener", "measure", "files", "keywords", "program", "settings", "web"},
     {"activations"},
     {"errors"},
     {"cellerate"},

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cellerate.errors import ConfigError
@@ -82,7 +82,8 @@ def attribute_docs(settings: type) -> dict[str, str]:
 def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[_F], _F]:
     """Lets a function with `**options` take the fields of dataclasses, and refuse every other keyword.
 
-    The fields are in the function's signature and in its docstring, so `help` and editors show them.
+    The fields are in the function's signature and in its docstring, so `help` shows them. Type checkers and editors
+    read `keywords`, which is made of the records: the function's `**options` are unpacked from its type there.
 
     Args:
         records: Dataclasses with an `Attributes` section; no two share a field's name.
@@ -119,6 +120,7 @@ def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[
                     )
             return function(*arguments, **options)
 
+        checked.takes_fields_of = records, leave_out  # type: ignore[attr-defined]
         checked.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         helps = [text for record in records for text in attribute_docs(record).items() if text[0] in fields]
         listed = "\n".join(f"    {name}: {text}" for name, text in helps)
@@ -128,7 +130,7 @@ def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[
     return decorate
 
 
-def record_of(kind: type[_Record], options: dict[str, Any], **filled_in: Any) -> _Record:
+def record_of(kind: type[_Record], options: Mapping[str, Any], **filled_in: Any) -> _Record:
     """Makes one record from the options of a function; options of other records are left alone.
 
     A single value, such as one column's name, may stand for a list of one.

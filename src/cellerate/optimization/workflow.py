@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
@@ -24,6 +24,7 @@ import cellerate
 from cellerate.errors import ConfigError, OutputError
 from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.keras_graph import keras2
+from cellerate.keywords import OptimizeKeywords
 from cellerate.machine.doctor import busy_now
 from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
@@ -56,7 +57,7 @@ def optimize(
     record: TaskRecord | None = None,
     restart: bool = False,
     verbose: bool = False,
-    **options: Any,
+    **options: Unpack[OptimizeKeywords],
 ) -> Run:
     """Tunes and shrinks a trained model within an allowed loss of quality, and reports every decision.
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from cellerate.data.series import SeriesData
 from cellerate.data.settings import TableOptions
 from cellerate.data.times import TimeForm
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.keywords import DetectKeywords
 from cellerate.listener import Callbacks
 from cellerate.runtime.forecast import check_level, row_forecasts
 from cellerate.settings import record_of, takes_fields_of
@@ -89,7 +90,7 @@ def detect(
     level: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     notify: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: Unpack[DetectKeywords],
 ) -> Anomalies:
     """Finds rows of series that a forecaster did not expect.
 

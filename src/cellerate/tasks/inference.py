@@ -6,7 +6,7 @@ without Keras, so Keras is imported only where a model needs it.
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from cellerate.data.settings import TableOptions
 from cellerate.data.text import given_lines, read_lines
 from cellerate.data.tokenizers import Vocabulary
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keywords import EvaluateKeywords, ForecastKeywords
 from cellerate.listener import Callbacks
 from cellerate.program import PRECISIONS
 from cellerate.runtime.forecast import forecast_with_intervals, left_out, too_short
@@ -131,7 +132,7 @@ def forecast(
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     notify: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: Unpack[ForecastKeywords],
 ) -> Forecasts:
     """Forecasts what comes after the end of each series in files or frames.
 
@@ -249,7 +250,7 @@ def evaluate(
     by_step: bool = False,
     statistical: Sequence[str] = (),
     notify: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: Unpack[EvaluateKeywords],
 ) -> dict[str, Any]:
     """Judges a model on data of its task.
 

@@ -5,8 +5,8 @@ What a task does is in `tasks.text`, `tasks.series` and `tasks.embed`; the comma
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, Unpack
 
 import keras
 
@@ -14,6 +14,7 @@ from cellerate.data.files import check_paths
 from cellerate.data.settings import FILLED_IN, Reading, TableOptions
 from cellerate.data.tables import as_sources
 from cellerate.errors import ConfigError
+from cellerate.keywords import TrainEmbedKeywords, TrainSeriesKeywords, TrainTextKeywords
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.embed import EmbedRun, train_on_lines
 from cellerate.tasks.presets import preset_options, preset_sentence
@@ -47,7 +48,7 @@ def train_text(
     overwrite: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: bool | None = None,
-    **options: Any,
+    **options: Unpack[TrainTextKeywords],
 ) -> TextRun:
     """Trains a next-character model on text, and keeps the best model on disk.
 
@@ -77,13 +78,14 @@ def train_text(
         >>> run.evaluation["bits_per_character"]
     """
     display = _display(verbose)
+    settings: Mapping[str, Any] = options
     if preset is not None:
         chosen = preset_options(preset, options, model=model)
         display.message(preset_sentence(preset, chosen))
-        options = chosen | options
+        settings = {**chosen, **options}
     run = RunOptions(
         output=_output(output),
-        training=record_of(TrainingSettings, options),
+        training=record_of(TrainingSettings, settings),
         resume=resume,
         overwrite=overwrite,
         callbacks=callbacks,
@@ -91,9 +93,9 @@ def train_text(
         display=display,
     )
     return train_on_text(
-        record_of(TextOptions, options, paths=check_paths(data)),
+        record_of(TextOptions, settings, paths=check_paths(data)),
         run,
-        architecture=record_of(TextArchitecture, options),
+        architecture=record_of(TextArchitecture, settings),
         model=_model(model),
     )
 
@@ -115,7 +117,7 @@ def train_series(
     overwrite: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: bool | None = None,
-    **options: Any,
+    **options: Unpack[TrainSeriesKeywords],
 ) -> SeriesRun:
     """Trains a forecaster on time series, and judges it beside naive forecasts and a linear one.
 
@@ -171,7 +173,7 @@ def train_embed(
     overwrite: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: bool | None = None,
-    **options: Any,
+    **options: Unpack[TrainEmbedKeywords],
 ) -> EmbedRun:
     """Trains a sequence autoencoder on lines; its encoder turns lines into vectors.
 

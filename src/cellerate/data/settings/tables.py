@@ -41,10 +41,10 @@ class TableOptions:
     thousands: str | None = None
     date_order: DateOrder = "auto"
     encoding: str | None = None
-    header: Header = "auto"
+    header: Header = dataclasses.field(default="auto", metadata={"accepts": Header | bool | None})
     skip_lines: int = 0
     sheet: str | None = None
-    missing_values: Sequence[str] = ()
+    missing_values: Sequence[str] = dataclasses.field(default=(), metadata={"accepts": Sequence[str | float]})
 
     def __post_init__(self) -> None:
         """Checks every field, and puts marks in the place of their names.

@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.keywords import BacktestKeywords
 from cellerate.listener import Callbacks
 from cellerate.runtime.forecast import Example, Intervals, row_times
 from cellerate.runtime.packed import PackedModel
@@ -151,7 +152,7 @@ def backtest(
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     notify: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: Unpack[BacktestKeywords],
 ) -> Backtest:
     """Judges a forecaster at a rolling origin: the last fold ends with the data, each forecasts `horizon` rows.
 
