@@ -24,6 +24,8 @@ try:
 except cellerate.CellerateError as error:
     code: int = error.exit_code
 table = cellerate.forecast("s.keras", {"x": numpy.arange(9.0)}, gaps="split", levels=[0.9]).to_pandas()
+vectors: numpy.ndarray = cellerate.embed("e.keras", numpy.array(["one", "two"]))
+next_rows = cellerate.load("s.cell").forecast(numpy.zeros((96, 7)), times=numpy.arange(96))
 found = cellerate.backtest("s.keras", "a.csv", folds=3, separator=";")
 kept: float = cellerate.optimize("m.keras", "a.txt", objective="size", keep=[0.5]).max_quality_loss
 """
@@ -56,6 +58,14 @@ WRONG = {
     'cellerate.train_series("a.csv", "s.keras", window="96")': (
         'Argument "window" to "train_series" has incompatible type "str"; expected "int"',
         'Argument of type "Literal[\'96\']" cannot be assigned to parameter "window"',
+    ),
+    'cellerate.forecast("s.keras", 3)': (
+        'Argument 2 to "forecast" has incompatible type "int"',
+        'Argument of type "Literal[3]" cannot be assigned to parameter "data"',
+    ),
+    'cellerate.embed("e.keras", [3])': (
+        'List item 0 has incompatible type "int"; expected "str"',
+        'Argument of type "list[int]" cannot be assigned to parameter "lines"',
     ),
     'cellerate.train_embed("a.txt", "e.keras", optimizer="adams")': (
         'Argument "optimizer" to "train_embed" has incompatible type "Literal[\'adams\']"',

@@ -19,6 +19,10 @@ from cellerate.runtime.record import Recorded
 from cellerate.runtime.text import NextTokenModel
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cellerate.data.tables import Frame, Tables
+    from cellerate.data.text import TextLines
     from cellerate.runtime.embedding import Embedder
     from cellerate.runtime.forecast import Example, Forecaster
     from cellerate.runtime.program import ProgramExplanation
@@ -147,7 +151,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     def embed(
         self,
-        lines: Any,
+        lines: "TextLines",
         *,
         batch_size: int = 256,
         errors: Literal["strict", "replace"] = "strict",
@@ -176,10 +180,10 @@ class PackedModel(Recorded, NextTokenModel):
 
     def forecast(
         self,
-        rows: Any,
+        rows: "npt.ArrayLike | Frame | Sequence[Frame]",
         *,
-        future: Any = None,
-        times: Any = None,
+        future: "npt.ArrayLike | Frame | Sequence[Frame] | None" = None,
+        times: "npt.ArrayLike | None" = None,
         series: str | Sequence[str] | None = None,
     ) -> np.ndarray:
         """Forecasts what comes after rows of a series, with a packed model of `train series`.
@@ -211,10 +215,10 @@ class PackedModel(Recorded, NextTokenModel):
 
     def forecast_files(
         self,
-        paths: Any,
+        paths: "Tables",
         *,
         levels: Sequence[float] | None = None,
-        future: Any = None,
+        future: "Tables | None" = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "tuple[Example, ...]":
         """Forecasts what comes after the end of each series in files or frames, which are read as in training.

@@ -14,6 +14,7 @@ import numpy as np
 
 from cellerate.data.series import SeriesData
 from cellerate.data.settings import TableOptions
+from cellerate.data.tables import Tables
 from cellerate.data.times import TimeForm
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keywords import DetectKeywords
@@ -84,7 +85,7 @@ class Anomalies:
 @takes_fields_of(ReadingOptions, TableOptions)
 def detect(
     model: Model,
-    data: Any,
+    data: Tables,
     *,
     record: "TaskRecord | None" = None,
     level: float | None = None,

@@ -12,7 +12,8 @@ import numpy as np
 
 from cellerate.data.files import Errors, check_paths
 from cellerate.data.settings import TableOptions
-from cellerate.data.text import given_lines, read_lines
+from cellerate.data.tables import Tables
+from cellerate.data.text import TextLines, given_lines, read_lines
 from cellerate.data.tokenizers import Vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.keywords import EvaluateKeywords, ForecastKeywords
@@ -125,9 +126,9 @@ def generate(
 @takes_fields_of(ReadingOptions, TableOptions)
 def forecast(
     model: Model,
-    data: Any,
+    data: Tables,
     *,
-    future: Any = None,
+    future: Tables | None = None,
     record: "TaskRecord | None" = None,
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -180,7 +181,7 @@ def forecast(
 
 def embed(
     model: Model,
-    lines: Any,
+    lines: str | os.PathLike[str] | TextLines,
     *,
     record: "TaskRecord | None" = None,
     column: str | None = None,
@@ -240,7 +241,7 @@ def embed(
 @takes_fields_of(ReadingOptions, TableOptions)
 def evaluate(
     model: Model,
-    data: Any,
+    data: Tables,
     *,
     record: "TaskRecord | None" = None,
     part: Literal["all", "held-out"] | None = None,

@@ -12,7 +12,7 @@ import keras
 
 from cellerate.data.files import check_paths
 from cellerate.data.settings import FILLED_IN, Reading, TableOptions
-from cellerate.data.tables import as_sources
+from cellerate.data.tables import Tables, as_sources
 from cellerate.errors import ConfigError
 from cellerate.keywords import TrainEmbedKeywords, TrainSeriesKeywords, TrainTextKeywords
 from cellerate.settings import record_of, takes_fields_of
@@ -109,7 +109,7 @@ def train_text(
     leave_out=["paths", "reading", *FILLED_IN],
 )
 def train_series(
-    data: Any,
+    data: Tables,
     output: _Path,
     *,
     model: _Model | None = None,

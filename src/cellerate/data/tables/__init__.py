@@ -3,7 +3,7 @@
 A table is read block by block; what its columns mean as a series is decided in `data.series`.
 """
 
-from cellerate.data.tables.frames import as_sources
+from cellerate.data.tables.frames import Frame, Tables, as_sources
 from cellerate.data.tables.joined_times import columns_of_time, of_parts, with_clock
 from cellerate.data.tables.npy_table import NpyTable
 from cellerate.data.tables.table import Table
@@ -14,8 +14,10 @@ __all__ = [
     "SERIES",
     "VALUE",
     "Block",
+    "Frame",
     "NpyTable",
     "Table",
+    "Tables",
     "WideTable",
     "as_sources",
     "check_readers",

@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,17 @@ from cellerate.machine.environment import require
 
 _BLOCK_ROWS = 1 << 16
 _INDEX = "__index_level_0__"  # pyarrow's name for an index of pandas that has none
+
+
+class ArrowStream(Protocol):
+    """A frame or a column that hands out its values as Arrow's: of pandas, polars, Arrow, DuckDB and others."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None, /) -> object:
+        """The values, as the Arrow PyCapsule interface has them."""
+
+
+Frame: TypeAlias = ArrowStream | Mapping[str, Any] | np.ndarray
+Tables: TypeAlias = str | os.PathLike[str] | Frame | Table | Sequence[str | os.PathLike[str] | Frame | Table]
 
 
 class FrameTable(ArrowTable):
@@ -106,7 +117,7 @@ class _Hash:
         """There is nothing to close."""
 
 
-def as_sources(data: Any) -> list[str | os.PathLike[str] | Table]:
+def as_sources(data: Tables) -> list[str | os.PathLike[str] | Table]:
     """Paths as they are, and frames as tables.
 
     Args:
@@ -118,7 +129,7 @@ def as_sources(data: Any) -> list[str | os.PathLike[str] | Table]:
         DataError: A frame cannot be read as a table.
         BackendError: A frame is given and pyarrow is not installed.
     """
-    given = list(data) if isinstance(data, list | tuple) else [data]
+    given: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     found: list[str | os.PathLike[str] | Table] = []
     for number, one in enumerate(given):
         if isinstance(one, str | os.PathLike | FrameTable | NpyTable) or hasattr(one, "blocks"):

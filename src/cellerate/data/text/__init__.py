@@ -3,7 +3,7 @@
 `open_text` reads a book or a folder; `LineBatches` batches lines of any lengths.
 """
 
-from cellerate.data.text.in_memory import given_lines
+from cellerate.data.text.in_memory import TextLines, given_lines
 from cellerate.data.text.line_files import find_line_files, line_blocks, read_lines
 from cellerate.data.text.lines import (
     BOS,
@@ -24,6 +24,7 @@ __all__ = [
     "EncodedText",
     "LineBatches",
     "LineVocabulary",
+    "TextLines",
     "encode_batches",
     "find_line_files",
     "given_lines",

@@ -3,12 +3,25 @@
 None of these packages is imported: what a caller has brings its own.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeAlias
 
 from cellerate.errors import ConfigError, DataError
 
 
-def given_lines(lines: Any, column: str | None = None) -> list[str]:
+class TextTable(Protocol):
+    """A table of pandas, polars or Arrow."""
+
+    @property
+    def columns(self) -> Any:
+        """Its columns, or their names."""
+
+
+TextLines: TypeAlias = Iterable[str] | TextTable
+"""Lines in memory: a list, an array, a column, or a table with a column of them."""
+
+
+def given_lines(lines: TextLines, column: str | None = None) -> list[str]:
     """The texts of a list, of an array, or of a column of a table.
 
     Args:
@@ -23,17 +36,17 @@ def given_lines(lines: Any, column: str | None = None) -> list[str]:
     if isinstance(lines, str):
         raise ConfigError(f"lines must be a list of texts, got {lines!r:.60}: put a single line into a list.")
     if (names := _columns(lines)) is not None:
-        lines = _values(lines[_column(lines, names, column)])
+        found = _values(lines[_column(lines, names, column)])  # type: ignore[index] # a table's are
     elif column is not None:
         raise ConfigError(f"column is for a table or a Parquet file, and lines is a {type(lines).__name__}.")
     else:
-        lines = _values(lines)
-    for number, line in enumerate(lines):
+        found = _values(lines)
+    for number, line in enumerate(found):
         if not isinstance(line, str):
             raise ConfigError(
                 f"lines must be a list of texts, and line {number} is {line!r:.60}: leave it out, or make it a text."
             )
-    return lines
+    return found
 
 
 def _columns(lines: Any) -> list[Any] | None:

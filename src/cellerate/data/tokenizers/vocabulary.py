@@ -17,7 +17,7 @@ from cellerate.data.tokenizers.opening import open_tokenizer
 from cellerate.data.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 
-Vocabulary: TypeAlias = str | os.PathLike[str] | Sequence[str] | Mapping[Any, Any]
+Vocabulary: TypeAlias = str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | Mapping[int, str]
 """The forms of a vocabulary that `open_vocabulary` takes."""
 
 HAS_OWN_VOCABULARY = "vocabulary is for a model without one, and this one has its own: leave vocabulary out."

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -83,7 +82,7 @@ class SamplingRules:
         for name in ("seed", "stream"):
             check_whole(name, getattr(self, name), 0, 2**64 - 1)
 
-    def native(self) -> tuple[Any, ...]:
+    def native(self) -> tuple[float, int, float, float, float, int, int, int]:
         """The rules as the native core takes them."""
         return (
             float(self.temperature),

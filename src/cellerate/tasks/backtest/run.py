@@ -17,6 +17,7 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.settings import TableOptions
+from cellerate.data.tables import Tables
 from cellerate.errors import ConfigError
 from cellerate.keywords import BacktestKeywords
 from cellerate.listener import Callbacks
@@ -139,7 +140,7 @@ class Backtest:
 @takes_fields_of(ReadingOptions, TableOptions)
 def backtest(
     model: Model,
-    data: Any,
+    data: Tables,
     *,
     record: "TaskRecord | None" = None,
     folds: int = 20,
