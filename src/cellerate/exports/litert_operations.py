@@ -14,9 +14,6 @@ from cellerate.program import MASKS, Node, named_activation
 Given = Mapping[str, Value]
 """The inputs of an operation: the name of an input → its tensor."""
 
-# LiteRT's LSTM has no mask, and without one the others have nothing to say.
-_OF_MASKS = (*MASKS, "masked", "where")
-
 
 def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     """Adds an operation, not an "input", "lstm" or "lstm_state".
@@ -24,7 +21,8 @@ def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     Raises:
         ModelError: LiteRT has no operators for it.
     """
-    if node.op in _OF_MASKS or "mask" in given:
+    # LiteRT's LSTM has no mask, and without one the others have nothing to say.
+    if node.op in MASKS or "mask" in given:
         raise masks_refused(node)
     return _OPERATIONS[node.op](graph, node, given)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.program import PRECISIONS, RECURRENT, Node, Program
+from cellerate.program import PRECISIONS, Node, Program
 from cellerate.runtime.cell_format import (
     BFLOAT16,
     FLOAT32,
@@ -33,7 +33,7 @@ from cellerate.runtime.cell_format import (
     write_container,
 )
 
-_INT8 = {(op, name) for op in RECURRENT for name in ("kernel", "recurrent_kernel")} | {("dense", "kernel")}
+_INT8 = ("kernel", "recurrent_kernel")
 _SCALE = ".scale"
 _LARGEST_BFLOAT16 = 0x7F7F
 
@@ -200,7 +200,7 @@ def kept_types(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
         for name, array in node.arrays.items():
             dtype: np.dtype[Any] = FLOAT32
             if precision != "float32" and array.ndim == 2:
-                dtype = INT8 if precision == "int8" and (node.op, name) in _INT8 else BFLOAT16
+                dtype = INT8 if precision == "int8" and name in _INT8 else BFLOAT16
             dtypes[id(array)] = max(dtype, dtypes.get(id(array), dtype), key=lambda one: one.itemsize)
     return dtypes
 

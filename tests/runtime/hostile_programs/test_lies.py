@@ -58,7 +58,7 @@ LIES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     "type of numbers for ids": (option(0, dtype="float32"), "input 'ids' of embedding must be int32"),
     "activation unknown": (option(4, activation="__import__"), "activation: expected one of"),
     "softmax in an lstm": (option(2, activation="softmax"), "activation: expected one of"),
-    "state of a dense": (lambda n: n.append(state(4)), "must read an lstm"),
+    "state of a dense": (lambda n: n.append(state(4)), "must read a node of lstm"),
     "node that reads itself": (reads(3, x=3), "must be an earlier node, got 3"),
     "nodes that read each other": (reads(2, x=3), "must be an earlier node, got 3"),
     "node that reads none": (reads(3, x=99), "must be an earlier node, got 99"),

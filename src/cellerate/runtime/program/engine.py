@@ -18,7 +18,7 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import CompiledProgram, sizes_of, takes
-from cellerate.program import Node, Program
+from cellerate.program import Node, Program, Shape
 from cellerate.runtime.program import interpreter, operations, shapes
 from cellerate.runtime.program.inputs import by_name, check_ids, checked_array
 from cellerate.runtime.program.prepared import Inputs, Out, Prepared, checked_out, signature
@@ -38,7 +38,7 @@ class _Call:
         sizes: What the core needs to know; None if it does not take these.
     """
 
-    shapes: Mapping[int, shapes.Shape]
+    shapes: Mapping[int, Shape]
     row_bytes: int
     sizes: Any
 
@@ -55,7 +55,7 @@ class Anatomy(NamedTuple):
     """
 
     nodes: Mapping[int, Node]
-    shapes: Mapping[int, shapes.Shape]
+    shapes: Mapping[int, Shape]
     compiled: CompiledProgram | None
     sizes: Any
     given: Mapping[int, np.ndarray]
@@ -287,7 +287,7 @@ class Engine:
         self,
         plan: interpreter.ExecutionPlan,
         numbers: tuple[int, ...],
-        given: Mapping[int, shapes.Shape],
+        given: Mapping[int, Shape],
         batch: int,
     ) -> _Call:
         key = numbers, tuple(given.items())
@@ -322,10 +322,10 @@ class Engine:
         return made
 
     def _shapes(
-        self, plan: interpreter.ExecutionPlan, given: Mapping[int, shapes.Shape], batch: int
-    ) -> dict[int, shapes.Shape]:
+        self, plan: interpreter.ExecutionPlan, given: Mapping[int, Shape], batch: int
+    ) -> dict[int, Shape]:
         """The shape of a row in each needed node; refuses what no real model does before computing anything."""
-        found: dict[int, shapes.Shape] = {}
+        found: dict[int, Shape] = {}
         numbers = sum(map(math.prod, given.values()))
         work = 0
         for number in plan.needed:

@@ -14,7 +14,7 @@ import numpy as np
 from cellerate.format import aligned, milliseconds, percent, short
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Way, takes
-from cellerate.program import RECURRENT, Node
+from cellerate.program import OPERATIONS, RECURRENT, Node
 from cellerate.runtime.program.engine import Anatomy, Engine
 from cellerate.runtime.program.prepared import input_sizes
 
@@ -223,13 +223,9 @@ def _operations(
 def _multiplications(anatomy: Anatomy, number: int, *, tabled: bool) -> int:
     """For a row."""
     node = anatomy.nodes[number]
-    if node.op in ("dense", "unembedding"):
-        return math.prod(anatomy.shapes[node.inputs["x"]]) * int(node.arrays["kernel"].shape[1])
-    if node.op in RECURRENT:
-        inputs, columns = node.arrays["kernel"].shape
-        steps, units = anatomy.shapes[node.inputs["x"]][0], len(node.arrays["recurrent_kernel"])
-        return int(steps * columns * (units + (0 if tabled else inputs)))
-    return 0
+    read = {name: anatomy.shapes[source] for name, source in node.inputs.items()}
+    looked_up = read["x"][0] * math.prod(node.arrays["kernel"].shape) if tabled else 0
+    return OPERATIONS[node.op].products(node, read, anatomy.shapes[number]) - looked_up
 
 
 def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: str) -> str:
@@ -245,7 +241,7 @@ def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: st
         told = f"{precision}, {units} units"
         told += ", inputs from a table" if way is not None and way.tabled else f", {inputs} inputs"
         return told if way is None or way.partner is None else f"{told}, beside {names[way.partner]}"
-    if node.op in ("dense", "unembedding"):
+    if "kernel" in node.arrays:
         rows, columns = node.arrays["kernel"].shape
         return f"{precision}, {rows} x {columns}"
     return "float32, element by element" if way is not None else "NumPy"

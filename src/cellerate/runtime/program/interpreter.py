@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cellerate.errors import DataError
-from cellerate.program import LAST_STATES, RECURRENT, Node
-from cellerate.runtime.program import operations, recurrent, shapes
+from cellerate.program import LAST_STATES, RECURRENT, Node, Shape
+from cellerate.runtime.program import operations, recurrent
 
 # About how many bytes the arrays of a piece may take. For models of common sizes this keeps hundreds of rows
 # together, and the native core gains nothing from more; it is small beside the memory of any serving machine.
@@ -76,7 +76,7 @@ def plan_of(nodes: Sequence[Node], wanted: frozenset[int]) -> ExecutionPlan:
     return ExecutionPlan(wanted, tuple(sorted(needed)), read, released, looked_up, states)
 
 
-def row_bytes(plan: ExecutionPlan, found: Mapping[int, shapes.Shape]) -> int:
+def row_bytes(plan: ExecutionPlan, found: Mapping[int, Shape]) -> int:
     """About how many bytes a row of the batch needs while it runs."""
     live, most = 0, 1
     for number in plan.needed:
@@ -149,7 +149,7 @@ def _run_node(
         results[each] = states[str(nodes[each].options.get("state", "h"))]
 
 
-def misfit(node: Node, came: Mapping[str, shapes.Shape], error: Exception) -> DataError:
+def misfit(node: Node, came: Mapping[str, Shape], error: Exception) -> DataError:
     """The error for a node that cannot take the shapes it was given, the batch included."""
     listed = ", ".join(f"{name} {shape}" for name, shape in itertools.islice(came.items(), 8))
     return DataError(

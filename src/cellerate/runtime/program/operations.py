@@ -4,13 +4,13 @@ This module computes single operations; the `engine` decides their order and how
 arithmetic is in float32. Without the native core every operation runs on NumPy, so that a machine without a
 compiler can run a packed model too, only slower.
 
-`cellerate.program` defines what an operation means, `shapes` which shapes it takes. Every operation computes each
+The row of an operation, in `cellerate.program`, has its shapes and what it computes. Every operation computes each
 row of the batch by itself. On the native core the numbers of a row do not depend on the rows beside it, to the last
 bit. NumPy's matrix products, which replace the core, sum in an order that depends on the number of rows.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,11 @@ from cellerate.kernels import dense, native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import LstmOptions, validate
-from cellerate.program import MASKS, NORMALIZERS, Node
+from cellerate.program import AS_READ, NORMALIZERS, OPERATIONS, Arithmetic, Given, Node
 from cellerate.runtime.program.over_time import States, over_time
-
-Given = Mapping[str, np.ndarray]
-"""The inputs of an operation: the name of an input → its array."""
 
 # If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
 _TABLE_SHARE = 0.5
-# These move elements around and keep their type, whatever it is.
-_MOVES = ("concatenate", "reshape", "repeat_vector", "crop", "take", "flip", "permute")
 
 
 def prepared(node: Node, transposed: dict[int, np.ndarray]) -> Node:
@@ -64,15 +59,16 @@ def result_type(node: Node, types: Mapping[str, str]) -> str:
         )
     if node.op == "input":
         return str(node.options["dtype"])
-    if node.op in _MOVES and len(set(types.values())) == 1:
+    row = OPERATIONS[node.op]
+    if row.gives == AS_READ and len(set(types.values())) == 1:
         return next(iter(types.values()))
     for name, found in types.items():
-        expected = {"ids": "int32", "mask": "bool"}.get(name, "bool" if node.op == "any_mask" else "float32")
+        expected = {"ids": "int32", "mask": "bool"}.get(name, row.reads)
         if found != expected:
             raise ModelError(
                 f"{node.name}: input {name!r} of {node.op} must be {expected}, got {found}; pack the model again."
             )
-    return "bool" if node.op in MASKS else "float32"
+    return row.reads if row.gives == AS_READ else row.gives
 
 
 def run(node: Node, given: Given) -> np.ndarray:
@@ -89,7 +85,9 @@ def run(node: Node, given: Given) -> np.ndarray:
     Raises:
         IndexError: An id is not a row of the table.
     """
-    return np.ascontiguousarray(_OPERATIONS[node.op](node, given))
+    compute = OPERATIONS[node.op].run
+    assert compute is not None  # noqa: S101 (the rows of the others have it)
+    return np.ascontiguousarray(compute(node, given, _ARITHMETIC))
 
 
 def lstm(
@@ -205,128 +203,9 @@ def product(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -
     return y.reshape(*x.shape[:-1], -1)
 
 
-def _dense(node: Node, given: Given) -> np.ndarray:
-    return product(given["x"], node.arrays["kernel"], node.arrays.get("bias"))
-
-
-def _unembedding(node: Node, given: Given) -> np.ndarray:
-    logits, soft_cap = _dense(node, given), _option(node, "soft_cap")
-    return logits if soft_cap is None else np.tanh(logits / soft_cap) * soft_cap
-
-
-def _layer_norm(node: Node, given: Given) -> np.ndarray:
-    x, epsilon = given["x"], _option(node, "epsilon")
-    gamma, beta = node.arrays.get("gamma"), node.arrays.get("beta")
-    centred = x - x.mean(axis=-1, keepdims=True)
-    y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
-    if gamma is not None:
-        y *= gamma
-    if beta is not None:
-        y += beta
-    return y
-
-
-def _affine(node: Node, given: Given) -> np.ndarray:
-    return given["x"] * node.arrays["scale"] + node.arrays["offset"]
-
-
-def _features_mask(node: Node, given: Given) -> np.ndarray:
-    return np.any(given["x"] != _option(node, "mask_value"), axis=-1)
-
-
-def _masked(node: Node, given: Given) -> np.ndarray:
-    return np.where(given["mask"][..., np.newaxis], given["x"], 0)
-
-
-def _where(node: Node, given: Given) -> np.ndarray:
-    x, other = _aligned([given["x"], given["other"]])
-    return np.where(given["mask"][..., np.newaxis], x, other)
-
-
-def _mean_over_time(node: Node, given: Given) -> np.ndarray:
-    x, mask = given["x"], given.get("mask")
-    if mask is None:
-        mean = x.mean(axis=1, dtype=np.float64)
-    else:
-        live = mask[..., np.newaxis]
-        mean = np.where(live, x, 0).sum(axis=1, dtype=np.float64) / live.sum(axis=1)
-    return np.asarray(mean, np.float32)
-
-
-def _reshape(node: Node, given: Given) -> np.ndarray:
-    return given["x"].reshape(len(given["x"]), *_option(node, "shape"))
-
-
-def _crop(node: Node, given: Given) -> np.ndarray:
-    return given["x"][:, _option(node, "begin") : _option(node, "end")]
-
-
-def _take(node: Node, given: Given) -> np.ndarray:
-    return np.take(given["x"], _option(node, "indices"), axis=_option(node, "axis"))
-
-
-def _permute(node: Node, given: Given) -> np.ndarray:
-    return given["x"].transpose(0, *_option(node, "axes"))
-
-
-def _aligned(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The arrays with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
-    axes = max(array.ndim for array in arrays)
-    return [array.reshape(len(array), *[1] * (axes - array.ndim), *array.shape[1:]) for array in arrays]
-
-
-def _merge(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Node, Given], np.ndarray]:
-    """Joins all inputs, two by two."""
-
-    def merge(node: Node, given: Given) -> np.ndarray:
-        merged, *others = _aligned([given[name] for name in map(str, range(len(given)))])
-        for other in others:
-            merged = function(merged, other)
-        return merged
-
-    return merge
-
-
-_sum = _merge(np.add)
-
-
-def _concatenate(node: Node, given: Given) -> np.ndarray:
-    arrays = [given[name] for name in map(str, range(len(given)))]
-    return np.concatenate(arrays, axis=_option(node, "axis"))
-
-
 def _option(node: Node, name: str) -> Any:
     """An option, whose type `Program` has checked."""
     return node.options[name]
 
 
-_OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
-    "embedding": lambda node, given: node.arrays["embeddings"].take(given["ids"], axis=0),
-    "unembedding": _unembedding,
-    "ids_mask": lambda node, given: given["ids"] != 0,
-    "features_mask": _features_mask,
-    "masked": _masked,
-    "where": _where,
-    "dense": lambda node, given: activate(_option(node, "activation"), _dense(node, given)),
-    "activation": lambda node, given: activate(_option(node, "activation"), given["x"]),
-    "layer_norm": _layer_norm,
-    "affine": _affine,
-    "add": _sum,
-    "subtract": _merge(np.subtract),
-    "multiply": _merge(np.multiply),
-    "average": lambda node, given: _sum(node, given) / len(given),
-    "maximum": _merge(np.maximum),
-    "minimum": _merge(np.minimum),
-    "concatenate": _concatenate,
-    "reshape": _reshape,
-    "repeat_vector": lambda node, given: np.repeat(given["x"][:, np.newaxis], _option(node, "n"), axis=1),
-    "crop": _crop,
-    "take": _take,
-    "cumsum": lambda node, given: np.cumsum(given["x"], axis=_option(node, "axis")),
-    "flip": lambda node, given: np.flip(given["x"], axis=_option(node, "axis")),
-    "permute": _permute,
-    "mean_over_time": _mean_over_time,
-    "max_over_time": lambda node, given: given["x"].max(axis=1),
-    "flip_mask": lambda node, given: np.flip(given["mask"], axis=1),
-    "any_mask": _merge(np.logical_or),
-}
+_ARITHMETIC = Arithmetic(product, activate)

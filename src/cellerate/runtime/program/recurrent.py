@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.program import Node
-from cellerate.runtime.program.operations import Given, activate, lstm, product
+from cellerate.program import Given, Node
+from cellerate.runtime.program.operations import activate, lstm, product
 from cellerate.runtime.program.over_time import States, over_time
 
 

@@ -9,14 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cellerate.errors import ModelError
-from cellerate.program import LAST_STATES, RECURRENT, Node, Program
-
-# Nodes that compute each step by itself, or a result for the last step from the last step.
-_STEP_BY_STEP = (
-    *("embedding", "unembedding", "ids_mask", "features_mask", "any_mask", "masked", "where"),
-    *("dense", "activation"),
-    *("layer_norm", "affine", "add", "subtract", "multiply", "average", "maximum", "minimum", "concatenate"),
-)
+from cellerate.program import OPERATIONS, Node, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +46,7 @@ def stepping_of(program: Program) -> Stepping:
     recurrent = 0  # layers so far
     for number, node in enumerate(program.nodes):
         inputs = {name: moved[source] for name, source in node.inputs.items()}
-        options = dict(node.options)
+        options, row = dict(node.options), OPERATIONS[node.op]
         read = [steps[source] for source in node.inputs.values() if steps[source]]
         steps[number] = max(read, default=0)
         if node.op == "input":
@@ -61,7 +54,7 @@ def stepping_of(program: Program) -> Stepping:
             steps[number] = shape[1] if len(shape) == 3 or options["dtype"] == "int32" else 0
             if steps[number] and len(shape) <= 3:
                 options["shape"] = (shape[0], -1, *shape[2:])
-        elif node.op in RECURRENT:
+        elif row.states:
             _check_recurrent(node, reads_time=bool(steps[node.inputs["x"]]))
             if not options["return_sequences"]:
                 steps[number] = 0
@@ -69,27 +62,26 @@ def stepping_of(program: Program) -> Stepping:
             if options["masked_output"] == "previous_output":
                 options["masked_output"] = "previous_state"
             units = node.arrays["recurrent_kernel"].shape[0]
-            for state in _states(node):
+            for state in row.states:
                 name = f"{state} {recurrent} {node.name}"
                 states[name] = units
                 nodes.append(Node("input", name, options={"shape": (-1, units), "dtype": "float32"}))
                 inputs[f"{state}0"] = len(nodes) - 1
-        elif node.op in LAST_STATES:
+        elif row.state_of:
             steps[number] = 0
-        elif steps[number] and (last := _of_last_step(node, steps[number])):
-            options |= last
-            steps[number] = 0
-        elif steps[number] and node.op not in _STEP_BY_STEP and not _takes_features(node):
-            raise ModelError(_refusal(node, f"{node.op} needs the whole sequence"))
-        elif node.op == "concatenate" and steps[number] and options["axis"] not in (-1, 2):
-            raise ModelError(_refusal(node, "it joins sequences along time"))
+        elif steps[number]:
+            try:
+                stepped = row.step(node, steps[number])
+            except ValueError as error:
+                raise ModelError(_refusal(node, str(error))) from None
+            options |= stepped.options
+            steps[number] *= stepped.sequence
         nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
         moved[number] = len(nodes) - 1
-        if node.op in RECURRENT:
-            for state in _states(node):
-                nodes.append(_last_state(node, moved[number], state))
-                added[f"{state} {recurrent} {node.name}"] = len(nodes) - 1
-            recurrent += 1
+        for state in row.states:
+            nodes.append(_last_state(node, moved[number], state))
+            added[f"{state} {recurrent} {node.name}"] = len(nodes) - 1
+        recurrent += bool(row.states)
     if not states:
         raise ModelError(
             "this model has no recurrent layer, so there is nothing to remember between two pushes."
@@ -98,31 +90,10 @@ def stepping_of(program: Program) -> Stepping:
     return Stepping(Program(tuple(nodes), own | added), tuple(program.inputs), tuple(own), states)
 
 
-def _of_last_step(node: Node, steps: int) -> dict[str, Any]:
-    """The options that take the last step of a push, for a node that takes the last of `steps`; else empty."""
-    options: Any = node.options
-    # Of a sequence of any length (-1), only what counts from its end is surely the last step.
-    last = (-1, steps - 1) if steps > 0 else (-1,)
-    if node.op == "crop" and options["begin"] in last and options["end"] in (None, steps):
-        return {"begin": -1, "end": None}
-    if node.op == "take" and options["axis"] == 1 and options["indices"] in [(place,) for place in last]:
-        return {"indices": (-1,)}
-    return {}
-
-
-def _takes_features(node: Node) -> bool:
-    return node.op == "take" and node.options["axis"] == 2
-
-
-def _states(node: Node) -> str:
-    """The letters of a recurrent layer's states."""
-    return "hc" if node.op == "lstm" else "h"
-
-
 def _last_state(node: Node, number: int, state: str) -> Node:
-    if node.op == "lstm":
-        return Node("lstm_state", node.name, {"lstm": number}, options={"state": state})
-    return Node("rnn_state", node.name, {"rnn": number})
+    op, row = next((op, row) for op, row in OPERATIONS.items() if node.op in row.state_of)
+    options = {"state": state} if "state" in row.options else {}
+    return Node(op, node.name, {row.inputs[0]: number}, options=options)
 
 
 def _check_recurrent(node: Node, *, reads_time: bool) -> None:

@@ -107,11 +107,14 @@ def test_every_option_of_another_type_is_refused(op):
         ([SEQUENCES, lstm(options={})], "lstm has the options"),
         ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"activation": "softmax"})], "activation: expected one of"),
         ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"masked_output": "one"})], "masked_output must be one of"),
-        ([SEQUENCES, Node("lstm_state", "state", {"lstm": 0}, {}, {"state": "h"})], "must read an lstm"),
+        (
+            [SEQUENCES, Node("lstm_state", "state", {"lstm": 0}, {}, {"state": "h"})],
+            "must read a node of lstm",
+        ),
         ([SEQUENCES, lstm(), Node("lstm_state", "state", {"lstm": 1}, {}, {"state": "x"})], "one of h, c"),
         (
             [SEQUENCES, lstm(), Node("rnn_state", "state", {"rnn": 1})],
-            "must read a gru or a simple_rnn, got lstm",
+            "must read a node of gru or simple_rnn, got lstm",
         ),
         ([SEQUENCES, Node("add", "merge", {"0": 0, "2": 0})], "add has the inputs"),
         ([SEQUENCES, Node("add", "merge")], "add has the inputs"),

@@ -1,0 +1,49 @@
+"""The language of a packed model: a small graph of operations from a fixed list, with its weights.
+
+It is the common language of the code that builds a program from a Keras model, the code that writes and reads
+the `.cell` file, and the code that runs it. It imports none of them.
+
+A program is a tuple of nodes; each node comes after those it reads. Nodes take and give float32 arrays of
+shape (B, ...), ids (B, T) int32 and masks (B, T) bool. B and T can be any size unless a node says otherwise.
+Axes are counted as in NumPy, the batch included.
+
+An operation has one row in `OPERATIONS`, in the module of its family: its inputs, weights and options, its rules, and
+what it computes. Kernels, and a row of each export that has it, are all that lies elsewhere.
+"""
+
+from cellerate.program.node import (
+    MASKED_OUTPUTS,
+    NORMALIZERS,
+    PRECISIONS,
+    Node,
+    Option,
+    named_activation,
+)
+from cellerate.program.operation import (
+    AS_READ,
+    MOST_AXES,
+    Arithmetic,
+    Given,
+    Shape,
+)
+from cellerate.program.program import Program
+from cellerate.program.table import LAST_STATES, MASKS, OPERATIONS, RECURRENT
+
+__all__ = [
+    "AS_READ",
+    "LAST_STATES",
+    "MASKED_OUTPUTS",
+    "MASKS",
+    "MOST_AXES",
+    "NORMALIZERS",
+    "OPERATIONS",
+    "PRECISIONS",
+    "RECURRENT",
+    "Arithmetic",
+    "Given",
+    "Node",
+    "Option",
+    "Program",
+    "Shape",
+    "named_activation",
+]

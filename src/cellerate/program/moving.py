@@ -1,0 +1,142 @@
+"""The operations that move elements around, and keep what they are."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ModelError
+from cellerate.program.node import Node
+from cellerate.program.operation import (
+    AS_READ,
+    MOST_AXES,
+    Operation,
+    Shape,
+    Shapes,
+    Stepped,
+    along_axis,
+    are_sizes,
+    axis_of,
+    check_last,
+    check_numbers,
+    needs_all_steps,
+    option,
+)
+
+_MOST_REPEATED = 1 << 20
+
+
+def _check_reshape(node: Node) -> None:
+    def fits(shape: Any) -> bool:
+        return are_sizes(shape) and len(shape) <= MOST_AXES and shape.count(-1) <= 1
+
+    check_numbers(node, "shape", fits)
+
+
+def _check_permute(node: Node) -> None:
+    check_numbers(node, "axes", lambda axes: sorted(axes) == list(range(1, min(len(axes), MOST_AXES) + 1)))
+
+
+def _check_repeat_vector(node: Node) -> None:
+    if not 1 <= option(node, "n") <= _MOST_REPEATED:
+        raise ModelError(f"{node.name}: n must be from 1 to {_MOST_REPEATED}, got {node.options['n']!r}.")
+
+
+def _reshaped(node: Node, read: Shapes) -> Shape:
+    shape: Shape = option(node, "shape")
+    elements, known = math.prod(read["x"]), math.prod(size for size in shape if size != -1)
+    if elements % known or (-1 not in shape and elements != known):
+        raise ValueError(f"{elements} elements a row cannot become {shape}")
+    return tuple(elements // known if size == -1 else size for size in shape)
+
+
+def _cropped(node: Node, read: Shapes) -> Shape:
+    x, begin, end = read["x"], option(node, "begin"), option(node, "end")
+    check_last(x)
+    left = len(range(x[0])[begin:end])
+    if left == 0:
+        raise ValueError(f"of {x[0]} steps none is left from {begin} to {end}")
+    return (left, *x[1:])
+
+
+def _taken(node: Node, read: Shapes) -> Shape:
+    x, indices = read["x"], option(node, "indices")
+    place = axis_of(node, x)
+    if not all(-x[place] <= index < x[place] for index in indices):
+        raise ValueError(f"an index is not one of the {x[place]} along the axis")
+    return (*x[:place], len(indices), *x[place + 1 :])
+
+
+def _permuted(node: Node, read: Shapes) -> Shape:
+    x, axes = read["x"], option(node, "axes")
+    if len(axes) != len(x):
+        raise ValueError(f"it orders {len(axes)} axes after the batch")
+    return tuple(x[axis - 1] for axis in axes)
+
+
+def _last_of(steps: int) -> tuple[int, ...]:
+    """The numbers of the last step; of a sequence of any length (-1), only what counts from its end is surely it."""
+    return (-1, steps - 1) if steps > 0 else (-1,)
+
+
+def _crop_step(node: Node, steps: int) -> Stepped:
+    if node.options["begin"] in _last_of(steps) and node.options["end"] in (None, steps):
+        return Stepped(False, {"begin": -1, "end": None})
+    return needs_all_steps(node, steps)
+
+
+def _take_step(node: Node, steps: int) -> Stepped:
+    axis = node.options["axis"]
+    if axis == 1 and node.options["indices"] in [(place,) for place in _last_of(steps)]:
+        return Stepped(False, {"indices": (-1,)})
+    return Stepped() if axis == 2 else needs_all_steps(node, steps)
+
+
+ROWS = {
+    # shape without the batch; -1 at most once.
+    "reshape": Operation(
+        options={"shape": tuple},
+        check=_check_reshape,
+        gives=AS_READ,
+        shape=_reshaped,
+        run=lambda node, given, _: given["x"].reshape(len(given["x"]), *option(node, "shape")),
+    ),
+    # (B, F) -> (B, n, F).
+    "repeat_vector": Operation(
+        options={"n": int},
+        check=_check_repeat_vector,
+        gives=AS_READ,
+        shape=lambda node, read: (option(node, "n"), *read["x"]),
+        run=lambda node, given, _: np.repeat(given["x"][:, np.newaxis], option(node, "n"), axis=1),
+    ),
+    # Steps from begin to end on axis 1; end may be None.
+    "crop": Operation(
+        options={"begin": int, "end": (int, type(None))},
+        gives=AS_READ,
+        shape=_cropped,
+        run=lambda node, given, _: given["x"][:, option(node, "begin") : option(node, "end")],
+        step=_crop_step,
+    ),
+    "take": Operation(
+        options={"indices": tuple, "axis": int},
+        check=lambda node: check_numbers(node, "indices", lambda indices: len(indices) > 0),
+        gives=AS_READ,
+        shape=_taken,
+        run=lambda node, given, _: np.take(given["x"], option(node, "indices"), axis=option(node, "axis")),
+        step=_take_step,
+    ),
+    "flip": Operation(
+        options={"axis": int},
+        gives=AS_READ,
+        shape=along_axis,
+        run=lambda node, given, _: np.flip(given["x"], axis=option(node, "axis")),
+    ),
+    # axes without the batch, counted from 1, as in keras.layers.Permute.
+    "permute": Operation(
+        options={"axes": tuple},
+        check=_check_permute,
+        gives=AS_READ,
+        shape=_permuted,
+        run=lambda node, given, _: given["x"].transpose(0, *option(node, "axes")),
+    ),
+}
