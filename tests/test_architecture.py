@@ -36,7 +36,7 @@ KERAS_FREE = ("cellerate.runtime.", "cellerate.serving.", "cellerate.data.", "ce
 KERAS_ALLOWED = {"cellerate.data.pipeline"}
 KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
-MOST_SIBLINGS = 20
+MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_SIBLINGS = 60, 8, 20
 TESTS = SOURCE.parent / "tests"
 # Modules of tests that are still to be split by subject.
 TO_SPLIT = {"cli/test_verbs.py", "runtime/program/test_engine.py", "runtime/program/test_operations.py"}
@@ -306,7 +306,7 @@ def test_module_stays_readable_and_says_what_it_is_for(module):
     assert ast.get_docstring(ast.parse(text)), f"{module} has no docstring"
 
 
-def outgrown(tests: Path) -> set[str]:
+def outgrown_tests(tests: Path) -> set[str]:
     """The modules below a folder with too many lines, and the folders in it with too many siblings."""
     modules = {path for path in tests.rglob("*.py") if path.read_text().count("\n") > MOST_LINES}
     siblings = Counter(
@@ -317,12 +317,48 @@ def outgrown(tests: Path) -> set[str]:
 
 
 def test_tests_stay_readable_and_folders_of_them_small(tmp_path: Path) -> None:
-    assert outgrown(TESTS) - TO_SPLIT == set()
+    assert outgrown_tests(TESTS) - TO_SPLIT == set()
     for number in range(MOST_SIBLINGS + 1):
         (tmp_path / "room" / f"part_{number}").mkdir(parents=True)
         (tmp_path / f"test_{number}.py").touch()  # beside the rooms, which are as many as they are
     (tmp_path / "test_0.py").write_text("\n" * (MOST_LINES + 1))
-    assert outgrown(tmp_path) == {"room", "test_0.py"}
+    assert outgrown_tests(tmp_path) == {"room", "test_0.py"}
+
+
+def outgrown(text: str) -> list[str]:
+    """The functions of a module that are too long, or have too many parameters."""
+    found = []
+    for node in parts(text):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            count = len(
+                [
+                    *given.posonlyargs,
+                    *given.args,
+                    *given.kwonlyargs,
+                    *filter(None, (given.vararg, given.kwarg)),
+                ]
+            )
+            if node.end_lineno - node.lineno >= MOST_FUNCTION_LINES or count > MOST_PARAMETERS:
+                found.append(node.name)
+    return found
+
+
+@pytest.mark.parametrize("module", BENCHMARK_FILES)
+def test_functions_of_the_benchmarks_stay_short(module):
+    assert outgrown(BENCHMARK_FILES[module].read_text()) == []
+
+
+def test_planted_function_that_is_too_long_or_takes_too_much_is_found():
+    lines = "\n    pass" * MOST_FUNCTION_LINES
+    text = f"def long():{lines}\ndef fits(a, b, c, d, *e, f, g, **h): ...\ndef wide(a, b, c, d, *e, f, g, h, **i): ..."
+    assert outgrown(text) == ["long", "wide"]
+
+
+def test_folders_of_the_benchmarks_stay_small():
+    for folder in (BENCHMARKS, *(path.parent for path in BENCHMARKS.glob("*/__init__.py"))):
+        siblings = [path.name for path in folder.iterdir() if path.name != "__pycache__"]
+        assert len(siblings) <= MOST_SIBLINGS, f"{folder} has outgrown one folder"
 
 
 def test_class_name_has_one_meaning() -> None:

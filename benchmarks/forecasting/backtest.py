@@ -38,6 +38,8 @@ OUR_WAYS = ("keras", "packed", "backtest", "backtest packed")
 """The forecasts and their MAE from what is in memory, with the model in Keras or packed; and the whole call."""
 GOAL = 5.0
 
+Questions = dict[str, tuple[str, dict[str, Any]]]
+
 
 def folds() -> dict[str, int]:
     """Rows between the origins, by the name of a backtest: of 20 folds spread over the test part, and of every hour."""
@@ -94,55 +96,12 @@ def compare(field: Field, *, rounds: int = ROUNDS) -> dict[str, Any]:
     field.ask("darts", "begin", TRAINED_S, seed=0, budget_s=TRAINED_S, into=weights, **given)
     for one in OURS:
         field.ask(one, "begin", weights=weights, **given)
-    series = read_series(field.folder, TASK)
     backtests = []
     for what, stride in folds().items():
         origins = origins_of(stride).tolist()
-        asked: dict[str, tuple[str, dict[str, Any]]] = {}
-        for batch in PREDICTED_AT_ONCE:
-            for way in ("historical_forecasts", "backtest"):
-                about = {
-                    "way": way,
-                    "horizon": HORIZON,
-                    "first": origins[0],
-                    "stride": stride,
-                    "batch": batch,
-                }
-                asked[f"darts {way} {batch}"] = "darts", about
-        for one in OURS:
-            for way in OUR_WAYS:
-                asked[f"{one} {way}"] = one, {"way": way, "horizon": HORIZON, "origins": origins}
-        apart = {}
-        results: dict[str, Any] = {}
-        for label, (who, question) in asked.items():
-            into = field.folder / "backtest.npz"
-            # The first call of each warms it up.
-            judged = label.startswith(("cellerate", "darts historical"))
-            field.ask(who, "backtest", repeats=1, into=str(into) if judged else None, **question)
-            if judged:
-                with np.load(into) as found:
-                    results[label] = dict(found)
-                into.unlink()
-        theirs = results[f"darts historical_forecasts {PREDICTED_AT_ONCE[0]}"]
-        for label, found in results.items():
-            if label.startswith("cellerate"):
-                apart[label] = check(label, found, theirs, series.values, series.scale)
-        seconds: dict[str, list[float]] = {label: [] for label in asked}
-        for turn in range(rounds):
-            labels = [*asked]
-            for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
-                who, question = asked[label]
-                seconds[label] += field.ask(who, "backtest", repeats=1, **question)["seconds"]
-        records = [
-            {
-                "contestant": asked[label][0],
-                "way": asked[label][1]["way"],
-                "batch": asked[label][1].get("batch"),
-                "median_s": middle(times),
-                "seconds": times,
-            }
-            for label, times in seconds.items()
-        ]
+        asked = questions(origins, stride)
+        apart = _checked(field, asked)
+        records = _timed(field, asked, rounds)
         backtests.append({"what": what, "forecasts": len(origins), "records": records, "apart": apart})
         for one in sorted(records, key=lambda each: each["median_s"]):
             print(f"{what:<10} {one['contestant']:<16} {one['way']:<21} {one['batch'] or '':>4} "
@@ -155,3 +114,56 @@ def compare(field: Field, *, rounds: int = ROUNDS) -> dict[str, Any]:
         "backtests": backtests,
         "goal": GOAL,
     }
+
+
+def questions(origins: list[int], stride: int) -> Questions:
+    """The contestant and the question of each way to do a backtest."""
+    asked: Questions = {}
+    for batch in PREDICTED_AT_ONCE:
+        for way in ("historical_forecasts", "backtest"):
+            about = {"way": way, "horizon": HORIZON, "first": origins[0], "stride": stride, "batch": batch}
+            asked[f"darts {way} {batch}"] = "darts", about
+    for one in OURS:
+        for way in OUR_WAYS:
+            asked[f"{one} {way}"] = one, {"way": way, "horizon": HORIZON, "origins": origins}
+    return asked
+
+
+def _checked(field: Field, asked: Questions) -> dict[str, float]:
+    """The difference of each of our ways to Darts's forecasts, in standard deviations; all ways are warm then."""
+    series = read_series(field.folder, TASK)
+    results: dict[str, Any] = {}
+    for label, (who, question) in asked.items():
+        into = field.folder / "backtest.npz"
+        judged = label.startswith(("cellerate", "darts historical"))
+        field.ask(who, "backtest", repeats=1, into=str(into) if judged else None, **question)
+        if judged:
+            with np.load(into) as found:
+                results[label] = dict(found)
+            into.unlink()
+    theirs = results[f"darts historical_forecasts {PREDICTED_AT_ONCE[0]}"]
+    return {
+        label: check(label, found, theirs, series.values, series.scale)
+        for label, found in results.items()
+        if label.startswith("cellerate")
+    }
+
+
+def _timed(field: Field, asked: Questions, rounds: int) -> list[dict[str, Any]]:
+    """The records of all ways, which take turns, another one first each time."""
+    seconds: dict[str, list[float]] = {label: [] for label in asked}
+    for turn in range(rounds):
+        labels = [*asked]
+        for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
+            who, question = asked[label]
+            seconds[label] += field.ask(who, "backtest", repeats=1, **question)["seconds"]
+    return [
+        {
+            "contestant": asked[label][0],
+            "way": asked[label][1]["way"],
+            "batch": asked[label][1].get("batch"),
+            "median_s": middle(times),
+            "seconds": times,
+        }
+        for label, times in seconds.items()
+    ]

@@ -38,39 +38,112 @@ def keras_weights(found: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     ]
 
 
-def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
-    """Load Keras and Cellerate; give the jobs, and the versions."""
-    os.environ["KERAS_BACKEND"] = backend
-    os.environ["CELLERATE_CACHE"] = str(folder / f"cache-{backend}")
-    import keras
+class Jobs:
+    """The jobs of Cellerate.
 
-    import cellerate
-    from cellerate.kernels import native
-    from cellerate.models.storage import TaskRecord
-    from cellerate.tasks.opening import forecaster_of
-    from cellerate.tasks.packing import packed
-    from cellerate.tasks.series import load_series_model
+    Args:
+        folder: Of the tasks.
+        backend: The Keras backend of this process.
+    """
 
-    class Clock(keras.callbacks.Callback):
-        """When training began and ended."""
+    def __init__(self, folder: Path, backend: str) -> None:
+        self._folder, self._output = folder, folder / f"ours-{backend}.keras"
+        self._ways: dict[str, Way] = {}
 
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.began = time.monotonic()
+    def train(
+        self,
+        kind: str,
+        task: str,
+        horizon: int,
+        seed: int,
+        budget_s: float,
+        settings: dict[str, Any],
+        into: str | None = None,
+    ) -> dict[str, Any]:
+        """Train; with `into`, forecast every window of the test part into a file, in the units of the data."""
+        from cellerate.tasks.series import load_series_model
 
-        def on_train_end(self, logs: Any = None) -> None:
-            self.ended = time.monotonic()
+        told = self._fit(task, horizon, seed, budget_s, settings)
+        if into is None:
+            return told
+        forecaster = load_series_model(self._output).forecaster
+        data = forecaster.open([self._folder / f"{task}.csv"])
+        start = time.monotonic()
+        np.save(into, forecaster.forecast_at(data, test_origins(horizon)))
+        return told | {"forecast_s": time.monotonic() - start}
 
-    kept: dict[str, Any] = {}
+    def begin(self, task: str, horizon: int, units: int, weights: str) -> dict[str, Any]:
+        """Make the peer's model and give it the peer's weights; also packed.
 
-    def fit(task: str, horizon: int, seed: int, budget_s: float, settings: dict[str, Any]) -> Any:
-        target = list(read_series(folder, task).names)
-        output = folder / f"ours-{backend}.keras"
-        clock = Clock()
+        Darts's `BlockRNNModel` puts the outputs of the window's last `horizon` steps through one dense layer each.
+        """
+        import keras
+
+        import cellerate
+        from cellerate.models.storage import TaskRecord
+        from cellerate.tasks.opening import forecaster_of
+        from cellerate.tasks.packing import packed
+        from cellerate.tasks.series import load_series_model
+
+        count = len(read_series(self._folder, task).names)
+        same = keras.Sequential(
+            [
+                keras.Input((WINDOW, count)),
+                keras.layers.LSTM(units, return_sequences=True),
+                keras.layers.Cropping1D((WINDOW - horizon, 0)),
+                keras.layers.Dense(count),
+            ]
+        )
+        # A moment of training makes it a forecaster with a scaler; then it forgets what it learned.
+        self._fit(task, horizon, 0, 1.0, {"model": same, "batch_size": 256})
+        model = load_series_model(self._output)
+        with np.load(weights) as found:
+            model.model.set_weights(keras_weights(dict(found)))
+        cellerate.accelerate(model.model)
+        record = TaskRecord("series", model.record)
+        small = packed(model.model, record)
+        path = self._folder / f"{task}.csv"
+        data = model.forecaster.open([path])
+        self._ways = {
+            "keras": _in_memory(model.forecaster, data),
+            "packed": _in_memory(forecaster_of(small), data),
+            "backtest": _whole_call(model.model, record, path),
+            "backtest packed": _whole_call(small, None, path),
+        }
+        return {}
+
+    def backtest(
+        self, way: str, horizon: int, origins: list[int], repeats: int, into: str | None = None
+    ) -> dict[str, Any]:
+        """Time a backtest: forecasts from each origin, and their errors."""
+        asked, work = np.array(origins), self._ways[way]
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            made, truth = work(asked, horizon)
+            seconds.append(time.perf_counter() - start)
+        if into is not None:
+            np.savez(into, forecast=made, truth=truth, origins=asked)
+        return {"seconds": seconds}
+
+    def _fit(
+        self, task: str, horizon: int, seed: int, budget_s: float, settings: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Train a model into the output file."""
+        import keras
+
+        import cellerate
+
+        moments: list[float] = []
+        clock = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: moments.append(time.monotonic()),
+            on_train_end=lambda logs: moments.append(time.monotonic()),
+        )
         start = time.monotonic()
         run = cellerate.train_series(
-            folder / f"{task}.csv",
-            output,
-            target=target,
+            self._folder / f"{task}.csv",
+            self._output,
+            target=list(read_series(self._folder, task).names),
             window=WINDOW,
             horizon=horizon,
             season=SEASON,
@@ -83,13 +156,14 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
             **SPLIT,
             **settings,
         )
+        *_, began, ended = moments
         trained = run.training
         steps = [record["steps"] for record in trained.history]
-        # What it took to solve for the linear map comes before the first batch.
+        # The time to solve for the linear map comes before the first batch.
         begun = trained.seconds - sum(record["seconds"] for record in trained.history)
-        return output, {
-            "seconds": clock.ended - start,
-            "trained_s": clock.ended - clock.began + begun,
+        return {
+            "seconds": ended - start,
+            "trained_s": ended - began + begun,
             "steps": sum(steps),
             "windows": sum(steps) * settings.get("batch_size", 64),
             "validations": len(steps),
@@ -97,93 +171,45 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
             "best_step": sum(steps[: trained.best_epoch]),
         }
 
-    def train(
-        kind: str,
-        task: str,
-        horizon: int,
-        seed: int,
-        budget_s: float,
-        settings: dict[str, Any],
-        into: str | None = None,
-    ) -> dict[str, Any]:
-        """Trains; with `into`, forecasts every window of the test part into a file, in the units of the data."""
-        output, told = fit(task, horizon, seed, budget_s, settings)
-        if into is None:
-            return told
-        forecaster = load_series_model(output).forecaster
-        data = forecaster.open([folder / f"{task}.csv"])
-        start = time.monotonic()
-        np.save(into, forecaster.forecast_at(data, test_origins(horizon)))
-        return told | {"forecast_s": time.monotonic() - start}
 
-    def begin(task: str, horizon: int, units: int, weights: str) -> dict[str, Any]:
-        """Make the peer's model and give it the peer's weights; also packed.
+def _in_memory(forecaster: Any, data: Any) -> Way:
+    def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+        made = forecaster.forecast_at(data, origins)
+        truth = truth_at(data.values, origins, horizon)[..., list(data.target_columns)]
+        np.abs(made - truth).mean(axis=1)
+        return made, truth
 
-        Darts's `BlockRNNModel` puts the outputs of the window's last `horizon` steps through one dense layer each.
-        """
-        count = len(read_series(folder, task).names)
-        same = keras.Sequential(
-            [
-                keras.Input((WINDOW, count)),
-                keras.layers.LSTM(units, return_sequences=True),
-                keras.layers.Cropping1D((WINDOW - horizon, 0)),
-                keras.layers.Dense(count),
-            ]
+    return way
+
+
+def _whole_call(model: Any, record: Any, path: Path) -> Way:
+    import cellerate
+
+    def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+        step = int(origins[1] - origins[0])
+        found = cellerate.backtest(
+            model, path, record=record, folds=len(origins), step=step, baselines=False, levels=()
         )
-        # A moment of training makes it a forecaster with a scaler; then it forgets what it learned.
-        output, _ = fit(task, horizon, 0, 1.0, {"model": same, "batch_size": 256})
-        model = load_series_model(output)
-        with np.load(weights) as found:
-            model.model.set_weights(keras_weights(dict(found)))
-        cellerate.accelerate(model.model)
-        record = TaskRecord("series", model.record)
-        small = packed(model.model, record)
-        data = model.forecaster.open([folder / f"{task}.csv"])
-        kept["ways"] = {
-            "keras": in_memory(model.forecaster, data),
-            "packed": in_memory(forecaster_of(small), data),
-            "backtest": whole_call(model.model, record, folder / f"{task}.csv"),
-            "backtest packed": whole_call(small, None, folder / f"{task}.csv"),
-        }
-        return {}
+        examples = [fold.examples[0] for fold in found.folds]
+        return np.stack([one.forecast for one in examples]), np.stack([one.truth for one in examples])
 
-    def in_memory(forecaster: Any, data: Any) -> Way:
-        def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-            made = forecaster.forecast_at(data, origins)
-            truth = truth_at(data.values, origins, horizon)[..., list(data.target_columns)]
-            np.abs(made - truth).mean(axis=1)
-            return made, truth
+    return way
 
-        return way
 
-    def whole_call(model: Any, record: Any, path: Path) -> Way:
-        def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-            step = int(origins[1] - origins[0])
-            found = cellerate.backtest(
-                model, path, record=record, folds=len(origins), step=step, baselines=False, levels=()
-            )
-            examples = [fold.examples[0] for fold in found.folds]
-            return np.stack([one.forecast for one in examples]), np.stack([one.truth for one in examples])
+def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
+    """Load Keras and Cellerate; give the jobs, and the versions."""
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ["CELLERATE_CACHE"] = str(folder / f"cache-{backend}")
+    import keras  # noqa: F401 (loaded before the first job)
 
-        return way
+    import cellerate
+    from cellerate.kernels import native
+    from cellerate.tasks import opening, packing, series  # noqa: F401 (loaded before the first job)
 
-    def timed(
-        way: str, horizon: int, origins: list[int], repeats: int, into: str | None = None
-    ) -> dict[str, Any]:
-        """Time a backtest: forecasts from each origin, and their errors."""
-        asked, work = np.array(origins), kept["ways"][way]
-        seconds = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            made, truth = work(asked, horizon)
-            seconds.append(time.perf_counter() - start)
-        if into is not None:
-            np.savez(into, forecast=made, truth=truth, origins=asked)
-        return {"seconds": seconds}
-
+    jobs = Jobs(folder, backend)
     core = native.num_threads() if native.why_unavailable() is None else None
     about = {"versions": {"cellerate": cellerate.__version__}, "threads": core}
-    return {"train": train, "begin": begin, "backtest": timed}, about
+    return {"train": jobs.train, "begin": jobs.begin, "backtest": jobs.backtest}, about
 
 
 if __name__ == "__main__":

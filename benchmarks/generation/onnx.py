@@ -5,7 +5,6 @@ import functools
 import itertools
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,118 +37,158 @@ def as_model(graph: Any) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def onnx_files(folder: Path) -> dict[str, Path]:
-    """The model as ONNX: a step or a sequence ("step"), one with its likelihood ("sequence"), the loop ("loop")."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+def _value(name: str, shape: list[Any], kind: str = "FLOAT") -> Any:
+    """An input or an output of a graph."""
+    from onnx import TensorProto, helper
 
-    truth = np.load(folder / "truth.npz")
-    units = truth["h"].size
+    return helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape)
 
-    weights = {
-        "table": truth["table"],
-        **_lstm_weights(truth),
-        "head": truth["head"],
-        "head_bias": truth["head_bias"],
-        "middle": np.array([1], np.int64),
-        "rows": np.array([-1, units], np.int64),
-        "state": np.array([1, 1, units], np.int64),
-        "flat": np.array([1, units], np.int64),
-    }
-    node = helper.make_node
-    # ids (T,), h and c (1, H) → logits (T, V), h and c.
-    core = [
-        node("Gather", ["table", "ids"], ["embedded"]),
-        node("Unsqueeze", ["embedded", "middle"], ["x"]),
-        node("Reshape", ["h", "state"], ["h3"]),
-        node("Reshape", ["c", "state"], ["c3"]),
-        node("LSTM", ["x", "W", "R", "B", "", "h3", "c3"], ["y", "y_h", "y_c"], hidden_size=units),
-        node("Reshape", ["y", "rows"], ["outputs"]),
-        node("MatMul", ["outputs", "head"], ["product"]),
-        node("Add", ["product", "head_bias"], ["logits"]),
-        node("Reshape", ["y_h", "flat"], ["h_new"]),
-        node("Reshape", ["y_c", "flat"], ["c_new"]),
-    ]
 
-    def value(name: str, shape: list[Any], kind: int = TensorProto.FLOAT) -> Any:
-        return helper.make_tensor_value_info(name, kind, shape)
+class _Graphs:
+    """The model as graphs, all around the same nodes: ids (T,), h and c (1, H) → logits (T, V), h and c.
 
-    arrays = [numpy_helper.from_array(array, key) for key, array in weights.items()]
+    Args:
+        folder: Of the truth, and of the files.
+    """
 
-    def save(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], held: list[Any]) -> Path:
-        graph = helper.make_graph(nodes, name, inputs, outputs, held)
-        model = as_model(graph)
-        onnx.checker.check_model(model)
-        path = folder / f"whole-{name}.onnx"
-        onnx.save(model, path)
-        return path
+    def __init__(self, folder: Path) -> None:
+        from onnx import helper, numpy_helper
 
-    state = [value("h", [1, units]), value("c", [1, units])]
-    new = [value("h_new", [1, units]), value("c_new", [1, units])]
-    files = {}
-    for name, length in (("step", 1), ("sequence", None)):
-        length = length or "T"
-        ids = value("ids", [length], TensorProto.INT64)
-        if name == "step":
-            files[name] = save(name, core, [ids, *state], [value("logits", [1, V]), *new], arrays)
-            continue
+        truth = np.load(folder / "truth.npz")
+        units = truth["h"].size
+        weights = {
+            "table": truth["table"],
+            **_lstm_weights(truth),
+            "head": truth["head"],
+            "head_bias": truth["head_bias"],
+            "middle": np.array([1], np.int64),
+            "rows": np.array([-1, units], np.int64),
+            "state": np.array([1, 1, units], np.int64),
+            "flat": np.array([1, units], np.int64),
+        }
+        self._folder, self._units, self._node = folder, units, helper.make_node
+        self._arrays = [numpy_helper.from_array(array, key) for key, array in weights.items()]
+        self._state = [_value("h", [1, units]), _value("c", [1, units])]
+        self._new = [_value("h_new", [1, units]), _value("c_new", [1, units])]
+        node = helper.make_node
+        self._core = [
+            node("Gather", ["table", "ids"], ["embedded"]),
+            node("Unsqueeze", ["embedded", "middle"], ["x"]),
+            node("Reshape", ["h", "state"], ["h3"]),
+            node("Reshape", ["c", "state"], ["c3"]),
+            node("LSTM", ["x", "W", "R", "B", "", "h3", "c3"], ["y", "y_h", "y_c"], hidden_size=units),
+            node("Reshape", ["y", "rows"], ["outputs"]),
+            node("MatMul", ["outputs", "head"], ["product"]),
+            node("Add", ["product", "head_bias"], ["logits"]),
+            node("Reshape", ["y_h", "flat"], ["h_new"]),
+            node("Reshape", ["y_c", "flat"], ["c_new"]),
+        ]
+
+    def step(self) -> Path:
+        """A step: its logits, and the state after it."""
+        inputs = [_value("ids", [1], "INT64"), *self._state]
+        return self._saved("step", self._core, inputs, [_value("logits", [1, V]), *self._new], self._arrays)
+
+    def sequence(self) -> Path:
+        """A sequence: the log-likelihood of the ids that follow, and the state after it."""
+        node = self._node
         judged = [
-            *core,
+            *self._core,
             node("LogSoftmax", ["logits"], ["log_likelihoods"], axis=-1),
             node("Unsqueeze", ["next", "middle"], ["next_column"]),
             node("GatherElements", ["log_likelihoods", "next_column"], ["picked"], axis=1),
             node("ReduceSum", ["picked"], ["likelihood"], keepdims=0),
         ]
-        after = value("next", [length], TensorProto.INT64)
-        files[name] = save(name, judged, [ids, after, *state], [value("likelihood", []), *new], arrays)
-    # The largest of logits/temperature + Gumbel noise is a draw from the softmax.
-    body_nodes = [
-        *core,
-        node("Gather", ["noise", "turn"], ["minus_gumbel"]),
-        node("Mul", ["logits", "coldness"], ["scaled"]),
-        node("Sub", ["scaled", "minus_gumbel"], ["noisy"]),
-        node("ArgMax", ["noisy"], ["ids_new"], axis=1, keepdims=0),
-        node("Identity", ["go"], ["go_new"]),
-        node("Identity", ["ids_new"], ["drawn"]),
-    ]
-    ids = value("ids", [1], TensorProto.INT64)
-    body = helper.make_graph(
-        body_nodes,
-        "body",
-        [value("turn", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), ids, *state],
-        [
-            value("go_new", [], TensorProto.BOOL),
-            value("ids_new", [1], TensorProto.INT64),
-            *new,
-            value("drawn", [1], TensorProto.INT64),
-        ],
-        # Inside the body, for there alone ONNX Runtime's quantisation finds them.
-        [*arrays, numpy_helper.from_array(np.array(1 / TEMPERATURE, np.float32), "coldness")],
-    )
-    loop = node("Loop", ["turns", "go_on", "first", "h0", "c0"], ["last", "h_end", "c_end", "all"], body=body)
-    # All of the noise beforehand: OpenVINO draws the same numbers in every turn of a loop.
-    drawing = [
-        node("RandomUniform", [], ["uniform"], shape=[CHUNK, V], high=1.0, low=1e-7, seed=1.0),
-        node("Log", ["uniform"], ["log_uniform"]),
-        node("Neg", ["log_uniform"], ["exponential"]),
-        node("Log", ["exponential"], ["noise"]),
-    ]
-    files["loop"] = save(
-        "loop",
-        [*drawing, loop],
-        [value("h0", [1, units]), value("c0", [1, units])],
-        [
-            value("all", [CHUNK, 1], TensorProto.INT64),
-            value("h_end", [1, units]),
-            value("c_end", [1, units]),
-        ],
-        [
-            numpy_helper.from_array(np.array(CHUNK, np.int64), "turns"),
-            numpy_helper.from_array(np.array(True), "go_on"),
-            numpy_helper.from_array(np.zeros(1, np.int64), "first"),
-        ],
-    )
-    return files
+        inputs = [_value("ids", ["T"], "INT64"), _value("next", ["T"], "INT64"), *self._state]
+        return self._saved("sequence", judged, inputs, [_value("likelihood", []), *self._new], self._arrays)
+
+    def loop(self) -> Path:
+        """A loop that draws `CHUNK` ids."""
+        from onnx import numpy_helper
+
+        node, units = self._node, self._units
+        inputs = ["turns", "go_on", "first", "h0", "c0"]
+        loop = node("Loop", inputs, ["last", "h_end", "c_end", "all"], body=self._body())
+        # All of the noise beforehand: OpenVINO draws the same numbers in every turn of a loop.
+        drawing = [
+            node("RandomUniform", [], ["uniform"], shape=[CHUNK, V], high=1.0, low=1e-7, seed=1.0),
+            node("Log", ["uniform"], ["log_uniform"]),
+            node("Neg", ["log_uniform"], ["exponential"]),
+            node("Log", ["exponential"], ["noise"]),
+        ]
+        return self._saved(
+            "loop",
+            [*drawing, loop],
+            [_value("h0", [1, units]), _value("c0", [1, units])],
+            [_value("all", [CHUNK, 1], "INT64"), _value("h_end", [1, units]), _value("c_end", [1, units])],
+            [
+                numpy_helper.from_array(np.array(CHUNK, np.int64), "turns"),
+                numpy_helper.from_array(np.array(True), "go_on"),
+                numpy_helper.from_array(np.zeros(1, np.int64), "first"),
+            ],
+        )
+
+    def _body(self) -> Any:
+        """A turn of the loop: the largest of logits/temperature + Gumbel noise is a draw from the softmax."""
+        from onnx import helper, numpy_helper
+
+        node = self._node
+        nodes = [
+            *self._core,
+            node("Gather", ["noise", "turn"], ["minus_gumbel"]),
+            node("Mul", ["logits", "coldness"], ["scaled"]),
+            node("Sub", ["scaled", "minus_gumbel"], ["noisy"]),
+            node("ArgMax", ["noisy"], ["ids_new"], axis=1, keepdims=0),
+            node("Identity", ["go"], ["go_new"]),
+            node("Identity", ["ids_new"], ["drawn"]),
+        ]
+        inputs = [_value("turn", [], "INT64"), _value("go", [], "BOOL"), _value("ids", [1], "INT64")]
+        outputs = [_value("go_new", [], "BOOL"), _value("ids_new", [1], "INT64")]
+        coldness = numpy_helper.from_array(np.array(1 / TEMPERATURE, np.float32), "coldness")
+        return helper.make_graph(
+            nodes,
+            "body",
+            [*inputs, *self._state],
+            [*outputs, *self._new, _value("drawn", [1], "INT64")],
+            # Inside the body, for there alone ONNX Runtime's quantisation finds them.
+            [*self._arrays, coldness],
+        )
+
+    def _saved(
+        self, name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], held: list[Any]
+    ) -> Path:
+        import onnx
+
+        model = as_model(onnx.helper.make_graph(nodes, name, inputs, outputs, held))
+        onnx.checker.check_model(model)
+        path = self._folder / f"whole-{name}.onnx"
+        onnx.save(model, path)
+        return path
+
+
+def onnx_files(folder: Path) -> dict[str, Path]:
+    """The model as ONNX: a step, a sequence with its likelihood, and a loop that draws."""
+    graphs = _Graphs(folder)
+    return {"step": graphs.step(), "sequence": graphs.sequence(), "loop": graphs.loop()}
+
+
+def session_of(path: Path, threads: int) -> Any:
+    """A session of ONNX Runtime on so many threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def request_of(core: Any, model: Any, precision: str, threads: int) -> Any:
+    """A request to a model of OpenVINO's, compiled for so many threads, with the hint to compute in a precision."""
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
+    }
+    return core.compile_model(model, "CPU", settings).create_infer_request()
 
 
 def onnxruntime_jobs(folder: Path) -> Jobs:
@@ -173,12 +212,7 @@ def onnxruntime_jobs(folder: Path) -> Jobs:
         )
 
     def ways(paths: dict[str, Path], threads: int) -> Ways:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        step, sequence, loop = (
-            onnxruntime.InferenceSession(paths[name], options, providers=["CPUExecutionProvider"])
-            for name in ("step", "sequence", "loop")
-        )
+        step, sequence, loop = (session_of(paths[name], threads) for name in ("step", "sequence", "loop"))
 
         def one(ids: np.ndarray, h: Any, c: Any) -> Any:
             return step.run(None, {"ids": ids.astype(np.int64), "h": h, "c": c})
@@ -217,9 +251,7 @@ def _node_jobs(folder: Path) -> Jobs:
     for precision, path in files.items():
         found: dict[str, tuple[float, Job]] = {}
         for threads, way in itertools.product(THREADS, (_feed, _bind)):
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = threads
-            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = session_of(path, threads)
             job = clocked(functools.partial(way, session, truth["x"][:1]))
             job(200)
             name = f"{threads} threads, {'IOBinding' if way is _bind else 'run'}"
@@ -331,6 +363,36 @@ def nncf_quantized(model: Any, given: list[dict[str, np.ndarray]]) -> Any:
         return nncf.quantize(model, nncf.Dataset(given), preset=preset, subset_size=len(given))
 
 
+def _openvino_ways(
+    core: Any, models: dict[str, Any], precision: str, threads: int, left_out: dict[str, str]
+) -> Ways:
+    """The calls of OpenVINO in a precision; a loop that it cannot run goes into `left_out` with the reason."""
+
+    def run(request: Any, given: dict[str, Any]) -> list[Any]:
+        found = request.infer(given, share_inputs=True, share_outputs=True)
+        return [np.array(found[place]) for place in range(len(found))]
+
+    step, sequence = (request_of(core, models[name], precision, threads) for name in ("step", "sequence"))
+    zeros = np.zeros((1, models["step"].input("h").shape[1]), np.float32)
+
+    def one(ids: np.ndarray, h: Any, c: Any) -> Any:
+        return run(step, {"ids": ids.astype(np.int64), "h": h, "c": c})
+
+    def whole(ids: np.ndarray, after: np.ndarray) -> Any:
+        return run(sequence, {"ids": ids, "next": after, "h": zeros, "c": zeros})[0]
+
+    if "loop" not in models:
+        left_out[f"loop {precision}"] = "nncf does not reach into the body of a loop"
+        return Ways(one, whole)
+    try:
+        request = request_of(core, models["loop"], precision, threads)
+        run(request, {"h0": zeros, "c0": zeros})
+    except RuntimeError as error:
+        left_out[f"loop {precision}"] = str(error).strip().splitlines()[-1][:200]
+        return Ways(one, whole)
+    return Ways(one, whole, lambda h, c: run(request, {"h0": h, "c0": c}))
+
+
 def openvino_jobs(folder: Path) -> Jobs:
     """OpenVINO with the same graphs, in float32, with the hint to compute in bfloat16, and quantised by nncf."""
     import openvino
@@ -338,61 +400,19 @@ def openvino_jobs(folder: Path) -> Jobs:
     core, files = openvino.Core(), onnx_files(folder)
     truth = np.load(folder / "truth.npz")
     left_out: dict[str, str] = {}
-    models = {name: core.read_model(path) for name, path in files.items()}
-    quantized: dict[str, Any] = {}
-
-    def ways(precision: str, threads: int) -> Ways:
-        settings = {
-            "INFERENCE_NUM_THREADS": threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
-        }
-        mine = quantized if precision == "int8" else models
-
-        def compiled(name: str) -> Any:
-            return core.compile_model(mine[name], "CPU", settings).create_infer_request()
-
-        def run(request: Any, given: dict[str, Any]) -> list[Any]:
-            found = request.infer(given, share_inputs=True, share_outputs=True)
-            return [np.array(found[place]) for place in range(len(found))]
-
-        step, sequence = compiled("step"), compiled("sequence")
-
-        def one(ids: np.ndarray, h: Any, c: Any) -> Any:
-            return run(step, {"ids": ids.astype(np.int64), "h": h, "c": c})
-
-        zeros = np.zeros((1, truth["h"].size), np.float32)
-
-        def whole(ids: np.ndarray, after: np.ndarray) -> Any:
-            return run(sequence, {"ids": ids, "next": after, "h": zeros, "c": zeros})[0]
-
-        loop: Callable[..., Any] | None = None
-        if "loop" not in mine:
-            left_out[f"loop {precision}"] = "nncf does not reach into the body of a loop"
-            return Ways(one, whole)
-        try:
-            request = compiled("loop")
-            run(request, {"h0": zeros, "c0": zeros})
-
-            def loop(h: Any, c: Any) -> Any:
-                return run(request, {"h0": h, "c0": c})
-
-        except RuntimeError as error:
-            left_out[f"loop {precision}"] = str(error).strip().splitlines()[-1][:200]
-        return Ways(one, whole, loop)
-
-    precisions = ["float32"]
+    plain = {name: core.read_model(path) for name, path in files.items()}
+    models = {"float32": plain}
     if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        precisions.append("bfloat16")
+        models["bfloat16"] = plain
     else:
         left_out["bfloat16"] = "OpenVINO finds no bfloat16 instructions on this CPU"
     try:
-        quantized |= _quantized(core, files, truth)
-        precisions.append("int8")
+        models["int8"] = _quantized(core, files, truth)
     except ImportError as error:
         left_out["int8"] = f"OpenVINO quantises by nncf: {error}"
     found = {
-        precision: {threads: ways(precision, threads) for threads in THREADS} for precision in precisions
+        precision: {threads: _openvino_ways(core, mine, precision, threads, left_out) for threads in THREADS}
+        for precision, mine in models.items()
     }
     settings = (
         "hint LATENCY; bfloat16 by the hint of inference precision; int8 by nncf.quantize, preset MIXED, calibrated on "

@@ -18,12 +18,10 @@ from benchmarks.processes import RefusedError
 from benchmarks.training.onednn import onednn_calls
 
 
-def litert_jobs(folder: Path) -> Jobs:
-    """LiteRT with XNNPACK, from TensorFlow's converter: float32, and int8 weights by its dynamic-range quantisation."""
+def _saved_functions(truth: Any, folder: Path) -> dict[str, tuple[list[str], str]]:
+    """The names of the inputs, and the SavedModel, of a step, a sequence and a loop that draws."""
     import tensorflow as tf
-    from ai_edge_litert.interpreter import Interpreter
 
-    truth = np.load(folder / "truth.npz")
     units = truth["h"].size
     kept = {
         name: tf.constant(truth[name], tf.float32)
@@ -78,30 +76,43 @@ def litert_jobs(folder: Path) -> Jobs:
         module.run = tf.function(named(work), input_signature=takes)
         saved[work.__name__] = [one.name for one in takes], str(folder / f"{work.__name__}.savedmodel")
         tf.saved_model.save(module, saved[work.__name__][1], signatures=module.run)
+    return saved
 
-    def interpreted(name: str, small: bool, threads: int) -> Callable[..., Any]:
-        takes, path = saved[name]
-        converter = tf.lite.TFLiteConverter.from_saved_model(path)
-        if small:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        interpreter = Interpreter(model_content=converter.convert(), num_threads=threads)
-        interpreter.allocate_tensors()
-        # By their places: a signature's runner looks its names up at every call.
-        runner = interpreter.get_signature_runner()
-        places = {one: about["index"] for one, about in runner.get_input_details().items()}
-        given = [places[one] for one in takes]
-        made = [about["index"] for _, about in sorted(runner.get_output_details().items())]
 
-        def run(*arrays: Any) -> Any:
-            for place, array in zip(given, arrays, strict=True):
-                interpreter.set_tensor(place, array)
-            interpreter.invoke()
-            return [interpreter.get_tensor(place) for place in made]
+def _interpreted(takes: list[str], path: str, small: bool, threads: int) -> Callable[..., Any]:
+    """A saved function, converted and interpreted on so many threads."""
+    import tensorflow as tf
+    from ai_edge_litert.interpreter import Interpreter
 
-        return run
+    converter = tf.lite.TFLiteConverter.from_saved_model(path)
+    if small:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    interpreter = Interpreter(model_content=converter.convert(), num_threads=threads)
+    interpreter.allocate_tensors()
+    # By their places: a signature's runner looks its names up at every call.
+    runner = interpreter.get_signature_runner()
+    places = {one: about["index"] for one, about in runner.get_input_details().items()}
+    given = [places[one] for one in takes]
+    made = [about["index"] for _, about in sorted(runner.get_output_details().items())]
+
+    def run(*arrays: Any) -> Any:
+        for place, array in zip(given, arrays, strict=True):
+            interpreter.set_tensor(place, array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(place) for place in made]
+
+    return run
+
+
+def litert_jobs(folder: Path) -> Jobs:
+    """LiteRT with XNNPACK, from TensorFlow's converter: float32, and int8 weights by its dynamic-range quantisation."""
+    truth = np.load(folder / "truth.npz")
+    saved = _saved_functions(truth, folder)
 
     def ways(small: bool, threads: int) -> Ways:
-        one, whole, drawn = (interpreted(name, small, threads) for name in ("step", "sequence", "loop"))
+        one, whole, drawn = (
+            _interpreted(*saved[name], small, threads) for name in ("step", "sequence", "loop")
+        )
         return Ways(one, lambda ids, after: whole(ids.astype(np.int32), after.astype(np.int32))[0], drawn)
 
     found = {
@@ -115,11 +126,10 @@ def litert_jobs(folder: Path) -> Jobs:
     return jobs_of(found, truth, about)
 
 
-def torch_jobs(folder: Path) -> Jobs:
-    """OneDNN's LSTM primitive, as torch.nn.LSTM calls it when it need not differentiate: float32 and bfloat16."""
+def _torch_model(truth: Any) -> Any:
+    """The model in float32, by the names of its parts."""
     import torch
 
-    truth = np.load(folder / "truth.npz")
     units = truth["h"].size
     embedding = torch.nn.Embedding(V, EMBEDDING)
     lstm = torch.nn.LSTM(EMBEDDING, units, batch_first=True)
@@ -136,38 +146,51 @@ def torch_jobs(folder: Path) -> Jobs:
     torch.set_grad_enabled(False)
     for parameter, array in given:
         parameter.copy_(torch.tensor(np.ascontiguousarray(array)))
-    model = torch.nn.ModuleDict({"embedding": embedding, "lstm": lstm, "dense": dense})
+    return torch.nn.ModuleDict({"embedding": embedding, "lstm": lstm, "dense": dense})
 
-    def ways(dtype: Any, threads: int) -> Ways:
-        import copy
 
-        # The weights in bfloat16 too: autocast would round them again at every call.
-        mine = copy.deepcopy(model).to(dtype)
+def _torch_ways(model: Any, dtype: Any, threads: int) -> Ways:
+    """The calls of torch in a type, on so many threads."""
+    import copy
 
-        def outputs(ids: Any, h: Any, c: Any) -> Any:
-            y, (h, c) = mine["lstm"](mine["embedding"](ids)[None], (h[None], c[None]))
-            return mine["dense"](y[0]), h[0], c[0]
+    import torch
 
-        def one(ids: np.ndarray, h: Any, c: Any) -> Any:
-            torch.set_num_threads(threads)
-            h, c = (
-                torch.as_tensor(np.asarray(state) if not torch.is_tensor(state) else state)
-                for state in (h, c)
-            )
-            logits, h, c = outputs(torch.from_numpy(ids), h.to(dtype), c.to(dtype))
-            return logits.float().numpy(), h, c
+    # The weights in bfloat16 too: autocast would round them again at every call.
+    mine = copy.deepcopy(model).to(dtype)
 
-        def whole(ids: np.ndarray, after: np.ndarray) -> Any:
-            torch.set_num_threads(threads)
-            zeros = torch.zeros((1, units), dtype=dtype)
-            logits = outputs(torch.from_numpy(ids), zeros, zeros)[0].float()
-            picked = logits.log_softmax(-1).gather(1, torch.from_numpy(after)[:, None])
-            return picked.sum().item()
+    def outputs(ids: Any, h: Any, c: Any) -> Any:
+        y, (h, c) = mine["lstm"](mine["embedding"](ids)[None], (h[None], c[None]))
+        return mine["dense"](y[0]), h[0], c[0]
 
-        return Ways(one, whole)
+    def one(ids: np.ndarray, h: Any, c: Any) -> Any:
+        torch.set_num_threads(threads)
+        h, c = (
+            torch.as_tensor(np.asarray(state) if not torch.is_tensor(state) else state) for state in (h, c)
+        )
+        logits, h, c = outputs(torch.from_numpy(ids), h.to(dtype), c.to(dtype))
+        return logits.float().numpy(), h, c
 
+    def whole(ids: np.ndarray, after: np.ndarray) -> Any:
+        torch.set_num_threads(threads)
+        zeros = torch.zeros((1, mine["lstm"].hidden_size), dtype=dtype)
+        logits = outputs(torch.from_numpy(ids), zeros, zeros)[0].float()
+        picked = logits.log_softmax(-1).gather(1, torch.from_numpy(after)[:, None])
+        return picked.sum().item()
+
+    return Ways(one, whole)
+
+
+def torch_jobs(folder: Path) -> Jobs:
+    """OneDNN's LSTM primitive, as torch.nn.LSTM calls it when it need not differentiate: float32 and bfloat16."""
+    import torch
+
+    truth = np.load(folder / "truth.npz")
+    model = _torch_model(truth)
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    found = {name: {threads: ways(dtype, threads) for threads in THREADS} for name, dtype in types.items()}
+    found = {
+        name: {threads: _torch_ways(model, dtype, threads) for threads in THREADS}
+        for name, dtype in types.items()
+    }
     about = {
         "version": torch.__version__,
         "left_out": {

@@ -187,8 +187,9 @@ def onnx_file(name: str, model: Model, folder: Path) -> Path:
 
 def onnxruntime_ways(name: str, model: Model, folder: Path) -> Ways:
     """ONNX Runtime: float32, and int8 by its own dynamic quantisation."""
-    import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    from benchmarks.generation.onnx import session_of
 
     # It advises to optimise the graph first, which it does itself when it loads it.
     logging.getLogger().setLevel(logging.ERROR)
@@ -199,9 +200,7 @@ def onnxruntime_ways(name: str, model: Model, folder: Path) -> Ways:
     )
 
     def run(file: Path, threads: int) -> Run:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        session = session_of(file, threads)
         return lambda x: session.run(None, {"x": x})[0]
 
     return {
@@ -214,7 +213,7 @@ def openvino_ways(name: str, model: Model, folder: Path) -> Ways:
     """OpenVINO: float32, bfloat16 by its hint, and int8 by nncf, calibrated on the rows that it is asked for."""
     import openvino
 
-    from benchmarks.generation.onnx import nncf_quantized
+    from benchmarks.generation.onnx import nncf_quantized, request_of
 
     core = openvino.Core()
     path = onnx_file(name, model, folder)
@@ -224,12 +223,7 @@ def openvino_ways(name: str, model: Model, folder: Path) -> Ways:
         models["bfloat16"] = models["float32"]
 
     def run(precision: str, threads: int) -> Run:
-        settings = {
-            "INFERENCE_NUM_THREADS": threads,
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
-        }
-        request = core.compile_model(models[precision], "CPU", settings).create_infer_request()
+        request = request_of(core, models[precision], precision, threads)
 
         def once(x: np.ndarray) -> Any:
             return np.array(request.infer({"x": x}, share_inputs=True, share_outputs=True)[0])

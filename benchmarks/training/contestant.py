@@ -120,7 +120,8 @@ def _batch(ids: Any, batch: int, length: int, starts: Any) -> tuple[Any, Any]:
 Training = tuple[Callable[[list[Any]], tuple[list[float], list[float]]], Callable[[], dict[str, str | None]]]
 
 
-def _keras_fit(vocabulary: int, settings: Settings) -> Training:
+def _keras_model(vocabulary: int, settings: Settings) -> Any:
+    """The model with its variant of the layer, compiled, and accelerated unless it is Keras's own."""
     if settings["implementation"] != "keras":
         import cellerate
 
@@ -152,6 +153,13 @@ def _keras_fit(vocabulary: int, settings: Settings) -> Training:
     )
     if settings["implementation"] != "keras":
         cellerate.accelerate(model, settings["implementation"])
+    return model
+
+
+def _keras_fit(vocabulary: int, settings: Settings) -> Training:
+    model = _keras_model(vocabulary, settings)
+    import keras
+    import numpy as np
 
     class Clock(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -189,11 +197,36 @@ def _keras_fit(vocabulary: int, settings: Settings) -> Training:
     def ran() -> dict[str, str | None]:
         if settings["implementation"] == "keras":
             return {}
+        import cellerate
+
         found = cellerate.explain(model)
         kernels = {layer.path: layer.kernel for layer in found.layers}
         return {**kernels, "training step": found.training_step}
 
     return run, ran
+
+
+def _torch_parts(vocabulary: int, units: int) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """The embedding, the LSTM and the dense layer, and the first value of each parameter."""
+    import numpy as np
+    import torch
+
+    embedding = torch.nn.Embedding(vocabulary, EMBEDDING)
+    lstm = torch.nn.LSTM(EMBEDDING, units, batch_first=True)
+    dense = torch.nn.Linear(units, vocabulary)
+    # Keras has one bias; the other one stays at zero.
+    lstm.bias_hh_l0.requires_grad_(False)
+    table, kernel, recurrent_kernel, bias, head, head_bias = plain_weights(vocabulary, units)
+    given = [
+        (embedding.weight, table),
+        (lstm.weight_ih_l0, kernel.T),
+        (lstm.weight_hh_l0, recurrent_kernel.T),
+        (lstm.bias_ih_l0, bias),
+        (lstm.bias_hh_l0, np.zeros_like(bias)),
+        (dense.weight, head.T),
+        (dense.bias, head_bias),
+    ]
+    return [embedding, lstm, dense], given
 
 
 def _torch_loop(vocabulary: int, settings: Settings) -> Training:
@@ -202,19 +235,7 @@ def _torch_loop(vocabulary: int, settings: Settings) -> Training:
 
     if settings["policy"] == "float64":
         torch.set_default_dtype(torch.float64)
-    embedding = torch.nn.Embedding(vocabulary, EMBEDDING)
-    lstm = torch.nn.LSTM(EMBEDDING, settings["units"], batch_first=True)
-    dense = torch.nn.Linear(settings["units"], vocabulary)
-    table, kernel, recurrent_kernel, bias, head, head_bias = plain_weights(vocabulary, settings["units"])
-    given = (
-        (embedding.weight, table),
-        (lstm.weight_ih_l0, kernel.T),
-        (lstm.weight_hh_l0, recurrent_kernel.T),
-        (lstm.bias_ih_l0, bias),
-        (lstm.bias_hh_l0, np.zeros_like(bias)),
-        (dense.weight, head.T),
-        (dense.bias, head_bias),
-    )
+    (embedding, lstm, dense), given = _torch_parts(vocabulary, settings["units"])
 
     def begin() -> None:
         with torch.no_grad():
@@ -222,8 +243,6 @@ def _torch_loop(vocabulary: int, settings: Settings) -> Training:
                 parameter.copy_(torch.tensor(np.ascontiguousarray(array)))
 
     begin()
-    # Keras has one bias; the other one stays at zero.
-    lstm.bias_hh_l0.requires_grad_(False)
     parameters = [parameter for parameter, _ in given if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
