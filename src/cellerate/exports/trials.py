@@ -14,6 +14,8 @@ from cellerate.runtime.program import Engine
 # Steps where they are free. No format is written for one of them alone.
 _LENGTHS = (1, 2, 9, 40)
 _WHERE_FREE = 2**31 - 1
+ANY_ROWS = (1, 5)
+"""The rows of batches for a model that takes any number."""
 # Inputs are drawn smaller where results grow beyond this, as those of a model of ReLUs may, step by step.
 _CALM, _SCALES = 1e6, (1.0, 0.1, 0.01)
 # Two runtimes that round differently do not leave the range of float32 at the same number.
@@ -50,7 +52,7 @@ class Deviation(NamedTuple):
     shapes: str
 
 
-def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[TrialBatch]:
+def trials_of(program: Program, batches: Sequence[int] = ANY_ROWS) -> list[TrialBatch]:
     """Batches that a program takes, with its results in float32.
 
     Masked inputs have masked steps anywhere, a row without any other step among them. Lengths at which the results

@@ -2,44 +2,32 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
-from cellerate.files import atomic_folder, atomic_write, check_writable
+from cellerate.exports.exported_model import ExportedModel
+from cellerate.exports.formats.base import ExportFormat, ExportSource
+from cellerate.exports.formats.registry import FORMATS
+from cellerate.exports.trials import ANY_ROWS, Deviation, deviation, own_int8_error, trials_of
+from cellerate.files import check_writable
 from cellerate.machine.environment import require
-from cellerate.program import Program
 from cellerate.runtime.cell import Cell, read_cell
-from cellerate.runtime.program import stepping_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import keras
 
-    from cellerate.exports.exported_model import ExportedModel
-    from cellerate.exports.trials import Arrays, Deviation
     from cellerate.models.storage import TaskRecord
 
     _Judge = Callable[[ExportedModel], "Quality"] | None
 
-FORMATS = {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}
-"""The values of `to` → the suffix of what is written: a file, or a folder if there is none."""
-_TOLERANCE = {"onnx": 1e-5, "savedmodel": 1e-5, "litert": 1e-4}
 # Of narrower weights: what is beyond is no rounding any more.
 _NARROW = 1.0
 # Other runtimes round inputs by one scale a batch, ours by one a row, and err up to 2.7 times as much with weights as
 # training makes them. Beyond, an input with a few large numbers has cost the others their digits.
 _INT8_FREE, _INT8_TIMES = 0.05, 3.0
-_PRECISIONS = {
-    "onnx": ("float32", "int8"),
-    "savedmodel": ("float32",),
-    "litert": ("float32", "float16", "int8"),
-}
-_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "savedmodel": ("tensorflow",), "litert": ("ai_edge_litert",)}
-_EXTRAS = {"onnx": "onnx", "savedmodel": "tensorflow", "litert": "litert"}
-_STEP = "step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +93,7 @@ def export(
     stateful: bool = False,
     batch_size: int = 1,
     record: "TaskRecord | None" = None,
-    judge: "Callable[[ExportedModel], Quality] | None" = None,
+    judge: Callable[[ExportedModel], Quality] | None = None,
 ) -> Exported:
     """Writes a model for another runtime, whole or not at all, after it has given the right results there.
 
@@ -139,130 +127,73 @@ def export(
         1.3e-07
     """
     target = Path(output)
-    check_export(target, to, precision)
+    form = check_export(target, to, precision)
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
     if stateful and judge is not None:
         raise ConfigError("data are judged in whole sequences: leave out either the data or stateful.")
-    if to == "savedmodel":
-        return _saved_model(_cell(model, record), target, stateful, judge)
-    check_writable(target)
-    if to == "litert":
-        return _litert(_cell(model, record), target, precision, stateful, batch_size, judge)
-    return _onnx(_cell(model, record), target, precision, stateful, judge)
+    if form.suffix:
+        check_writable(target)
+    cell = _cell(model, record)
+    programs = form.programs(cell.program, stateful)
+    rows = batch_size if form.fixed_rows else None
+    trials = {name: trials_of(each, (rows,) if rows else ANY_ROWS) for name, each in programs.items()}
+    source = ExportSource(programs=programs, trials=trials, metadata=_metadata(cell), rows=rows)
+    path, written_whole = form.place(target)
+    with written_whole as beside:
+        done = _written(form, source, precision, beside, judge)
+    return dataclasses.replace(done, path=path)
 
 
-def _onnx(cell: Cell, target: Path, precision: str, stateful: bool, judge: "_Judge") -> Exported:
-    from cellerate.exports.onnx import OnnxRuntime, onnx_model
-    from cellerate.exports.onnx_int8 import proved_pair
-    from cellerate.exports.openvino_trial import tried_in_openvino
-    from cellerate.exports.trials import deviation, own_int8_error, sizes_of, trials_of
-
-    program = _stateful(cell.program) if stateful else cell.program
-    trials = trials_of(program)
-    sizes, pair, own = sizes_of(program, trials), None, None
-    with atomic_write(target) as beside:
-        # int8 rounds what float32 has shown to be right.
-        for each in dict.fromkeys(("float32", precision)):
-            beside.write_bytes(onnx_model(program, sizes, _metadata(cell), each).SerializeToString())
-            found = deviation(trials, OnnxRuntime(beside).run)
-            if each == "int8":
-                own = own_int8_error(program, trials)
-                _check_rounding(found, own, judge, "ONNX Runtime")
-                pair = proved_pair(beside)
-            _check_error(found, _TOLERANCE["onnx"] if each == "float32" else _NARROW)
-        elsewhere = tried_in_openvino(beside, trials)
-        quality = _judged(judge, OnnxRuntime(beside).run, program, "ONNX Runtime")
-    made = _exported(target, "onnx", precision, program, found, "ONNX Runtime", quality)
-    return dataclasses.replace(made, elsewhere=elsewhere, largest_pair=pair, own_error=own)
-
-
-def _litert(
-    cell: Cell, target: Path, precision: str, stateful: bool, batch_size: int, judge: "_Judge"
+def _written(
+    form: ExportFormat, source: ExportSource, precision: str, path: Path, judge: "_Judge"
 ) -> Exported:
-    from cellerate.exports.litert import LiteRt, litert_model
-    from cellerate.exports.trials import deviation, own_int8_error, trials_of
-
-    program = _one_step(_stateful(cell.program)) if stateful else cell.program
-    trials = trials_of(program, (batch_size,))
-    content = litert_model(program, batch_size, _metadata(cell), precision)
-    own = own_int8_error(program, trials) if precision == "int8" else None
-    with atomic_write(target) as beside:
-        beside.write_bytes(content)
-        found = deviation(trials, LiteRt(beside, program.outputs).run)
-        if own is not None:
-            _check_rounding(found, own, judge, "LiteRT")
-        _check_error(found, _TOLERANCE["litert"] if precision == "float32" else _NARROW)
-        quality = _judged(judge, LiteRt(beside, program.outputs).run, program, "LiteRT", batch_size)
-    made = _exported(target, "litert", precision, program, found, "LiteRT", quality)
-    return dataclasses.replace(made, own_error=own)
-
-
-def _saved_model(cell: Cell, target: Path, stateful: bool, judge: "_Judge") -> Exported:
-    from cellerate.exports.savedmodel import SavedModel, write_saved_model
-    from cellerate.exports.trials import Deviation, deviation, trials_of
-
-    programs = {"serving_default": cell.program}
-    try:
-        programs[_STEP] = _stateful(cell.program)
-    except ModelError:
-        if stateful:
-            raise
-    trials = {name: trials_of(program) for name, program in programs.items()}
-    versions = [int(path.name) for path in target.glob("*") if path.name.isdecimal()]
-    version = target / str(max(versions, default=0) + 1)
-    with atomic_folder(version) as beside:
-        write_saved_model(programs, trials, _metadata(cell), beside)
-        worst = Deviation(0, 0, "")
-        for name, batches in trials.items():
-            worst = max(worst, deviation(batches, SavedModel(beside, name).run))
-        _check_error(worst, _TOLERANCE["savedmodel"])
-        quality = _judged(judge, SavedModel(beside, "serving_default").run, cell.program, "TensorFlow")
-    return _exported(version, "savedmodel", "float32", cell.program, worst, "TensorFlow", quality)
+    """Writes a model, and tries it in its runtime."""
+    own = pair = None
+    for each in dict.fromkeys(("float32", precision) if form.float32_first else (precision,)):
+        form.write(source, each, path)
+        found = max(
+            deviation(trials, form.open(source, path, name).run) for name, trials in source.trials.items()
+        )
+        if each == "int8":
+            own = own_int8_error(source.program, source.trials[source.signature])
+            _check_rounding(found, own, judge, form.runtime)
+            pair = form.prove(path) if form.prove else None
+        _check_error(found, form.tolerance if each == "float32" else _NARROW)
+    elsewhere = form.elsewhere(path, source.trials[source.signature]) if form.elsewhere else ""
+    return Exported(
+        path=path,
+        format=form.name,
+        precision=precision,
+        inputs=tuple(source.program.inputs),
+        outputs=tuple(source.program.outputs),
+        error=found.error,
+        tolerance=form.tolerance if precision == "float32" else None,
+        tried=f"in {form.runtime}, {found.shapes}",
+        quality=_judged(judge, form, source, path),
+        elsewhere=elsewhere,
+        largest_pair=pair,
+        own_error=own,
+    )
 
 
-def _judged(
-    judge: "_Judge", run: "Callable[[Arrays], Arrays]", program: Program, where: str, rows: int | None = None
-) -> Quality | None:
-    from cellerate.exports.exported_model import ExportedModel
-
+def _judged(judge: "_Judge", form: ExportFormat, source: ExportSource, path: Path) -> Quality | None:
     if judge is None:
         return None
-    found = judge(ExportedModel(run, program, rows))
+    runtime = form.open(source, path, source.signature)
+    found = judge(ExportedModel(runtime.run, source.program, source.rows))
     # Written with `not` because every comparison with NaN is False.
     if not found.loss <= found.max_loss:
         raise ModelError(
-            f"in {where} the {found.metric} of the model goes from {found.before:.4g} to {found.after:.4g}: "
+            f"in {form.runtime} the {found.metric} of the model goes from {found.before:.4g} to {found.after:.4g}: "
             f"{found.loss:.2%} worse, and at most {found.max_loss:.2%} is allowed. Nothing was written; export it in "
             "a wider precision, or allow more (--max-quality-loss)."
         )
     return found
 
 
-def _exported(
-    path: Path,
-    format_: str,
-    precision: str,
-    program: Program,
-    found: "Deviation",
-    where: str,
-    quality: Quality | None,
-) -> Exported:
-    return Exported(
-        path=path,
-        format=format_,
-        precision=precision,
-        inputs=tuple(program.inputs),
-        outputs=tuple(program.outputs),
-        error=found.error,
-        tolerance=_TOLERANCE[format_] if precision == "float32" else None,
-        tried=f"in {where}, {found.shapes}",
-        quality=quality,
-    )
-
-
-def check_export(target: Path, to: str, precision: str) -> None:
-    """Raise, before a model or data are read, what an export would raise about its format.
+def check_export(target: Path, to: str, precision: str) -> ExportFormat:
+    """Find a format and raise, before a model or data are read, what an export would raise about it.
 
     Raises:
         BackendError: A package that writes or tries the format is not installed.
@@ -270,17 +201,18 @@ def check_export(target: Path, to: str, precision: str) -> None:
     """
     if to not in FORMATS:
         raise ConfigError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
-    if target.suffix != FORMATS[to] and FORMATS[to]:
+    form = FORMATS[to]
+    if form.suffix and target.suffix != form.suffix:
         raise ConfigError(
-            f"a model for {to} is written to a path ending in {FORMATS[to]!r}; got {str(target)!r}."
+            f"a model for {to} is written to a path ending in {form.suffix!r}; got {str(target)!r}."
         )
-    precisions = _PRECISIONS[to]
-    if precision not in precisions:
+    if precision not in form.precisions:
         raise ConfigError(
-            f"precision must be {' or '.join(precisions)} in an export to {to}; got {precision!r}."
+            f"precision must be {' or '.join(form.precisions)} in an export to {to}; got {precision!r}."
         )
-    for package in _PACKAGES[to]:
-        require(package, _EXTRAS[to], f"an export to {to}")
+    for package in form.packages:
+        require(package, form.extra, f"an export to {to}")
+    return form
 
 
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
@@ -310,41 +242,11 @@ def _exportable(cell: Cell) -> Cell:
     return cell
 
 
-def _stateful(program: Program) -> Program:
-    """The program with the states of its LSTMs going in and out: of the first one h_0 and c_0, and so on."""
-    made = stepping_of(program)
-    # Without the names of the layers, which Keras numbers anew in each process.
-    names = {name: "_".join(name.split()[:2]) for name in made.states}
-    nodes = tuple(
-        dataclasses.replace(node, name=names[node.name])
-        if node.op == "input" and node.name in names
-        else node
-        for node in made.program.nodes
-    )
-    outputs = {
-        f"{names[name]}_next" if name in names else name: number
-        for name, number in made.program.outputs.items()
-    }
-    return Program(nodes, outputs)
-
-
-def _one_step(program: Program) -> Program:
-    """The program for sequences of a single step."""
-    nodes = []
-    for node in program.nodes:
-        shape: Any = node.options.get("shape", ())
-        if node.op == "input" and -1 in shape[1:]:
-            sizes = (shape[0], *(1 if size == -1 else size for size in shape[1:]))
-            node = dataclasses.replace(node, options={**node.options, "shape": sizes})
-        nodes.append(node)
-    return Program(tuple(nodes), program.outputs)
-
-
 def _metadata(cell: Cell) -> dict[str, Any]:
     return {"exported_by": cellerate.__version__} | dict(cell.header)
 
 
-def _check_error(found: "Deviation", tolerance: float) -> None:
+def _check_error(found: Deviation, tolerance: float) -> None:
     # Written with `not` because every comparison with NaN is False.
     if not found.error <= tolerance:
         raise ModelError(
@@ -353,7 +255,7 @@ def _check_error(found: "Deviation", tolerance: float) -> None:
         )
 
 
-def _check_rounding(found: "Deviation", own_error: float, judge: "_Judge", where: str) -> None:
+def _check_rounding(found: Deviation, own_error: float, judge: "_Judge", where: str) -> None:
     allowed = max(_INT8_FREE, _INT8_TIMES * own_error)
     if judge is None and not found.error <= allowed:
         raise ModelError(

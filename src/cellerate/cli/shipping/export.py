@@ -10,14 +10,17 @@ from cellerate.cli.backend import start_backend, without_notes
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
+from cellerate.exports.formats.registry import FORMATS
 from cellerate.format import size
+
+_PRECISIONS = "; ".join(f"{one.name}: {', '.join(one.precisions)}" for one in FORMATS.values())
 
 
 def export(
     model: Annotated[
         Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
     ],
-    to: Annotated[str, typer.Option(help="The format: onnx, savedmodel for TensorFlow, or litert.")] = "onnx",
+    to: Annotated[str, typer.Option(help=f"The format: {', '.join(FORMATS)}.")] = "onnx",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -32,7 +35,7 @@ def export(
         typer.Option(
             "--precision",
             "--dtype",
-            help="How weights are kept: float32; int8 in onnx and litert, float16 in litert.",
+            help=f"How weights are kept. {_PRECISIONS}.",
         ),
     ] = "float32",
     stateful: Annotated[
@@ -65,17 +68,18 @@ def export(
 
         cellerate export book.keras --to litert --precision int8 --data book.txt
     """
-    if to == "savedmodel":
-        if backend not in (None, "tensorflow"):
+    form = FORMATS.get(to)
+    if form is not None and form.backend:
+        if backend not in (None, form.backend):
             raise ConfigError(
-                f"an export to savedmodel is written by TensorFlow; got --backend {backend}. Leave it out."
+                f"an export to {to} is written by {form.runtime}; got --backend {backend}. Leave it out."
             )
-        start_backend("tensorflow")
+        start_backend(form.backend)
     elif model.suffix != ".cell":
         start_backend(backend)
-    from cellerate.tasks.exporting import FORMATS, check_export, export as export_model
+    from cellerate.tasks.exporting import check_export, export as export_model
 
-    target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
+    target = output or model.with_suffix(form.suffix if form is not None else "")
     check_export(target, to, precision)
     # A SavedModel becomes a version of its own.
     replaced = target.is_file()

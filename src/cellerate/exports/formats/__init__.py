@@ -1,0 +1,1 @@
+"""The formats of exported models, one module and one record each."""
