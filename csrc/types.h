@@ -11,6 +11,7 @@ enum class Storage : int32_t { kFloat32, kBfloat16, kCount };
 
 // How a packed model's matrices are kept and multiplied.
 enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kCount };
+inline constexpr const char* kPrecisionNames[] = {"float32", "bfloat16", "int8"};
 
 // All types of arrays: those of Storage first, in the same order.
 enum class Type : int32_t { kFloat32, kBfloat16, kInt32, kBool, kByte, kOther };

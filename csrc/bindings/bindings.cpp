@@ -136,8 +136,10 @@ NB_MODULE(_core, module) {
              "Sets how many threads a call may use.");
   module.def(
       "measure_peak",
-      [](int precision, int threads) {
-        return cellerate::measure_peak(static_cast<cellerate::Precision>(precision), threads);
+      [](std::string_view precision, int threads) {
+        using cellerate::Precision;
+        return cellerate::measure_peak(
+            cellerate::named<Precision>("precision", precision, cellerate::kPrecisionNames), threads);
       },
       nb::arg("precision"), nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
       "Operations a second that registers alone allow.");
@@ -159,6 +161,9 @@ NB_MODULE(_core, module) {
                                      tuple_of(each->results), tuple_of(each->sizes));
   }
   module.attr("CALLS") = all;
+  // What an option of a call is by name: the name's place is its code.
+  module.attr("ACTIVATIONS") = tuple_of(cellerate::Activation::kNames);
+  module.attr("MASKED_OUTPUTS") = tuple_of(cellerate::kMaskedOutputNames);
   nb::list storage_types;
   for (int32_t n = 0; n < static_cast<int32_t>(cellerate::Storage::kCount); ++n) {
     storage_types.append(cellerate::kTypes[n].name);

@@ -12,6 +12,7 @@
 
 #include "bindings/arguments.h"
 #include "engine/program.h"
+#include "engine/program_table.h"
 
 namespace nb = nanobind;
 
@@ -22,12 +23,11 @@ template <class T>
 using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 using Weights = std::optional<In<float>>;
 using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
-// op; inputs; rows, columns; kernel, recurrent_kernel, bias; activation, recurrent_activation, normalizer,
-// masked_output; go_backwards, return_sequences, ids, cell; number
-using Node =
-    std::tuple<int, std::vector<int32_t>, std::tuple<int64_t, int64_t>, std::tuple<Weights, Weights, Weights>,
-               std::tuple<ActivationCodes, ActivationCodes, int, int>, std::tuple<bool, bool, bool, bool>,
-               float>;
+// op; inputs and arrays in the order of its row; activation, recurrent_activation, normalizer, masked_output;
+// go_backwards, return_sequences, ids, cell; number
+using Node = std::tuple<std::string, std::vector<int32_t>, std::tuple<Weights, Weights, Weights>,
+                        std::tuple<ActivationCodes, ActivationCodes, std::string, std::string>,
+                        std::tuple<bool, bool, bool, bool>, float>;
 using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
@@ -41,27 +41,39 @@ struct Sizes {
 
 const float* data_of(const Weights& array) { return array ? array->data() : nullptr; }
 
+// The rows and columns of a kernel; of an LSTM its inputs and units, and of factors only columns.
+void set_sizes(ProgramNode& node, const Weights& kernel, const Weights& recurrent_kernel,
+               const Weights& bias) {
+  const Weights& weights = kernel ? kernel : bias;
+  if (!weights) return;
+  if (weights->ndim() == 2) node.rows = static_cast<int64_t>(weights->shape(0));
+  node.columns = static_cast<int64_t>(recurrent_kernel ? recurrent_kernel->shape(0)
+                                                       : weights->shape(weights->ndim() - 1));
+}
+
 void make(CompiledProgram* self, const std::vector<Node>& nodes, const std::vector<int32_t>& outputs,
-          int precision, size_t most_bytes) {
+          const std::string& precision, size_t most_bytes) {
   std::vector<ProgramNode> graph;
-  for (const auto& [op, inputs, sizes, arrays, codes, flags, number] : nodes) {
+  for (const auto& [op, inputs, arrays, codes, flags, number] : nodes) {
     ProgramNode& node = graph.emplace_back();
-    node.op = static_cast<ProgramOp>(op);
+    node.op = program_op_named(op).op;
     node.inputs = inputs.data();
     node.input_count = static_cast<int32_t>(inputs.size());
-    std::tie(node.rows, node.columns) = sizes;
-    node.kernel = data_of(std::get<0>(arrays));
-    node.recurrent_kernel = data_of(std::get<1>(arrays));
-    node.bias = data_of(std::get<2>(arrays));
+    const auto& [kernel, recurrent_kernel, bias] = arrays;
+    set_sizes(node, kernel, recurrent_kernel, bias);
+    node.kernel = data_of(kernel);
+    node.recurrent_kernel = data_of(recurrent_kernel);
+    node.bias = data_of(bias);
     node.activation = activation_option("activation", std::get<0>(codes));
     node.recurrent_activation = activation_option("recurrent_activation", std::get<1>(codes));
-    node.normalizer = static_cast<Normalizer>(std::get<2>(codes));
-    node.masked_output = static_cast<MaskedOutput>(std::get<3>(codes));
+    node.normalizer = named<Normalizer>("activation", std::get<2>(codes), kNormalizerNames);
+    node.masked_output = named<MaskedOutput>("masked_output", std::get<3>(codes), kMaskedOutputNames);
     std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;
     node.number = number;
   }
+  const auto kept = named<Precision>("precision", precision, kPrecisionNames);
   const nb::gil_scoped_release release;
-  new (self) CompiledProgram(std::move(graph), outputs, static_cast<Precision>(precision), most_bytes);
+  new (self) CompiledProgram(std::move(graph), outputs, kept, most_bytes);
 }
 
 void make_sizes(Sizes* self, const Shapes& shapes, const std::vector<int64_t>& begins) {
@@ -99,6 +111,15 @@ std::vector<std::tuple<bool, bool, bool, int32_t>> links(const CompiledProgram& 
 }  // namespace
 
 void bind_programs(nb::module_& module) {
+  nb::dict operations;
+  for (const ProgramOpRow& row : kProgramOps) {
+    nb::list inputs;
+    for (size_t n = 0; n < row.count_of_inputs(); ++n) inputs.append(row.inputs[n]);
+    operations[row.name] =
+        nb::make_tuple(nb::tuple(inputs), nb::make_tuple(row.arrays[0], row.arrays[1], row.arrays[2]),
+                       row.number, row.shapes);
+  }
+  module.attr("PROGRAM_OPERATIONS") = operations;
   nb::class_<Sizes>(module, "ProgramSizes", "What a call of a packed model has in common with others.")
       .def("__init__", &make_sizes, nb::arg("shapes"), nb::arg("begins"));
   nb::class_<CompiledProgram>(module, "CompiledProgram", "A packed model; see cellerate.kernels.program.cpu.")

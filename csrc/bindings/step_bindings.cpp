@@ -24,7 +24,7 @@ using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
-using Node = std::tuple<int, int64_t, int64_t, std::optional<In<float>>, std::optional<In<float>>,
+using Node = std::tuple<std::string, int64_t, int64_t, std::optional<In<float>>, std::optional<In<float>>,
                         std::optional<In<float>>, ActivationCodes, ActivationCodes, float, bool>;
 using Rules = std::tuple<double, int64_t, double, double, double, int64_t, uint64_t, uint64_t>;
 using Request = std::tuple<Rules, In<int32_t>, uint64_t, int64_t, In<int32_t>, std::optional<In<int32_t>>>;
@@ -34,11 +34,11 @@ auto* data_of(const std::optional<Array>& array) {
   return array ? array->data() : nullptr;
 }
 
-void make(StepModel* self, const std::vector<Node>& nodes, int precision, int threads) {
+void make(StepModel* self, const std::vector<Node>& nodes, const std::string& precision, int threads) {
   std::vector<StepNode> chain;
   for (const Node& from : nodes) {
     StepNode& node = chain.emplace_back();
-    node.kind = static_cast<StepKind>(std::get<0>(from));
+    node.kind = named<StepKind>("op", std::get<0>(from), kStepKindNames);
     node.inputs = std::get<1>(from);
     node.outputs = std::get<2>(from);
     node.kernel = data_of(std::get<3>(from));
@@ -49,9 +49,10 @@ void make(StepModel* self, const std::vector<Node>& nodes, int precision, int th
     node.epsilon = std::get<8>(from);
     node.masks_zero = std::get<9>(from);
   }
+  const auto kept = named<Precision>("precision", precision, kPrecisionNames);
   try {
     const nb::gil_scoped_release release;
-    new (self) StepModel(chain, static_cast<Precision>(precision), threads);
+    new (self) StepModel(chain, kept, threads);
     return;
   } catch (const std::domain_error& error) {
     // A weight is not finite. The type of the error lets Python distinguish this from a wrong argument.

@@ -7,7 +7,6 @@
 namespace cellerate {
 
 struct Activation {
-  // The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
   enum Kind : int32_t {
     kLinear,
     kTanh,
@@ -46,6 +45,45 @@ struct Activation {
     kReluBetween,
     kCount
   };
+  // As cellerate.activations calls them, in the order of Kind. New ones come last: the programs that JAX keeps on disk
+  // hold these places.
+  static constexpr const char* kNames[] = {
+      "linear",
+      "tanh",
+      "sigmoid",
+      "relu",
+      "hard_sigmoid",
+      "softplus",
+      "softsign",
+      "elu",
+      "selu",
+      "exponential",
+      "relu6",
+      "leaky_relu",
+      "silu",
+      "gelu",
+      "hard_silu",
+      "hard_tanh",
+      "mish",
+      "celu",
+      "log_sigmoid",
+      "hard_shrink",
+      "soft_shrink",
+      "tanh_shrink",
+      "squareplus",
+      "sparse_plus",
+      "sparse_sigmoid",
+      "threshold",
+      "selu_from_above",
+      "leaky_relu_from_above",
+      "celu_of_both_sides",
+      "hard_tanh_open",
+      "sparse_sigmoid_between",
+      "hard_shrink_of_numbers",
+      "soft_shrink_of_numbers",
+      "relu_between",
+  };
+  static_assert(sizeof kNames / sizeof *kNames == kCount);
   // In the order of cellerate.activations.PARAMETERS, which explains them.
   static constexpr int kMostParameters = 3;
 

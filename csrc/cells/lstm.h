@@ -11,13 +11,14 @@
 
 namespace cellerate {
 
-// The output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
+// The output of a masked step.
 enum class MaskedOutput : int32_t {
   kPreviousOutput,  // the previous output, zeros at the start
   kPreviousState,   // the previous state, h0 at the start
   kZero,
   kCount,
 };
+inline constexpr const char* kMaskedOutputNames[] = {"previous_output", "previous_state", "zero"};
 
 // The inputs that forward and backward share.
 struct LstmInputs {

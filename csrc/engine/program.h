@@ -20,7 +20,7 @@
 
 namespace cellerate {
 
-// The order is that of cellerate.kernels.program.cpu.OPERATIONS.
+// program_table.h has a row for each.
 enum class ProgramOp : int32_t {
   kInput,
   kEmbedding,
@@ -54,6 +54,7 @@ enum class ProgramOp : int32_t {
 
 // What follows the activation of a dense or activation node, over its last axis.
 enum class Normalizer : int32_t { kNone, kSoftmax, kLogSoftmax, kCount };
+inline constexpr const char* kNormalizerNames[] = {"", "softmax", "log_softmax"};
 
 // What a node gives for each row: numbers (T, F) or (F), ids (T) or a mask (T).
 enum class ValueKind : int32_t { kNumbers, kIds, kMask };

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/program.h"
+#include "engine/program_table.h"
 
 namespace cellerate {
 namespace {
@@ -20,70 +21,7 @@ constexpr double kBalanced = 3;
   throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
 }
 
-bool reads_many(ProgramOp op) {
-  switch (op) {
-    case ProgramOp::kAdd:
-    case ProgramOp::kSubtract:
-    case ProgramOp::kMultiply:
-    case ProgramOp::kAverage:
-    case ProgramOp::kMaximum:
-    case ProgramOp::kMinimum:
-    case ProgramOp::kConcatenate:
-    case ProgramOp::kAnyMask:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// How many inputs an operation has, absent ones included.
-size_t count_of_inputs(ProgramOp op) {
-  switch (op) {
-    case ProgramOp::kInput:
-      return 0;
-    case ProgramOp::kLstm:
-      return 4;
-    case ProgramOp::kWhere:
-      return 3;
-    case ProgramOp::kMasked:
-    case ProgramOp::kMeanOverTime:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
-ValueKind kind_of(const ProgramNode& node) {
-  switch (node.op) {
-    case ProgramOp::kInput:
-      return node.ids ? ValueKind::kIds : ValueKind::kNumbers;
-    case ProgramOp::kIdsMask:
-    case ProgramOp::kFeaturesMask:
-    case ProgramOp::kFlipMask:
-    case ProgramOp::kAnyMask:
-      return ValueKind::kMask;
-    default:
-      return ValueKind::kNumbers;
-  }
-}
-
-ValueKind kind_of_input(const ProgramNode& node, size_t input) {
-  switch (node.op) {
-    case ProgramOp::kEmbedding:
-    case ProgramOp::kIdsMask:
-      return ValueKind::kIds;
-    case ProgramOp::kFlipMask:
-    case ProgramOp::kAnyMask:
-      return ValueKind::kMask;
-    case ProgramOp::kLstm:
-    case ProgramOp::kMasked:
-    case ProgramOp::kWhere:
-    case ProgramOp::kMeanOverTime:
-      return input == 1 ? ValueKind::kMask : ValueKind::kNumbers;
-    default:
-      return ValueKind::kNumbers;
-  }
-}
+ValueKind kind_of(const ProgramNode& node) { return node.ids ? ValueKind::kIds : row(node.op).gives; }
 
 }  // namespace
 
@@ -96,21 +34,19 @@ void CompiledProgram::check_graph(Precision precision) {
     node.inputs = sources;
     sources += node.input_count;
     const auto count = static_cast<size_t>(node.input_count);
-    if (reads_many(node.op) ? count < 1 : count != count_of_inputs(node.op)) refuse(n, "wrong inputs");
+    const ProgramOpRow& rules = row(node.op);
+    if (rules.reads_many() ? count < 1 : count != rules.count_of_inputs()) refuse(n, "wrong inputs");
     for (size_t input = 0; input < count; ++input) {
       const int32_t source = node.inputs[input];
-      const bool optional =
-          input > 0 && !reads_many(node.op) && node.op != ProgramOp::kMasked && node.op != ProgramOp::kWhere;
-      if (source == -1 && optional) continue;
+      if (source == -1 && rules.is_optional(input)) continue;
       if (source < 0 || source >= static_cast<int32_t>(n))
         refuse(n, "reads a node that does not come before it");
-      if (kind_of(nodes_[source]) != kind_of_input(node, input)) refuse(n, "reads a value of another kind");
+      if (kind_of(nodes_[source]) != rules.kind_of_input(input)) refuse(n, "reads a value of another kind");
     }
     if (node.op == ProgramOp::kLstmState && nodes_[node.inputs[0]].op != ProgramOp::kLstm)
       refuse(n, "reads no LSTM");
     if (node.op == ProgramOp::kLstm && (node.inputs[2] < 0) != (node.inputs[3] < 0))
       refuse(n, "has only one of its two first states");
-    if (node.op == ProgramOp::kSubtract && count != 2) refuse(n, "wrong inputs");
     const bool weighs =
         node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kLstm || node.op == ProgramOp::kDense;
     if (weighs && (node.rows < 1 || node.columns < 1 || node.kernel == nullptr)) refuse(n, "has no weights");

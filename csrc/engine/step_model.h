@@ -25,6 +25,7 @@ namespace cellerate {
 struct Target;
 
 enum class StepKind : int32_t { kEmbedding, kLstm, kLayerNorm, kAffine, kDense, kCount };
+inline constexpr const char* kStepKindNames[] = {"embedding", "lstm", "layer_norm", "affine", "dense"};
 
 // One operation of the chain. Its arrays are read only while the model is made.
 struct StepNode {

@@ -42,7 +42,7 @@ ACTIVATIONS: tuple[str, ...] = (
     "sparse_sigmoid",
     "threshold",
 )
-"""The activations the kernels know, by Keras's names. An activation's code is its index here."""
+"""The activations the kernels know, by Keras's names."""
 
 PARAMETERS: Mapping[str, Mapping[str, float | None]] = MappingProxyType(
     {
@@ -80,10 +80,10 @@ VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Activations that differ from one above at single points only: name → (that one, the backends of Keras that compute
-it so). Kernels that train know them, by the codes that follow; `.cell` files hold none."""
+it so). Kernels that train know them; `.cell` files hold none."""
 
 KERNEL_ACTIVATIONS = (*ACTIVATIONS, *VARIANTS)
-"""All that the kernels of layers know, by their codes."""
+"""All that the kernels of layers know."""
 
 MOST_PARAMETERS = max(map(len, PARAMETERS.values()))
 # A name, and a list of parameters in brackets or none.
@@ -152,8 +152,9 @@ def is_activation(activation: object) -> bool:
         return False
 
 
-def codes(activation: str) -> tuple[int, ...]:
-    """An activation as the native core takes it: its code, and its parameters as the bits of float32 numbers.
+@functools.lru_cache(maxsize=1024)
+def parameter_bits(activation: str) -> tuple[str, tuple[int, ...]]:
+    """An activation's name, and its parameters as the bits of float32 numbers, with zeros up to `MOST_PARAMETERS`.
 
     Raises:
         ConfigError: See `read`.
@@ -161,13 +162,12 @@ def codes(activation: str) -> tuple[int, ...]:
     name, parameters = read(activation)
     bits = np.zeros(MOST_PARAMETERS, np.float32)
     bits[: len(parameters)] = list(parameters.values())
-    return KERNEL_ACTIVATIONS.index(name), *map(int, bits.view(np.int32))
+    return name, tuple(map(int, bits.view(np.int32)))
 
 
-def of_codes(codes: tuple[int, ...]) -> str:
-    """The inverse of `codes`."""
-    name = KERNEL_ACTIVATIONS[codes[0]]
-    values = np.array(codes[1:], np.int32).view(np.float32)
+def of_bits(name: str, bits: tuple[int, ...]) -> str:
+    """The inverse of `parameter_bits`."""
+    values = np.array(bits, np.int32).view(np.float32)
     return written(name, dict(zip(_defaults(name), values, strict=False)))
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cellerate.errors import BackendError, ConfigError
-from cellerate.program import PRECISIONS
 
 
 @functools.cache
@@ -107,8 +106,7 @@ def measure_peak(precision: str = "float32") -> float:
     Args:
         precision: Of the factors, one of `program.PRECISIONS`.
     """
-    number = PRECISIONS.index(precision)
-    return max(float(core().measure_peak(number, num_threads())) for _ in range(3))
+    return max(float(core().measure_peak(precision, num_threads())) for _ in range(3))
 
 
 class Phases(NamedTuple):
@@ -153,7 +151,12 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def storage_types() -> tuple[str, ...]:
     """The dtypes in which the core takes x, states and outputs, by NumPy's names; none if it is not installed."""
-    return () if why_unavailable() is not None else tuple(_module().STORAGE_TYPES)
+    return own_list("STORAGE_TYPES", ())
+
+
+def own_list(name: str, otherwise: Any) -> Any:
+    """A list that the core has of itself, such as its `CALLS`; `otherwise` if it is not installed."""
+    return otherwise if why_unavailable() is not None else getattr(_module(), name)
 
 
 def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: tuple[int, ...] = ()) -> None:

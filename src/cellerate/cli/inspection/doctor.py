@@ -66,12 +66,11 @@ def _core() -> "Core":
 def _measure(target: str, precision: str, threads: int) -> float:
     """The native core's peak on a target and some threads; what is set stays so for all else."""
     from cellerate.kernels import native
-    from cellerate.program import PRECISIONS
 
     before = native.target()
     native.set_target(target)
     try:
-        return float(native.core().measure_peak(PRECISIONS.index(precision), threads))
+        return float(native.core().measure_peak(precision, threads))
     finally:
         native.set_target(before)
 

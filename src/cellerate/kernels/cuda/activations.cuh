@@ -10,7 +10,7 @@ namespace cellerate::gpu {
 
 // An activation with its parameters, which are known when a kernel is compiled.
 struct Activation {
-  // The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
+  // The names are those of cellerate.activations, which kernels.cuda.sources writes.
   enum Kind : int {
     kLinear,
     kTanh,
@@ -56,9 +56,9 @@ struct Activation {
   // The bits of float numbers, in the order of cellerate.activations.PARAMETERS.
   unsigned first = 0, second = 0, third = 0;
 };
-CELLERATE_DEVICE constexpr Activation activation_of(int kind, unsigned first = 0, unsigned second = 0,
+CELLERATE_DEVICE constexpr Activation activation_of(Activation::Kind kind, unsigned first = 0, unsigned second = 0,
                                                     unsigned third = 0) {
-  return {static_cast<Activation::Kind>(kind), first, second, third};
+  return {kind, first, second, third};
 }
 
 constexpr float kSeluAlpha = 1.6732632423543772848f;

@@ -9,7 +9,7 @@ import re
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from cellerate.activations import codes
+from cellerate.activations import parameter_bits
 
 TYPES = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
 """The C++ type of each precision in which the kernels compute.
@@ -24,8 +24,9 @@ _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 def activation(name: str) -> str:
     """The C++ expression for an activation with its parameters."""
-    kind, *parameters = codes(name)
-    return f"activation_of({', '.join([str(kind), *[f'{bits & 0xFFFFFFFF}u' for bits in parameters]])})"
+    kind, parameters = parameter_bits(name)
+    enumerator = "Activation::k" + "".join(part.capitalize() for part in kind.split("_"))
+    return f"activation_of({', '.join([enumerator, *[f'{bits & 0xFFFFFFFF}u' for bits in parameters]])})"
 
 
 @functools.cache

@@ -308,26 +308,26 @@ class ChainNode(NamedTuple):
     """A node of a chain, checked, as the native core takes it.
 
     Attributes:
-        kind: An index of `KINDS`.
+        kind: One of `KINDS`.
         inputs: How many features it takes; for an embedding, how many ids there are.
         outputs: How many features it gives.
         kernel: Its embeddings, kernel, gamma or scale.
         recurrent_kernel: The recurrent kernel of an LSTM.
         bias: Its bias, beta or offset.
-        activation: Its codes, of `cellerate.activations.codes`.
+        activation: As `cellerate.activations` writes it.
         recurrent_activation: The same.
         epsilon: The epsilon of a layer_norm.
         masks_zero: For an embedding: whether id 0 leaves the state as it is.
     """
 
-    kind: int
+    kind: str
     inputs: int
     outputs: int
     kernel: np.ndarray | None
     recurrent_kernel: np.ndarray | None
     bias: np.ndarray | None
-    activation: tuple[int, ...]
-    recurrent_activation: tuple[int, ...]
+    activation: str
+    recurrent_activation: str
     epsilon: float
     masks_zero: bool
 
@@ -362,39 +362,40 @@ def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
             raise ConfigError(f"{where}: {kind} has no {name}; give it one, a float32 array.")
         return float_array(f"{where}: {name}", value, shape)
 
-    def code(name: str) -> tuple[int, ...]:
+    def activation(name: str) -> str:
         try:
-            return activations.codes(str(node.get(name)))
+            activations.read(str(node.get(name)))
         except ConfigError as error:
             raise ConfigError(f"{where}: {name}: {error}") from None
+        return str(node.get(name))
 
-    linear = activations.codes("linear")
+    linear = "linear"
     if kind == "embedding":
         table = array("embeddings", None, None)
         masks_zero = node.get("masks_zero", False)
         if not isinstance(masks_zero, bool):
             raise ConfigError(f"{where}: masks_zero is {masks_zero!r}; expected True or False.")
-        return (0, *table.shape, table, None, None, linear, linear, 0.0, masks_zero)
+        return (kind, *table.shape, table, None, None, linear, linear, 0.0, masks_zero)
     if kind == "lstm":
         kernel = array("kernel", None, None)
         units = kernel.shape[1] // 4
         recurrent = array("recurrent_kernel", units, 4 * units)
         kernel = float_array(f"{where}: kernel", kernel, (None, 4 * units))
         bias = array("bias", 4 * units, optional=True)
-        codes = (code("activation"), code("recurrent_activation"))
-        return (1, kernel.shape[0], units, kernel, recurrent, bias, *codes, 0.0, False)
+        both = (activation("activation"), activation("recurrent_activation"))
+        return (kind, kernel.shape[0], units, kernel, recurrent, bias, *both, 0.0, False)
     if kind == "dense":
         kernel = array("kernel", None, None)
         bias = array("bias", kernel.shape[1], optional=True)
-        return (4, *kernel.shape, kernel, None, bias, code("activation"), linear, 0.0, False)
+        return (kind, *kernel.shape, kernel, None, bias, activation("activation"), linear, 0.0, False)
     if kind == "affine":
         scale = array("scale", None)
         offset = array("offset", len(scale))
-        return (3, len(scale), len(scale), scale, None, offset, linear, linear, 0.0, False)
+        return (kind, len(scale), len(scale), scale, None, offset, linear, linear, 0.0, False)
     gamma = array("gamma", None, optional=True)
     beta = array("beta", None if gamma is None else len(gamma), optional=True)
     known = gamma if gamma is not None else beta
     width = before if known is None else len(known)
     epsilon = node.get("epsilon")
     check_real(f"{where}: epsilon", epsilon, lambda x: x >= 0, "of at least 0")
-    return (2, width, width, gamma, None, beta, linear, linear, float(epsilon), False)  # type: ignore[arg-type]
+    return (kind, width, width, gamma, None, beta, linear, linear, float(epsilon), False)  # type: ignore[arg-type]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels import codes
 from cellerate.kernels.decoder.arguments import check_whole
-from cellerate.kernels.decoder.contract import CheckedRequest, Steps, checked_chain
+from cellerate.kernels.decoder.contract import ChainNode, CheckedRequest, Steps, checked_chain
 from cellerate.kernels.native import core, empty
 from cellerate.program import PRECISIONS
 
@@ -65,9 +66,9 @@ class StepModel(Steps):
             raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}.")
         if threads is not None:
             check_whole("threads", threads, 1, 1024)
-        nodes = checked_chain(chain)
+        nodes = [_native_node(node) for node in checked_chain(chain)]
         try:
-            self._native = core().StepModel(nodes, PRECISIONS.index(precision), threads or 0)
+            self._native = core().StepModel(nodes, precision, threads or 0)
         except ArithmeticError as error:
             raise ModelError(str(error)) from None
         except ValueError as error:
@@ -120,3 +121,10 @@ class StepModel(Steps):
             raise DataError(str(error)) from None
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
+
+
+def _native_node(node: ChainNode) -> tuple[Any, ...]:
+    """A node as the core's constructor takes it."""
+    kinds = ("activation", "recurrent_activation")
+    coded = {name: codes.of_activation(getattr(node, name)) for name in kinds}
+    return tuple((node._asdict() | coded).values())

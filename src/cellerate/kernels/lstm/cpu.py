@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from cellerate import activations
 from cellerate.errors import ConfigError
-from cellerate.kernels import operation
+from cellerate.kernels import codes as coding, operation
 from cellerate.kernels.lstm.spec import (
     BATCH_AXES,
-    MASKED_OUTPUTS,
     LstmOptions,
     validate,
     validate_lookup,
@@ -22,9 +20,9 @@ from cellerate.kernels.operation import Codes, CoreOperation, Given
 def codes(options: LstmOptions, return_sequences: bool) -> Codes:
     """The options as the native core takes them."""
     return (
-        *activations.codes(options.activation),
-        *activations.codes(options.recurrent_activation),
-        MASKED_OUTPUTS.index(options.masked_output),
+        *coding.of_activation(options.activation),
+        *coding.of_activation(options.recurrent_activation),
+        coding.of_masked_output(options.masked_output),
         int(options.go_backwards),
         int(return_sequences),
     )
@@ -35,10 +33,10 @@ def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
     *both, masked_output, go_backwards, return_sequences = codes
     half = len(both) // 2
     options = LstmOptions(
-        activation=activations.of_codes(tuple(both[:half])),
-        recurrent_activation=activations.of_codes(tuple(both[half:])),
+        activation=coding.activation_of(tuple(both[:half])),
+        recurrent_activation=coding.activation_of(tuple(both[half:])),
         go_backwards=bool(go_backwards),
-        masked_output=MASKED_OUTPUTS[masked_output],
+        masked_output=coding.masked_output_of(masked_output),
     )
     return options, bool(return_sequences)
 

@@ -5,72 +5,30 @@ others, and machines without the core, run an operation at a time (`runtime.inte
 core's `CompiledProgram`.
 """
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cellerate import activations
-from cellerate.kernels import native
-from cellerate.program import MASKED_OUTPUTS, MASKS, NORMALIZERS, PRECISIONS, Node
-
-Shape = tuple[int, ...]
-"""The shape of a row of a value, without the batch."""
+from cellerate.kernels import codes, native
+from cellerate.program import MASKED_OUTPUTS, MASKS, NORMALIZERS, Node, Shape
 
 Sizes = Any
 """The shapes of a call in the core's form; only the core reads it."""
 
-OPERATIONS = (
-    "input",
-    "embedding",
-    "ids_mask",
-    "features_mask",
-    "flip_mask",
-    "any_mask",
-    "masked",
-    "where",
-    "lstm",
-    "lstm_state",
-    "dense",
-    "activation",
-    "layer_norm",
-    "affine",
-    "add",
-    "subtract",
-    "multiply",
-    "average",
-    "maximum",
-    "minimum",
-    "concatenate",
-    "reshape",
-    "repeat_vector",
-    "crop",
-    "flip",
-    "mean_over_time",
-    "max_over_time",
-)
-"""The operations that the core knows; each by its index here. An "unembedding" is a "dense" with a cap."""
-
-_NORMALIZERS = ("", *NORMALIZERS)
-_MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum")
-# All their inputs lie as they do: what would have to be stretched is left to NumPy.
-_OF_ONE_SHAPE = (*_MERGES, "any_mask")
 # A hostile file may have many nodes share one array, each of which would be packed by itself, and so many nodes that
 # linking them takes long. Packed weights and tables of real models stay far below.
 _MOST_GROWTH, _SPARE_BYTES, _MOST_NODES = 4, 1 << 28, 1 << 10
-# The names of a node's inputs, in the core's order.
-_INPUTS = {
-    "lstm": ("x", "mask", "h0", "c0"),
-    "masked": ("x", "mask"),
-    "where": ("x", "mask", "other"),
-    "mean_over_time": ("x", "mask"),
-}
-# The names of its weights: what the core calls kernel, recurrent_kernel and bias.
-_ARRAYS = {
-    "embedding": ("embeddings", None, None),
-    "layer_norm": ("gamma", None, "beta"),
-    "affine": ("scale", None, "offset"),
-}
+
+
+class _Row(NamedTuple):
+    """A row of the core's own table, `csrc/engine/program_table.h`, which says what it means."""
+
+    inputs: tuple[str, ...]
+    arrays: tuple[str | None, ...]
+    number: str | None
+    shapes: str
 
 
 class Way(NamedTuple):
@@ -113,7 +71,7 @@ class CompiledProgram:
         self._native = native.core().CompiledProgram(
             [_native_node(node, places) for node in nodes.values()],
             [places[number] for number in outputs],
-            PRECISIONS.index(precision),
+            precision,
             _MOST_GROWTH * _weight_bytes(nodes.values()) + _SPARE_BYTES,
         )
         self._numbers = tuple(nodes)
@@ -168,15 +126,14 @@ def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:
         whole = _gives_ids_or_mask(node)
         if len(shape) != 1 if whole else not 1 <= len(shape) <= 2:
             return None
-        if node.op in _OF_ONE_SHAPE and any(shapes[source] != shape for source in node.inputs.values()):
+        takes = _rows()[node.op].shapes
+        if takes == "alike" and not all(
+            shapes[source] == (shape[:1] if name == "mask" else shape) for name, source in node.inputs.items()
+        ):
             return None
-        if node.op == "where" and {shapes[node.inputs[name]] for name in ("x", "other")} != {shape}:
+        if takes == "features" and node.options["axis"] not in (-1, len(shape)):
             return None
-        if node.op == "where" and shapes[node.inputs["mask"]] != shape[:1]:
-            return None
-        if node.op == "concatenate" and node.options["axis"] not in (-1, len(shape)):
-            return None
-        if node.op in ("flip", "crop", "mean_over_time", "max_over_time") and _axes(node, shapes) != 2:
+        if takes == "time" and len(shapes[node.inputs["x"]]) != 2:
             return None
         sizes.append((shape[0], 1) if whole else (shape[0], shape[1]) if len(shape) == 2 else (0, shape[0]))
         begin: Any = node.options["begin"] if node.op == "crop" else 0
@@ -190,9 +147,8 @@ def takes(nodes: Collection[Node]) -> bool:
     if len(nodes) > _MOST_NODES:
         return False
     for node in nodes:
-        if node.op not in OPERATIONS and node.op != "unembedding":
-            return False
-        if node.op == "flip" and node.options["axis"] != 1:
+        row = _rows().get(node.op)
+        if row is None or (row.shapes == "time" and node.options.get("axis", 1) != 1):
             return False
         if node.op == "input" and node.options["dtype"] == "float32":
             shape: Any = node.options["shape"]
@@ -201,8 +157,10 @@ def takes(nodes: Collection[Node]) -> bool:
     return True
 
 
-def _axes(node: Node, shapes: Mapping[int, Shape]) -> int:
-    return len(shapes[node.inputs["x"]])
+@functools.cache
+def _rows() -> dict[str, _Row]:
+    """The operations that the core knows."""
+    return {name: _Row(*row) for name, row in native.own_list("PROGRAM_OPERATIONS", {}).items()}
 
 
 def _steps(node: Node, shapes: Mapping[int, Shape]) -> int:
@@ -215,27 +173,22 @@ def _gives_ids_or_mask(node: Node) -> bool:
 
 def _native_node(node: Node, places: Mapping[int, int]) -> tuple[Any, ...]:
     """A node as the core's constructor takes it."""
-    names = _INPUTS.get(node.op)
-    if names is None:
-        many = node.op in (*_OF_ONE_SHAPE, "concatenate")
-        names = tuple(map(str, range(len(node.inputs)))) if many else tuple(node.inputs)
+    row = _rows()[node.op]
+    many = map(str, range(len(node.inputs)))
+    names = many if row.inputs == ("*",) else (name.removesuffix("?") for name in row.inputs)
     inputs = [places[node.inputs[name]] if name in node.inputs else -1 for name in names]
-    arrays = tuple(
-        None if name is None else node.arrays.get(name)
-        for name in _ARRAYS.get(node.op, ("kernel", "recurrent_kernel", "bias"))
-    )
+    arrays = tuple(None if name is None else node.arrays.get(name) for name in row.arrays)
     option: Any = node.options.get
     activation = option("activation", "linear")
     return (
-        OPERATIONS.index("dense" if node.op == "unembedding" else node.op),
+        node.op,
         inputs,
-        _weight_sizes(node),
         arrays,
         (
-            activations.codes("linear" if activation in _NORMALIZERS else activation),
-            activations.codes(option("recurrent_activation", "sigmoid")),
-            _NORMALIZERS.index(activation) if activation in _NORMALIZERS else 0,
-            MASKED_OUTPUTS.index(option("masked_output", MASKED_OUTPUTS[0])),
+            codes.of_activation("linear" if activation in NORMALIZERS else activation),
+            codes.of_activation(option("recurrent_activation", "sigmoid")),
+            activation if activation in NORMALIZERS else "",
+            option("masked_output", MASKED_OUTPUTS[0]),
         ),
         (
             option("go_backwards", False),
@@ -243,24 +196,10 @@ def _native_node(node: Node, places: Mapping[int, int]) -> tuple[Any, ...]:
             option("dtype") == "int32",
             option("state") == "c",
         ),
-        option("epsilon") or option("mask_value") or option("soft_cap") or 0.0,
+        option(row.number) or 0.0,
     )
 
 
 def _weight_bytes(nodes: Iterable[Node]) -> int:
     """Of all weights, each array counted once."""
     return sum({id(array): array.nbytes for node in nodes for array in node.arrays.values()}.values())
-
-
-def _weight_sizes(node: Node) -> tuple[int, int]:
-    """The rows and columns of the weights; of an LSTM its inputs and units."""
-    if node.op == "lstm":
-        inputs, columns = node.arrays["kernel"].shape
-        return inputs, columns // 4
-    if node.op == "embedding":
-        rows, columns = node.arrays["embeddings"].shape
-        return rows, columns
-    if "kernel" in node.arrays:
-        rows, columns = node.arrays["kernel"].shape
-        return rows, columns
-    return 0, max((len(array) for array in node.arrays.values()), default=0)

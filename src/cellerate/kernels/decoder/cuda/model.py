@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.activations import of_codes
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.decoder.contract import CheckedRequest, Steps, checked_chain
@@ -64,10 +63,7 @@ class CudaStepModel(Steps):
             raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(plan.PRECISIONS)}.")
         embedding, lstms, dense = parts(checked_chain(chain))
         check_gpu(device)
-        layers = tuple(
-            Layer(lstm.outputs, of_codes(lstm.activation), of_codes(lstm.recurrent_activation))
-            for lstm in lstms
-        )
+        layers = tuple(Layer(lstm.outputs, lstm.activation, lstm.recurrent_activation) for lstm in lstms)
         self.generator = Generator(
             precision, layers, embedding.inputs, dense.outputs, masks_zero=embedding.masks_zero
         )

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cellerate.activations import of_codes
 from cellerate.errors import ConfigError, ModelError
-from cellerate.kernels.decoder.contract import KINDS, ChainNode
+from cellerate.kernels.decoder.contract import ChainNode
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.lstm.cuda.arrays import by_unit, in_precision
 from cellerate.kernels.lstm.cuda.plan import MOST_UNITS
@@ -19,7 +18,7 @@ _WORD_BYTES = 4
 
 def parts(nodes: Sequence[ChainNode]) -> tuple[ChainNode, list[ChainNode], ChainNode]:
     """The embedding, the LSTMs and the dense of a chain, checked. Raises `ConfigError` and `ModelError`."""
-    kinds = [KINDS[node.kind] for node in nodes]
+    kinds = [node.kind for node in nodes]
     if not kinds or kinds[0] != "embedding":
         raise ConfigError(
             f"chain begins with {kinds[0] if kinds else 'nothing'}; expected an embedding first."
@@ -34,8 +33,8 @@ def parts(nodes: Sequence[ChainNode]) -> tuple[ChainNode, list[ChainNode], Chain
                 f"{where} takes {node.inputs} features, but the node before it gives {nodes[place - 1].outputs}; make "
                 "them equal."
             )
-        if kind == "dense" and of_codes(node.activation) != "linear":
-            raise _refusal(f"the dense {where} has the activation {of_codes(node.activation)}")
+        if kind == "dense" and node.activation != "linear":
+            raise _refusal(f"the dense {where} has the activation {node.activation}")
         if kind == "lstm" and node.outputs > MOST_UNITS:
             raise _refusal(f"the lstm {where} has {node.outputs} units; at most {MOST_UNITS} are possible")
         for name in ("kernel", "recurrent_kernel", "bias"):

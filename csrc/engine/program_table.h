@@ -1,0 +1,122 @@
+// The operations of a program by name, with what a node of each reads: one row an operation.
+//
+// cellerate.kernels.program.cpu reads these rows through the bindings, so neither side knows a place in a list of the
+// other. What an operation means is in cellerate.program.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "engine/program.h"
+
+namespace cellerate {
+
+// Which of the shapes that an operation may have its kernel takes.
+//   any: all with at most a time axis and one of features.
+//   alike: inputs that need not be stretched; masks have the steps of the result.
+//   time: x has a time axis, and an axis option names it.
+//   features: an axis option names the last axis.
+inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features";
+
+struct ProgramOpRow {
+  ProgramOp op;
+  const char* name;
+  ValueKind gives = ValueKind::kNumbers;  // an input with ids gives those
+  // In the order of ProgramNode::inputs. Those that end in "?" may be absent; "*" stands for any number. The names say
+  // the kind: "ids", "mask", or numbers; "*" has the kind of the result.
+  const char* inputs[4] = {};
+  const char* arrays[3] = {};    // ProgramNode's kernel, recurrent_kernel and bias
+  const char* number = nullptr;  // the option that is ProgramNode::number
+  const char* shapes = kAnyShapes;
+
+  constexpr bool reads_many() const { return inputs[0] != nullptr && *inputs[0] == '*'; }
+  // Absent ones included.
+  constexpr size_t count_of_inputs() const {
+    size_t count = 0;
+    while (count < std::size(inputs) && inputs[count] != nullptr) ++count;
+    return count;
+  }
+  constexpr bool is_optional(size_t input) const {
+    return !reads_many() && std::string_view(inputs[input]).ends_with('?');
+  }
+  constexpr ValueKind kind_of_input(size_t input) const {
+    if (reads_many()) return gives;
+    const std::string_view read = inputs[input];
+    if (read == "ids") return ValueKind::kIds;
+    return read.starts_with("mask") ? ValueKind::kMask : ValueKind::kNumbers;
+  }
+};
+
+inline constexpr ProgramOpRow kProgramOps[] = {
+    {.op = ProgramOp::kInput, .name = "input"},
+    {.op = ProgramOp::kEmbedding, .name = "embedding", .inputs = {"ids"}, .arrays = {"embeddings"}},
+    {.op = ProgramOp::kIdsMask, .name = "ids_mask", .gives = ValueKind::kMask, .inputs = {"ids"}},
+    {.op = ProgramOp::kFeaturesMask,
+     .name = "features_mask",
+     .gives = ValueKind::kMask,
+     .inputs = {"x"},
+     .number = "mask_value"},
+    {.op = ProgramOp::kFlipMask, .name = "flip_mask", .gives = ValueKind::kMask, .inputs = {"mask"}},
+    {.op = ProgramOp::kAnyMask,
+     .name = "any_mask",
+     .gives = ValueKind::kMask,
+     .inputs = {"*"},
+     .shapes = kAlike},
+    {.op = ProgramOp::kMasked, .name = "masked", .inputs = {"x", "mask"}},
+    {.op = ProgramOp::kWhere, .name = "where", .inputs = {"x", "mask", "other"}, .shapes = kAlike},
+    {.op = ProgramOp::kLstm,
+     .name = "lstm",
+     .inputs = {"x", "mask?", "h0?", "c0?"},
+     .arrays = {"kernel", "recurrent_kernel", "bias"}},
+    {.op = ProgramOp::kLstmState, .name = "lstm_state", .inputs = {"lstm"}},
+    {.op = ProgramOp::kDense, .name = "dense", .inputs = {"x"}, .arrays = {"kernel", nullptr, "bias"}},
+    {.op = ProgramOp::kActivation, .name = "activation", .inputs = {"x"}},
+    {.op = ProgramOp::kLayerNorm,
+     .name = "layer_norm",
+     .inputs = {"x"},
+     .arrays = {"gamma", nullptr, "beta"},
+     .number = "epsilon"},
+    {.op = ProgramOp::kAffine, .name = "affine", .inputs = {"x"}, .arrays = {"scale", nullptr, "offset"}},
+    {.op = ProgramOp::kAdd, .name = "add", .inputs = {"*"}, .shapes = kAlike},
+    {.op = ProgramOp::kSubtract, .name = "subtract", .inputs = {"0", "1"}, .shapes = kAlike},
+    {.op = ProgramOp::kMultiply, .name = "multiply", .inputs = {"*"}, .shapes = kAlike},
+    {.op = ProgramOp::kAverage, .name = "average", .inputs = {"*"}, .shapes = kAlike},
+    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kAlike},
+    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kAlike},
+    {.op = ProgramOp::kConcatenate, .name = "concatenate", .inputs = {"*"}, .shapes = kFeatures},
+    {.op = ProgramOp::kReshape, .name = "reshape", .inputs = {"x"}},
+    {.op = ProgramOp::kRepeatVector, .name = "repeat_vector", .inputs = {"x"}},
+    {.op = ProgramOp::kCrop, .name = "crop", .inputs = {"x"}, .shapes = kTime},
+    {.op = ProgramOp::kFlip, .name = "flip", .inputs = {"x"}, .shapes = kTime},
+    {.op = ProgramOp::kMeanOverTime, .name = "mean_over_time", .inputs = {"x", "mask?"}, .shapes = kTime},
+    {.op = ProgramOp::kMaxOverTime, .name = "max_over_time", .inputs = {"x"}, .shapes = kTime},
+    // Other names for the same kernels.
+    {.op = ProgramOp::kDense,
+     .name = "unembedding",
+     .inputs = {"x"},
+     .arrays = {"kernel"},
+     .number = "soft_cap"},
+};
+
+constexpr const ProgramOpRow& row(ProgramOp op) { return kProgramOps[static_cast<size_t>(op)]; }
+
+constexpr bool has_a_row_each() {
+  for (int32_t n = 0; n < static_cast<int32_t>(ProgramOp::kCount); ++n) {
+    if (row(static_cast<ProgramOp>(n)).op != static_cast<ProgramOp>(n)) return false;
+  }
+  return true;
+}
+static_assert(has_a_row_each(), "the first rows are in the order of ProgramOp");
+
+// Throws std::invalid_argument if there is no such operation.
+inline const ProgramOpRow& program_op_named(std::string_view name) {
+  for (const ProgramOpRow& each : kProgramOps) {
+    if (name == each.name) return each;
+  }
+  throw std::invalid_argument("there is no operation \"" + std::string(name) + "\"");
+}
+
+}  // namespace cellerate
