@@ -3,6 +3,7 @@
 It is a plain `keras.Model` of Keras's own layers and operations.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,43 +23,19 @@ from cellerate.models.text import (
     seeded_dense,
     seeded_lstm,
 )
+from cellerate.settings import takes_fields_of
 
 _STEP_UNITS = 32  # of the small head that sees what is known of a step in advance
 
 
-@at_once
-def build_forecast_model(
-    window: int,
-    features: int,
-    horizon: int,
-    targets: int,
-    *,
-    target_columns: Sequence[int],
-    units: int | Sequence[int] = 128,
-    layers: int = 1,
-    bidirectional: bool = False,
-    dropout: float = 0.0,
-    recurrent_dropout: float = 0.0,
-    quantiles: Sequence[float] | None = None,
-    residual: bool = True,
-    linear: bool = True,
-    shared_linear: bool = False,
-    absolute: Sequence[int] = (),
-    future: int = 0,
-    series: int = 0,
-    series_embedding: int = 0,
-    dtype_policy: Any = None,
-    seed: int | None = None,
-) -> keras.Model:
-    """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
+_SIZES = ("window", "features", "horizon", "targets")
 
-    With `residual`, the model reads and predicts differences from the last observed values, so that it does not
-    depend on a level that drifts. The head starts at zero: before training the model repeats the last value of each
-    target, the baseline that every forecast is judged against. With `quantiles`, the one nearest to 0.5 is predicted
-    directly, and each other one by its distance (a softplus, never negative) from its neighbour, so the quantiles of
-    a prediction cannot cross.
 
-    Args:
+@dataclasses.dataclass(frozen=True)
+class ForecastNetwork:
+    """The sizes and the parts of a forecasting model.
+
+    Attributes:
         window: The number of past steps the model sees.
         features: F, the number of input columns.
         horizon: The number of steps it predicts.
@@ -87,6 +64,77 @@ def build_forecast_model(
         dtype_policy: A Keras dtype policy or its name, for the encoder; None is Keras's global one. The head,
             which is small, and the output are always float32.
         seed: Makes the initial weights and the dropout reproducible.
+    """
+
+    window: int
+    features: int
+    horizon: int
+    targets: int
+    _: dataclasses.KW_ONLY
+    target_columns: Sequence[int]
+    units: int | Sequence[int] = 128
+    layers: int = 1
+    bidirectional: bool = False
+    dropout: float = 0.0
+    recurrent_dropout: float = 0.0
+    quantiles: Sequence[float] | None = None
+    residual: bool = True
+    linear: bool = True
+    shared_linear: bool = False
+    absolute: Sequence[int] = ()
+    future: int = 0
+    series: int = 0
+    series_embedding: int = 0
+    dtype_policy: Any = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field is out of range.
+        """
+        for name in _SIZES:
+            check_positive(name, getattr(self, name))
+        _check_columns(self.target_columns, self.targets, self.features)
+        layer_widths(self.units, self.layers)
+        check_fraction("dropout", self.dropout)
+        check_fraction("recurrent_dropout", self.recurrent_dropout)
+        if self.quantiles is not None:
+            check_quantiles(self.quantiles)
+        check_policy(self.dtype_policy)
+        if self.series_embedding:
+            check_positive("series", self.series)
+            check_positive("series_embedding", self.series_embedding)
+        if self.future:
+            check_positive("future", self.future)
+
+    @property
+    def picked(self) -> list[int] | None:
+        """The positions of the targets among the input columns; None if they are all of them, in that order."""
+        columns = list(self.target_columns)
+        return None if columns == list(range(self.features)) else columns
+
+
+@at_once
+@takes_fields_of(ForecastNetwork, leave_out=_SIZES)
+def build_forecast_model(
+    window: int, features: int, horizon: int, targets: int, **options: Any
+) -> keras.Model:
+    """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
+
+    With `residual`, the model reads and predicts differences from the last observed values, so that it does not
+    depend on a level that drifts. The head starts at zero: before training the model repeats the last value of each
+    target, the baseline that every forecast is judged against. With `quantiles`, the one nearest to 0.5 is predicted
+    directly, and each other one by its distance (a softplus, never negative) from its neighbour, so the quantiles of
+    a prediction cannot cross.
+
+    Args:
+        window: The number of past steps the model sees.
+        features: F, the number of input columns.
+        horizon: The number of steps it predicts.
+        targets: The number of columns it predicts.
+        options: The other fields of a `ForecastNetwork`.
 
     Returns:
         A model named "forecast": (B, window, F) float32 → (B, horizon, targets) float32, or
@@ -95,62 +143,59 @@ def build_forecast_model(
     Raises:
         ConfigError: An argument is out of range.
     """
-    sizes = {"window": window, "features": features, "horizon": horizon, "targets": targets}
-    for name, value in sizes.items():
-        check_positive(name, value)
-    columns = _check_columns(target_columns, targets, features)
-    widths = layer_widths(units, layers)
-    check_fraction("dropout", dropout)
-    check_fraction("recurrent_dropout", recurrent_dropout)
-    levels = None if quantiles is None else check_quantiles(quantiles)
-    dtype = check_policy(dtype_policy)
-    seeds = layer_seeds(seed)
-
+    network = ForecastNetwork(window, features, horizon, targets, **options)
+    seeds = layer_seeds(network.seed)
     inputs = {"series": keras.Input((window, features), dtype="float32", name="series")}
     past = x = inputs["series"]
-    if residual:
+    if network.residual:
         last = keras.layers.Cropping1D((window - 1, 0), dtype="float32", name="last_step")(past)
-        x = _less_last(past, last, [column not in absolute for column in range(features)])
-    layer = seeded_bidirectional if bidirectional else seeded_lstm
-    if series_embedding:
-        check_positive("series", series)
-        check_positive("series_embedding", series_embedding)
+        x = _less_last(past, last, [column not in network.absolute for column in range(features)])
+    if network.series_embedding:
         inputs["series_id"] = keras.Input((1,), dtype="int32", name="series_id")
-        x = _with_series(x, inputs["series_id"], window, series, series_embedding, seeds)
+        x = _with_series(x, inputs["series_id"], network, seeds)
+    x = _encoded(x, network, seeds)
+    steps = None
+    if network.future:
+        inputs["future"] = keras.Input((horizon, network.future), dtype="float32", name="future")
+        steps = _steps(x, inputs["future"], horizon, seeds)
+    kernel = "zeros" if network.residual else None
+    output = _head(x, network, 1, seeds, steps, name="center", kernel=kernel)
+    if network.residual:
+        if network.linear:
+            linearly = _linear(past, last, network, seeds)
+            output = keras.layers.Add(dtype="float32", name="with_linear")([output, linearly])
+        if network.picked is not None:
+            last = ops.take(last, network.picked, axis=-1)
+        last = keras.layers.Reshape((1, targets, 1), dtype="float32", name="last_value")(last)
+        output = keras.layers.Add(dtype="float32", name="from_last_value")([output, last])
+    if network.quantiles is None:
+        output = keras.layers.Reshape((horizon, targets), dtype="float32", name="forecast")(output)
+    else:
+        output = _spread(x, output, network, seeds, steps)
+    return keras.Model(inputs if len(inputs) > 1 else past, output, name="forecast")
+
+
+def _encoded(x: Any, network: ForecastNetwork, seeds: Iterator[int | None]) -> Any:
+    """(B, window, ...) → (B, H), the last output of the last LSTM, or (B, 2H) in both directions."""
+    layer = seeded_bidirectional if network.bidirectional else seeded_lstm
+    widths, dtype = layer_widths(network.units, network.layers), check_policy(network.dtype_policy)
     for number, width in enumerate(widths, start=1):
         x = layer(
             width,
             seeds,
             name=f"lstm_{number}",
             return_sequences=number < len(widths),
-            recurrent_dropout=recurrent_dropout,
+            recurrent_dropout=network.recurrent_dropout,
             dtype=dtype,
         )(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}")(x)
-
-    steps = None
-    if future:
-        check_positive("future", future)
-        inputs["future"] = keras.Input((horizon, future), dtype="float32", name="future")
-        steps = _steps(x, inputs["future"], horizon, seeds)
-    output = _head(x, horizon, targets, 1, seeds, steps, name="center", kernel="zeros" if residual else None)
-    if residual:
-        if linear:
-            linearly = _linear(past, last, columns, features, horizon, seeds, shared=shared_linear)
-            output = keras.layers.Add(dtype="float32", name="with_linear")([output, linearly])
-        if columns != list(range(features)):
-            last = ops.take(last, columns, axis=-1)
-        last = keras.layers.Reshape((1, targets, 1), dtype="float32", name="last_value")(last)
-        output = keras.layers.Add(dtype="float32", name="from_last_value")([output, last])
-    if levels is None:
-        output = keras.layers.Reshape((horizon, targets), dtype="float32", name="forecast")(output)
-    else:
-        output = _spread(x, output, levels, horizon, targets, seeds, steps)
-    return keras.Model(inputs if len(inputs) > 1 else past, output, name="forecast")
+        if network.dropout:
+            x = keras.layers.Dropout(
+                network.dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}"
+            )(x)
+    return x
 
 
-def _check_columns(columns: Sequence[int], targets: int, features: int) -> list[int]:
+def _check_columns(columns: Sequence[int], targets: int, features: int) -> None:
     found = list(columns)
     whole = all(isinstance(c, int) and not isinstance(c, bool) and 0 <= c < features for c in found)
     if len(found) != targets or len(set(found)) != targets or not whole:
@@ -158,7 +203,6 @@ def _check_columns(columns: Sequence[int], targets: int, features: int) -> list[
             f"target_columns must be {targets} different column numbers from 0 to {features - 1}, one for "
             f"each target; got {columns!r}."
         )
-    return found
 
 
 def _less_last(past: Any, last: Any, chosen: Sequence[bool]) -> Any:
@@ -172,39 +216,31 @@ def _less_last(past: Any, last: Any, chosen: Sequence[bool]) -> Any:
     return keras.layers.Subtract(dtype="float32", name="less_last_value")([past, last])
 
 
-def _linear(
-    past: Any,
-    last: Any,
-    columns: Sequence[int],
-    features: int,
-    horizon: int,
-    seeds: Iterator[int | None],
-    *,
-    shared: bool,
-) -> Any:
+def _linear(past: Any, last: Any, network: ForecastNetwork, seeds: Iterator[int | None]) -> Any:
     """(B, window, F) and its last step (B, 1, F) → (B, horizon, targets, 1) in a linear map of each target."""
+    horizon, targets = network.horizon, network.targets
     change = keras.layers.Subtract(dtype="float32", name="change")([past, last])
-    if list(columns) != list(range(features)):
-        change = ops.take(change, columns, axis=-1)
+    if network.picked is not None:
+        change = ops.take(change, network.picked, axis=-1)
     by_target = keras.layers.Permute((2, 1), dtype="float32", name="change_by_target")(change)
     settings: dict[str, Any] = {"name": "linear", "kernel_initializer": "zeros", "dtype": "float32"}
-    if shared or len(columns) == 1:
+    if network.shared_linear or targets == 1:
         layer = seeded_dense(horizon, seeds, **settings)
     else:
-        shape = (len(columns), horizon)
-        layer = keras.layers.EinsumDense("btw,twh->bth", shape, bias_axes="th", **settings)
+        layer = keras.layers.EinsumDense("btw,twh->bth", (targets, horizon), bias_axes="th", **settings)
     ahead = keras.layers.Permute((2, 1), dtype="float32", name="linear_steps")(layer(by_target))
-    return keras.layers.Reshape((horizon, len(columns), 1), dtype="float32", name="linear_forecast")(ahead)
+    return keras.layers.Reshape((horizon, targets, 1), dtype="float32", name="linear_forecast")(ahead)
 
 
-def _with_series(x: Any, ids: Any, window: int, series: int, size: int, seeds: Iterator[int | None]) -> Any:
-    """(B, window, F) and (B, 1) ids → (B, window, F + size), the vector of the series at each step."""
+def _with_series(x: Any, ids: Any, network: ForecastNetwork, seeds: Iterator[int | None]) -> Any:
+    """(B, window, F) and (B, 1) ids → (B, window, F + E), the vector of the series at each step."""
+    size = network.series_embedding
     uniform = keras.initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
     table = keras.layers.Embedding(
-        series + 1, size, embeddings_initializer=uniform, dtype="float32", name="series_embedding"
+        network.series + 1, size, embeddings_initializer=uniform, dtype="float32", name="series_embedding"
     )
     vector = keras.layers.Reshape((size,), dtype="float32", name="series_vector")(table(ids))
-    every = keras.layers.RepeatVector(window, dtype="float32", name="series_steps")(vector)
+    every = keras.layers.RepeatVector(network.window, dtype="float32", name="series_steps")(vector)
     return keras.layers.Concatenate(axis=-1, dtype="float32", name="with_series")([x, every])
 
 
@@ -218,8 +254,7 @@ def _steps(x: Any, future: Any, horizon: int, seeds: Iterator[int | None]) -> An
 
 def _head(
     x: Any,
-    horizon: int,
-    targets: int,
+    network: ForecastNetwork,
     depth: int,
     seeds: Iterator[int | None],
     steps: Any = None,
@@ -232,6 +267,7 @@ def _head(
     """(B, H), and (B, horizon, S) where something is known in advance, → (B, horizon, targets, depth), float32."""
     if kernel is not None:
         arguments["kernel_initializer"] = kernel
+    horizon, targets = network.horizon, network.targets
     shape = (horizon, targets, depth)
     inside = activation if steps is None else None
     flat = seeded_dense(
@@ -254,24 +290,23 @@ def _head(
 def _spread(
     x: Any,
     center: Any,
-    levels: tuple[float, ...],
-    horizon: int,
-    targets: int,
+    network: ForecastNetwork,
     seeds: Iterator[int | None],
     steps: Any = None,
 ) -> Any:
     """Adds the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
+    levels = check_quantiles(network.quantiles or ())
     middle = middle_place(levels)
     parts = [center]
     below, above = middle, len(levels) - 1 - middle
     # softplus(-1) is 0.3, about the gap between the quantiles of a standardised series.
     gap: dict[str, Any] = {"activation": "softplus", "bias_initializer": keras.initializers.Constant(-1.0)}
     if below:
-        gaps = _head(x, horizon, targets, below, seeds, steps, name="gaps_below", **gap)
+        gaps = _head(x, network, below, seeds, steps, name="gaps_below", **gap)
         distance = ops.flip(ops.cumsum(gaps, axis=-1), axis=-1)
         parts.insert(0, keras.layers.Subtract(dtype="float32", name="below")([center, distance]))
     if above:
-        gaps = _head(x, horizon, targets, above, seeds, steps, name="gaps_above", **gap)
+        gaps = _head(x, network, above, seeds, steps, name="gaps_above", **gap)
         distance = ops.cumsum(gaps, axis=-1)
         parts.append(keras.layers.Add(dtype="float32", name="above")([center, distance]))
     if len(parts) == 1:

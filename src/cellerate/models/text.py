@@ -3,6 +3,7 @@
 The model is a plain `keras.Model` of Keras's own layers.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,29 +12,14 @@ import numpy as np
 
 from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
+from cellerate.settings import takes_fields_of
 
 
-@at_once
-def build_text_model(
-    vocabulary_size: int,
-    *,
-    embedding: int = 256,
-    units: int | Sequence[int] = 256,
-    layers: int = 1,
-    dropout: float = 0.0,
-    recurrent_dropout: float = 0.0,
-    layer_norm: bool = False,
-    tie_weights: bool = False,
-    dtype_policy: Any = None,
-    seed: int | None = None,
-) -> keras.Model:
-    """Builds `Embedding → LSTMs → Dense`: token ids in, the next token's logits out.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextNetwork:
+    """The sizes and the parts of a next-token model.
 
-    Dropout follows each LSTM, not the embedding: with nothing between `Embedding → LSTM`, a layer can look up
-    its input products in a table.
-
-    Args:
-        vocabulary_size: V, the number of token ids.
+    Attributes:
         embedding: The width of the token vectors.
         units: H, for all layers; or one number per layer, which also sets the number of layers.
         layers: The number of LSTM layers.
@@ -45,6 +31,30 @@ def build_text_model(
             from the last layer's units, a Dense projection comes between them.
         dtype_policy: A Keras dtype policy or its name; None is Keras's global one. Logits are always float32.
         seed: Makes the initial weights and the dropout reproducible; every layer draws its own seed.
+    """
+
+    embedding: int = 256
+    units: int | Sequence[int] = 256
+    layers: int = 1
+    dropout: float = 0.0
+    recurrent_dropout: float = 0.0
+    layer_norm: bool = False
+    tie_weights: bool = False
+    dtype_policy: Any = None
+    seed: int | None = None
+
+
+@at_once
+@takes_fields_of(TextNetwork)
+def build_text_model(vocabulary_size: int, **options: Any) -> keras.Model:
+    """Builds `Embedding → LSTMs → Dense`: token ids in, the next token's logits out.
+
+    Dropout follows each LSTM, not the embedding: with nothing between `Embedding → LSTM`, a layer can look up
+    its input products in a table.
+
+    Args:
+        vocabulary_size: V, the number of token ids.
+        options: The fields of a `TextNetwork`.
 
     Returns:
         A model named "text": ids (B, T) integers → logits (B, T, V) float32.
@@ -55,19 +65,20 @@ def build_text_model(
     Source: tied weights: Press & Wolf, "Using the Output Embedding to Improve Language Models", 2016.
     """
     check_positive("vocabulary_size", vocabulary_size)
-    check_positive("embedding", embedding)
-    widths = layer_widths(units, layers)
-    check_fraction("dropout", dropout)
-    check_fraction("recurrent_dropout", recurrent_dropout)
-    dtype = check_policy(dtype_policy)
-    seeds = layer_seeds(seed)
+    network = TextNetwork(**options)
+    check_positive("embedding", network.embedding)
+    widths = layer_widths(network.units, network.layers)
+    check_fraction("dropout", network.dropout)
+    check_fraction("recurrent_dropout", network.recurrent_dropout)
+    dtype = check_policy(network.dtype_policy)
+    seeds = layer_seeds(network.seed)
 
     ids = keras.Input((None,), dtype="int32", name="ids")
-    table_class = keras.layers.ReversibleEmbedding if tie_weights else keras.layers.Embedding
+    table_class = keras.layers.ReversibleEmbedding if network.tie_weights else keras.layers.Embedding
     table = table_class(
         vocabulary_size,
-        embedding,
-        embeddings_initializer=embedding_initializer(next(seeds), tied=tie_weights),
+        network.embedding,
+        embeddings_initializer=embedding_initializer(next(seeds), tied=network.tie_weights),
         dtype=dtype,
         name="embedding",
     )
@@ -78,16 +89,18 @@ def build_text_model(
             seeds,
             name=f"lstm_{number}",
             return_sequences=True,
-            recurrent_dropout=recurrent_dropout,
+            recurrent_dropout=network.recurrent_dropout,
             dtype=dtype,
         )(x)
-        if layer_norm:
+        if network.layer_norm:
             x = keras.layers.LayerNormalization(dtype=dtype, name=f"norm_{number}")(x)
-        if dropout:
-            x = keras.layers.Dropout(dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}")(x)
-    if tie_weights:
-        if widths[-1] != embedding:
-            x = seeded_dense(embedding, seeds, name="projection", dtype=dtype)(x)
+        if network.dropout:
+            x = keras.layers.Dropout(
+                network.dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}"
+            )(x)
+    if network.tie_weights:
+        if widths[-1] != network.embedding:
+            x = seeded_dense(network.embedding, seeds, name="projection", dtype=dtype)(x)
         x = table(x, reverse=True)
     else:
         x = seeded_dense(vocabulary_size, seeds, name="head", dtype=dtype)(x)
