@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cellerate.training.callbacks import Conductor, Progress
+from cellerate.training.callbacks import Conductor, Progress, RunFacts, RunHooks
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry.display import Display
@@ -15,18 +15,16 @@ pytestmark = [pytest.mark.keras, pytest.mark.backends]
 @pytest.fixture
 def conductor():
     """Follows a run that has looked just now, and need not look again for long."""
-    names = ("write_checkpoint", "write_best", "write_history", "begin_states")
-    made = Conductor(
+    facts = RunFacts(
         settings=TrainingSettings(log_every=1000),
-        progress=Progress(),
         steps_per_epoch=500,
         items_per_step=1,
         monitor="loss",
-        display=Display(),
         identity={},
-        processes=Processes(),
-        **dict.fromkeys(names),
     )
+    names = ("write_checkpoint", "write_best", "write_history")
+    hooks = RunHooks(begin_states=lambda: None, **dict.fromkeys(names))
+    made = Conductor(facts, hooks, progress=Progress(), display=Display(), processes=Processes())
     made.begin_part(0, None, None)
     made._looked = time.perf_counter() + 1000
     return made
@@ -44,8 +42,7 @@ def test_batch_is_looked_at_at_once_after_a_signal_the_time_or_a_pause(conductor
     assert conductor.due(7)
 
 
-def test_time_of_judging_is_not_time_of_training(conductor, monkeypatch):
-    monkeypatch.setattr(conductor, "_begin_states", lambda: None)
+def test_time_of_judging_is_not_time_of_training(conductor):
     conductor._deadline = time.perf_counter() + 0.05
     conductor.on_test_begin()
     time.sleep(0.1)
@@ -71,7 +68,7 @@ def test_steps_that_are_taken_up_long_before_they_are_done_are_looked_at_as_ofte
     monkeypatch.setattr(
         Processes, "logs", lambda *_: setattr(clock, "now", clock.step_s * (seen[-1] + 1)) or {"loss": 1.0}
     )
-    conductor._begin_states, conductor._batches = lambda: None, type("Batches", (), {"waited_s": 0.0})
+    conductor._batches = type("Batches", (), {"waited_s": 0.0})
     for clock.step_s, looks in ((1 / 128, [0, 25, 50]), (1.0, [*range(60)])):
         clock.now = 0.0
         seen.clear()

@@ -71,54 +71,76 @@ class Progress:
     judging_s: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The facts of a run that do not change while it goes on.
+
+    Attributes:
+        settings: The run's settings.
+        steps_per_epoch: Batches per epoch.
+        items_per_step: Items per batch.
+        monitor: The loss that decides which model is best: "val_loss" or "loss".
+        identity: What the run is made of, for its checkpoints.
+        sample_every: Steps of the run between two samples; None asks for none.
+        ends: The time of `perf_counter` at which training must end, besides the limit in the settings.
+        ignorant: The loss of a model that knows nothing, if it is known.
+    """
+
+    settings: TrainingSettings
+    steps_per_epoch: int
+    items_per_step: int
+    monitor: str
+    identity: dict[str, Any]
+    sample_every: int | None = None
+    ends: float = math.inf
+    ignorant: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunHooks:
+    """The actions of a run that its conductor times.
+
+    Attributes:
+        write_checkpoint: Writes a checkpoint to the disk.
+        write_best: Writes the model; called when it is the best so far.
+        write_history: Writes the history files.
+        begin_states: Called at the start of an epoch and of a validation pass: zeroes carried states.
+    """
+
+    write_checkpoint: Callable[[Checkpoint], None]
+    write_best: Callable[[], None]
+    write_history: Callable[[], None]
+    begin_states: Callable[[], None]
+
+
 class Conductor(keras.callbacks.Callback):
     """Follows a run batch by batch: display, loss curve, checkpoints, best model, interruption, time limit.
 
     It must be the last in the list of callbacks, so that a checkpoint at an epoch's end includes their changes.
 
     Args:
-        settings: The run's settings.
+        facts: What does not change while the run goes on.
+        hooks: What it calls when the time has come.
         progress: The run's progress; changed in place.
-        steps_per_epoch: Batches per epoch.
-        items_per_step: Items per batch.
-        monitor: The loss that decides which model is best: "val_loss" or "loss".
         display: Shows the progress.
-        sample_every: Steps of the run between two samples; None asks for none.
-        write_checkpoint: Writes a checkpoint to the disk.
-        write_best: Writes the model; called when it is the best so far.
-        write_history: Writes the history files.
-        begin_states: Called at the start of an epoch and of a validation pass: zeroes carried states.
-        identity: What the run is made of, for its checkpoints.
         processes: Those that train together. All look at the same batches and stop and save after the same; the first
             one's clock and any one's signal decide.
         judge_first: Validation batches to judge the model on before the first epoch; None does not.
         stretched: The metric that knows the error of each stretch of the validation part, if there is one.
-        ends: The time of `perf_counter` at which training must end, besides the limit in the settings.
         norms: Counts the norms of the gradients.
-        ignorant: The loss of a model that knows nothing, if it is known.
     """
 
     def __init__(
         self,
+        facts: RunFacts,
+        hooks: RunHooks,
         *,
-        settings: TrainingSettings,
         progress: Progress,
-        steps_per_epoch: int,
-        items_per_step: int,
-        monitor: str,
         display: Display,
-        sample_every: int | None = None,
-        write_checkpoint: Callable[[Checkpoint], None],
-        write_best: Callable[[], None],
-        write_history: Callable[[], None],
-        begin_states: Callable[[], None],
-        identity: dict[str, Any],
         processes: Processes,
         judge_first: BatchSource | None = None,
         stretched: ErrorByStretch | None = None,
-        ends: float = math.inf,
         norms: GradientNorm | None = None,
-        ignorant: float | None = None,
     ) -> None:
         super().__init__()
         self.progress = progress
@@ -126,29 +148,20 @@ class Conductor(keras.callbacks.Callback):
         self.interrupted = False
         self.timed_out = False
         self.position = Position()
-        self._settings = settings
-        self._steps_per_epoch = steps_per_epoch
-        self._items_per_step = items_per_step
-        self._monitor = monitor
+        self._facts = facts
+        self._hooks = hooks
+        self._settings = facts.settings
         self._display = display
-        self._sample_every = sample_every
-        self._write_checkpoint = write_checkpoint
-        self._write_best = write_best
-        self._write_history = write_history
-        self._begin_states = begin_states
-        self._identity = identity
         self._processes = processes
         self._judge_first = judge_first
         self._stretched = stretched
+        self._norms = norms
         self._resumed: Checkpoint | None = None
         self._cut: Checkpoint | None = None
         self._start = 0
         self._looked = self._saved = time.perf_counter()
         self._next_look: float = math.inf
         self._deadline = math.inf
-        self._ends = ends
-        self._norms = norms
-        self._ignorant = ignorant
 
     def begin_part(self, start: int, resumed: Checkpoint | None, batches: KerasBatches) -> None:
         """Prepares for a call of `fit`; call it before each one.
@@ -165,7 +178,7 @@ class Conductor(keras.callbacks.Callback):
     def due(self, batch: int) -> bool:
         """True if batch `batch` of this call of `fit` must be looked at; looking waits for the device."""
         done = self._start + batch + 1
-        if batch == 0 or done % self._settings.log_every == 0 or done == self._steps_per_epoch:
+        if batch == 0 or done % self._settings.log_every == 0 or done == self._facts.steps_per_epoch:
             return True
         if self._is_sampled(done):
             return True
@@ -191,17 +204,19 @@ class Conductor(keras.callbacks.Callback):
             logs = self.model.evaluate(batches, callbacks=[self], verbose=0, return_dict=True)
         self._processes.settle(self.model)
         found = {f"val_{name}": float(value) for name, value in logs.items()}
-        self._display.message(f"before the first epoch: {self._monitor} {loss(found[self._monitor])}")
+        self._display.message(
+            f"before the first epoch: {self._facts.monitor} {loss(found[self._facts.monitor])}"
+        )
         if all(map(math.isfinite, found.values())):
-            self.progress.first, self.progress.best = found, found[self._monitor]
+            self.progress.first, self.progress.best = found, found[self._facts.monitor]
             self.progress.first_by_stretch = self._by_stretch()
-            self._write(self._write_best)
+            self._write(self._hooks.write_best)
 
     def _is_best(self, logs: Mapping[str, float]) -> bool:
         """Return True if an epoch's model is to be kept: the best so far, and clearly better than the first one."""
-        value, progress = logs[self._monitor], self.progress
+        value, progress = logs[self._facts.monitor], self.progress
         best = math.isfinite(value) and (
-            progress.best is None or value < progress.best or self._monitor == "loss"
+            progress.best is None or value < progress.best or self._facts.monitor == "loss"
         )
         if not progress.first:
             return best
@@ -220,7 +235,7 @@ class Conductor(keras.callbacks.Callback):
             self._processes.count_once(self.model)
             self._resumed = None
         else:
-            self._begin_states()
+            self._hooks.begin_states()
             self.progress.epoch_seconds = 0.0
             if self._norms is not None:
                 self._norms.reset()
@@ -248,11 +263,11 @@ class Conductor(keras.callbacks.Callback):
             )
         if self._steps(done) == 1:
             self.progress.first_loss = logs["loss"]
-        if done % self._settings.log_every == 0 or done == self._steps_per_epoch:
+        if done % self._settings.log_every == 0 or done == self._facts.steps_per_epoch:
             self.progress.curve.append([self.position.epoch + 1, done, logs["loss"]])
         self._display.data_wait(self._data_wait(now - self._epoch_began))
         self._display.step(self.position.epoch, done, logs)
-        if done == self._steps_per_epoch:
+        if done == self._facts.steps_per_epoch:
             # The validation that follows belongs to this epoch, so `on_epoch_end` saves and stops.
             return
         if self._is_sampled(done):
@@ -277,7 +292,7 @@ class Conductor(keras.callbacks.Callback):
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Zeroes carried states: validation must not see those of the training streams."""
         self._processes.settle(self.model)
-        self._begin_states()
+        self._hooks.begin_states()
         self._display.phase("validating")
         self._judging_since = time.perf_counter()
 
@@ -293,7 +308,7 @@ class Conductor(keras.callbacks.Callback):
         stop, late, _ = self._agreed(time.perf_counter())
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
-        far = is_far(logs, reference_loss(progress.first_loss, self._ignorant))
+        far = is_far(logs, reference_loss(progress.first_loss, self._facts.ignorant))
         # Only the first process has what all have counted.
         far = bool(self._processes.of_first(far))
         best = not far and self._is_best(logs)
@@ -310,18 +325,18 @@ class Conductor(keras.callbacks.Callback):
             "best": best,
         }
         if best:
-            progress.best, progress.best_epoch = logs[self._monitor], epoch + 1
-            self._write(self._write_best)
+            progress.best, progress.best_epoch = logs[self._facts.monitor], epoch + 1
+            self._write(self._hooks.write_best)
         progress.history.append(record)
         progress.seconds += part_seconds
-        self._write(self._write_history)
+        self._write(self._hooks.write_history)
         self._display.epoch({**record, "metrics": [name for name in logs if not name.endswith("loss")]})
         if far:
             raise TrainingError(diverged(record, progress.first_loss, self._settings))
         if self._cut is not None:
             cut = self._cut
             cut.progress.update(best=progress.best, best_epoch=progress.best_epoch)
-            self._write(lambda: self._write_checkpoint(cut))
+            self._write(lambda: self._hooks.write_checkpoint(cut))
             self.timed_out = True
             return
         if late:
@@ -338,15 +353,15 @@ class Conductor(keras.callbacks.Callback):
     def save(self) -> None:
         """Writes a checkpoint of the current state."""
         checkpoint = self._capture()
-        self._write(lambda: self._write_checkpoint(checkpoint))
+        self._write(lambda: self._hooks.write_checkpoint(checkpoint))
         self._saved = time.perf_counter()
 
     def _steps(self, done: int) -> int:
         """The steps of the run, once `done` steps of this epoch are."""
-        return self.position.epoch * self._steps_per_epoch + done
+        return self.position.epoch * self._facts.steps_per_epoch + done
 
     def _is_sampled(self, done: int) -> bool:
-        return self._sample_every is not None and self._steps(done) % self._sample_every == 0
+        return self._facts.sample_every is not None and self._steps(done) % self._facts.sample_every == 0
 
     def _agreed(self, now: float, look: int = 0) -> tuple[bool, bool, bool]:
         """Three decisions, the same in all processes: to stop, that the time is up, to save.
@@ -360,7 +375,7 @@ class Conductor(keras.callbacks.Callback):
         return stop, late, save
 
     def _late(self, now: float) -> bool:
-        return now >= min(self._deadline, self._ends)
+        return now >= min(self._deadline, self._facts.ends)
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes a file, in the first process only."""
@@ -375,7 +390,7 @@ class Conductor(keras.callbacks.Callback):
             part_seconds = self._last_step[1] - self._epoch_began
             progress["epoch_seconds"] += part_seconds
             progress["seconds"] += part_seconds
-        return capture(self.model, self.position, self._identity, progress)
+        return capture(self.model, self.position, self._facts.identity, progress)
 
     def _data_wait(self, seconds: float) -> float:
         """The share of this epoch's seconds that `fit` waited for batches."""
@@ -387,7 +402,7 @@ class Conductor(keras.callbacks.Callback):
             return 0.0
         steps = self._last_step[0] - self._first_step[0]
         seconds = self._last_step[1] - self._first_step[1]
-        return steps * self._items_per_step / seconds if steps and seconds > 0 else 0.0
+        return steps * self._facts.items_per_step / seconds if steps and seconds > 0 else 0.0
 
 
 class _Resumable:

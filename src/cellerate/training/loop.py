@@ -22,7 +22,14 @@ from cellerate.models.rewrite import same_layers, with_dtype_policy
 from cellerate.models.storage import save_model
 from cellerate.training.beginning import begun, checkpoint_to_resume, layers_held, progress_of
 from cellerate.training.callback_list import WhenDue, check_callbacks
-from cellerate.training.callbacks import Conductor, EarlyStopping, Interrupted, ReduceLROnPlateau
+from cellerate.training.callbacks import (
+    Conductor,
+    EarlyStopping,
+    Interrupted,
+    ReduceLROnPlateau,
+    RunFacts,
+    RunHooks,
+)
 from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.divergence import GradientNorm
@@ -243,24 +250,28 @@ class _Training:
         self._display = self._telemetry if self.processes.first else Display()
         self._monitor = "loss" if self._held_out is None else "val_loss"
         return Conductor(
-            settings=self._settings,
+            RunFacts(
+                settings=self._settings,
+                steps_per_epoch=len(self._source),
+                items_per_step=self._source.items_per_batch,
+                monitor=self._monitor,
+                identity=dict(self._identity),
+                sample_every=self._options.sample_every,
+                ends=self._limits.training_ends(progress.judging_s),
+                ignorant=run.ignorant,
+            ),
+            RunHooks(
+                write_checkpoint=self._checkpoints.save,
+                write_best=self._save_best,
+                write_history=lambda: write_history(self._folder, progress.history, progress.curve),
+                begin_states=self._states.reset if self._states else lambda: None,
+            ),
             progress=progress,
-            steps_per_epoch=len(self._source),
-            items_per_step=self._source.items_per_batch,
-            monitor=self._monitor,
             display=self._display,
-            sample_every=self._options.sample_every,
-            write_checkpoint=self._checkpoints.save,
-            write_best=self._save_best,
-            write_history=lambda: write_history(self._folder, progress.history, progress.curve),
-            begin_states=self._states.reset if self._states else lambda: None,
-            identity=dict(self._identity),
             processes=self.processes,
             judge_first=self._held_out if self._beginning else None,
             stretched=self._stretched,
-            ends=self._limits.training_ends(progress.judging_s),
             norms=self._norms,
-            ignorant=run.ignorant,
         )
 
     def _save_best(self) -> None:
