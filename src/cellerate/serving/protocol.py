@@ -7,7 +7,7 @@ import http
 import logging
 import resource
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -101,16 +101,16 @@ def most_connections(wanted: int) -> int:
 class _BoundedProtocol(HttpToolsProtocol):
     """A connection that is closed when a client sends too much, or too slowly.
 
-    Attributes:
-        bounds: The bounds, which a subclass sets.
-        places: All connections within these bounds, which a subclass sets.
+    Args:
+        limits: The bounds.
+        places: All connections within these bounds.
+        args: The arguments of uvicorn's own class.
+        kwargs: Its keyword arguments.
     """
 
-    bounds: ClassVar[Limits]
-    places: ClassVar[Connections]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: Limits, places: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limits, self._places = limits, places
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = self._chunks = 0
         self._refused = False
@@ -118,20 +118,20 @@ class _BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         peer = str((transport.get_extra_info("peername") or ("unknown",))[0])
-        if not self.places.add(self, peer):
+        if not self._places.add(self, peer):
             self._refuse(503, "there are as many connections as there may be; try again.")
             return
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.places.remove(self)
+        self._places.remove(self)
         self._stop_timer()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.pipeline:
-            self.places.note(self, idle=True)
+            self._places.note(self, idle=True)
 
     def give_way(self) -> None:
         """Closes it, for another one needs the place."""
@@ -166,8 +166,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._chunks += 1
-        if self._chunks > self.bounds.chunks:
-            self._refuse(413, f"the body comes in more than {self.bounds.chunks} parts; send larger ones.")
+        if self._chunks > self._limits.chunks:
+            self._refuse(413, f"the body comes in more than {self._limits.chunks} parts; send larger ones.")
         if not self._refused:
             super().on_body(body)
 
@@ -177,20 +177,20 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
-        if self._head_bytes > self.bounds.header_bytes:
-            self._refuse(431, f"the head of the request has more than {self.bounds.header_bytes} bytes.")
+        if self._head_bytes > self._limits.header_bytes:
+            self._refuse(431, f"the head of the request has more than {self._limits.header_bytes} bytes.")
 
     def _wait_for_head(self) -> None:
-        self.places.note(self, idle=True)
+        self._places.note(self, idle=True)
         self._timer = self.loop.call_later(
-            self.bounds.receive_s,
+            self._limits.receive_s,
             self._refuse,
             408,
-            f"the request took longer than {self.bounds.receive_s:g} s.",
+            f"the request took longer than {self._limits.receive_s:g} s.",
         )
 
     def _head_came(self) -> None:
-        self.places.note(self, idle=False)
+        self._places.note(self, idle=False)
         self._stop_timer()
 
     def _stop_timer(self) -> None:
@@ -219,11 +219,12 @@ def protocol_within(limits: Limits) -> type[HttpToolsProtocol]:
     Args:
         limits: The bounds.
     """
+    places = Connections(most_connections(limits.connections))
 
     class Protocol(_BoundedProtocol):
         """A connection within these bounds."""
 
-        bounds = limits
-        places = Connections(most_connections(limits.connections))
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(limits, places, *args, **kwargs)
 
     return Protocol
