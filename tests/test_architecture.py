@@ -36,10 +36,27 @@ KERAS_FREE = ("cellerate.runtime.", "cellerate.serving.", "cellerate.data.", "ce
 KERAS_ALLOWED = {"cellerate.data.pipeline"}
 KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
-MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_SIBLINGS = 60, 8, 20
+MOST_SIBLINGS = 20
 TESTS = SOURCE.parent / "tests"
 # Modules of tests that are still to be split by subject.
 TO_SPLIT = {"cli/test_verbs.py", "runtime/program/test_engine.py", "runtime/program/test_operations.py"}
+MOST_LINES_OF_FUNCTION = 60
+MOST_PARAMETERS = 8
+# Still to be split.
+NOT_YET = {
+    ("cellerate.cli.inference.generate", "generate"),
+    ("cellerate.kernels.lstm.reference", "forward"),
+    ("cellerate.kernels.lstm.spec", "check_shapes"),
+    ("cellerate.kernels.lstm.spec", "validate"),
+    ("cellerate.kernels.lstm.spec", "validate_lookup"),
+    ("cellerate.runtime.program.operations", "_numpy_lstm"),
+}
+# Their parameters are those of the libraries that call them.
+CALLED_BY_LIBRARIES = {
+    ("cellerate.adapters.darts", "__init__"),
+    ("cellerate.adapters.darts", "predict"),
+    ("cellerate.adapters.sktime", "__init__"),
+}
 # A docstring says "True if …", "The number of …" or "Draw …": what holds or is done.
 QUESTIONS = re.compile(r"What\b|Whether\b|How\b|That\b|Which\b|The one that\b")
 # What each framework, or each engine, has of its own: one idea under one name.
@@ -325,34 +342,62 @@ def test_tests_stay_readable_and_folders_of_them_small(tmp_path: Path) -> None:
     assert outgrown_tests(tmp_path) == {"room", "test_0.py"}
 
 
-def outgrown(text: str) -> list[str]:
-    """The functions of a module that are too long, or have too many parameters."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def outgrown(module: str, text: str) -> list[str]:
+    """The functions of a module that are too long, or have too many parameters, with the figure."""
     found = []
     for node in parts(text):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = node.args
-            count = len(
-                [
-                    *given.posonlyargs,
-                    *given.args,
-                    *given.kwonlyargs,
-                    *filter(None, (given.vararg, given.kwarg)),
-                ]
-            )
-            if node.end_lineno - node.lineno >= MOST_FUNCTION_LINES or count > MOST_PARAMETERS:
-                found.append(node.name)
+        if not isinstance(node, _Function) or (module, node.name) in NOT_YET:
+            continue
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        lines = 0 if not body else (body[-1].end_lineno or 0) - body[0].lineno + 1
+        named = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        parameters = len([name for name in named if name not in ("self", "cls")])
+        if lines > MOST_LINES_OF_FUNCTION:
+            found.append(f"{node.name} has {lines} lines")
+        if parameters > MOST_PARAMETERS and (module, node.name) not in public_verbs() | CALLED_BY_LIBRARIES:
+            found.append(f"{node.name} has {parameters} parameters")
     return found
+
+
+@functools.cache
+def public_verbs() -> set[tuple[str, str]]:
+    """The functions that users call by many names: those of the package, and the verbs of the command line."""
+    import cellerate
+    from cellerate.cli.main import app
+
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    verbs = [command.callback for group in groups for command in group.registered_commands]
+    return {(module, name) for name, module in cellerate._EXPORTS.items()} | {
+        (verb.__module__, verb.__name__) for verb in verbs
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_function_stays_readable_and_takes_few_arguments(module):
+    assert outgrown(module, FILES[module].read_text()) == []
+
+
+def test_planted_function_that_has_outgrown_a_limit_is_found() -> None:
+    names = [f"a{number}" for number in range(MOST_PARAMETERS + 1)]
+    header = f"def {{}}(self, {', '.join(names[:4])}, *, {', '.join(names[4:])}):\n"
+    lines = ["    pass\n"] * (MOST_LINES_OF_FUNCTION + 1)
+    said = '    """Says what it does."""\n'
+    assert outgrown("cellerate.files", header.format("many") + lines[0]) == ["many has 9 parameters"]
+    assert outgrown("cellerate.files", f"async def long():\n{said}{''.join(lines)}") == ["long has 61 lines"]
+    assert outgrown("cellerate.files", f"def short():\n{said}{''.join(lines[1:])}") == []
+    # A public verb may take as many arguments as its users need, but not more lines.
+    assert outgrown("cellerate.compress.prune", header.format("prune") + lines[0]) == []
+    assert outgrown("cellerate.cli.inference.forecast", header.format("forecast") + "".join(lines)) == [
+        "forecast has 61 lines"
+    ]
 
 
 @pytest.mark.parametrize("module", BENCHMARK_FILES)
 def test_functions_of_the_benchmarks_stay_short(module):
-    assert outgrown(BENCHMARK_FILES[module].read_text()) == []
-
-
-def test_planted_function_that_is_too_long_or_takes_too_much_is_found():
-    lines = "\n    pass" * MOST_FUNCTION_LINES
-    text = f"def long():{lines}\ndef fits(a, b, c, d, *e, f, g, **h): ...\ndef wide(a, b, c, d, *e, f, g, h, **i): ..."
-    assert outgrown(text) == ["long", "wide"]
+    assert outgrown(module, BENCHMARK_FILES[module].read_text()) == []
 
 
 def test_folders_of_the_benchmarks_stay_small():

@@ -21,7 +21,7 @@ from cellerate.settings import check_counts, check_number
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """How a compression trains a model further, and judges it.
+    """The further training of a model in a compression, and its judge.
 
     Attributes:
         loss: A Keras loss.
