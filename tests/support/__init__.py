@@ -1,1 +1,1 @@
-"""What several folders of tests need: the emulated GPU, and layers for it."""
+"""Helpers of tests: here those of several rooms, in a folder those of one."""
