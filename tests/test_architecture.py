@@ -28,6 +28,7 @@ ORDER = [
     {"format", "listener", "measure", "files", "keywords", "program", "settings", "web"},
     {"activations"},
     {"errors"},
+    {"messages"},
     {"cellerate"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -1,6 +1,6 @@
 """Every exception Cellerate raises on purpose, and the exit code the command line gives it.
 
-It imports nothing of Cellerate, so that any module can raise without importing more::
+Any module can raise without importing more::
 
     CellerateError                        exit code
     ├── ConfigError   (also ValueError)   2   an argument or setting is wrong
@@ -17,11 +17,20 @@ A message states the argument, what was expected, what came, and how to fix it.
 import re
 from typing import ClassVar
 
+from cellerate.messages import Message
+
 
 class CellerateError(Exception):
-    """Base of every error Cellerate raises on purpose."""
+    """Base of every error Cellerate raises on purpose.
+
+    Args:
+        message: A sentence, in which `messages.argument` marks the arguments that it names.
+    """
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(Message(message))
 
 
 class ConfigError(CellerateError, ValueError):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 _F = typing.TypeVar("_F", bound=Callable[..., Any])
 _Record = typing.TypeVar("_Record")
@@ -24,7 +25,7 @@ _Record = typing.TypeVar("_Record")
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raises `ConfigError` unless `value` is one of `choices`."""
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+        raise ConfigError(f"{argument(name)} must be one of {', '.join(choices)}, not {value!r}.")
 
 
 def check_number(
@@ -54,7 +55,7 @@ def check_number(
         or (at_most is not None and value > at_most)
         or (below is not None and value >= below)
     ):
-        raise ConfigError(f"{name} must be {kind} {wanted}, not {value!r}.")
+        raise ConfigError(f"{argument(name)} must be {kind} {wanted}, not {value!r}.")
 
 
 def check_counts(**counts: int) -> None:

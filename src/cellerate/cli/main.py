@@ -5,6 +5,7 @@ Every verb's file is imported when the program starts. None of them may import a
 """
 
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -25,7 +26,7 @@ from cellerate.cli.training import (
     text as train_text,
     watch,
 )
-from cellerate.cli.words import in_options, verb_of
+from cellerate.cli.words import in_options, speak_for
 from cellerate.errors import CellerateError
 
 _INTERRUPTED = 130
@@ -97,6 +98,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot encode must not stop the program.
         sys.stdout.reconfigure(errors="backslashreplace")
+    speak_for(functools.partial(typer.main.get_command, app))
     try:
         # With its name: run as a module, its name would have several words, which no table of --config has.
         app(prog_name="cellerate")
@@ -109,7 +111,7 @@ def main() -> None:
             _let_be_killed()
         raise
     except CellerateError as error:
-        _end(in_options(str(error), verb_of(typer.main.get_command(app))), error.exit_code)
+        _end(in_options(error), error.exit_code)
     except Exception as error:
         # Anything that no check foresaw (a backend out of memory, a bug) still ends in a readable line.
         if os.environ.get("CELLERATE_TRACEBACK"):

@@ -11,7 +11,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary
 from cellerate.cli.output import notify, print_json, show
 from cellerate.cli.prompts import at_terminal, prompts
-from cellerate.cli.words import Verb, in_options
+from cellerate.cli.words import in_options
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
 from cellerate.training.settings import Implementation
 
@@ -159,7 +159,7 @@ def generate(
     if prompt is not None:
         answer(prompt)
     elif at_terminal() and not json:
-        _converse(answer, context.command)
+        _converse(answer)
     else:
         asked = False
         for line in prompts():
@@ -182,14 +182,14 @@ def _write(prompt: str, pieces: Iterable[str], json: bool) -> None:
     show("\n")
 
 
-def _converse(answer: Callable[[str], None], verb: Verb) -> None:
+def _converse(answer: Callable[[str], None]) -> None:
     """Continues what is typed, one line after the other; an error ends only its own line."""
     notify("Type a text to continue. Ctrl-C stops what is being written, Ctrl-D ends.")
     for line in prompts("> "):
         try:
             answer(line)
         except CellerateError as error:
-            notify(f"error: {in_options(str(error), verb)}")
+            notify(f"error: {in_options(error)}")
         except KeyboardInterrupt:
             show("\n")
 

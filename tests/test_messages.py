@@ -1,0 +1,55 @@
+"""Messages name arguments as data: each reader is told in the words that he types."""
+
+import copy
+import json
+import pickle
+
+import pytest
+
+from cellerate.errors import CellerateError, ConfigError, OutputError, in_a_line
+from cellerate.messages import Message, argument, in_python, marked, reworded
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((), "missing"),
+        (("drop",), "missing='drop'"),
+        (("drop", "ffill"), "missing='drop' or 'ffill'"),
+        (("drop", "ffill", "mean"), "missing='drop', 'ffill' or 'mean'"),
+        ((True,), "missing=True"),
+        ((None,), "missing=None"),
+        ((0.5,), "missing=0.5"),
+        ((["a b", "c"],), "missing=['a b', 'c']"),
+        (("it's \ue000",), 'missing="it\'s \\ue000"'),
+    ],
+)
+def test_argument_is_told_in_python(values: tuple[object, ...], told: str) -> None:
+    assert Message(f"Choose {argument('missing', *values)}.") == f"Choose {told}."
+
+
+@pytest.mark.parametrize("kind", [CellerateError, *CellerateError.__subclasses__()])
+def test_error_is_plain_everywhere_and_keeps_its_marks(kind: type[CellerateError]) -> None:
+    error = kind(f"{argument('units')} must be at least 1.")
+    for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (str(one), f"{one}", one.args) == (*["units must be at least 1."] * 2, one.args)
+        assert repr(one) == f"{type(error).__name__}('units must be at least 1.')"
+        assert in_a_line(one) == json.loads(json.dumps(one.args[0])) == "units must be at least 1."
+        assert marked(one) == f"{argument('units')} must be at least 1."
+    assert type(str(error)) is str
+
+
+def test_message_is_part_of_another_with_its_marks() -> None:
+    inner = OutputError(f"Leave {argument('plot')} out.")
+    outer = ConfigError(f"line 3: {marked(inner)}")
+    assert str(outer) == "line 3: Leave plot out."
+    assert reworded(marked(outer), lambda name, _: f"--{name}") == "line 3: Leave --plot out."
+    assert marked(ValueError("no marks")) == marked("no marks") == "no marks"
+    assert marked(KeyError("a")) == "'a'"
+
+
+@pytest.mark.parametrize(
+    "text", ["\ue000", "a\ue000b\ue001", "\ue0005\ue001", "\ue000{}\ue001", "\ue001\ue000"]
+)
+def test_characters_of_others_stay(text: str) -> None:
+    assert reworded(text, in_python) == text
