@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from cellerate.errors import CellerateError, ConfigError, OutputError, in_a_line
-from cellerate.messages import Message, argument, in_python, marked, reworded
+from cellerate.messages import Message, argument, from_json, in_python, marked, reworded, to_json
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,13 @@ def test_message_is_part_of_another_with_its_marks() -> None:
 )
 def test_characters_of_others_stay(text: str) -> None:
     assert reworded(text, in_python) == text
+
+
+def test_message_in_a_file_has_no_marks_and_comes_back_with_them() -> None:
+    message = Message(f"Choose {argument('gaps', 'split')}, or leave {argument('gaps')} out.")
+    written = json.dumps(to_json(message))
+    assert written == '["Choose ", ["gaps", "split"], ", or leave ", ["gaps"], " out."]'
+    assert marked(from_json(json.loads(written))) == marked(message)
+    assert to_json("as it is") == from_json("as it is") == "as it is"
+    # Of a damaged file, or one by others.
+    assert [from_json(parts) for parts in (3, [], [[], 3], {})] == ["3", "", "[]3", "{}"]

@@ -74,3 +74,17 @@ def in_python(name: str, values: Sequence[Any]) -> str:
 def alternatives(words: Sequence[str]) -> str:
     """Words to choose from: `a`, `a or b`, `a, b or c`."""
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def to_json(text: str) -> str | list[Any]:
+    """A text for a file: its parts if it names arguments, each argument a list of its name and values."""
+    parts = _MARK.split(marked(text))
+    return [part if n % 2 == 0 else json.loads(part) for n, part in enumerate(parts)] if parts[1:] else text
+
+
+def from_json(parts: Any) -> Message:
+    """The text that `to_json` wrote; any other value as text."""
+    read = parts if isinstance(parts, list) else [parts]
+    return Message(
+        "".join(argument(*part) if isinstance(part, list) and part else str(part) for part in read)
+    )

@@ -325,9 +325,9 @@ def test_model_that_is_given_stays_as_it_is(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"precision": "float32"}, r"precision must be one of bfloat16, int8; got 'float32'"),
+        ({"precision": "float32"}, r"precision must be one of bfloat16, int8, not 'float32'"),
         ({"gate": QualityGate(0.1)}, "gate needs something to judge by: give data, validation or judge"),
-        ({"gate": 0.1}, "gate must be a QualityGate or None; got float"),
+        ({"gate": 0.1}, "gate must be a QualityGate or None, not float"),
         ({"steps": -1}, "steps"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"batch_size": 0}, "batch_size"),

@@ -153,7 +153,7 @@ def test_probe_tells_the_gain(tmp_path):
 
 
 def test_probe_refuses_processes_that_are_slower(tmp_path):
-    with pytest.raises(ConfigError, match=r"0\.67 times as fast.*--no-probe"):
+    with pytest.raises(ConfigError, match=r"0\.67 times as fast.*probe=False"):
         probe(steps(0.2, 0.3), 2, tmp_path)
 
 

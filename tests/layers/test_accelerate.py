@@ -372,7 +372,7 @@ def test_layer_that_cannot_be_fused_is_left_to_keras_or_refused_by_name(name: st
     build, reason = UNFIT[name]
     layer = build()
     assert not is_accelerated(accelerate(layer))
-    with pytest.raises(ModelError, match=f'{layer.name}.*{reason}.*implementation="auto"'):
+    with pytest.raises(ModelError, match=f"{layer.name}.*{reason}.*implementation=.auto."):
         accelerate(layer, "cellerate-cpu")
 
 
@@ -433,7 +433,7 @@ def test_unrolled_lstm_by_name_is_refused_when_called_with_a_mask() -> None:
 def test_wrong_arguments_are_refused() -> None:
     model = text_model()
     for function in (functools.partial(accelerate, model), enable):
-        with pytest.raises(ConfigError, match="auto, cellerate-cpu, cellerate-cuda, keras, got 'cuda'"):
+        with pytest.raises(ConfigError, match="auto, cellerate-cpu, cellerate-cuda, keras, not 'cuda'"):
             function("cuda")
     for function in (accelerate, restore):
         with pytest.raises(ModelError, match=r"got str.*load_model"):

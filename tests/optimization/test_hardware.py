@@ -153,7 +153,7 @@ def test_precision_is_left_out_with_the_figures_where_bfloat16_is_slow_here(
         # Nothing was tried to find that out.
         assert trained == {"float32"}
         # Nor would more time be of any use.
-        assert not any("--time-budget" in one for one in found.verdict.warnings)
+        assert not any("time_budget" in one for one in found.verdict.warnings)
     else:
         assert stage.status == "done"
         assert trained == {"float32", "mixed_bfloat16"}

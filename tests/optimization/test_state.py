@@ -68,7 +68,7 @@ def test_load_state_of_a_folder_without_one_is_none(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"identity": {}}', b"null"], ids=str)
 def test_load_state_that_is_damaged_raises_saying_how_to_start_anew(tmp_path, content):
     (tmp_path / "state.json").write_bytes(content)
-    with pytest.raises(ConfigError, match="--restart"):
+    with pytest.raises(ConfigError, match="restart=True"):
         load_state(tmp_path, IDENTITY)
 
 

@@ -301,7 +301,7 @@ def opened(made, folder, task, data, **payload):
 
 
 def test_no_data_raises_config_error(made):
-    with pytest.raises(ConfigError, match="--data"):
+    with pytest.raises(ConfigError, match=r"\(data\)"):
         open_workload(made / "text.keras", [], seed=0)
 
 

@@ -97,7 +97,7 @@ def test_every_option_of_another_type_is_refused(op):
         ([Node("exec", "evil")], "there is no operation 'exec'"),
         ([SEQUENCES, lstm(inputs={})], "lstm has the inputs"),
         ([SEQUENCES, lstm(inputs={"x": 0, "y": 0})], "lstm has the inputs"),
-        ([SEQUENCES, lstm(inputs={"x": 1})], "input 'x' must be an earlier node, got 1"),
+        ([SEQUENCES, lstm(inputs={"x": 1})], "input 'x' must be an earlier node, not 1"),
         ([SEQUENCES, lstm(inputs={"x": 2}), SEQUENCES], "must be an earlier node"),
         ([SEQUENCES, lstm(inputs={"x": -1})], "must be an earlier node"),
         ([SEQUENCES, lstm(inputs={"x": False})], "must be an earlier node"),
@@ -114,7 +114,7 @@ def test_every_option_of_another_type_is_refused(op):
         ([SEQUENCES, lstm(), Node("lstm_state", "state", {"lstm": 1}, {}, {"state": "x"})], "one of h, c"),
         (
             [SEQUENCES, lstm(), Node("rnn_state", "state", {"rnn": 1})],
-            "must read a node of gru or simple_rnn, got lstm",
+            "must read a node of gru or simple_rnn, not lstm",
         ),
         ([SEQUENCES, Node("add", "merge", {"0": 0, "2": 0})], "add has the inputs"),
         ([SEQUENCES, Node("add", "merge")], "add has the inputs"),

@@ -70,7 +70,7 @@ def test_unknown_characters_are_refused_or_replaced():
     ("arguments", "kind", "message"),
     [
         ({"lines": []}, DataError, "no line"),
-        ({"lines": "red hat"}, ConfigError, "list of texts, got 'red hat'"),
+        ({"lines": "red hat"}, ConfigError, "list of texts, not 'red hat'"),
         ({"lines": ["red", 7]}, ConfigError, "list of texts"),
         ({"batch_size": 0}, ConfigError, "batch_size"),
         ({"errors": "ignore"}, ConfigError, "errors"),

@@ -136,7 +136,7 @@ def test_detect_refuses_a_level_or_data_that_cannot_be(model, tmp_path):
     short = write(tmp_path / "d.csv", y=signal(WINDOW))
     with pytest.raises(DataError, match="no row can be judged: the model reads 96 rows"):
         cellerate.detect("m.keras", short)
-    with pytest.raises(ConfigError, match=r"0.9999.*on 2,800 held-out rows.*`--validation-fraction` of"):
+    with pytest.raises(ConfigError, match=r"0.9999.*on 2,800 held-out rows.*validation_fraction of"):
         cellerate.detect("m.keras", short, level=0.9999)
     with pytest.raises(ConfigError, match="level must be between 0 and 1"):
         cellerate.detect("m.keras", short, level=99)

@@ -314,19 +314,19 @@ def test_saved_model_that_cannot_step_has_no_such_signature_and_wrong_results_le
 
 def test_wrong_arguments_are_refused(tmp_path, monkeypatch):
     model = text_model()
-    with pytest.raises(ConfigError, match=r"ending in '\.onnx'; got 'm\.pb'"):
+    with pytest.raises(ConfigError, match=r"ending in '\.onnx', not 'm\.pb'"):
         cellerate.export(model, "m.pb")
-    with pytest.raises(ConfigError, match="to must be one of onnx, savedmodel, litert; got 'coreml'"):
+    with pytest.raises(ConfigError, match="to must be one of onnx, savedmodel, litert, not 'coreml'"):
         cellerate.export(model, "m.onnx", to="coreml")
-    with pytest.raises(ConfigError, match="float32 or int8 in an export to onnx; got 'bfloat16'"):
+    with pytest.raises(ConfigError, match="float32 or int8 in an export to onnx, not 'bfloat16'"):
         cellerate.export(model, "m.onnx", precision="bfloat16")
     with pytest.raises(
-        ConfigError, match="must be float32 or float16 or int8 in an export to litert; got 'bfloat16'"
+        ConfigError, match="must be float32 or float16 or int8 in an export to litert, not 'bfloat16'"
     ):
         cellerate.export(model, "m.tflite", to="litert", precision="bfloat16")
     with pytest.raises(ConfigError, match="leave out either the data or stateful"):
         cellerate.export(model, "m.onnx", stateful=True, judge=lambda exported: None)
-    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="batch_size must be a whole number at least 1, not 0"):
         cellerate.export(model, "m.tflite", to="litert", batch_size=0)
     save_model(model, tmp_path / "m.keras", RECORD)
     with pytest.raises(ConfigError, match="a file has its own"):

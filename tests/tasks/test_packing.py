@@ -185,7 +185,7 @@ def test_model_that_cannot_be_packed_leaves_no_file_and_no_folder(tmp_path):
 
 
 def test_wrong_precision_is_refused_before_the_model_is_read(tmp_path):
-    with pytest.raises(ConfigError, match="precision must be one of float32, bfloat16, int8; got 'int4'"):
+    with pytest.raises(ConfigError, match="precision must be one of float32, bfloat16, int8, not 'int4'"):
         cellerate.pack(tmp_path / "none.keras", tmp_path / "m.cell", precision="int4")
 
 

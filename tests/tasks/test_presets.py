@@ -20,7 +20,7 @@ def test_preset_leaves_what_is_given_and_says_what_it_adds():
     assert "units" not in chosen
     assert (
         preset_sentence("small", chosen)
-        == "preset small: --embedding 64 --layers 1 --learning-rate 0.004 --clipnorm 1.0"
+        == "preset small: embedding=64 layers=1 learning_rate=0.004 clipnorm=1.0"
     )
 
 

@@ -82,10 +82,7 @@ def test_preset_sizes_the_model_and_options_beside_it_win(book, tmp_path, capsys
     run = cellerate.train_text(book, tmp_path / "m.keras", preset="large", **options)
     layers = [layer for layer in run.training.model.layers if isinstance(layer, keras.layers.LSTM)]
     assert [layer.units for layer in layers] == [7, 7]
-    assert (
-        "preset large: --layers 2 --dropout 0.2 --learning-rate 0.001 --clipnorm 1.0"
-        in capsys.readouterr().err
-    )
+    assert "preset large: layers=2 dropout=0.2 learning_rate=0.001 clipnorm=1.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("train", [cellerate.train_text, cellerate.train_embed])

@@ -10,6 +10,7 @@ from sktime.forecasting.base import BaseForecaster, ForecastingHorizon
 
 from cellerate.adapters.trained import Rows, Trained
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 _TYPES = ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"]
 
@@ -202,7 +203,7 @@ def _clock(index: pd.Index, ahead: int) -> np.ndarray:
     """The times of rows, and of some that follow them, as a clock there shows them: datetime64."""
     if not isinstance(index, pd.PeriodIndex | pd.DatetimeIndex):
         raise ConfigError(
-            f"calendar needs an index of times, and that of y is a {type(index).__name__}: leave it out."
+            f"{argument('calendar')} needs an index of times, and that of y is a {type(index).__name__}: leave it out."
         )
     every = index.append(_following(index, ahead)) if ahead else index
     return (every.to_timestamp() if isinstance(every, pd.PeriodIndex) else every.tz_localize(None)).to_numpy()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import DataError
+from cellerate.messages import argument
 from cellerate.runtime.forecast import Intervals
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.packing import pack
@@ -143,7 +144,8 @@ class Trained:
             if len(one.targets) < window:
                 whose = f"the series {one.name!r}" if one.name else "the series"
                 raise DataError(
-                    f"{whose} has {len(one.targets):,} rows, and the model reads {window:,} (window): give more."
+                    f"{whose} has {len(one.targets):,} rows, and the model reads {window:,} ({argument('window')}): "
+                    "give more."
                 )
         features = [str(name) for name in settings.reading.features or ()]
         rows = np.stack(

@@ -33,6 +33,7 @@ from cellerate.keras_graph import keras2
 from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
+from cellerate.messages import argument
 from cellerate.models.rewrite import describe, is_functional, rebuild
 from cellerate.settings import check_counts, check_number
 
@@ -267,7 +268,7 @@ def _only(loss: Any) -> Any:
         (one,) = found
         return keras.losses.get(one)
     except ValueError as error:
-        raise ConfigError(f"loss is {loss!r}; expected one loss that Keras knows.") from error
+        raise ConfigError(f"{argument('loss')} is {loss!r}; expected one loss that Keras knows.") from error
 
 
 def _outputs(model: keras.Model, loss: Any, from_logits: bool | None) -> Outputs:

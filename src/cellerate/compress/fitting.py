@@ -16,6 +16,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError, TrainingError
 from cellerate.keras_graph.graph import find_over_time, forget_states
 from cellerate.layers.accelerate import accelerate
+from cellerate.messages import argument
 from cellerate.models.rewrite import same_layers
 from cellerate.training.optimizers import loss_scaled
 
@@ -98,8 +99,8 @@ def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]
         return _dataset_batches(_own(data))
     if hasattr(data, "__next__") or not hasattr(data, "__iter__"):
         raise ConfigError(
-            f"data is a {type(data).__name__}; expected a tuple (x, y) of arrays, a PyDataset, a tf.data.Dataset "
-            "or a DataLoader: something that can be walked more than once."
+            f"{argument('data')} is a {type(data).__name__}; expected a tuple (x, y) of arrays, a PyDataset, a "
+            "tf.data.Dataset or a DataLoader: something that can be walked more than once."
         )
     return _iterable_batches(data)
 
@@ -184,7 +185,9 @@ def fine_tune(
         found = trainer.train_on_batch(x, y, sample_weight=weight[0] if weight else None, return_dict=True)
         value = float(found["loss"])
         if not math.isfinite(value):
-            raise TrainingError("the loss is no longer a finite number: give a lower learning_rate.")
+            raise TrainingError(
+                f"the loss is no longer a finite number: give a lower {argument('learning_rate')}."
+            )
         total += value
         course.note(value)
         if keeper is not None and number in looks:
@@ -228,7 +231,9 @@ def _own(data: Any) -> Any:
 
 def _array_batches(arrays: tuple[Any, ...], batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]:
     if len(arrays) not in (2, 3):
-        raise ConfigError(f"data is a tuple of {len(arrays)}; expected (x, y) or (x, y, sample_weight).")
+        raise ConfigError(
+            f"{argument('data')} is a tuple of {len(arrays)}; expected (x, y) or (x, y, sample_weight)."
+        )
     arrays = arrays[:2] if arrays[-1] is None else arrays
     flat = keras.tree.flatten(arrays)
     lengths = {len(array) for array in flat}

@@ -26,7 +26,7 @@ from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import kept_bytes, kept_types, narrowed, rounded
 from cellerate.runtime.cell_format import INT8
 from cellerate.runtime.program import Engine
-from cellerate.settings import check_number
+from cellerate.settings import check_choice, check_number
 
 # Shares of its largest magnitude that a column may be clipped to, starting with all of it. Near 1 they lie close
 # together: even a small change of the scale there moves every other weight across a rounding boundary.
@@ -229,10 +229,9 @@ def _check(
 ) -> None:
     """Raises `ConfigError` for an argument out of range."""
     narrow = PRECISIONS[1:]
-    if precision not in narrow:
-        raise ConfigError(f"precision must be one of {', '.join(narrow)}; got {precision!r}.")
+    check_choice("precision", precision, narrow)
     if gate is not None and not isinstance(gate, QualityGate):
-        raise ConfigError(f"gate must be a QualityGate or None; got {type(gate).__name__}.")
+        raise ConfigError(f"gate must be a QualityGate or None, not {type(gate).__name__}.")
     check_number("steps", steps, at_least=0, whole=True)
     check_number("learning_rate", learning_rate, above=0)
     check_number("batch_size", batch_size, at_least=1, whole=True)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 
 from cellerate.errors import BackendError, ConfigError
+from cellerate.messages import argument
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -77,8 +78,8 @@ def check_backend(backend: str) -> None:
     """Raises `BackendError` for a backend whose processes cannot train together."""
     if backend == "tensorflow":
         raise BackendError(
-            "Keras cannot train one model in several processes on TensorFlow. Two backends can: --backend jax and "
-            "--backend torch; the model file is the same."
+            "Keras cannot train one model in several processes on TensorFlow. Two backends can: "
+            f"{argument('backend', 'jax', 'torch')}; the model file is the same."
         )
 
 

@@ -18,6 +18,7 @@ from cellerate.distributed.group import Membership
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, processors
 from cellerate.machine.gpu import facts
+from cellerate.messages import argument
 
 BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
 # How long the others may still take once one has failed: they wait for it, and notice sooner or later.
@@ -112,7 +113,8 @@ def probe(run: Callable[[int, Mapping[str, str]], int], count: int, folder: Path
     )
     if gain <= 1:
         raise ConfigError(
-            f"{found}. Train in one process, or with a larger batch; --no-probe trains in {count} all the same."
+            f"{found}. Train in one process, or with a larger batch; {argument('probe', False)} trains in {count} "
+            "all the same."
         )
     return found
 

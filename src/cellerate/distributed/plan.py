@@ -161,8 +161,8 @@ def training_command(words: Sequence[str], program: Sequence[str]) -> list[str]:
     """
     if not words or words[0] != "train":
         raise ConfigError(
-            "expected a training to plan, as in: cellerate plan --devices 8 -- train series data.csv --target y "
-            f"-o y.keras; got {' '.join(words) or 'nothing'!r}."
+            "expected a training to plan, as in `cellerate plan --devices 8 -- train series data.csv --target "
+            f"y -o y.keras`; got {' '.join(words) or 'nothing'!r}."
         )
     if wrong := [word for word in words if word.split("=")[0] in ("--processes", "--ray")]:
         raise ConfigError(

@@ -3,6 +3,7 @@
 import dataclasses
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.settings import check_number
 
 
@@ -32,8 +33,11 @@ class ProcessSettings:
         check_number("processes", self.processes, at_least=1, whole=True)
         check_number("min_processes", self.min_processes, at_least=1, whole=True, optional=True)
         if self.min_processes is not None and self.ray is None:
-            raise ConfigError("min_processes is for a Ray cluster: name one (ray), or leave it out.")
+            raise ConfigError(
+                f"{argument('min_processes')} is for a Ray cluster: name one ({argument('ray')}), or leave it out."
+            )
         if self.min_processes is not None and self.min_processes > self.processes:
             raise ConfigError(
-                f"min_processes is {self.min_processes}, but processes only {self.processes}: expected at most that."
+                f"{argument('min_processes')} is {self.min_processes}, but {argument('processes')} only "
+                f"{self.processes}: expected at most that."
             )

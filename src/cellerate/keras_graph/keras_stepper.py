@@ -51,7 +51,7 @@ class KerasStepper:
             batch_size: How many sequences `initial_state` is for, unless it is told.
         """
         if not isinstance(model, keras.Model):
-            raise ModelError(f"model must be a keras.Model, got {type(model).__name__}.")
+            raise ModelError(f"model must be a keras.Model, not {type(model).__name__}.")
         self._batch_size = _positive(batch_size, "batch_size")
         self._model = model
         self._graph = StepGraph(model)
@@ -152,9 +152,9 @@ class KerasStepper:
         array = np.asarray(ids)
         if array.ndim != rank:
             form = "(batch,)" if rank == 1 else "(batch, time)"
-            raise ConfigError(f"ids must have the shape {form}, got {array.shape}.")
+            raise ConfigError(f"ids must have the shape {form}, not {array.shape}.")
         if array.dtype.kind not in "iu":
-            raise DataError(f"ids must be integers, got {array.dtype}.")
+            raise DataError(f"ids must be integers, not {array.dtype}.")
         if len(state) and state[0].shape[0] != len(array):
             raise ConfigError(
                 f"ids are for {len(array)} sequences, but the state is for {state[0].shape[0]}: make it with "
@@ -247,5 +247,5 @@ class KerasStepper:
 
 def _positive(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
+        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}.")
     return int(value)

@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 import keras
 from keras import layers
 
-from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.errors import BackendError, ModelError
 from cellerate.keras_graph import keras2
 from cellerate.layers import cuda_graph_step, cudnn_choice, fused, fused_dense, table
 from cellerate.machine.environment import keep_freed_memory
+from cellerate.messages import Message, argument
+from cellerate.settings import check_choice
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
@@ -66,7 +68,7 @@ def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_grad
         >>> model = keras.Sequential([keras.Input((None, 8)), keras.layers.LSTM(16)])
         >>> _ = accelerate(model)
     """
-    _check_implementation(implementation)
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     if implementation == "keras":
         return restore(model)
     strict = implementation != "auto"
@@ -150,7 +152,7 @@ def enable(implementation: str = "auto", *, sum_embedding_gradients: bool = Fals
         ConfigError: `implementation` is unknown.
         BackendError: The named implementation is not installed.
     """
-    _check_implementation(implementation)
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
     disable()
     if implementation == "keras":
         return
@@ -242,13 +244,6 @@ def _check_layer(model: Any) -> None:
         )
 
 
-def _check_implementation(implementation: str) -> None:
-    if implementation not in IMPLEMENTATIONS:
-        raise ConfigError(
-            f"implementation: expected one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}."
-        )
-
-
 def _demand(implementation: str) -> None:
     """Raises `BackendError` if a named implementation cannot run here."""
     reason = fused.why_unavailable(implementation)
@@ -257,9 +252,9 @@ def _demand(implementation: str) -> None:
 
 
 def _refusal(name: str, implementation: str, reason: str) -> str:
-    return (
-        f"layer {name!r} cannot run on {implementation}: {reason}. "
-        'With implementation="auto" such a layer stays with Keras.'
+    return Message(
+        f"layer {name!r} cannot run on {implementation}: {reason}. With {argument('implementation', 'auto')} such a "
+        "layer stays with Keras."
     )
 
 

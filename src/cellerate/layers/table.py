@@ -12,6 +12,7 @@ from keras import layers
 
 from cellerate.errors import ModelError
 from cellerate.layers import fused, fused_lstm
+from cellerate.messages import argument
 
 ROWS: dict[type[keras.Layer], ModuleType] = {
     layers.LSTM: fused_lstm,
@@ -46,14 +47,14 @@ def check_all_fit(model: keras.Layer, implementation: str) -> None:
     recurrent = [one for one in model._flatten_layers(include_self=True) if isinstance(one, layers.RNN)]
     if not recurrent:
         raise ModelError(
-            f"{model.name!r} has no recurrent layers, so {implementation} has nothing to run in it: leave the "
-            "implementation out, or give a model with keras.layers.LSTM. If its layers are made in its first call, "
-            "call it on data first."
+            f"{model.name!r} has no recurrent layers, so {implementation} has nothing to run in it: leave "
+            f"{argument('implementation')} out, or give a model with keras.layers.LSTM. If its layers are made in "
+            "its first call, call it on data first."
         )
     reasons = {one.name: unfit(one, implementation, named=True) for one in recurrent}
     refused = [f"{name!r}: {reason}" for name, reason in reasons.items() if reason is not None]
     if refused:
         raise ModelError(
             f"{implementation} cannot run the layer{'s' if len(refused) > 1 else ''} {'; '.join(refused)}. "
-            'With implementation="auto" such layers stay with Keras.'
+            f"With {argument('implementation', 'auto')} such layers stay with Keras."
         )

@@ -201,7 +201,7 @@ def _check_columns(columns: Sequence[int], targets: int, features: int) -> None:
     if len(found) != targets or len(set(found)) != targets or not whole:
         raise ConfigError(
             f"target_columns must be {targets} different column numbers from 0 to {features - 1}, one for "
-            f"each target; got {columns!r}."
+            f"each target, not {columns!r}."
         )
 
 

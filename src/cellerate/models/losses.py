@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 
 def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
@@ -27,7 +28,7 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
     ascending = all(a < b for a, b in itertools.pairwise(values))
     if not values or not ascending or not all(0.0 < q < 1.0 for q in values):
         raise ConfigError(
-            f"quantiles must be ascending numbers strictly between 0 and 1, such as (0.1, 0.5, 0.9); "
+            f"{argument('quantiles')} must be ascending numbers strictly between 0 and 1, such as (0.1, 0.5, 0.9); "
             f"got {quantiles!r}."
         )
     return values

@@ -41,7 +41,7 @@ def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
         ModelError: The model is subclassed, not built, quantised, or shares one layer between nested models.
     """
     if policy is None:
-        raise ConfigError("policy must name a dtype policy, such as 'mixed_bfloat16'; got None.")
+        raise ConfigError("policy must name a dtype policy, such as 'mixed_bfloat16', not None.")
     target = check_policy(policy)
     description = describe(model)
     before = {_policy_name(config) for config in _layers(description)}

@@ -26,6 +26,7 @@ from cellerate.files import atomic_write
 from cellerate.keras_graph import keras2
 from cellerate.models import keras2_files
 from cellerate.models.rewrite import is_functional, same_layers
+from cellerate.settings import check_choice
 
 Task = Literal["text", "series", "embed"]
 
@@ -79,10 +80,9 @@ class TaskRecord:
     payload: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if self.task not in _TASKS:
-            raise ConfigError(f"task must be one of {', '.join(_TASKS)}; got {self.task!r}.")
+        check_choice("task", self.task, _TASKS)
         if not isinstance(self.payload, dict):
-            raise ConfigError(f"payload must be a dictionary; got {type(self.payload).__name__}.")
+            raise ConfigError(f"payload must be a dictionary, not a {type(self.payload).__name__}.")
 
 
 def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRecord | None = None) -> None:
@@ -104,7 +104,7 @@ def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRec
     """
     target = Path(path)
     if target.suffix != ".keras":
-        raise ConfigError(f"a model is saved to a path ending in '.keras'; got {str(target)!r}.")
+        raise ConfigError(f"a model is saved to a path ending in '.keras', not {str(target)!r}.")
     if not model.built:
         raise ModelError(
             f"model {model.name!r} is not built: it has no weights to save. Give it a keras.Input or call it."

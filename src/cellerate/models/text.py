@@ -12,6 +12,7 @@ import numpy as np
 
 from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
+from cellerate.messages import argument
 from cellerate.settings import takes_fields_of
 
 
@@ -124,7 +125,7 @@ def embedding_initializer(seed: int | None, *, tied: bool = False) -> keras.init
 def check_positive(name: str, value: Any) -> int:
     """Returns `value` if it is an integer of at least 1, else raises `ConfigError` naming the argument."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}.")
+        raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}.")
     return int(value)
 
 
@@ -132,7 +133,7 @@ def check_fraction(name: str, value: Any) -> float:
     """Returns `value` if it is a number in [0, 1), else raises `ConfigError` naming the argument."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not number or not 0.0 <= value < 1.0:
-        raise ConfigError(f"{name} must be a fraction from 0 up to, not including, 1; got {value!r}.")
+        raise ConfigError(f"{name} must be a fraction from 0 up to, not including, 1, not {value!r}.")
     return float(value)
 
 
@@ -193,7 +194,7 @@ def layer_seeds(seed: int | None) -> Iterator[int | None]:
     if seed is not None and (
         isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63
     ):
-        raise ConfigError(f"seed must be None or a whole number of at least 0; got {seed!r}.")
+        raise ConfigError(f"{argument('seed')} must be None or a whole number of at least 0, not {seed!r}.")
     return _draw_seeds(seed)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.optimization.stages import registry
 from cellerate.settings import check_choice, check_number
 
@@ -67,15 +68,17 @@ class OptimizeSettings:
         ):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Sequence):
-                raise ConfigError(f"{name} is {given!r}; expected a list of {what}.")
+                raise ConfigError(f"{argument(name)} is {given!r}; expected a list of {what}.")
         for name in ("only", "skip"):
             for one in getattr(self, name):
                 check_choice(name, one, tuple(registry.STAGES))
         if self.only and self.skip:
-            raise ConfigError("only and skip cannot be used together: choose one.")
+            raise ConfigError(
+                f"{argument('only')} and {argument('skip')} cannot be used together: choose one."
+            )
         if not self.keep:
             raise ConfigError(
-                "keep is empty; expected shares of units, such as 0.5. To prune nothing, skip prune."
+                f"{argument('keep')} is empty; expected shares of units, such as 0.5. To prune nothing, skip prune."
             )
         for share in self.keep:
             check_number("keep", share, above=0, below=1)

@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from cellerate.errors import ConfigError
 from cellerate.files import atomic_write
+from cellerate.messages import argument
 from cellerate.optimization.judging import Judged
 from cellerate.report.record import Candidate, StageRecord, TrainingStep
 
@@ -115,13 +116,13 @@ def load_state(folder: Path, identity: dict[str, str]) -> State | None:
         return None
     except (ValidationError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be read, or is not the state of a run of this version. Start anew with --restart, or "
-            "choose another folder (-o)."
+            f"{path} cannot be read, or is not the state of a run of this version. Start anew with "
+            f"{argument('restart', True)}, or choose another folder ({argument('output')})."
         ) from error
     differing = sorted(name for name in identity if state.identity.get(name) != identity[name])
     if differing:
         raise ConfigError(
-            f"{folder} holds another run: {', '.join(differing)} differ. Choose another folder (-o), or start "
-            "anew there with --restart."
+            f"{folder} holds another run: {', '.join(differing)} differ. Choose another folder "
+            f"({argument('output')}), or start anew there with {argument('restart', True)}."
         )
     return state

@@ -39,7 +39,7 @@ def _check_permute(node: Node) -> None:
 
 def _check_repeat_vector(node: Node) -> None:
     if not 1 <= option(node, "n") <= _MOST_REPEATED:
-        raise ModelError(f"{node.name}: n must be from 1 to {_MOST_REPEATED}, got {node.options['n']!r}.")
+        raise ModelError(f"{node.name}: n must be from 1 to {_MOST_REPEATED}, not {node.options['n']!r}.")
 
 
 def _reshaped(node: Node, read: Shapes) -> Shape:

@@ -150,7 +150,7 @@ def check_numbers(node: Node, name: str, fits: Callable[[Sequence[int]], bool]) 
     """Refuse a node whose option, a tuple, does not hold whole numbers that fit."""
     values: Any = node.options[name]
     if not all(is_whole(value) for value in values):
-        raise ModelError(f"{node.name}: {name} must be whole numbers, got {values!r}.")
+        raise ModelError(f"{node.name}: {name} must be whole numbers, not {values!r}.")
     if not fits(values):
         raise ModelError(f"{node.name}: {node.op} cannot have the {name} {values!r}.")
 

@@ -71,7 +71,7 @@ def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -
     _check_names(node, "input", set(node.inputs), operation.inputs)
     for name, source in node.inputs.items():
         if not is_whole(source) or not 0 <= source < number:
-            raise ModelError(f"{node.name}: input {name!r} must be an earlier node, got {source!r}.")
+            raise ModelError(f"{node.name}: input {name!r} must be an earlier node, not {source!r}.")
     _check_names(node, "array", set(node.arrays), tuple(operation.arrays))
     sizes: dict[str, int] = {}
     for name, axes in operation.arrays.items():
@@ -83,7 +83,7 @@ def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -
                 finite.add(id(array))
     if "G" in sizes and sizes["G"] != operation.gates * sizes["H"]:
         raise ModelError(
-            f"{node.name}: recurrent_kernel must have {operation.gates} columns a row, got {sizes}."
+            f"{node.name}: recurrent_kernel must have {operation.gates} columns a row, not {sizes}."
         )
     _check_names(node, "option", set(node.options), tuple(operation.options))
     for name, kind in operation.options.items():
@@ -98,7 +98,7 @@ def _check_name(what: str, name: str) -> None:
     """Refuses names that would flood or garble a terminal when a message shows them."""
     if len(name) > _LONGEST_NAME or any(unicodedata.category(character) == "Cc" for character in name):
         raise ModelError(
-            f"the name of {what} must have at most {_LONGEST_NAME:,} characters and no control characters, got "
+            f"the name of {what} must have at most {_LONGEST_NAME:,} characters and no control characters, not "
             f"{name[:40]!r}; rename it."
         )
 
@@ -119,7 +119,7 @@ def _check_names(node: Node, what: str, found: set[str], expected: tuple[str, ..
 def _check_array(node: Node, name: str, array: np.ndarray, axes: str, sizes: dict[str, int]) -> None:
     if array.dtype != np.float32 or array.ndim != len(axes) or 0 in array.shape:
         raise ModelError(
-            f"{node.name}: {name} must be float32 with {len(axes)} axes and elements, got {array.dtype} "
+            f"{node.name}: {name} must be float32 with {len(axes)} axes and elements, not {array.dtype} "
             f"{array.shape}."
         )
     for axis, size in zip(axes, array.shape, strict=True):
@@ -148,7 +148,7 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
     for name, values in known.items():
         if name in options and options[name] not in values:
             raise ModelError(
-                f"{node.name}: {name} must be one of {', '.join(values)}; got {options[name]!r}."
+                f"{node.name}: {name} must be one of {', '.join(values)}, not {options[name]!r}."
             )
     for name in ("activation", "recurrent_activation"):
         normalizes = node.op not in RECURRENT and options.get(name) in NORMALIZERS
@@ -159,16 +159,16 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
             largest = _LARGEST_FLOAT if isinstance(number, float) else _LARGEST
             # Written with `not` because every comparison with NaN is False.
             if isinstance(number, int | float) and not abs(number) <= largest:
-                raise ModelError(f"{node.name}: {name} must be at most {largest:.9g}, got {number!r}.")
+                raise ModelError(f"{node.name}: {name} must be at most {largest:.9g}, not {number!r}.")
     if isinstance(epsilon := options.get("epsilon"), float) and epsilon < 0:
-        raise ModelError(f"{node.name}: epsilon must be at least 0, got {epsilon!r}.")
+        raise ModelError(f"{node.name}: epsilon must be at least 0, not {epsilon!r}.")
     if isinstance(soft_cap := options.get("soft_cap"), float) and soft_cap <= 0:
-        raise ModelError(f"{node.name}: soft_cap must be above 0, got {soft_cap!r}.")
+        raise ModelError(f"{node.name}: soft_cap must be above 0, not {soft_cap!r}.")
     row = OPERATIONS[node.op]
     row.check(node)
     if row.state_of:
         read = nodes[node.inputs[row.inputs[0]]].op
         if read not in row.state_of:
             raise ModelError(
-                f"{node.name}: {node.op} must read a node of {' or '.join(row.state_of)}, got {read}."
+                f"{node.name}: {node.op} must read a node of {' or '.join(row.state_of)}, not {read}."
             )

@@ -32,6 +32,7 @@ from cellerate.runtime.cell_format import (
     to_json,
     write_container,
 )
+from cellerate.settings import check_choice
 
 _INT8 = ("kernel", "recurrent_kernel")
 _SCALE = ".scale"
@@ -193,8 +194,7 @@ def kept_types(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
     Raises:
         ConfigError: The precision is unknown.
     """
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
+    check_choice("precision", precision, PRECISIONS)
     dtypes: dict[int, np.dtype[Any]] = {}
     for node in program.nodes:
         for name, array in node.arrays.items():

@@ -56,9 +56,9 @@ def line_settings(payload: Any, model: str) -> LineSettings:
         length: Any = payload.get("max_length")
         padding: Any = payload.get("padding")
         if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= _LONGEST:
-            raise ValueError(f"max_length must be an integer from 1 to {_LONGEST}, got {length!r:.40}")
+            raise ValueError(f"max_length must be an integer from 1 to {_LONGEST}, not {length!r:.40}")
         if padding not in get_args(Padding):
-            raise ValueError(f"padding must be one of {', '.join(get_args(Padding))}, got {padding!r:.40}")
+            raise ValueError(f"padding must be one of {', '.join(get_args(Padding))}, not {padding!r:.40}")
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise ModelError(

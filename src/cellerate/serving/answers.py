@@ -107,7 +107,7 @@ def array_of(what: str, value: Any) -> np.ndarray:
     except ValueError as error:
         raise ConfigError(f"{what} has rows of different lengths.") from error
     if found.dtype.kind not in "fiu" or found.ndim == 0 or found.size == 0:
-        raise ConfigError(f"{what} must be numbers; got {str(value)[:60]!r}.")
+        raise ConfigError(f"{what} must be numbers, not {str(value)[:60]!r}.")
     return found
 
 
@@ -124,7 +124,7 @@ def times_of(value: Any) -> np.ndarray:
     except ValueError:
         pass
     raise ConfigError(
-        f"times must be such as '2024-01-31T23:00', without an offset; got {str(value)[:60]!r}."
+        f"times must be such as '2024-01-31T23:00', without an offset, not {str(value)[:60]!r}."
     )
 
 

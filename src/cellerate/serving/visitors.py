@@ -40,7 +40,8 @@ class Visitors:
         host = headers.get("host", "")
         if not self._is_own(_name(host)):
             return 403, (
-                f"{_name(host)[:100]!r} is not a name of this server: start it with --allow-host {_name(host)[:100]}."
+                f"{_name(host)[:100]!r} is not a name of this server: start it with "
+                f"`cellerate serve --allow-host {_name(host)[:100]}`."
             )
         origin = headers.get("origin")
         if origin is not None and not self._is_same(origin, host):

@@ -19,6 +19,7 @@ from cellerate.data.text import find_line_files, line_blocks
 from cellerate.errors import DataError
 from cellerate.listener import Callbacks
 from cellerate.machine.environment import require
+from cellerate.messages import marked
 from cellerate.runtime.embedding import vector_column
 from cellerate.runtime.forecast import Intervals, forecast_ends, left_out, series_ends
 from cellerate.runtime.packed import PackedModel
@@ -117,7 +118,7 @@ def embed_files(
                 try:
                     vectors = embed(lines)
                 except DataError as error:
-                    raise DataError(f"{file}, counted from line {first + 1}: {error}") from error
+                    raise DataError(f"{file}, counted from line {first + 1}: {marked(error)}") from error
                 name = pa.DictionaryArray.from_arrays(np.zeros(len(lines), np.int32), [str(file)])
                 rows = np.arange(first, first + len(lines))
                 pieces.write(

@@ -19,6 +19,7 @@ from cellerate.data.times import TimeForm
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keywords import DetectKeywords
 from cellerate.listener import Callbacks
+from cellerate.messages import argument
 from cellerate.runtime.forecast import check_level, row_forecasts
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.opening import Model, forecaster_of, open_model
@@ -130,7 +131,7 @@ def detect(
     if settings.calibration is None:
         raise ModelError(
             f"{name} was not calibrated, so nobody knows how far a usual row may be from its forecast. Train it with "
-            "`cellerate train series` and a validation part (validation_fraction)."
+            f"`cellerate train series` and a validation part ({argument('validation_fraction')})."
         )
     highest = float(settings.calibration.grid[-1])
     if level is None:
@@ -174,7 +175,7 @@ def check_anomalies_path(path: str | os.PathLike[str]) -> None:
     """Raises `ConfigError` for a path that is not *.csv, *.parquet or *.json."""
     if os.path.splitext(path)[1].lower() not in (".csv", ".parquet", ".json"):  # noqa: PTH122
         raise ConfigError(
-            f"output is {os.fspath(path)!r}; expected a name that ends in .csv, .parquet or .json."
+            f"{argument('output')} is {os.fspath(path)!r}; expected a name that ends in .csv, .parquet or .json."
         )
 
 

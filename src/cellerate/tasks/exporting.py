@@ -14,7 +14,9 @@ from cellerate.exports.formats.registry import FORMATS
 from cellerate.exports.trials import ANY_ROWS, Deviation, deviation, own_int8_error, trials_of
 from cellerate.files import check_writable
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 from cellerate.runtime.cell import Cell, read_cell
+from cellerate.settings import check_choice, check_counts
 
 if TYPE_CHECKING:
     import keras
@@ -128,10 +130,11 @@ def export(
     """
     target = Path(output)
     form = check_export(target, to, precision)
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
+    check_counts(batch_size=batch_size)
     if stateful and judge is not None:
-        raise ConfigError("data are judged in whole sequences: leave out either the data or stateful.")
+        raise ConfigError(
+            f"data are judged in whole sequences: leave out either the data or {argument('stateful')}."
+        )
     if form.suffix:
         check_writable(target)
     cell = _cell(model, record)
@@ -187,7 +190,7 @@ def _judged(judge: "_Judge", form: ExportFormat, source: ExportSource, path: Pat
         raise ModelError(
             f"in {form.runtime} the {found.metric} of the model goes from {found.before:.4g} to {found.after:.4g}: "
             f"{found.loss:.2%} worse, and at most {found.max_loss:.2%} is allowed. Nothing was written; export it in "
-            "a wider precision, or allow more (--max-quality-loss)."
+            f"a wider {argument('precision')}, or allow more ({argument('max_quality_loss')})."
         )
     return found
 
@@ -199,16 +202,16 @@ def check_export(target: Path, to: str, precision: str) -> ExportFormat:
         BackendError: A package that writes or tries the format is not installed.
         ConfigError: There is no such format, or it has other names of files or other precisions.
     """
-    if to not in FORMATS:
-        raise ConfigError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
+    check_choice("to", to, tuple(FORMATS))
     form = FORMATS[to]
     if form.suffix and target.suffix != form.suffix:
         raise ConfigError(
-            f"a model for {to} is written to a path ending in {form.suffix!r}; got {str(target)!r}."
+            f"a model for {to} is written to a path ending in {form.suffix!r}, not {str(target)!r}."
         )
     if precision not in form.precisions:
         raise ConfigError(
-            f"precision must be {' or '.join(form.precisions)} in an export to {to}; got {precision!r}."
+            f"{argument('precision')} must be {' or '.join(form.precisions)} in an export to {to}, "
+            f"not {precision!r}."
         )
     for package in form.packages:
         require(package, form.extra, f"an export to {to}")
@@ -260,7 +263,7 @@ def _check_rounding(found: Deviation, own_error: float, judge: "_Judge", where: 
     if judge is None and not found.error <= allowed:
         raise ModelError(
             f"in 8 bits this model errs by {found.error:.2g} in {where}, and by {own_error:.2g} in a .cell file of "
-            "int8: its inputs or embeddings have a few numbers much larger than the others. At most "
-            f"{allowed:.2g} is taken on trust, so nothing was written. Export it in float32, or give data (--data) to "
-            "judge it by its task."
+            f"int8: its inputs or embeddings have a few numbers much larger than the others. At most {allowed:.2g} "
+            f"is taken on trust, so nothing was written. Export it in float32, or give {argument('data')} to judge "
+            "it by its task."
         )

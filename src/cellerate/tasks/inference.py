@@ -18,6 +18,7 @@ from cellerate.data.tokenizers import Vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.keywords import EvaluateKeywords, ForecastKeywords
 from cellerate.listener import Callbacks
+from cellerate.messages import argument
 from cellerate.program import PRECISIONS
 from cellerate.runtime.forecast import forecast_with_intervals, left_out, too_short
 from cellerate.runtime.packed import PackedModel
@@ -106,7 +107,9 @@ def generate(
         check_choice("precision", precision, PRECISIONS)
         check_implementation(implementation, opened.device)
         if precision not in ("float32", opened.precision):
-            raise ConfigError(f"precision is {precision!r}, but the packed model is of {opened.precision}.")
+            raise ConfigError(
+                f"{argument('precision')} is {precision!r}, but the packed model is of {opened.precision}."
+            )
         return "".join(opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop))
     from cellerate.tasks.text import generate_text, text_model_of
 
@@ -226,7 +229,9 @@ def embed(
             os.fspath(lines), column=column, field=field, errors=errors, encoding=encoding, drop_empty=False
         )
     elif field is not None:
-        raise ConfigError("field is for a file of JSON lines, and lines is not a file: leave it out.")
+        raise ConfigError(
+            f"{argument('field')} is for a file of JSON lines, and lines is not a file: leave it out."
+        )
     else:
         lines = given_lines(lines, column)
     if isinstance(opened, PackedModel):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.judging import SeriesForecaster
 
@@ -52,7 +53,9 @@ def open_model(model: Model, record: "TaskRecord | None" = None) -> Opened:
             check_fits(name, model, record)
         return model, record, name
     keras2.refuse(model)
-    raise ConfigError(f"model must be a path, a Keras model or a packed model, got {type(model).__name__}.")
+    raise ConfigError(
+        f"{argument('model')} must be a path, a Keras model or a packed model, not {type(model).__name__}."
+    )
 
 
 def record_for(

@@ -16,6 +16,7 @@ from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.text import chain_of, widths
+from cellerate.settings import check_choice
 
 
 def pack(
@@ -49,9 +50,8 @@ def pack(
     """
     target = Path(output)
     if target.suffix != ".cell":
-        raise ConfigError(f"a packed model is written to a path ending in '.cell'; got {str(target)!r}.")
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
+        raise ConfigError(f"a packed model is written to a path ending in '.cell', not {str(target)!r}.")
+    check_choice("precision", precision, PRECISIONS)
     if not isinstance(model, keras.Model):
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")

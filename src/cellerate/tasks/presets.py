@@ -1,4 +1,4 @@
-"""Sizes of a text model, each with the settings that train it well: what `--preset` means.
+"""Sizes of a text model, each with the settings that train it well: the presets.
 
 They are options like those that a user gives, so those that are given win. It imports nothing heavy.
 """
@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args
 
 from cellerate.errors import ConfigError
+from cellerate.messages import Message, argument
 from cellerate.settings import check_choice
 
 Preset = Literal["small", "medium", "large"]
@@ -46,12 +47,13 @@ def preset_options(preset: str, given: Collection[str], *, model: object = None)
     check_choice("preset", preset, get_args(Preset))
     if model is not None:
         raise ConfigError(
-            "preset and model cannot be used together: a model brings its own sizes. Choose one of the two."
+            f"{argument('preset')} and {argument('model')} cannot be used together: a model brings its own sizes. "
+            "Choose one of the two."
         )
     return {name: value for name, value in _PRESETS[preset].items() if name not in given}
 
 
 def preset_sentence(preset: str, chosen: Mapping[str, Any]) -> str:
-    """The meaning of a preset, in the words of the command line."""
-    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
-    return f"preset {preset}: {words or 'every one of its settings is given'}"
+    """The settings that a preset chose, as a sentence."""
+    words = " ".join(argument(name, value) for name, value in chosen.items())
+    return Message(f"preset {preset}: {words or 'every one of its settings is given'}")

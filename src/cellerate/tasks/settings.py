@@ -22,6 +22,7 @@ from cellerate.data.settings import (
     check_calendar,
 )
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.settings import check_choice, check_counts, check_number
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class SeriesOptions:
         for name in self.future:
             if name in self.target:
                 raise ConfigError(
-                    f"future names {name!r}, which is a target: its values are not known in advance. Leave it out."
+                    f"{argument('future')} names {name!r}, which is a target: its values are not known in advance. "
+                    "Leave it out."
                 )
         check_counts(window=self.window, horizon=self.horizon, stride=self.stride, batch_size=self.batch_size)
         check_number("train_fraction", self.train_fraction, above=0, at_most=1)
@@ -167,13 +169,14 @@ class SeriesOptions:
         check_number("test_size", self.test_size, at_least=1, whole=True, optional=True)
         if self.test_size is not None and self.train_fraction != _TRAIN_FRACTION:
             raise ConfigError(
-                f"test_size={self.test_size} and train_fraction={self.train_fraction:g} both say what is tested on: "
-                "leave one of them out. With test_size, all rows before the validation part are for training."
+                f"{argument('test_size', self.test_size)} and {argument('train_fraction', self.train_fraction)} both "
+                f"say what is tested on: leave one of them out. With {argument('test_size')}, all rows before the "
+                "validation part are for training."
             )
         if self.test_size is not None and self.test_size < self.horizon:
             raise ConfigError(
-                f"test_size must be at least horizon={self.horizon}, or no forecast can be tested, not "
-                f"{self.test_size}."
+                f"{argument('test_size')} must be at least {argument('horizon', self.horizon)}, or no forecast can "
+                f"be tested, not {self.test_size}."
             )
 
     @classmethod

@@ -15,6 +15,7 @@ from cellerate.data.settings import FILLED_IN, Reading, TableOptions
 from cellerate.data.tables import Tables, as_sources
 from cellerate.errors import ConfigError
 from cellerate.keywords import TrainEmbedKeywords, TrainSeriesKeywords, TrainTextKeywords
+from cellerate.messages import argument
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.embed import EmbedRun, train_on_lines
 from cellerate.tasks.presets import preset_options, preset_sentence
@@ -220,7 +221,9 @@ def _model(model: _Model | None) -> str | keras.Model | None:
 
 def _output(output: _Path) -> str:
     if not isinstance(output, str | os.PathLike):
-        raise ConfigError(f"output must be the path of a .keras file, not a {type(output).__name__}.")
+        raise ConfigError(
+            f"{argument('output')} must be the path of a .keras file, not a {type(output).__name__}."
+        )
     return os.fspath(output)
 
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from cellerate.errors import CheckpointError, ConfigError
+from cellerate.messages import argument
 from cellerate.training.callbacks import Progress
 from cellerate.training.checkpoint import Checkpoint, check_identity
 from cellerate.training.checkpoint_folder import CheckpointFolder
@@ -98,4 +99,6 @@ def progress_of(checkpoint: Checkpoint | None) -> Progress:
     try:
         return Progress(**checkpoint.progress)
     except TypeError as error:
-        raise CheckpointError(f"the checkpoint is damaged ({error}). Leave resume=True out.") from error
+        raise CheckpointError(
+            f"the checkpoint is damaged ({error}). Leave {argument('resume', True)} out."
+        ) from error

@@ -24,6 +24,7 @@ import numpy as np
 from cellerate.errors import CheckpointError
 from cellerate.files import atomic_write
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 from cellerate.training.settings import TrainingSettings
 
 # What a run's identity has as a hash, and what to say if it differs.
@@ -152,7 +153,9 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     current = json.loads(json.dumps(dict(current)))
     differing = [name for name in sorted(saved) if saved[name] != current.get(name)]
     said = [
-        f"{name} was {saved[name]!r}, now {current.get(name)!r}" for name in differing if name not in HASHED
+        f"{argument(name)} was {saved[name]!r}, now {current.get(name)!r}"
+        for name in differing
+        if name not in HASHED
     ]
     # What the task was told to make of its data and its model says more than that the result is another.
     if not any(name not in _TRAINING and name not in HASHED for name in differing):
@@ -160,7 +163,7 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     if said:
         raise CheckpointError(
             f"the checkpoint belongs to a run with other settings or data: {'; '.join(said)}. Resume with the settings "
-            "it was started with, or start anew (overwrite=True)."
+            f"it was started with, or start anew ({argument('overwrite', True)})."
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cellerate.errors import CheckpointError
 from cellerate.files import check_writable, output_error
+from cellerate.messages import argument
 from cellerate.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
@@ -54,7 +55,9 @@ class CheckpointFolder:
             self._own = paths
             return found
         if failure is not None:
-            raise CheckpointError(f"{failure} No older one is whole. Leave resume=True out.") from failure
+            raise CheckpointError(
+                f"{failure} No older one is whole. Leave {argument('resume', True)} out."
+            ) from failure
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from cellerate.messages import Message, argument, marked
 from cellerate.training.settings import TrainingSettings
 
 # So many times the loss of a model that knows nothing is never a step on the way to a good one.
@@ -87,18 +88,18 @@ def remedy(settings: TrainingSettings) -> str:
     usual = _USUAL_RATE.get(settings.optimizer, _USUAL_RATE_ELSE)
     rate = usual if settings.learning_rate > usual else settings.learning_rate / 10
     clips = (settings.clipnorm, settings.clipvalue, settings.global_clipnorm)
-    clip = "clipnorm=1 or " if all(one is None for one in clips) else ""
-    return f"{clip}learning_rate={rate:g}"
+    clip = f"{argument('clipnorm', 1)} or " if all(one is None for one in clips) else ""
+    return Message(f"{clip}{argument('learning_rate', float(f'{rate:g}'))}")
 
 
 def diverged(record: Mapping[str, Any], first: float | None, settings: TrainingSettings) -> str:
     """The error message for an epoch that ends far from where training began."""
     began = "" if first is None else f"; it was {first:,.4g} in the first step"
     norm = record.get("gradient_norm", math.inf)
-    return (
+    return Message(
         f"training diverged: the loss of epoch {record['epoch']} is {record['loss']:,.4g}{began}. The norm of its "
-        f"gradients is {norm:,.4g} on average. Try {remedy(settings)}. The last checkpoint and the best model so far "
-        "are as they were."
+        f"gradients is {norm:,.4g} on average. Try {marked(remedy(settings))}. The last checkpoint and the best "
+        "model so far are as they were."
     )
 
 
@@ -116,11 +117,11 @@ def why_not_better(history: Sequence[Mapping[str, Any]], reference: float, setti
     norms = ", ".join(f"{one['gradient_norm']:,.3g}" for one in history[-3:] if "gradient_norm" in one)
     epochs = "the last epoch" if len(history) == 1 else f"the last {min(3, len(history))} epochs"
     if made_worse(history, reference):
-        return (
+        return Message(
             f"Training made it worse: the loss rose from {reference:,.4g} to {last['loss']:,.4g}, and the norm of the "
-            f"gradients was {norms} in {epochs}. Try {remedy(settings)}."
+            f"gradients was {norms} in {epochs}. Try {marked(remedy(settings))}."
         )
-    return (
-        f"It has not learned enough yet: train for longer, or, if the loss falls no more, try {remedy(settings)}. The "
-        f"norm of the gradients was {norms} in {epochs}."
+    return Message(
+        f"It has not learned enough yet: train for longer, or, if the loss falls no more, try "
+        f"{marked(remedy(settings))}. The norm of the gradients was {norms} in {epochs}."
     )

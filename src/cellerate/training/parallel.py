@@ -20,6 +20,7 @@ from cellerate.data.arrays import BatchSource
 from cellerate.data.windows import share_of
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.layers.accelerate import accelerate
+from cellerate.messages import argument
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.training.checkpoint import Position
 
@@ -65,7 +66,7 @@ class Processes:
         if carry_states:
             raise ConfigError(
                 f"states that carry over need all rows of a batch in one process, not in {self.count}: train without "
-                "carry_states, or in one process."
+                f"{argument('carry_states')}, or in one process."
             )
         describe(model)
         if any(tensor.shape[0] is not None for tensor in model.inputs):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.settings import check_choice, check_number
 
 OptimizerName = Literal["adam", "adamw", "nadam", "sgd", "lion"]
@@ -131,14 +132,16 @@ class TrainingSettings:
             check_number(name, getattr(self, name), above=0, optional=True)
         chosen = [name for name in clips if getattr(self, name) is not None]
         if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} cannot be used together: choose one.")
+            raise ConfigError(f"{' and '.join(map(argument, chosen))} cannot be used together: choose one.")
         if self.plateau_patience is not None and self.schedule != "constant":
             raise ConfigError(
-                f"plateau_patience lowers the learning rate by itself, so it needs schedule='constant', "
-                f"not {self.schedule!r}: choose one of the two."
+                f"{argument('plateau_patience')} lowers the learning rate by itself, so it needs "
+                f"{argument('schedule', 'constant')}, not {self.schedule!r}: choose one of the two."
             )
         if self.jit_compile not in (True, False, "auto"):
-            raise ConfigError(f"jit_compile must be True, False or 'auto', not {self.jit_compile!r}.")
+            raise ConfigError(
+                f"{argument('jit_compile')} must be True, False or 'auto', not {self.jit_compile!r}."
+            )
 
     def curve_settings(self) -> dict[str, Any]:
         """The settings that shape the loss curve; a resumed run must have the same ones."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.parallel import Processes
 from cellerate.training.run import RunOptions
@@ -72,7 +73,8 @@ def _check(run: RunOptions) -> None:
         raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
     if run.resume and run.overwrite:
         raise ConfigError(
-            "resume=True goes on with a run, and overwrite=True replaces it: choose one of the two."
+            f"{argument('resume', True)} goes on with a run, and {argument('overwrite', True)} replaces it: choose "
+            "one of the two."
         )
     check_writable(output)
     folder = run_folder(output)
@@ -87,14 +89,18 @@ def _check(run: RunOptions) -> None:
         if run.resume:
             raise
     if run.resume and newest is None:
-        raise CheckpointError(f"there is no checkpoint to resume in {folder}. Leave resume=True out.")
+        raise CheckpointError(
+            f"there is no checkpoint to resume in {folder}. Leave {argument('resume', True)} out."
+        )
     if run.resume or run.overwrite:
         return
     if newest is not None and not newest.progress["finished"]:
         raise ConfigError(
-            f"{folder} holds a run that has not ended. Go on with it (resume=True), replace it (overwrite=True), or "
-            "give another name."
+            f"{folder} holds a run that has not ended. Go on with it ({argument('resume', True)}), replace it "
+            f"({argument('overwrite', True)}), or give another name."
         )
     if output.exists():
-        longer = "train it for more epochs (resume=True), " if newest is not None else ""
-        raise ConfigError(f"{output} exists. Replace it (overwrite=True), {longer}or give another name.")
+        longer = f"train it for more epochs ({argument('resume', True)}), " if newest is not None else ""
+        raise ConfigError(
+            f"{output} exists. Replace it ({argument('overwrite', True)}), {longer}or give another name."
+        )

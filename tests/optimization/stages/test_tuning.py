@@ -185,7 +185,7 @@ def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
     assert (state.choices.batch_size, state.choices.accumulate) == (32, 1)
     assert [(s.batch_size, s.race) for s in state.training_steps[1:]] == [(8, "batch"), (32, "batch")]
     # Adam's rate goes with the square root: 0.01 times 2.
-    assert any("--learning-rate 0.02 instead of 0.01" in note for note in found.notes)
+    assert any("learning_rate=0.02 instead of 0.01" in note for note in found.notes)
     (speed,) = found.curves
     assert speed.x == (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     assert speed.marks == ((4, "chosen"),)
@@ -240,7 +240,7 @@ def test_batch_size_that_cannot_be_timed_beside_the_usual_one_stays(tuned):
 def test_batch_size_that_is_smaller_accumulates_to_the_same_update(tuned):
     found, state = tuned(sweeps.BatchSize(), lambda options: {"items_per_s": 1e5 / options["batch_size"]})
     assert (state.choices.batch_size, state.choices.accumulate) == (2, 4)
-    assert any("--accumulate" in note for note in found.notes)
+    assert any("(accumulate)" in note for note in found.notes)
     assert found.curves[0].marks == ((0, "chosen"),)
 
 

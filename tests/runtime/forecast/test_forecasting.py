@@ -87,8 +87,8 @@ def broken(place, value):
     ("rows", "message"),
     [
         (series(WINDOW - 1), f"5 rows, but the model forecasts from {WINDOW}"),
-        (series(2, 3, WINDOW)[..., :0], r"features load, wind; got shape \(2, 3, 6, 0\)"),
-        (series(WINDOW)[:, :1], r"features load, wind; got shape \(6, 1\)"),
+        (series(2, 3, WINDOW)[..., :0], r"features load, wind, not shape \(2, 3, 6, 0\)"),
+        (series(WINDOW)[:, :1], r"features load, wind, not shape \(6, 1\)"),
         (series(WINDOW)[0], r"got shape \(2,\)"),
         (3.0, r"got shape \(\)"),
         ([[1.0, 2.0], [3.0]], "rows of different lengths"),

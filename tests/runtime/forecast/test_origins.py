@@ -163,10 +163,10 @@ def test_rows_without_what_the_model_needs_are_refused(data):
     times = data.times[: WINDOW + HORIZON]
     for arguments, words in (
         ((None, times, None), r"future is missing: the model sees price.*\(2, 1\)"),
-        ((future[:1], times, None), r"future must be.*got float64 \(1, 1\)"),
+        ((future[:1], times, None), r"future must be.*, not float64 \(1, 1\)"),
         ((future * np.nan, times, None), "missing or infinite"),
         ((future, None, None), "times is missing: the model sees a calendar"),
-        ((future, times[:-1], None), r"T at least 6; got datetime64\[us\] \(5,\)"),
+        ((future, times[:-1], None), r"T at least 6, not datetime64\[us\] \(5,\)"),
         ((future, np.arange(6.0), None), "times must be"),
         ((future, times, ["a", "b"]), "series must be a name, or 1 of them"),
     ):

@@ -573,8 +573,8 @@ def test_run_of_ids_that_an_operation_moved_first_raises_all_the_same():
         ({"a": draw(2, 5, 3)}, None, "inputs lacks 'b'"),
         ({}, ["a"], "inputs lacks 'a'"),
         ({}, ["z"], "outputs holds 'z'; this model's outputs are a, b, both"),
-        ({}, [], "outputs must be a list of names among a, b, both, or None for all; got []"),
-        ({}, "a", "outputs must be a list of names among a, b, both, or None for all; got 'a'"),
+        ({}, [], "outputs must be a list of names among a, b, both, or None for all, not []"),
+        ({}, "a", "outputs must be a list of names among a, b, both, or None for all, not 'a'"),
     ],
     ids=str,
 )  # fmt: skip
@@ -634,9 +634,9 @@ def test_engine_of_a_node_that_reads_another_type_raises():
     ids = graph.input("ids", -1, dtype="int32")
     mask = graph.add("ids_mask", "mask", {"ids": ids})
     for op, read, words in (
-        ("activation", {"x": ids}, "input 'x' of activation must be float32, got int32"),
-        ("activation", {"x": mask}, "input 'x' of activation must be float32, got bool"),
-        ("ids_mask", {"ids": mask}, "input 'ids' of ids_mask must be int32, got bool"),
+        ("activation", {"x": ids}, "input 'x' of activation must be float32, not int32"),
+        ("activation", {"x": mask}, "input 'x' of activation must be float32, not bool"),
+        ("ids_mask", {"ids": mask}, "input 'ids' of ids_mask must be int32, not bool"),
     ):
         options = {"activation": "relu"} if op == "activation" else {}
         with pytest.raises(ModelError, match=f"layer: {words}"):

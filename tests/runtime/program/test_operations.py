@@ -570,13 +570,13 @@ def test_lstm_on_arrays_that_do_not_fit_raises(where):
 @pytest.mark.parametrize(
     ("op", "types", "options", "words"),
     [
-        ("dense", {"x": "int32"}, {}, "input 'x' of dense must be float32, got int32"),
-        ("embedding", {"ids": "float32"}, {}, "input 'ids' of embedding must be int32, got float32"),
+        ("dense", {"x": "int32"}, {}, "input 'x' of dense must be float32, not int32"),
+        ("embedding", {"ids": "float32"}, {}, "input 'ids' of embedding must be int32, not float32"),
         (
             "masked",
             {"x": "float32", "mask": "float32"},
             {},
-            "input 'mask' of masked must be bool, got float32",
+            "input 'mask' of masked must be bool, not float32",
         ),
         (
             "concatenate",
@@ -584,7 +584,7 @@ def test_lstm_on_arrays_that_do_not_fit_raises(where):
             {"axis": 1},
             "input '1' of concatenate must be float32",
         ),
-        ("flip", {"x": "float32"}, {"axis": 0}, "flip must work along an axis after the batch, got axis 0"),
+        ("flip", {"x": "float32"}, {"axis": 0}, "flip must work along an axis after the batch, not axis 0"),
     ],
 )
 def test_result_type_of_a_wrong_node_raises(op, types, options, words):

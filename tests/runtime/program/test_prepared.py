@@ -136,7 +136,7 @@ def test_out_may_be_strided_or_lie_on_the_input(calls: int) -> None:
         (np.zeros((3, 5), np.float32), r"expected an array \(3, 4\) float32 for 'y', got \(3, 5\) float32"),
         (np.zeros((3, 4)), "got .*float64"),
         ([[0.0] * 4] * 3, "got list"),
-        ({"z": np.zeros((3, 4), np.float32)}, "an array for each of y; got z"),
+        ({"z": np.zeros((3, 4), np.float32)}, "an array for each of y, not z"),
         (np.broadcast_to(np.zeros(4, np.float32), (3, 4)), "read-only"),
     ],
 )
@@ -189,8 +189,8 @@ def test_prepared_calls_know_ids_that_count_from_the_end_and_refuse_wrong_ones()
         (draw(4, 5, F), r"expected C-contiguous arrays 'x' \(4, 6, 3\) float32, got \(4, 5, 3\) float32"),
         (draw(4, 6, F).astype(np.float64), "got .* float64"),
         (draw(4, 12, F)[:, ::2], "not C-contiguous"),
-        ({"z": draw(4, 6, F)}, "inputs must be arrays for x; got z"),
-        ([1.0], "inputs must be arrays for x; got list"),
+        ({"z": draw(4, 6, F)}, "inputs must be arrays for x, not z"),
+        ([1.0], "inputs must be arrays for x, not list"),
         ({"x": [1.0]}, "got list"),
     ],
 )
@@ -203,7 +203,7 @@ def test_prepared_calls_refuse_other_arrays(given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch": 0, "steps": 5}, "batch must be a whole number from 1 on, got 0"),
+        ({"batch": 0, "steps": 5}, "batch must be a whole number from 1 on, not 0"),
         ({"batch": True, "steps": 5}, "batch must be a whole number"),
         ({"steps": 2.5}, "steps must be a whole number"),
         ({}, "give steps"),

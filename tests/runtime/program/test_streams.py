@@ -301,7 +301,7 @@ def test_states_are_taken_and_put_back() -> None:
     other = model.streams(4)
     other.set_states([1, 3], taken)
     assert np.array_equal(other.state[[1, 3]], taken) and not other.state[[0, 2]].any()
-    with pytest.raises(DataError, match=r"must be numbers of the shape \(1, 76\); got float32 \(2, 76\)"):
+    with pytest.raises(DataError, match=r"must be numbers of the shape \(1, 76\), not float32 \(2, 76\)"):
         other.set_states([0], taken)
     with pytest.raises(ConfigError, match="expected each stream once"):
         other.set_states([1, 1], taken)

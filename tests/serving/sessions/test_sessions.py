@@ -156,7 +156,7 @@ def test_exported_state_goes_on_where_it_was_taken() -> None:
     assert y_of(here[0]).tobytes() == y_of(there[0]).tobytes()
     other.restore("copy", np.zeros_like(sessions.state("a")))
     assert not other.state("copy").any()
-    with pytest.raises(DataError, match=r"the state must be 36 numbers; got float32 \(3,\)"):
+    with pytest.raises(DataError, match=r"the state must be 36 numbers, not float32 \(3,\)"):
         other.restore("copy", np.zeros(3, np.float32))
     assert len(other) == 1
 

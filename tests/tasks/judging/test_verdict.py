@@ -2,8 +2,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+import typer
 
-from cellerate.cli.figures import in_options
+from cellerate.cli.main import app
+from cellerate.cli.words import in_options, verb_of
 from cellerate.data.series.series import SeriesData
 from cellerate.data.times.frequency import parse_frequency
 from cellerate.tasks.judging.verdict import hints_for, verdict_of
@@ -92,7 +94,7 @@ def test_hints_name_what_the_model_does_not_use_and_the_data_allow():
     alone = dataclasses.replace(data, times=None, segments=((0, 8, ""),), feature_columns=(0,))
     assert hints_for(SeriesOptions(target=["y"]), alone) == ("a longer window (window)",)
     worse = verdict_of(report({"mae": 2.0}, last_value={"mae": 1.0}), found)["sentence"]
-    assert in_options(worse).endswith(
+    assert in_options(worse, verb_of(typer.main.get_command(app), ["train", "series"])).endswith(
         "To try: a longer window (--window), the hour, the weekday or the month (--calendar), a scale for each series "
         "(--scaling series), columns that are known in advance (--future), more training, a smaller model; or use last "
         "value itself, which needs no network."

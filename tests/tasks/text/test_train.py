@@ -164,7 +164,7 @@ def test_training_says_what_the_text_lacks_and_whose_licence_is_in_it(tmp_path):
     licence = "*** START OF THE PROJECT GUTENBERG EBOOK X ***\n"
     fit(tmp_path, text=licence + TEXT * 2 + "QQZZ", display=heard)
     assert "the licence of Project Gutenberg in it" in heard.said[0]
-    assert "--strip-gutenberg" in heard.said[0]
+    assert "strip_gutenberg=True" in heard.said[0]
     assert heard.said[1].startswith("'Q', 'Z' occur in the held-out part only")
     assert "too few to tell one model from another" in heard.said[2]
     heard = Heard()

@@ -13,6 +13,7 @@ from typing import Literal
 
 from cellerate.data.files.text_encoding import likely_encoding
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 Errors = Literal["strict", "replace"]
 
@@ -75,7 +76,7 @@ def decoded(chunks: Iterable[bytes], path: Path, errors: Errors, encoding: str =
         except UnicodeError as error:
             raise DataError(
                 f"{path} cannot be read as {encoding}: {error}. Of UTF-16 without a byte-order mark, say which one "
-                "(encoding='utf-16-le' or 'utf-16-be')."
+                f"({argument('encoding', 'utf-16-le', 'utf-16-be')})."
             ) from error
         taken += len(chunk)
         if text and not started:
@@ -88,7 +89,7 @@ def decoded(chunks: Iterable[bytes], path: Path, errors: Errors, encoding: str =
 def check_errors(errors: str) -> None:
     """Raises `ConfigError` unless `errors` is "strict" or "replace"."""
     if errors not in ("strict", "replace"):
-        raise ConfigError(f"errors should be 'strict' or 'replace', got {errors!r}.")
+        raise ConfigError(f"{argument('errors')} must be 'strict' or 'replace', not {errors!r}.")
 
 
 def check_codec(encoding: object) -> None:
@@ -103,8 +104,8 @@ def check_codec(encoding: object) -> None:
         near = difflib.get_close_matches(str(encoding).lower(), known, 3, 0.5)
         hint = f" Near it: {', '.join(near)}." if near else ""
         raise ConfigError(
-            f"encoding must be one that Python knows, such as utf-8, utf-16, windows-1252 or shift_jis, not "
-            f"{encoding!r}.{hint}"
+            f"{argument('encoding')} must be one that Python knows, such as utf-8, utf-16, windows-1252 or "
+            f"shift_jis, not {encoding!r}.{hint}"
         ) from error
 
 
@@ -125,11 +126,12 @@ def _check_likely(path: Path, data: bytes, encoding: str) -> None:
     wide = likely is not None and is_wide(likely) and (marked or len(head) >= _FEWEST_BYTES)
     if likely is not None and wide and not is_wide(encoding):
         raise DataError(
-            f"{path} is not {name}: it looks like {likely[:6].upper()}. Pass encoding={likely!r}."
+            f"{path} is not {name}: it looks like {likely[:6].upper()}. Pass {argument('encoding', likely)}."
         )
     if codecs.lookup(encoding).name in _ONE_BYTE and _is_utf8(data):
         raise DataError(
-            f"{path} is not {name}: it is UTF-8, with characters of several bytes. Pass encoding='utf-8'."
+            f"{path} is not {name}: it is UTF-8, with characters of several bytes. Pass "
+            f"{argument('encoding', 'utf-8')}."
         )
 
 
@@ -145,16 +147,16 @@ def _is_utf8(data: bytes) -> bool:
 def _undecodable(path: Path, error: UnicodeDecodeError, offset: int, encoding: str) -> DataError:
     data, place = error.object, error.start
     name = "UTF-8" if encoding == "utf-8" else encoding
-    hint = "Give the encoding that it has (encoding)"
+    hint = f"Give the encoding that it has ({argument('encoding')})"
     if encoding == "utf-8" and likely_encoding(data) == "cp1252":
         shown = data[max(0, place - _SHOWN_BYTES) : place + _SHOWN_BYTES].decode("cp1252")
         hint = (
-            f"Read as Windows-1252, the place says {shown!r}: if that is right, pass encoding='windows-1252'. Else "
-            "give the encoding that it has"
+            f"Read as Windows-1252, the place says {shown!r}: if that is right, pass "
+            f"{argument('encoding', 'windows-1252')}. Else give the encoding that it has"
         )
     return DataError(
         f"{path} is not {name}: byte 0x{data[place]:02X} at byte offset {offset + place} is invalid. {hint}, or pass "
-        "errors='replace' to read such bytes as U+FFFD."
+        f"{argument('errors', 'replace')} to read such bytes as U+FFFD."
     )
 
 

@@ -33,6 +33,7 @@ from cellerate.data.times import (
 from cellerate.errors import ConfigError, DataError, OutputError
 from cellerate.files import exclusive, output_error, publish_folder
 from cellerate.listener import SILENT, Listener
+from cellerate.messages import Message, argument, marked
 
 _BUILDING = ".building"
 _COPIED_BYTES, _SWAPPED_ROWS = 16 << 20, 1 << 20
@@ -212,8 +213,8 @@ class _Build:
                 sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
                 source.unlink()
         place = reader.place if done.sorted else self._place_before_sorting(reader)
-        marked = Sentinels(**done.sentinels).notes(self._columns.values)
-        times, counts, notes = None, done.counts, [*self._notes, *done.notes, *marked]
+        sentinels = Sentinels(**done.sentinels).notes(self._columns.values)
+        times, counts, notes = None, done.counts, [*self._notes, *done.notes, *sentinels]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
             counts, notes = ordered.counts, [*notes, told, *ordered.notes]
@@ -243,7 +244,7 @@ class _Build:
             for first in range(0, undecided, _SWAPPED_ROWS):
                 stop = min(undecided, first + _SWAPPED_ROWS)
                 times[first:stop] = swap_day_and_month(times[first:stop])
-        return form, told or (f"read as: {form.words}" if form.words else "")
+        return form, told or (Message(f"read as: {marked(form.words)}") if form.words else "")
 
     def _ordered(
         self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]
@@ -252,7 +253,8 @@ class _Build:
         zone = self._reading.time_zone
         if zone is not None and form.kind == "number":
             raise ConfigError(
-                f"time_zone is {zone!r}, but the column {self._columns.time!r} holds plain numbers: leave it out."
+                f"{argument('time_zone')} is {zone!r}, but the column {self._columns.time!r} holds plain numbers: "
+                "leave it out."
             )
         clock = zone if zone is not None and not form.zone else ""
         how = Sorting(self._reading.duplicates, clock, form, self._columns.values, place)
@@ -266,7 +268,7 @@ class _Build:
             raise DataError(
                 f"{reader.place(row)}: column {self._columns.values[column]!r} has no value "
                 f"({sum(done.holes)} values are missing in all). Choose what to do with missing values: "
-                f"missing='drop', 'ffill' or 'interpolate'."
+                f"{argument('missing', 'drop', 'ffill', 'interpolate')}."
             )
 
     def _laid_out(

@@ -7,6 +7,7 @@ from pathlib import Path
 from cellerate.data.settings import Reading
 from cellerate.data.tables import NpyTable, Table, columns_of_time, of_parts, with_clock
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import Message, argument
 
 _TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
 # Columns of these names hold times only if their values are some.
@@ -63,12 +64,14 @@ def choose_columns(
     series = tuple(reading.series_column)
     asked = {"targets": targets, "features": list(features or ())}
     asked |= {"time_column": [time_column] if time_column else [], "series_column": list(series)}
-    for argument, wanted in asked.items():
+    for given, wanted in asked.items():
         for name in wanted:
-            if name not in names and not (argument == "time_column" and columns_of_time(name, names)):
-                raise DataError(f"{path} has no column {name!r} ({argument}). It has: {', '.join(names)}.")
+            if name not in names and not (given == "time_column" and columns_of_time(name, names)):
+                raise DataError(
+                    f"{path} has no column {name!r} ({argument(given)}). It has: {', '.join(names)}."
+                )
         if len(set(wanted)) < len(wanted):
-            raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
+            raise ConfigError(f"{argument(given)} names a column twice: {', '.join(wanted)}.")
     note, left_out = "", []
     if time_column == "":
         time_column = None
@@ -86,7 +89,9 @@ def choose_columns(
         if not features:
             raise DataError(_no_numbers(path, names, look))
     elif not features:
-        raise ConfigError("features is empty; expected at least one column, or None for all of them.")
+        raise ConfigError(
+            f"{argument('features')} is empty; expected at least one column, or None for all of them."
+        )
     special = [*(("time", name) for name in of_time), *(("series", name) for name in series)]
     for what, column in special:
         if column is not None and column in (*targets, *features):
@@ -132,7 +137,7 @@ def _one_column(
     for name in likely if look is not None else ():
         if look is not None and _holds_times(look, name):
             return name, f"times from the column {name!r}"
-    return None, "no time column found: rows count as steps; name it with time_column"
+    return None, Message(f"no time column found: rows count as steps; name it with {argument('time_column')}")
 
 
 def _holds_times(table: Table, column: str) -> bool:

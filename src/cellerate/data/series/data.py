@@ -10,6 +10,7 @@ import numpy as np
 from cellerate.data.arrays import open_rows
 from cellerate.data.times import Frequency, TimeForm
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class SeriesData:
         if self.frequency is None:
             raise DataError(
                 "the series has a single row, so nobody knows which times follow: give more rows, or say how often "
-                "there is one (frequency)."
+                f"there is one ({argument('frequency')})."
             )
         return np.concatenate([known, self.frequency.after(self.times[end - 1], count - len(known))])
 
@@ -143,8 +144,8 @@ class SeriesData:
                 if edges[1] < 1:
                     which = f"series {name!r}" if name else "the series"
                     raise DataError(
-                        f"{which} has {total} rows: test_size={test_size} and {held} rows of validation leave none to "
-                        "train on. Give more rows, or test on fewer."
+                        f"{which} has {total} rows: {argument('test_size', test_size)} and {held} rows of validation "
+                        "leave none to train on. Give more rows, or test on fewer."
                     )
             elif counts is None:
                 edges = [0, round(total * train), round(total * min(1.0, train + validation)), total]

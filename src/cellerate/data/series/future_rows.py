@@ -17,6 +17,7 @@ from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.tables import as_sources, check_readers, find_tables
 from cellerate.errors import DataError
 from cellerate.listener import SILENT, Callbacks, Listener
+from cellerate.messages import argument
 
 
 class FutureRows:
@@ -48,7 +49,7 @@ class FutureRows:
         if data.times is None:
             raise DataError(
                 f"the rows of {self._source} have no times, so what is known in advance cannot be told from the past: "
-                "name the time column (time_column)."
+                f"name the time column ({argument('time_column')})."
             )
         stretches = self._stretches.get(series, [])
         known = np.concatenate(
@@ -64,7 +65,7 @@ class FutureRows:
             raise DataError(
                 f"{self._source} has no {', '.join(map(repr, self._missing(missing)))}{whose} at {at}, and the "
                 f"model needs {'it' if len(self._columns) == 1 else 'them'} from {first} to {last}: add these "
-                "rows at the end of the data with empty targets, or give a table of them (future)."
+                f"rows at the end of the data with empty targets, or give a table of them ({argument('future')})."
             )
         columns = [data.columns.index(name) for name in self._columns]
         return np.asarray(data.values[numbers[place]][:, columns])
@@ -126,7 +127,7 @@ def open_known(
     for name in columns:
         if name not in data.feature_names:
             raise DataError(
-                f"future names {name!r}, which is not a column of numbers beside the times and series of "
+                f"{argument('future')} names {name!r}, which is not a column of numbers beside the times and series of "
                 f"{_named(paths)}. These are: {', '.join(data.feature_names)}."
             )
     if not columns:

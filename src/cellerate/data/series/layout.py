@@ -25,6 +25,7 @@ from cellerate.data.times import (
     settled,
 )
 from cellerate.errors import DataError
+from cellerate.messages import Message, argument
 
 _BLOCK_BYTES = 16 << 20
 _NAMED = 3
@@ -83,8 +84,10 @@ class Layout:
             return []
         some = ", ".join(holidays[:_NAMED]) + (", …" if len(holidays) > _NAMED else "")
         return [
-            f"trading days: {len(holidays):,} weekdays without a row count as holidays ({some}); "
-            "frequency='business-day' takes them for gaps"
+            Message(
+                f"trading days: {len(holidays):,} weekdays without a row count as holidays ({some}); "
+                f"{argument('frequency', 'business-day')} takes them for gaps"
+            )
         ]
 
 
@@ -183,7 +186,7 @@ class _Clock:
             before, after = self.form.write(times[at : at + 2])
             raise DataError(
                 f"{self.place(first + at + 1 - back)}: the time goes from {before} to {after}, but the frequency is "
-                f"{self.frequency.name}. Fill the gap, or choose gaps='split' or 'ignore'."
+                f"{self.frequency.name}. Fill the gap, or choose {argument('gaps', 'split', 'ignore')}."
             )
         begins[1 - back :] |= irregular
         return begins

@@ -13,6 +13,7 @@ from cellerate.data.series.read import npy_header
 from cellerate.data.settings import Duplicates
 from cellerate.data.times import TimeForm, never_shown, to_instants, to_local, zones_of_repeats
 from cellerate.errors import DataError
+from cellerate.messages import argument
 
 # So many rows of small series are sorted together, and so many are written at once.
 _TOGETHER, _WRITTEN = 1 << 20, 1 << 14
@@ -163,9 +164,9 @@ def _sorted(times: np.ndarray, codes: np.ndarray, first: int, how: Sorting) -> t
     if missing.any():
         at = int(np.argmax(missing))
         raise DataError(
-            f"{how.place(int(order[at]) + first)}: the clock of time_zone={how.zone!r} never showed "
-            f"{how.form.write(local[at : at + 1])[0]}, because it was put forward then. Name another time_zone, or "
-            "leave it out."
+            f"{how.place(int(order[at]) + first)}: the clock of {argument('time_zone', how.zone)} never showed "
+            f"{how.form.write(local[at : at + 1])[0]}, because it was put forward then. Name another "
+            f"{argument('time_zone')}, or leave it out."
         )
     again = np.zeros(len(local), bool)
     again[1:] = (local[1:] == local[:-1]) & (codes[1:] == codes[:-1])
@@ -213,9 +214,9 @@ def _refuse(rows: np.ndarray, times: np.ndarray, same: np.ndarray, values: np.nd
     if zones:
         raise DataError(
             f"{message}The clock is put back then in zones such as {', '.join(zones[:3])}: name yours "
-            f"(time_zone={zones[0]!r}), or choose duplicates='first', 'last' or 'mean'."
+            f"({argument('time_zone', zones[0])}), or choose {argument('duplicates', 'first', 'last', 'mean')}."
         )
     raise DataError(
-        f"{message}Choose duplicates='first', 'last' or 'mean'; if the file holds several series, name the column that "
-        "tells them apart (series_column)."
+        f"{message}Choose {argument('duplicates', 'first', 'last', 'mean')}; if the file holds several series, name "
+        f"the column that tells them apart ({argument('series_column')})."
     )

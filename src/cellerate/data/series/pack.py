@@ -20,6 +20,7 @@ from cellerate.data.series.block_checksums import block_checksums, damaged_byte
 from cellerate.data.times import Frequency, TimeForm
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
+from cellerate.messages import from_json, to_json
 
 _FORMAT = "cellerate-series-1"
 _DESCRIPTION = "series.json"
@@ -87,7 +88,7 @@ def describe(folder: Path, packed: PackedSeries, *, in_place: bool) -> None:
         },
         "frequency": None if packed.frequency is None else packed.frequency.to_config(),
         "form": packed.form.to_config(),
-        "notes": list(packed.notes),
+        "notes": [to_json(note) for note in packed.notes],
     }
     description["checksum"] = _own_checksum(description)
     with atomic_write(folder / _DESCRIPTION) as beside:
@@ -154,7 +155,7 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
             str(told["fingerprint"]),
             Frequency.from_config(told["frequency"]) if "frequency" in told else _frequency_of(step),
             TimeForm.from_config(told.get("form")),
-            tuple(map(str, told.get("notes", ()))),
+            tuple(map(from_json, told.get("notes", ()))),
             checksums is not None,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:

@@ -25,6 +25,7 @@ from cellerate.data.times import TimeForm, swap_day_and_month
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
 from cellerate.listener import SILENT, Listener
+from cellerate.messages import argument
 
 _NOTE_EVERY_S = 2.0
 _FIRST = {"dmy": "the day", "mdy": "the month"}
@@ -179,8 +180,8 @@ class Reader:
         elif known is not None and known.order in ("dmy", "mdy") and form.order not in ("", known.order):
             raise DataError(
                 f"the time column {self._columns.time!r} has {_FIRST[form.order]} first in "
-                f"{form.evidence or 'one place'}, and {_FIRST[known.order]} first in "
-                f"{known.evidence or 'another'}. Write all dates in one way, or say which is first (date_order)."
+                f"{form.evidence or 'one place'}, and {_FIRST[known.order]} first in {known.evidence or 'another'}. "
+                f"Write all dates in one way, or say which is first ({argument('date_order')})."
             )
         if form.order == "mdy" and known is not None and known.order == "?":
             done.last_time = done.last_month_first
@@ -241,9 +242,9 @@ class Reader:
         if lost.any():
             row, column = (int(place) for place in np.argwhere(lost)[0])
             raise DataError(
-                f"{self.place(done.rows + row)}: column {self._columns.values[column]!r} "
-                f"holds {numbers[row, column]:g}, too large for {self._dtype}. Use storage='float32', or "
-                f"rescale the column."
+                f"{self.place(done.rows + row)}: column {self._columns.values[column]!r} holds "
+                f"{numbers[row, column]:g}, too large for {self._dtype}. Use {argument('storage', 'float32')}, or "
+                "rescale the column."
             )
         if not finite.all():
             stored[~finite] = np.nan

@@ -7,6 +7,7 @@ from typing import Any
 
 from cellerate.errors import DataError
 from cellerate.format import listed
+from cellerate.messages import argument
 
 _NAMED = 5
 
@@ -21,7 +22,8 @@ class EmptyColumnsError(DataError):
     def __init__(self, columns: Sequence[str], rows: int) -> None:
         self.columns = tuple(columns)
         super().__init__(
-            f"column {columns[0]!r} has no value in any of the {rows} rows; leave it out of targets and features."
+            f"column {columns[0]!r} has no value in any of the {rows} rows; leave it out of "
+            f"{argument('targets')} and {argument('features')}."
         )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.messages import Message, argument
+
 USUAL = (
     *(-99.0, -999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0),
     *(-99.9, -99.99, -999.9, -999.99, -999.25, -9999.99, 1e20, -1e20),
@@ -66,9 +68,11 @@ class Sentinels:
                 if away > _FAR * (high - low) and away > 0:
                     named.setdefault(end, []).append(f"{columns[place]!r} ({self.counts[place]:,} times)")
         return [
-            f"{end:g} is far from all other values of {', '.join(where[:_NAMED])}"
-            + (f" and {len(where) - _NAMED} more columns" if len(where) > _NAMED else "")
-            + f": if it stands for missing ones, say missing_values='{end:g}'"
+            Message(
+                f"{end:g} is far from all other values of {', '.join(where[:_NAMED])}"
+                + (f" and {len(where) - _NAMED} more columns" if len(where) > _NAMED else "")
+                + f": if it stands for missing ones, say {argument('missing_values', f'{end:g}')}"
+            )
             for end, where in named.items()
         ]
 

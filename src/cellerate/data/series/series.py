@@ -25,6 +25,7 @@ from cellerate.data.tables import SERIES, VALUE, NpyTable, WideTable, as_sources
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import atomic_write, cache_dir
 from cellerate.listener import SILENT, Listener
+from cellerate.messages import argument, marked
 
 __all__ = ["SeriesData", "SeriesPart", "SeriesSplit", "open_series"]
 
@@ -72,12 +73,16 @@ def open_series(
     if reading.wide:
         targets = _wide_targets(reading)
     if not targets:
-        raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
+        raise ConfigError(
+            f"{argument('targets')} is {targets!r}; expected a list of at least one column name."
+        )
     paths = as_sources(paths)
     path = _packed_path(paths)
     if path is not None:
         if table is not None and (given := table.given):
-            raise ConfigError(f"{path} is packed, and {given} say how tables are written: leave that out.")
+            raise ConfigError(
+                f"{path} is packed, and {marked(given)} say how tables are written: leave that out."
+            )
         packed = open_packed(path)
         kinds = dict.fromkeys(packed.columns, "number")
         here = dataclasses.replace(reading, targets=targets, time_column="", series_column=())
@@ -134,10 +139,12 @@ def _wide_targets(reading: Reading) -> Sequence[str]:
     if any(list(named or [VALUE]) != [VALUE] for named in (reading.targets, reading.features)):
         raise ConfigError(
             f"of a wide table each column is a series, and the target and feature is {VALUE!r}: name no other "
-            "to forecast (target) or to see (feature)."
+            f"to forecast ({argument('target')}) or to see ({argument('feature')})."
         )
     if reading.series_column:
-        raise ConfigError("the series of a wide table are its columns: leave series_column out.")
+        raise ConfigError(
+            f"the series of a wide table are its columns: leave {argument('series_column')} out."
+        )
     return [VALUE]
 
 

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from cellerate.data.files import check_codec
 from cellerate.errors import ConfigError
+from cellerate.messages import Message, argument
 from cellerate.settings import check_choice, check_number
 
 DateOrder = Literal["auto", "ymd", "mdy", "dmy"]
@@ -70,17 +71,18 @@ class TableOptions:
             len(self.separator) != 1 or ord(self.separator) > 127 or self.separator in '"\r\n'
         ):
             raise ConfigError(
-                f"separator must be one ASCII character such as ';', or tab, not {self.separator!r}."
+                f"{argument('separator')} must be one ASCII character such as ';', or tab, not {self.separator!r}."
             )
         if self.decimal is not None and self.decimal not in (".", ","):
-            raise ConfigError(f"decimal must be '.' or ',', not {self.decimal!r}.")
+            raise ConfigError(f"{argument('decimal')} must be '.' or ',', not {self.decimal!r}.")
         if self.thousands is not None and self.thousands not in _THOUSANDS:
             raise ConfigError(
-                f"thousands must be ',', '.', 'space', an apostrophe or 'none', not {self.thousands!r}."
+                f"{argument('thousands')} must be ',', '.', 'space', an apostrophe or 'none', not {self.thousands!r}."
             )
         if self.decimal is not None and self.decimal == self.thousands:
             raise ConfigError(
-                f"decimal and thousands cannot be the same: {self.decimal!r} stands for one of them only."
+                f"{argument('decimal')} and {argument('thousands')} cannot be the same: {self.decimal!r} stands for "
+                "one of them only."
             )
         check_choice("date_order", self.date_order, get_args(DateOrder))
         check_choice("header", self.header, get_args(Header))
@@ -89,11 +91,13 @@ class TableOptions:
             check_codec(self.encoding)
 
     @property
-    def given(self) -> str:
+    def given(self) -> Message:
         """The fields that are not left out, as arguments."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value != defaults[name])
+        return Message(
+            ", ".join(argument(name, value) for name, value in given.items() if value != defaults[name])
+        )
 
 
 def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
@@ -104,7 +108,9 @@ def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
     """
     given = [missing_values] if isinstance(missing_values, str) else missing_values
     if not isinstance(given, Iterable) or not all(isinstance(one, str | int | float) for one in given):
-        raise ConfigError(f"missing_values must be words or numbers such as -999, not {missing_values!r}.")
+        raise ConfigError(
+            f"{argument('missing_values')} must be words or numbers such as -999, not {missing_values!r}."
+        )
     words = [word.strip() for one in given for word in str(one).split(",")]
     return tuple(dict.fromkeys(filter(None, words)))
 

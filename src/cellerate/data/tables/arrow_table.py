@@ -20,6 +20,7 @@ from cellerate.data.tables.table import Block, Kind, TableFile
 from cellerate.data.times import TimeParser
 from cellerate.errors import DataError
 from cellerate.format import listed
+from cellerate.messages import Message, argument, marked
 
 _BLOCK_ROWS = 1 << 16
 _PART_ROWS = 1 << 20
@@ -127,8 +128,10 @@ class ArrowTable(TableFile):
                     said.append(f"left out: column {name!r} has no value in the first rows")
                 elif found[2]:
                     said.append(
-                        f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is not a "
-                        f"number (if it stands for a missing one: missing_values={found[0]!r})"
+                        Message(
+                            f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is not a "
+                            f"number (if it stands for a missing one: {argument('missing_values', found[0])})"
+                        )
                     )
                 else:
                     texts.append(f"{name!r} ({found[0]!r} in data row {found[1] + 1})")
@@ -344,8 +347,10 @@ def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
 
 def no_number(path: Path, column: str, value: object, row: int, advice: str = "") -> DataError:
     """The error of a value that is not a number, in a row counted from 0."""
-    missing = f"if it stands for a missing value, say missing_values={value!r}"
-    advice = advice or f"Correct it; {missing}; or leave the column out of targets and features."
+    missing = f"if it stands for a missing value, say {argument('missing_values', value)}"
+    advice = marked(advice) or (
+        f"Correct it; {missing}; or leave the column out of {argument('targets')} and {argument('features')}."
+    )
     return DataError(
         f"{path}: column {column!r} holds {value!r} in data row {row + 1}, which is not a number. {advice}"
     )

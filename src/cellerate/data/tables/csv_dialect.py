@@ -19,6 +19,7 @@ from cellerate.data.tables.csv_header import has_header, header_rows, is_plain, 
 from cellerate.data.tables.number_forms import bare
 from cellerate.data.tables.number_marks import WORDS, Marks, columns_of, is_number, readings
 from cellerate.errors import DataError
+from cellerate.messages import argument
 
 _SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE_BYTES = 1 << 16
@@ -138,7 +139,9 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     _check_top(path, lines, options)
     lines = lines[options.skip_lines :]
     if not any(line.strip() for line in lines):
-        raise DataError(f"{path} is empty after skip_lines={options.skip_lines}; expected a header and rows.")
+        raise DataError(
+            f"{path} is empty after {argument('skip_lines', options.skip_lines)}; expected a header and rows."
+        )
     separator = options.separator or _separator(path, lines)
     blanks = options.separator is None and separator not in lines[0] and stands_apart(lines[:_SAMPLE_ROWS])
     if blanks:
@@ -148,7 +151,7 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     if len(rows) > 2 and len({len(row) for row in rows[1:]}) == 1 and len(rows[0]) == 1 < len(rows[1]):
         raise DataError(
             f"{path} begins with the line {lines[0].strip()[:_SHOWN]!r}, which is not a row of the table below it. "
-            "Leave it out with skip_lines=1."
+            f"Leave it out with {argument('skip_lines', 1)}."
         )
     places = [str(place) for place in range(len(rows[0]))]
     marks = Marks()
@@ -199,8 +202,8 @@ def unclear_number(path: Path, column: str, value: str, why: str = "") -> DataEr
     decimals, grouped = readings(value)
     return DataError(
         f"{path}: column {column!r} holds {value!r}, which is {decimals} or {grouped}, and "
-        f"{why or 'nothing in the file says which'}. For {decimals} give decimal={WORDS[mark]!r}, for {grouped} give "
-        f"decimal={WORDS[other]!r}."
+        f"{why or 'nothing in the file says which'}. For {decimals} give {argument('decimal', WORDS[mark])}, for "
+        f"{grouped} give {argument('decimal', WORDS[other])}."
     )
 
 
@@ -223,7 +226,8 @@ def _encoding(path: Path, data: bytes) -> str:
     if found is None:
         where = f"byte 0 at offset {data.index(0)}" if 0 in data else "bytes that belong to no usual encoding"
         raise DataError(
-            f"{path} is not text: it holds {where}. If it is text, give its encoding (encoding); else write it anew."
+            f"{path} is not text: it holds {where}. If it is text, give its encoding ({argument('encoding')}); else "
+            "write it anew."
         )
     return {"utf-8-sig": "utf-8"}.get(found, found)
 
@@ -235,12 +239,12 @@ def _decoded(path: Path, data: bytes, encoding: str) -> str:
         text = codecs.getincrementaldecoder(encoding)().decode(data, False)
     except UnicodeError as error:
         raise DataError(
-            f"{path} is not {encoding}: {error}. Give the encoding that it has (encoding)."
+            f"{path} is not {encoding}: {error}. Give the encoding that it has ({argument('encoding')})."
         ) from error
     if "\0" in text:
         raise DataError(
-            f"{path} is not text in {encoding}: it holds zero bytes. Give the encoding that it has (encoding), or "
-            "write it anew."
+            f"{path} is not text in {encoding}: it holds zero bytes. Give the encoding that it has "
+            f"({argument('encoding')}), or write it anew."
         )
     text = text.removeprefix("\ufeff")
     start = text.lstrip()[:200].lower()
@@ -267,7 +271,7 @@ def _check_top(path: Path, lines: Sequence[str], options: TableOptions) -> None:
         what = f"the comment {first[:_SHOWN]!r}" if first else "an empty line"
         raise DataError(
             f"{path} begins with {what}, and the table in line {top + 1}. Leave {top} "
-            f"{'lines' if top > 1 else 'line'} out with skip_lines={top}."
+            f"{'lines' if top > 1 else 'line'} out with {argument('skip_lines', top)}."
         )
 
 
@@ -306,7 +310,7 @@ def _separator(path: Path, lines: Sequence[str]) -> str:
     if len(same) > 1:
         raise DataError(
             f"{path}: its rows have as many values with {_NAMES[same[0]]} between them as with {_NAMES[same[1]]}. "
-            f"Say which it is: separator={same[0]!r} or separator={same[1]!r}."
+            f"Say which it is: {argument('separator', same[0])} or {argument('separator', same[1])}."
         )
     return best
 
@@ -350,8 +354,8 @@ def _marks(
         found = sorted(set(marks.seen.values()), key=lambda one: (int(one[0]), one[1]))
         shown = " and ".join(f"{value!r} in column {int(place) + 1}" for place, value in found[:3])
         raise DataError(
-            f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean (decimal='point' or "
-            "decimal='comma'); then values that do not fit are refused by their row."
+            f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean ({argument('decimal', 'point')} or "
+            f"{argument('decimal', 'comma')}); then values that do not fit are refused by their row."
         )
     elif decimals:
         decimal = decimals[0]

@@ -10,6 +10,7 @@ from cellerate.data.settings import TableOptions
 from cellerate.data.tables.number_marks import columns_of, is_number
 from cellerate.data.tables.table import MISSING
 from cellerate.errors import DataError
+from cellerate.messages import argument
 
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[ T]\d.*)?|\d{4}-\d{2}|\d{1,2}:\d{2}(?::\d{2})?")
 _SHOWN = 40
@@ -53,7 +54,7 @@ def has_header(
     if len(numbers) == len(rows[0]) > 1 and steps == {1}:
         raise DataError(
             f"{path}: the first row is {', '.join(rows[0])[:_SHOWN]}, which may be the names of the columns or values. "
-            "Say which: header='yes' or header='no'."
+            f"Say which: {argument('header', 'yes')} or {argument('header', 'no')}."
         )
     return False
 

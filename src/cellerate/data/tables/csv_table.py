@@ -15,6 +15,7 @@ from cellerate.data.tables.number_forms import NumberForm
 from cellerate.data.tables.number_marks import SPACES, WORDS, is_number, number_pattern
 from cellerate.data.tables.table import MISSING
 from cellerate.errors import DataError
+from cellerate.messages import Message, argument
 
 _BLOCK_BYTES = 4 << 20
 # Arrow compares whole cells with what stands for missing values.
@@ -186,26 +187,31 @@ class CsvTable(ArrowTable):
         if "Expected" in text and "columns" in text:
             mark = "a tab" if self.dialect.separator == "\t" else repr(self.dialect.separator)
             hint = (
-                f" Columns are taken to stand between {mark}; if they do not, give separator. A row of more or fewer "
-                "values has to be mended, and lines before the table are left out with skip_lines."
+                f" Columns are taken to stand between {mark}; if they do not, give {argument('separator')}. A row of "
+                f"more or fewer values has to be mended, and lines before the table are left out with "
+                f"{argument('skip_lines')}."
             )
         elif "UTF8" in text or isinstance(error, UnicodeError):
-            hint = " Give the encoding that it has (encoding)."
+            hint = f" Give the encoding that it has ({argument('encoding')})."
         return DataError(f"{self.path} cannot be read as CSV: {text.rstrip('.')}.{hint}")
 
 
 def number_advice(value: str, dialect: Dialect) -> str:
-    """The option with which a value would be a number, as a sentence; "" if there is none."""
+    """The argument with which a value would be a number, as a sentence; "" if there is none."""
     other = "," if dialect.decimal == "." else "."
     own_word, word = WORDS[dialect.decimal], WORDS[other]
-    for decimal, thousands, words in (
-        (dialect.decimal, other, f"thousands={word!r}"),
-        (dialect.decimal, " ", "thousands='space'"),
-        (other, "", f"decimal={word!r}"),
-        (other, dialect.decimal, f"decimal={word!r} and thousands={own_word!r}"),
+    for decimal, thousands, given in (
+        (dialect.decimal, other, {"thousands": word}),
+        (dialect.decimal, " ", {"thousands": "space"}),
+        (other, "", {"decimal": word}),
+        (other, dialect.decimal, {"decimal": word, "thousands": own_word}),
     ):
         if is_number(value, decimal, thousands):
-            return f"Correct it, or if it is one, say how numbers are written ({words})."
+            words = " and ".join(argument(name, mark) for name, mark in given.items())
+            return Message(f"Correct it, or if it is one, say how numbers are written ({words}).")
     if value.rstrip().endswith("%"):
-        return "Take the sign out of the column, or leave the column out of targets and features."
+        return Message(
+            f"Take the sign out of the column, or leave the column out of {argument('targets')} and "
+            f"{argument('features')}."
+        )
     return ""

@@ -10,6 +10,7 @@ from cellerate.data.tables.csv_header import header_rows, names_of
 from cellerate.data.tables.frames import FrameTable
 from cellerate.data.tables.table import MISSING
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 _MOST_SHOWN = 10
 # Rows times columns; a sheet of Excel may have a million rows of 16,384 cells.
@@ -31,7 +32,9 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
 
     name, sheets, rows = _sheet(path, options)
     if not rows:
-        raise DataError(f"{path} is empty: the sheet {name!r} holds no value. Name another one (sheet).")
+        raise DataError(
+            f"{path} is empty: the sheet {name!r} holds no value. Name another one ({argument('sheet')})."
+        )
     width = max(max(place for place, value in enumerate(row) if value is not None) for row in rows) + 1
     if width * len(rows) > _MOST_CELLS:
         raise DataError(
@@ -50,7 +53,7 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     if unnamed := names.count(""):
         if unnamed == width:
             raise DataError(
-                f"{path} has no column with a name in row {top}. Give the header (header='no' for none)."
+                f"{path} has no column with a name in row {top}. Give the header ({argument('header', 'no')} for none)."
             )
         told.append(
             f"without {unnamed} columns that have no name"
@@ -95,7 +98,9 @@ def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list
             sheets = book.sheetnames
             if options.sheet is not None and options.sheet not in sheets:
                 named = ", ".join(map(repr, sheets[:_MOST_SHOWN]))
-                raise ConfigError(f"sheet is {options.sheet!r}, but {path} has the sheets {named}.")
+                raise ConfigError(
+                    f"{argument('sheet')} is {options.sheet!r}, but {path} has the sheets {named}."
+                )
             name = options.sheet or sheets[0]
             sheet = book[name]
             # What the file claims of its size would be filled with empty cells.

@@ -9,6 +9,7 @@ from typing import Any
 from cellerate.data.settings import TableOptions
 from cellerate.data.tables.arrow_table import ArrowTable
 from cellerate.errors import DataError
+from cellerate.messages import argument
 
 _BLOCK_BYTES = 4 << 20
 _DEEPEST = 200
@@ -71,7 +72,7 @@ class JsonTable(ArrowTable):
         except UnicodeError as error:
             raise DataError(
                 f"{self.path} is not {self.options.encoding or 'UTF-8'}: {error}. Give the encoding that it has "
-                "(encoding)."
+                f"({argument('encoding')})."
             ) from error
         if rest.strip():
             yield rest

@@ -15,6 +15,7 @@ from cellerate.data.tables.table import Block, Kind, Table
 from cellerate.errors import ConfigError, DataError
 from cellerate.listener import SILENT, Listener
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 
 __all__ = ["Block", "Kind", "NpyTable", "Table", "find_tables", "open_table", "open_tables"]
 
@@ -125,7 +126,7 @@ def _by_suffix(path: Path, names: Sequence[str] | None, options: TableOptions) -
 
         return JsonTable(path, options)
     if options.sheet is not None:
-        raise ConfigError(f"sheet is for Excel files, and {path} is none: leave it out.")
+        raise ConfigError(f"{argument('sheet')} is for Excel files, and {path} is none: leave it out.")
     return CsvTable(path, options, names)
 
 

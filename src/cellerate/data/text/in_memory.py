@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 
 class TextTable(Protocol):
@@ -34,11 +35,13 @@ def given_lines(lines: TextLines, column: str | None = None) -> list[str]:
         DataError: The column of a table is missing or ambiguous.
     """
     if isinstance(lines, str):
-        raise ConfigError(f"lines must be a list of texts, got {lines!r:.60}: put a single line into a list.")
+        raise ConfigError(f"lines must be a list of texts, not {lines!r:.60}: put a single line into a list.")
     if (names := _columns(lines)) is not None:
         found = _values(lines[_column(lines, names, column)])  # type: ignore[index] # a table's are
     elif column is not None:
-        raise ConfigError(f"column is for a table or a Parquet file, and lines is a {type(lines).__name__}.")
+        raise ConfigError(
+            f"{argument('column')} is for a table or a Parquet file, and lines is a {type(lines).__name__}."
+        )
     else:
         found = _values(lines)
     for number, line in enumerate(found):
@@ -67,7 +70,8 @@ def _column(table: Any, names: list[Any], column: str | None) -> Any:
     if len(texts) != 1:
         several = f"several columns of texts ({', '.join(map(str, texts))})"
         raise DataError(
-            f"the table has {several if texts else f'no column of texts, only {listed}'}: say which one (column)."
+            f"the table has {several if texts else f'no column of texts, only {listed}'}: say which one "
+            f"({argument('column')})."
         )
     return texts[0]
 
@@ -81,5 +85,5 @@ def _values(lines: Any) -> list[Any]:
         return list(lines)
     except TypeError as error:
         raise ConfigError(
-            f"lines must be a list of texts, got {lines!r:.60}: give a list, an array or a column of them."
+            f"lines must be a list of texts, not {lines!r:.60}: give a list, an array or a column of them."
         ) from error

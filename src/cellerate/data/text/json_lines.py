@@ -7,6 +7,7 @@ from typing import Any
 
 from cellerate.data.files import Errors, with_newlines
 from cellerate.errors import DataError
+from cellerate.messages import argument
 
 _SUFFIXES = (".jsonl", ".ndjson")
 _SHOWN = 60
@@ -47,11 +48,13 @@ def field_texts(chunks: Iterable[str], path: Path, field: str | None, errors: Er
             raise DataError(f"{place} is not a JSON object: {_short(line)}. Each line must be one.")
         if field is None:
             raise DataError(
-                f"{path} has JSON lines: say which field has the text (field). Its first record has "
+                f"{path} has JSON lines: say which field has the text ({argument('field')}). Its first record has "
                 f"{_fields(record)}."
             )
         if field not in record:
-            raise DataError(f"{place} has no field {field!r}. It has {_fields(record)}: choose one (field).")
+            raise DataError(
+                f"{place} has no field {field!r}. It has {_fields(record)}: choose one ({argument('field')})."
+            )
         value = record[field]
         if value is not None and not isinstance(value, str):
             raise DataError(
@@ -80,7 +83,7 @@ def _whole(text: str, errors: Errors, place: str, field: str) -> str:
             code = ord(text[error.start])
             raise DataError(
                 f"{place}: the field {field!r} has half of a surrogate pair (\\u{code:04x}), which is not a character. "
-                "Mend it, or pass errors='replace' to read it as U+FFFD."
+                f"Mend it, or pass {argument('errors', 'replace')} to read it as U+FFFD."
             ) from error
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return with_newlines(text)

@@ -16,6 +16,7 @@ from cellerate.data.files import Errors, check_codec, check_errors, read_text, r
 from cellerate.data.text.json_lines import field_texts, is_json_lines
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 
 _PARQUET_MARK = b"PAR1"
 _PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -137,8 +138,11 @@ def line_blocks(
         ("field", field, "a file of JSON lines (*.jsonl, *.ndjson)", records),
     ):
         if value is not None and not fits:
-            instead = "its texts are named by field" if name == "column" and records else f"leave {name} out"
-            raise DataError(f"{name} {value!r} was asked for, but {file} is not {kind}: {instead}.")
+            by_field = name == "column" and records
+            instead = (
+                f"its texts are named by {argument('field')}" if by_field else f"leave {argument(name)} out"
+            )
+            raise DataError(f"{argument(name, value)} is given, but {file} is not {kind}: {instead}.")
     if parquet:
         return _parquet_blocks(file, column, size)
     chunks = read_text(file, errors, encoding)

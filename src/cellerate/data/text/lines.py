@@ -20,6 +20,7 @@ from cellerate.data.files import Errors, check_errors
 from cellerate.data.settings import Padding
 from cellerate.data.tokenizers import CharacterTokenizer, character_codes, check_text, narrowest_dtype
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.messages import argument, marked
 
 PAD, BOS, EOS, UNK = range(4)
 _FIRST_CHARACTER = 4
@@ -118,7 +119,7 @@ class LineVocabulary:
                 number = int(np.searchsorted(ends, place, side="right"))
                 position = place - int(ends[number]) + len(lines[number])
                 error = self._tokenizer.unknown(text, place, position)
-                raise DataError(f"line {first + number + 1}: {error}")
+                raise DataError(f"line {first + number + 1}: {marked(error)}")
         shifted = ids.astype(narrowest_dtype(self.size)) + narrowest_dtype(self.size).type(_FIRST_CHARACTER)
         shifted[unknown] = UNK
         return shifted
@@ -277,7 +278,7 @@ class _EncodedLines:
         _positive("max_length", max_length)
         check_errors(errors)
         if padding not in ("right", "left"):
-            raise ConfigError(f"padding should be 'right' or 'left', got {padding!r}.")
+            raise ConfigError(f"{argument('padding')} must be 'right' or 'left', not {padding!r}.")
         if not len(lines):
             raise DataError("there is no line: expected at least one.")
         self._left = padding == "left"
@@ -335,5 +336,5 @@ def _filled(numbers: np.ndarray, batch_size: int) -> np.ndarray:
 
 def _positive(name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name} should be an integer of at least 1, got {value!r}.")
+        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}.")
     return int(value)

@@ -41,6 +41,7 @@ from cellerate.data.tokenizers import (
     open_tokenizer,
 )
 from cellerate.errors import ConfigError, DataError, OutputError
+from cellerate.messages import argument, marked
 
 _CACHE_VERSION = 1
 _CACHE_END = struct.Struct("<QI8s")  # length and CRC-32 of the header before it, then the mark
@@ -109,7 +110,7 @@ class EncodedText:
         """
         if not 0 <= validation_fraction < 1:
             raise ConfigError(
-                f"validation_fraction should be at least 0 and less than 1, got {validation_fraction!r}."
+                f"{argument('validation_fraction')} must be at least 0 and less than 1, not {validation_fraction!r}."
             )
         cut = len(self.ids) - int(len(self.ids) * validation_fraction)
         return self.ids[:cut], self.ids[cut:]
@@ -293,7 +294,7 @@ def _encode(
             try:
                 write(encoder.push(text))
             except DataError as error:
-                raise DataError(f"{source.paths[index]}: {error}") from error
+                raise DataError(f"{source.paths[index]}: {marked(error)}") from error
         write(encoder.finish())
         if not count:
             raise _no_text(source.paths)

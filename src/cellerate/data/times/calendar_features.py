@@ -14,6 +14,7 @@ from cellerate.data.settings import PARTS, check_calendar
 from cellerate.data.times.zones import to_local
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.machine.environment import require
+from cellerate.messages import argument
 
 _YEARS_AHEAD = 10
 _MOST_HOLIDAYS = 100_000
@@ -191,12 +192,13 @@ def check_times(times: np.ndarray | None) -> np.ndarray:
     """The times if a calendar can be made of them. Raises `DataError` otherwise."""
     if times is None:
         raise DataError(
-            "calendar needs the time of each row, but the series has no time column: name it (time_column), or leave "
-            "calendar out."
+            f"{argument('calendar')} needs the time of each row, but the series has no time column: name it "
+            f"({argument('time_column')}), or leave {argument('calendar')} out."
         )
     if times.dtype.kind != "M":
         raise DataError(
-            "calendar needs dates, but the time column holds plain numbers: write dates, or leave calendar out."
+            f"{argument('calendar')} needs dates, but the time column holds plain numbers: write dates, or leave "
+            f"{argument('calendar')} out."
         )
     return times
 
@@ -210,8 +212,8 @@ def _holidays(country: str, years: range) -> np.ndarray:
         found = holidays.country_holidays(code, subdiv=subdivision or None, years=years)
     except NotImplementedError as error:
         raise ConfigError(
-            f"holidays is {country!r}, which the package `holidays` does not know: give the code of a country, such as "
-            "'DE', or of a part of one, such as 'DE-BY'."
+            f"{argument('holidays')} is {country!r}, which the package `holidays` does not know: give the code of a "
+            "country, such as 'DE', or of a part of one, such as 'DE-BY'."
         ) from error
     except ImportError as error:
         raise BackendError(f"the package `holidays` cannot be used: {error}.") from error

@@ -19,6 +19,7 @@ from cellerate.data.times.patterns import (
     zone_advice,
 )
 from cellerate.errors import DataError
+from cellerate.messages import argument, marked
 from cellerate.settings import check_choice
 
 DateOrder = Literal["auto", "ymd", "mdy", "dmy"]
@@ -241,14 +242,14 @@ class TimeParser:
         value = texts[bad].as_py()
         if self.form.order in _FIRST and self._order != "auto":
             raise DataError(
-                f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which is "
-                f"no date with the {_FIRST[self.form.order]} first. Leave date_order={self._order!r} out, or correct "
-                "it."
+                f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which "
+                f"is no date with the {_FIRST[self.form.order]} first. Leave {argument('date_order', self._order)} "
+                "out, or correct it."
             )
         advice = zone_advice(value) if isinstance(value, str) else ""
         raise DataError(
             f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which is no "
-            f"time as expected there. {advice or 'Write times like 2016-07-01 00:00:00, all in one way.'}"
+            f"time as expected there. {marked(advice) or 'Write times like 2016-07-01 00:00:00, all in one way.'}"
         )
 
 

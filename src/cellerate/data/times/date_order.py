@@ -8,6 +8,7 @@ import numpy as np
 from cellerate.data.times.form import TimeForm
 from cellerate.data.times.frequency import Frequency, find_frequency
 from cellerate.errors import DataError
+from cellerate.messages import argument
 
 LOOKED_AT = 200_000
 
@@ -54,7 +55,7 @@ def decide_order(
     raise DataError(
         f"{path}: the time column {column!r} holds {text!r}, and no value says whether day or month is first: it may "
         f"be {str(times[at])[:10]} (day first, {steps[0]}) or {str(other[at])[:10]} (month first, {steps[1]}). Say "
-        f"which: date_order='dmy' or 'mdy'."
+        f"which: {argument('date_order', 'dmy', 'mdy')}."
     )
 
 

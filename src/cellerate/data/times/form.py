@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cellerate.data.times.zones import offsets_at, to_local
+from cellerate.messages import Message, argument
 
 Kind = Literal["number", "epoch", "text", "stamp", "date"]
 Order = Literal["", "?", "dmy", "mdy"]
@@ -80,10 +81,11 @@ class TimeForm:
             said.append("months")
         if self.zone and self.kind != "epoch":
             last = (
-                f"times with changing offsets, written with the last, {self.zone}, unless time_zone says more"
+                f"times with changing offsets, written with the last, {self.zone}, unless {argument('time_zone')} says "
+                "more"
             )
             said.append(last if self.mixed else f"times in {self.zone}")
-        return ", ".join(filter(None, said))
+        return Message(", ".join(filter(None, said)))
 
     def month_first(self) -> "TimeForm":
         """The form of dates that were read day first, if the month is first."""

@@ -14,6 +14,7 @@ import numpy as np
 from cellerate.data.times.trading_days import come_back, missing_weekdays
 from cellerate.data.times.zones import to_instants, to_local
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 _DAY = np.timedelta64(1, "D")
 _UNITS_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
@@ -161,7 +162,7 @@ def parse_frequency(text: str) -> Frequency:
             return Frequency("month", count * _MONTHS[word])
         if word in WEEKDAYS and count == 1:
             return Frequency(word, 1)
-    raise ConfigError(f"frequency is {text!r}; expected one such as {_EXAMPLES}.")
+    raise ConfigError(f"{argument('frequency')} is {text!r}; expected one such as {_EXAMPLES}.")
 
 
 def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Frequency | None:
@@ -220,8 +221,8 @@ def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str)
     """
     if times.dtype.kind != "M":
         raise ConfigError(
-            f"frequency is {wanted.name}, but the times are plain numbers: leave it out, or name the column of dates "
-            "(time_column)."
+            f"{argument('frequency')} is {wanted.name}, but the times are plain numbers: leave it out, or name the "
+            f"column of dates ({argument('time_column')})."
         )
     days = to_local(times, zone).astype("datetime64[D]")
     if wanted.unit == "trading-day":
@@ -245,9 +246,7 @@ def season_of(frequency: Frequency | None) -> int | None:
     return round(in_a_day) if in_a_day >= 2 and abs(in_a_day - round(in_a_day)) < 1e-9 else None
 
 
-def check_agreement(
-    frequency: Frequency, times: np.ndarray, series: np.ndarray, names: Any, wanted: str = "gaps='ignore'"
-) -> None:
+def check_agreement(frequency: Frequency, times: np.ndarray, series: np.ndarray, names: Any) -> None:
     """Raises `DataError` if a series has rows at steps of its own, each of which would be a gap.
 
     Args:
@@ -255,7 +254,6 @@ def check_agreement(
         times: (N,) of some rows, rising inside each series.
         series: (N,) the number of each row's series, rising.
         names: The names of the series.
-        wanted: What a message offers.
     """
     inside = series[1:] == series[:-1]
     gap = np.zeros(len(times), bool)
@@ -273,7 +271,8 @@ def check_agreement(
         other = next((code for code, few in zip(codes, lost, strict=True) if not few), codes[0])
         raise DataError(
             f"series {names[codes[place]]!r} has rows every {_each(found)}, but series {names[other]!r} and most rows "
-            f"every {_each(frequency)}. Train on series of one frequency, or choose {wanted}."
+            f"every {_each(frequency)}. Train on series of one frequency, or choose "
+            f"{argument('gaps', 'ignore')}."
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.times.month_names import month_number
+from cellerate.messages import Message, argument
 
 # Groups: Y year, m month, d day, B month by name, q quarter, w week, u weekday, a and b day and month in either order,
 # H hour, M minute, S second, f fraction, p AM or PM, z offset; others are what stands between.
@@ -187,9 +188,9 @@ def zone_advice(text: str) -> str:
         return ""
     offset = _OFFSETS.get(found[1])
     such = f"{offset} if that is its offset" if offset is not None else "such as +02:00"
-    return (
+    return Message(
         f"It ends with {found[1]!r}, which stands for several time zones: write the offset ({such}), or leave it out "
-        "and name the zone (time_zone)."
+        f"and name the zone ({argument('time_zone')})."
     )
 
 

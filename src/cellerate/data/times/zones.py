@@ -8,6 +8,7 @@ import zoneinfo
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 _SECOND, _DAY_S = 1_000_000, 86_400
 _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})")
@@ -35,8 +36,8 @@ def check_zone(name: str | None) -> None:
         zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
         raise ConfigError(
-            f"time_zone is {name!r}, which is not a time zone known here; expected a name such as 'Europe/Berlin', or "
-            "'UTC'."
+            f"{argument('time_zone')} is {name!r}, which is not a time zone known here; expected a name such as "
+            "'Europe/Berlin', or 'UTC'."
         ) from error
 
 

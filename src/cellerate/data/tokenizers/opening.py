@@ -74,5 +74,5 @@ def _config_text(config: Mapping[str, Any], name: str, limit: int) -> str:
     value = config.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= limit:
         came = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-        raise DataError(f"{name!r} should be a string of 1 to {limit} characters, got {came}.")
+        raise DataError(f"{name!r} must be a string of 1 to {limit} characters, not {came}.")
     return value

@@ -248,7 +248,7 @@ def _checked_ids(ids: Iterable[int], size: int) -> np.ndarray:
     if not found.size:
         return np.array([], np.intp)
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise DataError(f"ids should be a flat sequence of integers, got {found.dtype} {found.shape}.")
+        raise DataError(f"ids must be a flat sequence of integers, not {found.dtype} {found.shape}.")
     if int(found.min()) < 0 or int(found.max()) >= size:
         wrong = found[(found < 0) | (found >= size)][0]
         raise DataError(f"id {wrong} is outside the vocabulary of {size} ids.")

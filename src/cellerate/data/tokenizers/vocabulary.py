@@ -16,11 +16,14 @@ from cellerate.data.files import read_text
 from cellerate.data.tokenizers.opening import open_tokenizer
 from cellerate.data.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.messages import Message, argument, marked
 
 Vocabulary: TypeAlias = str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | Mapping[int, str]
 """The forms of a vocabulary that `open_vocabulary` takes."""
 
-HAS_OWN_VOCABULARY = "vocabulary is for a model without one, and this one has its own: leave vocabulary out."
+HAS_OWN_VOCABULARY = Message(
+    f"{argument('vocabulary')} is for a model without one, and this one has its own: leave it out."
+)
 """The message for a vocabulary that is not needed."""
 
 # Keras's lookup layers have two entries that are not characters: the padding, and the one for unknown characters.
@@ -57,7 +60,7 @@ def open_vocabulary(spec: Vocabulary, size: int) -> Tokenizer:
         return _of_size(_from_list(_in_order(spec)), "vocabulary", size)
     if not isinstance(spec, str | os.PathLike):
         if not isinstance(spec, Iterable):
-            raise ConfigError(f"vocabulary is a {type(spec).__name__}; {_EXPECTED}.")
+            raise ConfigError(f"{argument('vocabulary')} is a {type(spec).__name__}; {_EXPECTED}.")
         return _of_size(_from_list(list(spec)), "vocabulary", size)
     name = os.fspath(spec)
     if name == "bytes":
@@ -111,13 +114,13 @@ def _from_list(entries: Sequence[Any]) -> Tokenizer:
     for place, one in enumerate(characters):
         if not isinstance(one, str) or len(one) != 1:
             raise ConfigError(
-                f"entry {place} of vocabulary is {one!r:.40}, which is not a single character; for words and pieces "
-                "of words give the path of a tokenizer.json."
+                f"entry {place} of {argument('vocabulary')} is {one!r:.40}, which is not a single character; "
+                "for words and pieces of words give the path of a tokenizer.json."
             )
     try:
         return CharacterTokenizer("".join(characters), in_order=True)
     except DataError as error:
-        raise ConfigError(f"vocabulary cannot be used: {error}") from error
+        raise ConfigError(f"{argument('vocabulary')} cannot be used: {marked(error)}") from error
 
 
 def _in_order(ids: Mapping[Any, Any]) -> list[Any]:
@@ -135,7 +138,8 @@ def _in_order(ids: Mapping[Any, Any]) -> list[Any]:
         by_id.setdefault(0, "")
     if len(by_id) < len(ids) or sorted(by_id) != list(range(len(by_id))):
         raise ConfigError(
-            f"vocabulary is a dictionary of {len(ids):,} entries, and its ids are not 0, 1, 2 and so on: {_EXPECTED}."
+            f"{argument('vocabulary')} is a dictionary of {len(ids):,} entries, and its ids are not 0, 1, 2 and so "
+            f"on: {_EXPECTED}."
         )
     return [by_id[one] for one in range(len(by_id))]
 

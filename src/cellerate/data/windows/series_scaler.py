@@ -10,6 +10,7 @@ import numpy as np
 
 from cellerate.data.windows.scaler import Scaler, held_by
 from cellerate.errors import DataError, ModelError
+from cellerate.messages import argument
 
 if TYPE_CHECKING:
     from cellerate.data.series import SeriesPart
@@ -73,8 +74,9 @@ class SeriesScaler:
         width = len(data.columns)
         if len(names) * width > MOST_NUMBERS:
             raise DataError(
-                f"scaling='series' keeps the scale of each of {len(names):,} series and {width:,} columns, and a model "
-                f"holds at most {MOST_NUMBERS:,}: choose scaling='global', or train on fewer columns."
+                f"{argument('scaling', 'series')} keeps the scale of each of {len(names):,} series and {width:,} "
+                f"columns, and a model holds at most {MOST_NUMBERS:,}: choose {argument('scaling', 'global')}, or "
+                "train on fewer columns."
             )
         place = {name: number for number, name in enumerate(names)}
         firsts = [first for first, _, _ in data.segments]

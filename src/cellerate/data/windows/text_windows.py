@@ -25,6 +25,7 @@ from cellerate.data.arrays import (
     take_windows,
 )
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 _SEED_PHASE = 4
 
@@ -75,8 +76,8 @@ class TextBatches(GatheredBatches):
         at_least(1, length=length, batch_size=batch_size, stride=stride)
         if not drop_last and stride != length:
             raise ConfigError(
-                f"stride is {stride} and length {length}: with drop_last=False every id is predicted once, "
-                f"so leave stride out."
+                f"{argument('stride')} is {stride} and length {length}: with {argument('drop_last', False)} every id "
+                f"is predicted once, so leave {argument('stride')} out."
             )
         self.batch_size = batch_size
         self.item = item
@@ -96,7 +97,8 @@ class TextBatches(GatheredBatches):
             if count < batch_size:
                 raise DataError(
                     f"the text has {len(ids):,} {item}: {count} windows of {length} every {stride}, fewer "
-                    f"than one batch of {batch_size}. Lower batch_size or length, or give a longer text."
+                    f"than one batch of {batch_size}. Lower {argument('batch_size')} or "
+                    f"{argument('length')}, or give a longer text."
                 )
             stop = (count - 1) * stride + length + 1
             index = WindowIndex(np.array([[0, stop]]), length + 1, stride)
@@ -192,7 +194,8 @@ class StreamBatches:
         if not self._count:
             raise DataError(
                 f"the text has {len(rows):,} {item}, but {batch_size} streams of {length} need at least "
-                f"{batch_size * length + 1:,}. Lower batch_size or length, or give a longer text."
+                f"{batch_size * length + 1:,}. Lower {argument('batch_size')} or "
+                f"{argument('length')}, or give a longer text."
             )
         self.dropped = len(rows) - 1 - self._count * self.items_per_batch
         self._ids = rows

@@ -25,6 +25,7 @@ from cellerate.data.arrays import (
     take_windows,
 )
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 if TYPE_CHECKING:
     from cellerate.data.series import SeriesPart
@@ -78,7 +79,7 @@ class WindowSettings:
             raise ConfigError(f'shuffle is {self.shuffle!r}; expected "auto", "exact" or "blocks".')
         if not self.drop_last and not self.horizon:
             raise ConfigError(
-                "drop_last=False needs a horizon: a weight of 0 marks a target, and there is none."
+                f"{argument('drop_last', False)} needs a horizon: a weight of 0 marks a target, and there is none."
             )
 
     def index(self, table: np.ndarray) -> WindowIndex:
@@ -99,7 +100,8 @@ class WindowSettings:
         if self.drop_last and index.count < self.batch_size:
             raise DataError(
                 f"the data hold {index.count} windows (window {self.window}, horizon {self.horizon}, stride "
-                f"{self.stride}), fewer than one batch of {self.batch_size}. Lower batch_size, window or stride."
+                f"{self.stride}), fewer than one batch of {self.batch_size}. Lower {argument('batch_size')}, "
+                f"{argument('window')} or {argument('stride')}."
             )
         return index
 
@@ -287,7 +289,7 @@ def _checked_segments(segments: Sequence[tuple[int, int]] | None, rows: int) -> 
     flat = table.ravel()
     if flat[0] < 0 or flat[-1] > rows or (np.diff(flat) < 0).any():
         raise ConfigError(
-            f"segments must rise, not overlap and lie within 0 to {rows}; got {table[:3].tolist()}"
+            f"segments must rise, not overlap and lie within 0 to {rows}, not {table[:3].tolist()}"
             + (" ..." if len(table) > 3 else "")
         )
     return table

@@ -15,6 +15,7 @@ from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.decoder.contract import ChainNode, CheckedRequest, Steps, checked_chain
 from cellerate.kernels.native import core, empty
 from cellerate.program import PRECISIONS
+from cellerate.settings import check_choice
 
 
 class StepModel(Steps):
@@ -62,8 +63,7 @@ class StepModel(Steps):
     def __init__(
         self, chain: Sequence[Mapping[str, Any]], *, precision: str = "float32", threads: int | None = None
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}.")
+        check_choice("precision", precision, PRECISIONS)
         if threads is not None:
             check_whole("threads", threads, 1, 1024)
         nodes = [_native_node(node) for node in checked_chain(chain)]

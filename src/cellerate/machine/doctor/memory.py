@@ -142,7 +142,7 @@ def check_shared(root: Path, usage: Usage, backends: Sequence[str]) -> Iterator[
             "note",
             f"/dev/shm has {size(total)}",  # noqa: S108 (only looked at)
             "the workers of a torch DataLoader pass batches through it, and end with a bus error when it is full",
-            "docker run --shm-size=2g (on Kubernetes, an emptyDir of medium Memory at /dev/shm)",
+            "`docker run --shm-size=2g` (on Kubernetes, an emptyDir of medium Memory at /dev/shm)",
         )
 
 

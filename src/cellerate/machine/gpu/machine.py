@@ -223,7 +223,10 @@ def _device_files(kernel_driver: str | None, environ: Mapping[str, str], root: P
         return "the NVIDIA driver runs, but /dev/nvidia0 is missing: sudo nvidia-modprobe -c0 -u"
     unified = root / "dev/nvidia-uvm"
     if not _there(unified):
-        return f"{unified} is missing: sudo nvidia-modprobe -c0 -u (in a container: start it with --gpus all)"
+        return (
+            f"{unified} is missing: sudo nvidia-modprobe -c0 -u (in a container: start it with "
+            "`docker run --gpus all`)"
+        )
     for file in (*files, root / "dev/nvidiactl", unified):
         if _there(file) and not os.access(file, os.R_OK | os.W_OK):
             return f"this user may not open {file}{_group(file)}"

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cellerate.errors import DataError
+from cellerate.messages import Message, argument
 from cellerate.observe.bench.record import Entry, Record
 
 THRESHOLD = 0.05
@@ -181,7 +182,7 @@ def _check_alike(a: Record, b: Record) -> None:
     if a.sizes != b.sizes or a.quick != b.quick:
         raise DataError(
             "the records are of models of different sizes, so their times cannot be compared: measure both with the "
-            "same options, such as --quick."
+            "same options, such as `cellerate bench --quick`."
         )
 
 
@@ -300,9 +301,9 @@ def _warnings(a: Record, b: Record, effects: Iterable[Effect]) -> Iterator[str]:
         if (record.load.stolen or 0.0) > STOLEN:
             yield f"During the {which} run other virtual machines took {record.load.stolen:.0%} of the processors."
         if record.sessions < LEAST_SESSIONS:
-            yield (
+            yield Message(
                 f"The {which} run has {record.sessions} session{'s' * (record.sessions != 1)}; {LEAST_SESSIONS} are "
-                "needed to tell a slower program from a slower start: give it a larger --budget."
+                f"needed to tell a slower program from a slower start: give it a larger {argument('budget')}."
             )
     different = [
         f"{name} {a.versions.get(name, 'missing')} and {b.versions.get(name, 'missing')}"

@@ -159,7 +159,8 @@ class _Tries:
             why += f"; {size(found.disk_bytes or 0)} a step come from storage"
             do = (
                 "Read the data once before training (cat DATA > /dev/null), or move them to a faster disk or to memory "
-                "(/dev/shm); data that do not fit into memory: pack them narrower (--storage float16)."
+                "(/dev/shm); data that do not fit into memory: pack them narrower "
+                "(`cellerate data pack --storage float16`)."
             )
         else:
             title = "The training waits for batches"
@@ -189,8 +190,8 @@ class _Tries:
                 before_ms=1e3 * (training + found.validation_s),
                 after_ms=1e3 * (training + after),
                 do=f"Validate every {every} epochs (fit(validation_freq={every})), or on 1 of {every} of the held-out "
-                "data, of which a fixed sample tells as much (validation_steps; cellerate train "
-                "--validation-fraction).",
+                "data, of which a fixed sample tells as much (validation_steps; "
+                "`cellerate train --validation-fraction`).",
             )
         )
 
@@ -229,7 +230,7 @@ class _Tries:
             f"{milliseconds(1e3 * before)}: all weights are read, and all of Python runs, for every few rows",
             before,
             after,
-            f"batch_size={SMALL_BATCH} or more (--batch-size), with a learning rate tuned for it.",
+            f"batch_size={SMALL_BATCH} or more, with a learning rate tuned for it.",
         )
         if gained:
             self._batches, self._rows, self._now = wide, SMALL_BATCH, after * SMALL_BATCH / rows
@@ -297,7 +298,7 @@ class _Tries:
             "the multiply-adds of this machine take more 16-bit numbers at once",
             before,
             after,
-            f'keras.config.set_dtype_policy("{policy}") before the model is built (cellerate train --precision auto '
+            f'keras.config.set_dtype_policy("{policy}") before the model is built (`cellerate train --precision auto` '
             "tries it and watches the loss).",
             optional=True,
         )

@@ -124,8 +124,8 @@ def _changes(
             "Its matrices have 32 bits",
             f"with 8 bits the same call takes {milliseconds(1e3 * narrow)}",
             narrow,
-            "cellerate pack --dtype int8; cellerate evaluate tells what it costs in quality, cellerate optimize keeps "
-            "to a limit.",
+            "`cellerate pack --dtype int8`; `cellerate evaluate` tells what it costs in quality, "
+            "`cellerate optimize` keeps to a limit.",
         )
     if native.why_unavailable() is None and (threads := native.num_threads()) > 1:
         notify("one thread")

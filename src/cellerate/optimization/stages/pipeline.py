@@ -42,7 +42,8 @@ class Pipeline(Stage):
         else:
             decision = (
                 f"making a batch takes {batch_ms:.3g} ms of a step of {step_ms:.3g}: training waits for data. Keep "
-                "them on a faster disk or in memory, or in a narrower type (--storage float16 for series)"
+                "them on a faster disk or in memory, or in a narrower type "
+                "(`cellerate data pack --storage float16` for series)"
             )
         return StageRecord(
             name=self.name,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from cellerate.format import duration, percent, short, times
 from cellerate.layers.accelerate import accelerate
 from cellerate.machine.environment import available_memory_bytes
+from cellerate.messages import Message, argument
 from cellerate.models.rewrite import reinitialized
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.judging import Judged, paired_loss
@@ -147,9 +148,9 @@ def _use_size(context: Context, now: int, chosen: int) -> str:
     if chosen > now:
         return _rate_note(context, chosen / now)
     choices.accumulate *= max(1, round(now / chosen))
-    return (
+    return Message(
         f"Gradients of {choices.accumulate} batches make one update, so that training stays the same "
-        "(--accumulate)."
+        f"({argument('accumulate')})."
     )
 
 
@@ -284,9 +285,10 @@ def _rate_note(context: Context, factor: float) -> str:
     settings = settings_of(context.workload.record)
     rate = learning_rate_of(settings, factor)
     rule = "with the batch" if settings.optimizer == "sgd" else "with the square root of the batch"
-    return (
-        f"A batch {factor:.3g} times as large makes as many times fewer updates an epoch. A rate that grows {rule} is "
-        f"the usual start: --learning-rate {rate:.3g} instead of {settings.learning_rate:g}; watch the held-out loss."
+    return Message(
+        f"A batch {factor:.3g} times as large makes as many times fewer updates an epoch. A rate that grows {rule} "
+        f"is the usual start: {argument('learning_rate', float(f'{rate:.3g}'))} instead of "
+        f"{settings.learning_rate:g}; watch the held-out loss."
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellerate.errors import ConfigError, ModelError
+from cellerate.messages import argument
 from cellerate.models.storage import load_model
 from cellerate.optimization.workloads.base import Workload
 from cellerate.optimization.workloads.lines import LineWorkload
@@ -21,7 +22,7 @@ def open_workload(model: Path, data: Sequence[str | Path], *, seed: int) -> Work
     """
     if not data:
         raise ConfigError(
-            "there are no data: give the data that the model was trained on, or similar data (--data)."
+            f"there are no data: give those that the model was trained on, or similar ones ({argument('data')})."
         )
     loaded, record = load_model(model)
     if record is None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.runtime.forecast.forecasting import Example, ForecastSettings, Predict, forecast_ends
 from cellerate.runtime.forecast.intervals import (
     LEVELS,
@@ -222,8 +223,8 @@ class Intervals:
         if calibration is None:
             if levels:
                 raise ConfigError(
-                    "levels were given, but the model was not calibrated for intervals: train it again with "
-                    "`cellerate train series` and a validation part, or leave levels out."
+                    f"{argument('levels')} were given, but the model was not calibrated for intervals: train it "
+                    f"again with `cellerate train series` and a validation part, or leave {argument('levels')} out."
                 )
             return None
         if levels is None:

@@ -5,6 +5,7 @@ import numpy as np
 from cellerate.data.series import SeriesData
 from cellerate.errors import DataError
 from cellerate.format import listed
+from cellerate.messages import argument
 
 _NAMED = 5
 
@@ -23,7 +24,7 @@ def series_ends(data: SeriesData, window: int) -> dict[str, int]:
         which = f"the longest of {len(ends):,} series, {series!r}," if len(ends) > 1 else "the series"
         raise DataError(
             f"{which} ends with {stop - first} rows without a gap, but the model needs {window}: give more rows, "
-            "fill the gap, or read on over usual gaps (gaps='ignore')."
+            f"fill the gap, or read on over usual gaps ({argument('gaps', 'ignore')})."
         )
     return found
 

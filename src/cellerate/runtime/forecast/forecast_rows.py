@@ -7,6 +7,7 @@ import numpy as np
 
 from cellerate.data.windows import Covariates, Inputs, ModelUnits, Scaler, held_by, model_inputs
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 
 class RowForecaster:
@@ -97,7 +98,7 @@ class RowForecaster:
         if not names:
             if future is not None:
                 raise ConfigError(
-                    "future is for models with columns that are known in advance: leave it out."
+                    f"{argument('future')} is for models with columns that are known in advance: leave it out."
                 )
             return None
         wanted = (
@@ -106,7 +107,8 @@ class RowForecaster:
         columns = ", ".join(names)
         if future is None:
             raise DataError(
-                f"future is missing: the model sees {columns:.200} of the rows to forecast. Give {wanted}."
+                f"{argument('future')} is missing: the model sees {columns:.200} of the rows to forecast. Give "
+                f"{wanted}."
             )
         array = np.asarray(future)
         if array.dtype.kind not in "fiub" or array.shape not in (
@@ -114,7 +116,7 @@ class RowForecaster:
             (count, self._horizon, len(names)),
         ):
             raise DataError(
-                f"future must be {wanted}, the columns {columns:.200}; got {array.dtype} {array.shape}."
+                f"{argument('future')} must be {wanted}, the columns {columns:.200}, not {array.dtype} {array.shape}."
             )
         if not np.isfinite(array).all():
             raise DataError("future holds a value that is missing or infinite: fill it in.")
@@ -145,7 +147,7 @@ class RowForecaster:
             or array.shape[-1] < span
             or (array.ndim == 2 and len(array) != count)
         ):
-            raise DataError(f"times must be {wanted}; got {array.dtype} {array.shape}.")
+            raise DataError(f"times must be {wanted}, not {array.dtype} {array.shape}.")
         if np.isnat(array).any():
             raise DataError("times holds one that is missing: fill it in.")
         last = array[..., -span:].astype("M8[us]")
@@ -163,7 +165,7 @@ class RowForecaster:
             return [_NOBODY if series is None else series] * count
         if len(series) != count:
             raise DataError(
-                f"series must be a name, or {count} of them, one for each window; got {len(series)}."
+                f"series must be a name, or {count} of them, one for each window, not {len(series)}."
             )
         return list(series)
 

@@ -249,11 +249,11 @@ class Forecaster:
         try:
             array = np.asarray(rows) if named is None else named
         except ValueError as error:
-            raise DataError(f"rows must be {wanted}; got rows of different lengths.") from error
+            raise DataError(f"rows must be {wanted}, not rows of different lengths.") from error
         if array.dtype.kind not in "fiu":
-            raise DataError(f"rows must be {wanted}; got dtype {array.dtype}.")
+            raise DataError(f"rows must be {wanted}, not dtype {array.dtype}.")
         if array.ndim not in (2, 3) or array.shape[-1] != count:
-            raise DataError(f"rows must be {wanted}; got shape {array.shape}.")
+            raise DataError(f"rows must be {wanted}, not shape {array.shape}.")
         if array.shape[-2] < window:
             raise DataError(
                 f"rows has {array.shape[-2]} rows, but the model forecasts from {window}: give at least that many."
@@ -286,7 +286,7 @@ def _shape_fits(shape: Sequence[int], row: Sequence[int]) -> bool:
 def _names(options: Mapping[str, Any], name: str) -> list[str]:
     found = options[name]
     if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
-        raise ValueError(f"{name} must be a list of names, got {found!r:.40}")
+        raise ValueError(f"{name} must be a list of names, not {found!r:.40}")
     if len(set(found)) < len(found):
         raise ValueError(f"{name} names a column twice")
     return found
@@ -297,14 +297,14 @@ def _reading(options: Mapping[str, Any]) -> Reading:
     texts = {"time_column": options["time_column"]} | {name: options.get(name) for name in _LATER_NAMES}
     for name, value in texts.items():
         if not isinstance(value, str | None):
-            raise ValueError(f"{name} must be a name or null, got {value!r:.40}")
+            raise ValueError(f"{name} must be a name or null, not {value!r:.40}")
     wide, series = options.get("wide", False), options["series_column"]
     if not isinstance(wide, bool):
-        raise ValueError(f"wide must be true or false, got {wide!r:.40}")
+        raise ValueError(f"wide must be true or false, not {wide!r:.40}")
     # Earlier versions noted one name, or null.
     series = [series] if isinstance(series, str) else list(series or ())
     if not all(isinstance(each, str) for each in series):
-        raise ValueError(f"series_column must be a list of names, got {options['series_column']!r:.40}")
+        raise ValueError(f"series_column must be a list of names, not {options['series_column']!r:.40}")
     return Reading(
         **texts,
         series_column=series,
@@ -319,19 +319,19 @@ def _reading(options: Mapping[str, Any]) -> Reading:
 def _words(payload: Mapping[str, Any]) -> list[str]:
     words = payload.get("missing_values", [])
     if not isinstance(words, list) or not all(isinstance(one, str) and len(one) < 100 for one in words):
-        raise ValueError(f"missing_values must be words, got {words!r:.40}")
+        raise ValueError(f"missing_values must be words, not {words!r:.40}")
     return words
 
 
 def _count(options: Mapping[str, Any], name: str) -> int:
     found = options[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= _MOST_ROWS:
-        raise ValueError(f"{name} must be an integer from 1 to {_MOST_ROWS}, got {found!r:.40}")
+        raise ValueError(f"{name} must be an integer from 1 to {_MOST_ROWS}, not {found!r:.40}")
     return found
 
 
 def _quantiles(found: Any) -> tuple[float, ...]:
     levels = tuple(map(float, found))
     if not all(low < high for low, high in itertools.pairwise((0.0, *levels, 1.0))):
-        raise ValueError(f"quantiles must be increasing numbers between 0 and 1, got {found!r:.40}")
+        raise ValueError(f"quantiles must be increasing numbers between 0 and 1, not {found!r:.40}")
     return levels

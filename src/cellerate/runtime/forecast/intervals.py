@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 LEVELS = (0.8, 0.95)
 """The levels of intervals unless others are asked for."""
@@ -108,9 +109,9 @@ class Calibration:
         if level > last:
             count = self.scored_rows if rows else self.windows
             raise ConfigError(
-                f"level is {level:g}, but the model was calibrated on {count:,} held-out "
+                f"{argument('level')} is {level:g}, but the model was calibrated on {count:,} held-out "
                 f"{'rows' if rows else 'windows'}, enough for levels up to {last:g}: give a lower level, or train with "
-                "a longer validation part (`--validation-fraction` of `train series`)."
+                f"a longer validation part ({argument('validation_fraction')} of `cellerate train series`)."
             )
         kept = self.rows if rows else self.reach
         after = int(np.searchsorted(self.grid, level))
@@ -177,7 +178,7 @@ class Calibration:
             raise ValueError(f"non_negative of its calibration must be {targets} times true or false")
         until = config["until"]
         if until is not None and (type(until) not in (int, float) or not abs(until) < 1 << 63):
-            raise ValueError(f"until of its calibration must be a time as a number, got {until!r:.40}")
+            raise ValueError(f"until of its calibration must be a time as a number, not {until!r:.40}")
         floor = None if config["floor"] is None else _numbers(config["floor"], (targets,), "floor")
         if floor is not None and not (floor > 0).all():
             raise ValueError("the floor of its calibration must be positive")
@@ -196,7 +197,9 @@ class Calibration:
 def check_level(level: float) -> None:
     """Raises `ConfigError` for a level that is not a number between 0 and 1."""
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-        raise ConfigError(f"level must be between 0 and 1, such as 0.95 for 95 %; got {level!r:.40}.")
+        raise ConfigError(
+            f"{argument('level')} must be between 0 and 1, such as 0.95 for 95 %, not {level!r:.40}."
+        )
 
 
 def conformal_quantile(scores: np.ndarray, level: float) -> np.ndarray:

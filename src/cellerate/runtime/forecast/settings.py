@@ -12,6 +12,7 @@ from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.windows import NO_COVARIATES, Covariates, Inputs, Scaler
 from cellerate.errors import ConfigError
 from cellerate.listener import SILENT, Listener
+from cellerate.messages import argument
 from cellerate.runtime.forecast.intervals import Calibration
 
 Predict = Callable[[Inputs], np.ndarray]
@@ -68,7 +69,7 @@ class ForecastSettings:
         known = self.covariates.future
         if future is not None and not known:
             raise ConfigError(
-                "future is for models with columns that are known in advance, and this has none."
+                f"{argument('future')} is for models with columns that are known in advance, and this has none."
             )
         reading = dataclasses.replace(self.reading, **changes)
         return open_known(paths, reading, known, future, table=table, listener=listener)

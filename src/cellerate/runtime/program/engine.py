@@ -239,7 +239,7 @@ class Engine:
             return known
         if isinstance(outputs, str) or not outputs:
             raise ConfigError(
-                f"outputs must be a list of names among {', '.join(known)}, or None for all; got {outputs!r}."
+                f"outputs must be a list of names among {', '.join(known)}, or None for all, not {outputs!r}."
             )
         for name in outputs:
             if name not in known:

@@ -54,7 +54,7 @@ def result_type(node: Node, types: Mapping[str, str]) -> str:
     """
     if node.options.get("axis") == 0:
         raise ModelError(
-            f"{node.name}: {node.op} must work along an axis after the batch, got axis 0; rows of a batch are "
+            f"{node.name}: {node.op} must work along an axis after the batch, not axis 0; rows of a batch are "
             "computed apart, so pack a model that does not mix them."
         )
     if node.op == "input":
@@ -66,7 +66,7 @@ def result_type(node: Node, types: Mapping[str, str]) -> str:
         expected = {"ids": "int32", "mask": "bool"}.get(name, row.reads)
         if found != expected:
             raise ModelError(
-                f"{node.name}: input {name!r} of {node.op} must be {expected}, got {found}; pack the model again."
+                f"{node.name}: input {name!r} of {node.op} must be {expected}, not {found}; pack the model again."
             )
     return row.reads if row.gives == AS_READ else row.gives
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.program.cpu import CompiledProgram, Sizes
+from cellerate.messages import argument
 from cellerate.program import Program
 
 Inputs = Mapping[str, np.ndarray] | np.ndarray
@@ -110,13 +111,13 @@ def checked_out(out: Out, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> 
     if not isinstance(out, Mapping):
         if len(wanted) > 1:
             raise ConfigError(
-                f"out must be a dict of arrays by name, since there are the outputs {', '.join(wanted)}; got one "
+                f"out must be a dict of arrays by name, since there are the outputs {', '.join(wanted)}, not one "
                 f"{type(out).__name__}."
             )
         out = dict.fromkeys(wanted, out)
     if set(out) != set(wanted):
         raise ConfigError(
-            f"out must have an array for each of {', '.join(wanted)}; got {', '.join(map(str, out))}."
+            f"out must have an array for each of {', '.join(wanted)}, not {', '.join(map(str, out))}."
         )
     for name, (shape, dtype) in wanted.items():
         array = out[name]
@@ -163,19 +164,19 @@ def input_sizes(
     """
     for name, size in (("batch", batch), ("steps", steps)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"{name} must be a whole number from 1 on, got {size!r}.")
+            raise ConfigError(f"{name} must be a whole number from 1 on, not {size!r}.")
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, number in program.inputs.items():
         options: Any = program.nodes[number].options
         shape: list[int] = list(options["shape"])
         text = f"input {name!r} of shape {tuple(shape)}, where -1 is any size"
         if shape[0] not in (-1, batch):
-            raise ConfigError(f"batch must be {shape[0]} for {text}; got {batch}.")
+            raise ConfigError(f"batch must be {shape[0]} for {text}, not {batch}.")
         shape[0] = batch
         # Ids have a time axis and no other; numbers have their features last.
         timed = len(shape) > (1 if options["dtype"] == "int32" else 2)
         if timed and steps is not None and not free_only and shape[1] not in (-1, steps):
-            raise ConfigError(f"steps must be {shape[1]} for {text}; got {steps}.")
+            raise ConfigError(f"{argument('steps')} must be {shape[1]} for {text}, not {steps}.")
         if timed and shape[1] == -1 and steps is not None:
             shape[1] = steps
         if -1 in shape:

@@ -73,7 +73,7 @@ class PreparedCall:
     def _by_name(self, inputs: Any) -> tuple[np.ndarray, ...]:
         if not isinstance(inputs, Mapping) or set(inputs) != set(self.inputs):
             found = ", ".join(map(str, inputs)) if isinstance(inputs, Mapping) else type(inputs).__name__
-            raise ConfigError(f"inputs must be arrays for {', '.join(self.inputs)}; got {found}.")
+            raise ConfigError(f"inputs must be arrays for {', '.join(self.inputs)}, not {found}.")
         return tuple(inputs[name] for name in self.inputs)
 
     def _told(self) -> str:

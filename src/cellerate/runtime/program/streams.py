@@ -162,7 +162,7 @@ class Streams:
         units = list(self._stepping.states.values())
         if states.shape != (len(chosen), sum(units)) or states.dtype.kind not in "fiu":
             raise DataError(
-                f"states must be numbers of the shape {(len(chosen), sum(units))}; got {states.dtype} {states.shape}."
+                f"states must be numbers of the shape {(len(chosen), sum(units))}, not {states.dtype} {states.shape}."
             )
         parts = np.split(states, np.cumsum(units)[:-1], axis=1)
         for array, part in zip(self._states.values(), parts, strict=True):

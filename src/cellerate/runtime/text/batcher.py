@@ -16,6 +16,7 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole, ids_array
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.sampling import Cancellation, Drawn, Request, SamplingRules
+from cellerate.messages import argument
 from cellerate.runtime.text.prompts import Prompt, PromptReader
 from cellerate.runtime.text.streaming import TextStream
 
@@ -235,7 +236,9 @@ class Batcher:
             raise ConfigError("the prompt is empty: give at least one character to continue.")
         ids = ids_array("ids", prompt, (None,), self._steps.vocabulary_size)
         if self._tokenizer is None and stop:
-            raise ConfigError(f"stop is {stop!r}, and without a tokenizer there is no text: leave it out.")
+            raise ConfigError(
+                f"{argument('stop')} is {stop!r}, and without a tokenizer there is no text: leave it out."
+            )
         rules = rules or SamplingRules()
         ticket = Ticket(self._reader.begin(ids), int(max_tokens), rules, self._tokenizer, stop, cancellation)
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Any
 from cellerate.errors import ConfigError
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.cpu import StepModel
+from cellerate.messages import argument
 
 _GPU = re.compile(r"cuda(?::(\d{1,4}))?")
 
@@ -34,14 +35,15 @@ def check_implementation(implementation: str, device: str) -> None:
     """
     if implementation == "keras":
         raise ConfigError(
-            "implementation is 'keras', but a packed model has no Keras layers: leave implementation out."
+            f"{argument('implementation')} is 'keras', but a packed model has no Keras layers: leave "
+            f"{argument('implementation')} out."
         )
     here = "cpu" if _gpu(device) is None else "cuda"
     wanted = {"cellerate-cpu": "cpu", "cellerate-cuda": "cuda"}.get(implementation, here)
     if wanted != here:
         raise ConfigError(
-            f"implementation is {implementation!r}, but the packed model is on device {device!r}: load it with "
-            f"device={wanted!r}, or leave implementation out."
+            f"{argument('implementation')} is {implementation!r}, but the packed model is on device {device!r}: load "
+            f"it with {argument('device', wanted)}, or leave {argument('implementation')} out."
         )
 
 
@@ -73,6 +75,6 @@ def _gpu(device: str) -> int | None:
     found = _GPU.fullmatch(device) if isinstance(device, str) else None
     if found is None:
         raise ConfigError(
-            f"device is {device!r}; expected 'cpu', 'cuda', or 'cuda:N' with the number of an NVIDIA GPU."
+            f"{argument('device')} is {device!r}; expected 'cpu', 'cuda', or 'cuda:N' with the number of an NVIDIA GPU."
         )
     return int(found[1] or 0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.messages import argument
 from cellerate.runtime.text.sampling import sample
 
 State = Any
@@ -67,13 +68,13 @@ def generate_ids(
     """
     prompt = np.asarray(prompt_ids)
     if prompt.ndim != 1:
-        raise ConfigError(f"prompt_ids must be one sequence of ids, got an array of shape {prompt.shape}.")
+        raise ConfigError(f"prompt_ids must be one sequence of ids, not an array of shape {prompt.shape}.")
     if prompt.size == 0:
         raise ConfigError("prompt_ids is empty: give at least one id for the model to continue.")
     if not np.issubdtype(prompt.dtype, np.integer):
-        raise DataError(f"prompt_ids must be integers, got {prompt.dtype}.")
+        raise DataError(f"prompt_ids must be integers, not {prompt.dtype}.")
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int | np.integer) or max_tokens < 0:
-        raise ConfigError(f"max_tokens must be an integer of at least 0, got {max_tokens!r}.")
+        raise ConfigError(f"{argument('max_tokens')} must be an integer of at least 0, not {max_tokens!r}.")
     size = stepper.vocabulary_size
     outside = np.flatnonzero((prompt < 0) | (prompt >= size))
     if outside.size:

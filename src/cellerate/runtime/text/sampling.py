@@ -74,7 +74,7 @@ def sample(
     """
     values = np.asarray(logits, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] == 0:
-        raise ModelError(f"logits must have the shape (batch, vocabulary), got {values.shape}.")
+        raise ModelError(f"logits must have the shape (batch, vocabulary), not {values.shape}.")
     if not np.isfinite(values).all():
         raise ModelError(DIVERGED)
     check_whole("position", position, 0, 2**63 - 1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from cellerate.data.tokenizers import Tokenizer
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 
 class TextStream:
@@ -27,7 +28,9 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         if isinstance(stop, str):
-            raise ConfigError(f"stop is the text {stop!r}; expected a list of texts: [{stop!r}].")
+            raise ConfigError(
+                f"{argument('stop')} is the text {stop!r}; expected a list of texts: [{stop!r}]."
+            )
         if not all(stop):
             raise ConfigError("a stop text is empty: it would end every generation at once.")
         self.stopped = False

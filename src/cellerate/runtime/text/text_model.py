@@ -14,6 +14,7 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.messages import argument
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.text.completion import Completion, complete, stream
 from cellerate.runtime.text.decoder_chain import chain_of
@@ -82,7 +83,7 @@ class NextTokenModel:
         if not isinstance(payload, dict) or "tokenizer" not in payload:
             raise ModelError(
                 "this packed model has no tokenizer: give ids, or the text that it was trained on, such as "
-                "vocabulary='book.txt'."
+                f"{argument('vocabulary', 'book.txt')}."
             )
         return tokenizer_from_config(payload["tokenizer"])
 
@@ -332,10 +333,12 @@ class NextTokenModel:
                 raise ModelError(f"the model's record is damaged: validation_fraction is {fraction!r:.40}.")
             ids = text.split(fraction)[1]
             if len(ids) == 0:
-                raise ConfigError("nothing is held out: the model was trained without validation_fraction.")
+                raise ConfigError(
+                    f"nothing is held out: the model was trained without {argument('validation_fraction')}."
+                )
             characters = len(ids) if self.tokenizer.unit == "characters" else len(self.tokenizer.decode(ids))
         elif part != "all":
-            raise ConfigError(f"part is {part!r}; expected 'all' or 'held-out'.")
+            raise ConfigError(f"{argument('part')} is {part!r}; expected 'all' or 'held-out'.")
         return score_ids(self.steps, [ids], [characters], context=context)[0]
 
     def _encoded(self, text: str, errors: Errors, what: str = "the prompt") -> np.ndarray:
@@ -344,7 +347,7 @@ class NextTokenModel:
         if not isinstance(text, str):
             raise ConfigError(f"{what} is a {type(text).__name__}; expected a text.")
         if errors not in ("strict", "ignore"):
-            raise ConfigError(f"errors is {errors!r}; expected 'strict' or 'ignore'.")
+            raise ConfigError(f"{argument('errors')} is {errors!r}; expected 'strict' or 'ignore'.")
         self._check_tokenizer()
         text = tokenizer.prompt_text(text)
         ids = tokenizer.encode(tokenizer.known(text) if errors == "ignore" else text)

@@ -73,7 +73,7 @@ def check_name(name: str) -> None:
     """
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise ConfigError(
-            f"the name of a session must be 1 to {_LONGEST_NAME} characters that can be printed; got {name[:40]!r}."
+            f"the name of a session must be 1 to {_LONGEST_NAME} characters that can be printed, not {name[:40]!r}."
         )
 
 

@@ -80,7 +80,7 @@ class SeriesRows:
         if given.ndim != 3 or given.shape[2] != self.features or given.dtype.kind not in "fiu":
             features = ", ".join(self.settings.reading.features or ())
             raise DataError(
-                f"each step must be {self.features} numbers, {features:.200}; got {given.dtype} {given.shape[1:]}."
+                f"each step must be {self.features} numbers, {features:.200}, not {given.dtype} {given.shape[1:]}."
             )
         # A number too large for float32 is as good as an infinite one, which spoils this stream alone.
         with np.errstate(over="ignore"):

@@ -83,7 +83,7 @@ class Sessions:
     ) -> None:
         if most < 1 or most_in_memory < 1 or not time_to_live_s > 0:
             raise ConfigError(
-                f"most and most_in_memory must be at least 1 and time_to_live_s above 0; got {most}, "
+                f"most and most_in_memory must be at least 1 and time_to_live_s above 0, not {most}, "
                 f"{most_in_memory} and {time_to_live_s}."
             )
         self._most_of_all, self._most = most, most_in_memory
@@ -246,7 +246,7 @@ class Sessions:
         check_name(name)
         with self._lock:
             if state.shape != (self._size,) or state.dtype.kind != "f":
-                raise DataError(f"the state must be {self._size} numbers; got {state.dtype} {state.shape}.")
+                raise DataError(f"the state must be {self._size} numbers, not {state.dtype} {state.shape}.")
             self.disk.check()
             self.end_unused()
             if self._is_there(name):

@@ -7,6 +7,7 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError
+from cellerate.messages import argument
 from cellerate.tasks.backtest.folds import FoldWindows
 from cellerate.tasks.judging import Baselines, SeriesForecaster, Statistical, fit_linear, season_rows
 
@@ -58,6 +59,6 @@ def fitted_again(
         names = list(statistical.models)
         fitted = _statistical(names, known.data, origins, forecaster)
         for reason in fitted.left_out.values():
-            raise DataError(f"{reason}. Leave it out of statistical, or take fewer folds.")
+            raise DataError(f"{reason}. Leave it out of {argument('statistical')}, or take fewer folds.")
         statistical = dataclasses.replace(fitted, left_out=statistical.left_out)
     return dataclasses.replace(baselines, linear=linear, statistical=statistical)

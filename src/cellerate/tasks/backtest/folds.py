@@ -9,6 +9,7 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError
+from cellerate.messages import argument
 from cellerate.runtime.forecast import Intervals, interval_coverage
 from cellerate.tasks.judging import SeriesForecaster
 
@@ -50,7 +51,11 @@ def fold_windows(
         raise DataError(
             f"{which} with {longest:,} rows without a gap, but {folds} folds of horizon {horizon} every {step} rows "
             f"need {needed:,} with a window of {window}: "
-            + (f"folds={most} is the most, or take a smaller step." if most > 0 else "give more rows.")
+            + (
+                f"{argument('folds', most)} is the most, or take a smaller step."
+                if most > 0
+                else "give more rows."
+            )
         )
     numbers, origins, names = zip(*found, strict=True)
     return FoldWindows(np.array(numbers), np.array(origins, np.int64), names), tuple(left_out)

@@ -21,6 +21,7 @@ from cellerate.data.tables import Tables
 from cellerate.errors import ConfigError
 from cellerate.keywords import BacktestKeywords
 from cellerate.listener import Callbacks
+from cellerate.messages import Message, argument
 from cellerate.runtime.forecast import Example, Intervals, row_times
 from cellerate.runtime.packed import PackedModel
 from cellerate.settings import check_counts, check_number, one_or_more, record_of, takes_fields_of
@@ -198,8 +199,8 @@ def backtest(
     opened = open_model(model, record)
     if refit and isinstance(opened, PackedModel):
         raise ConfigError(
-            "refit=True trains a model for each fold, which a packed one cannot be: give the .keras file it was "
-            "packed from, or leave refit out."
+            f"{argument('refit', True)} trains a model for each fold, which a packed one cannot be: give the .keras "
+            f"file it was packed from, or leave {argument('refit')} out."
         )
     forecaster = forecaster_of(opened)
     reading, table = record_of(ReadingOptions, options), record_of(TableOptions, options)
@@ -337,9 +338,9 @@ def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, 
     seen = len(np.unique(windows.folds[early]))
     if not seen:
         return "all folds lie in the part that training held out"
-    return (
+    return Message(
         f"{seen} of {folds} folds lie, wholly or partly, in rows that training or validation used, so the model looks "
-        "better than it is: take fewer folds, a smaller step, or refit=True"
+        f"better than it is: take fewer folds, a smaller step, or {argument('refit', True)}"
     )
 
 

@@ -16,6 +16,7 @@ from cellerate.data.settings import TableOptions
 from cellerate.data.windows import WindowSettings, WindowSource, held_by, spread_within
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.listener import SILENT, Listener
+from cellerate.messages import Message, argument
 from cellerate.runtime.forecast import (
     ForecastSettings,
     Predict,
@@ -217,9 +218,9 @@ def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> Judg
         told = "all data; they are not those of the training, so which of them it has seen is not known"
         return JudgedPart(whole, "all", None, told)
     seen = windows(whole) - windows(options.split(data).test)
-    told = (
+    told = Message(
         f"all data, the part that the model was trained on included: {seen:,} of {windows(whole):,} windows lie in "
-        "rows that training or validation used. For what it never saw, part='held-out'"
+        f"rows that training or validation used. For what it never saw, {argument('part', 'held-out')}"
     )
     return JudgedPart(whole, "all", seen, told)
 
@@ -237,7 +238,8 @@ def baselines_for(model: SeriesForecaster, judged: JudgedPart, statistical: Sequ
     options, data = model.options, judged.part.data
     why = None
     if judged.name == "all":
-        why = "it would be fitted on a part of what it is judged on (part='held-out' has it)"
+        held = argument("part", "held-out")
+        why = Message(f"it would be fitted on a part of what it is judged on ({held} has it)")
     try:
         train = options.split(data).train
     except DataError:

@@ -10,6 +10,7 @@ from cellerate.data.series import SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.listener import SILENT, Listener
+from cellerate.messages import argument, marked
 from cellerate.runtime.forecast import trained_until
 from cellerate.tasks.judging.errors import (
     JudgedPart,
@@ -42,8 +43,8 @@ class EvaluationOptions:
         given = dict(self.reading.given)
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
-        table = self.table.given if self.table is not None else ""
-        named = ", ".join(filter(None, [*(f"{name}={value!r}" for name, value in given.items()), table]))
+        table = marked(self.table.given) if self.table is not None else ""
+        named = ", ".join(filter(None, [*(argument(name, value) for name, value in given.items()), table]))
         if named:
             raise ConfigError(
                 f"this model is not a forecaster, and only forecasters read tables of series: leave out {named}."

@@ -5,6 +5,7 @@ from typing import Any
 
 from cellerate.data.series import SeriesData
 from cellerate.data.times import WEEKDAYS, Frequency
+from cellerate.messages import Message, argument, marked
 from cellerate.tasks.judging.baselines import LABELS
 from cellerate.tasks.settings import SeriesOptions
 
@@ -15,15 +16,15 @@ _NAMES = {"mae": "MAE", "scaled_mae": "MAE in standard deviations", "mase": "MAS
 
 def hints_for(options: SeriesOptions, data: SeriesData) -> tuple[str, ...]:
     """The ideas that these options have not tried and these data allow, with the arguments for them."""
-    found = ["a longer window (window)"]
+    found = [f"a longer window ({argument('window')})"]
     parts = _calendar_of(data.frequency)
     if parts and not options.calendar and data.times is not None and data.times.dtype.kind == "M":
-        found.append(f"{parts} (calendar)")
+        found.append(f"{parts} ({argument('calendar')})")
     if options.scaling == "global" and len({name for _, _, name in data.segments}) > 1:
-        found.append("a scale for each series (scaling='series')")
+        found.append(f"a scale for each series ({argument('scaling', 'series')})")
     if not options.future and set(data.feature_columns) - set(data.target_columns):
-        found.append("columns that are known in advance (future)")
-    return tuple(found)
+        found.append(f"columns that are known in advance ({argument('future')})")
+    return tuple(map(Message, found))
 
 
 def _calendar_of(frequency: Frequency | None) -> str:
@@ -74,12 +75,13 @@ def verdict_of(report: Mapping[str, Any], hints: Sequence[str] = ("a longer wind
 
 def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
     figure, label = _NAMES[found["figure"]], LABELS[found["best_baseline"]]
+    ideas = ", ".join(map(marked, hints))
     values = f"{found['model']:.4g} against {found['baseline']:.4g}"
     share = abs(100 * found["change"])
     amount = f"{share:.0f} %" if share >= 9.5 else f"{share:.1f} %"
     if share < 0.05:
-        return (
-            f"As good as the best baseline, {label}: {figure} {values}. To do better, try: {', '.join(hints)}, more "
+        return Message(
+            f"As good as the best baseline, {label}: {figure} {values}. To do better, try: {ideas}, more "
             "training, a smaller model."
         )
     if found["beats_baselines"]:
@@ -87,7 +89,7 @@ def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
     worse = f"{amount} above" if share < float("inf") else "not below"
     if 100 <= share < float("inf"):
         worse = f"{found['change'] + 1:,.1f} times"
-    return (
+    return Message(
         f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: "
-        f"{', '.join(hints)}, more training, a smaller model; or use {label} itself, which needs no network."
+        f"{ideas}, more training, a smaller model; or use {label} itself, which needs no network."
     )

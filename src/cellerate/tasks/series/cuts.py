@@ -1,6 +1,7 @@
 """Says which windows a series loses because it is cut at gaps and where values are missing."""
 
 from cellerate.data.series import SeriesData
+from cellerate.messages import Message, argument
 from cellerate.tasks.judging import count_in
 
 # A few windows less are not worth a word.
@@ -35,12 +36,12 @@ def lost_to_cuts(data: SeriesData, window: int, horizon: int) -> str:
             before, after = data.form.write(data.times[gaps[0] - 1 : gaps[0] + 1])
             about = f" (the first from {before} to {after}; the frequency is {data.frequency.name})"
         cuts.append(f"{len(gaps):,} gap{'s' * (len(gaps) > 1)}{about}")
-        ways.append("over gaps that are usual, such as nights and holidays: gaps='ignore'")
+        ways.append(f"over gaps that are usual, such as nights and holidays: {argument('gaps', 'ignore')}")
     if dropped:
         cuts.append(f"{dropped:,} place{'s' * (dropped > 1)} where values are missing")
-        ways.append("with values in their place: missing='interpolate'")
+        ways.append(f"with values in their place: {argument('missing', 'interpolate')}")
     longest = max(stop - first for first, stop, _ in data.segments)
-    return (
+    return Message(
         f"{kept:,} of {without:,} windows of {window:,} rows and {horizon:,} to forecast cross none of the series' "
         f"{' and '.join(cuts)}. {unused:,} of {data.rows:,} rows are in "
         f"no window; the longest stretch has {longest:,}. "

@@ -9,6 +9,7 @@ from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.times import make_calendar
 from cellerate.data.windows import Covariates, Scaler, SeriesScaler
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.models.forecast import build_forecast_model
 from cellerate.tasks.judging import shares_map
 from cellerate.tasks.series.batches import known_series
@@ -25,8 +26,8 @@ def build_network(
     width = 0 if calendar is None else calendar.width
     if architecture.series_embedding and len(series_of(data)) < 2:
         raise ConfigError(
-            "series_embedding is for several series, and the data hold one: name the column that tells series apart "
-            "(series_column), or leave series_embedding out."
+            f"{argument('series_embedding')} is for several series, and the data hold one: name the column that "
+            f"tells series apart ({argument('series_column')}), or leave {argument('series_embedding')} out."
         )
     inside = all(column in data.feature_columns for column in data.target_columns)
     # The model cannot continue a target that it does not see.

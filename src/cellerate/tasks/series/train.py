@@ -14,6 +14,7 @@ from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.times import WEEKDAYS, check_holidays
 from cellerate.data.windows import NO_COVARIATES, Covariates, Scaler
 from cellerate.errors import ConfigError
+from cellerate.messages import Message, argument, marked
 from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.forecast import (
@@ -184,7 +185,9 @@ class _SeriesTask(Task[SeriesRun]):
         check_holidays(self._options.calendar, self._options.holidays)
         options = self._options
         if not options.target and not options.reading.wide:
-            raise ConfigError("no target is named: give the column to forecast (target), or several.")
+            raise ConfigError(
+                f"no target is named: give the column to forecast ({argument('target')}), or several."
+            )
         self._data = open_known(
             options.paths,
             options.whole_reading(),
@@ -258,7 +261,7 @@ class _SeriesTask(Task[SeriesRun]):
         reference = reference_loss(training.first_loss, _IGNORANT)
         if not test["verdict"]["beats_baselines"] and made_worse(training.history, reference):
             why = why_not_better(training.history, reference, self.run.training)
-            test["verdict"]["sentence"] += f" {why}"
+            test["verdict"]["sentence"] = Message(f"{marked(test['verdict']['sentence'])} {marked(why)}")
         if calibrated is not None:
             most = test["windows"] if "sampled_from" in test else None
             test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)

@@ -16,6 +16,7 @@ from cellerate.data.windows import ChangedBatches, MeanOverItems, StreamBatches,
 from cellerate.errors import DataError, ModelError
 from cellerate.keras_graph.causality import looks_ahead
 from cellerate.keras_graph.graph import functional_graph
+from cellerate.messages import argument
 from cellerate.tasks.settings import TextOptions
 
 
@@ -60,7 +61,7 @@ def text_sources(
     if not every_step and len(tail) <= data.length:
         raise DataError(
             f"the held-out part has {len(tail):,} {unit}, a window needs {data.length + 1:,}. Hold out more "
-            "or nothing (validation_fraction), or lower the length."
+            f"or nothing ({argument('validation_fraction')}), or lower {argument('length')}."
         )
     if data.carry_states:
         streams = min(data.batch_size, (len(tail) - 1) // data.length)
@@ -138,7 +139,7 @@ def check_text_model(model: keras.Model, tokenizer: Tokenizer, data: TextOptions
         raise ModelError(f"the model takes windows of {time}, length is {data.length}: set length to {time}.")
     if batch not in (None, data.batch_size):
         raise ModelError(
-            f"the model takes batches of {batch}, not {data.batch_size}: set batch_size to {batch}."
+            f"the model takes batches of {batch}, not {data.batch_size}: set {argument('batch_size', batch)}."
         )
 
 

@@ -12,6 +12,7 @@ from cellerate.data.tokenizers import Tokenizer
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.keras_graph.keras_stepper import KerasStepper
 from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.messages import argument
 from cellerate.program import PRECISIONS
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.text import generate_ids, pieces
@@ -64,7 +65,8 @@ def generate_text(
     check_choice("precision", precision, PRECISIONS)
     if implementation == "keras" and precision != "float32":
         raise ConfigError(
-            f"precision is {precision!r}, which the native engine has: leave it or implementation='keras' out."
+            f"{argument('precision')} is {precision!r}, which the native engine has: leave it or "
+            f"{argument('implementation', 'keras')} out."
         )
     if implementation != "keras":
         demanded = implementation != "auto" or precision != "float32"

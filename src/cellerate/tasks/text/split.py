@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.tokenizers import Tokenizer
+from cellerate.messages import Message, argument
 
 _CHUNK = 1 << 22
 # Each character of a vocabulary occurs at least so often, on average, in a text that a model can learn well from; a
@@ -42,15 +43,19 @@ class TextSplit:
         unit = self.tokenizer.unit
         trained, held = int(self.head.sum()), int(self.tail.sum())
         different = int(np.count_nonzero(self.head))
-        said = []
+        said: list[str] = []
         if trained < _FEW_OF_EACH * different:
             smaller = (
-                f", or a smaller vocabulary (--tokenizer bytes has {_BYTES})" if different > _BYTES else ""
+                f", or a smaller vocabulary ({argument('tokenizer', 'bytes')} has {_BYTES})"
+                if different > _BYTES
+                else ""
             )
             said.append(
-                f"the text is small for its vocabulary: {trained:,} {unit} to train on, {different:,} different ones, "
-                f"so each occurs {trained / max(1, different):.1f} times on average, where {_FEW_OF_EACH} and more are "
-                f"wanted. Give a longer text{smaller}."
+                Message(
+                    f"the text is small for its vocabulary: {trained:,} {unit} to train on, {different:,} different "
+                    f"ones, so each occurs {trained / max(1, different):.1f} times on average, where {_FEW_OF_EACH} "
+                    f"and more are wanted. Give a longer text{smaller}."
+                )
             )
         if not self.asked:
             return said
@@ -65,14 +70,18 @@ class TextSplit:
             more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
             verb = "occurs" if len(unseen) == 1 else "occur"
             said.append(
-                f"{names}{more} {verb} in the held-out part only, {self.tail[unseen].sum() / held:.1%} of it: the "
-                "model cannot learn them, and is judged by them. Give a longer text, or hold out another share "
-                "(--validation-fraction)."
+                Message(
+                    f"{names}{more} {verb} in the held-out part only, {self.tail[unseen].sum() / held:.1%} of it: the "
+                    "model cannot learn them, and is judged by them. Give a longer text, or hold out another share "
+                    f"({argument('validation_fraction')})."
+                )
             )
         if held < _FEW_TO_JUDGE:
             said.append(
-                f"the held-out part has {held:,} {unit}: too few to tell one model from another. Give a longer text, "
-                "or hold out more (--validation-fraction)."
+                Message(
+                    f"the held-out part has {held:,} {unit}: too few to tell one model from another. Give a longer "
+                    f"text, or hold out more ({argument('validation_fraction')})."
+                )
             )
         return said
 

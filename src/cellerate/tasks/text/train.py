@@ -26,6 +26,7 @@ from cellerate.data.tokenizers import (
 from cellerate.data.windows import SampledBatches
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import gives_probabilities
+from cellerate.messages import Message, argument
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, check_task, load_model
 from cellerate.models.text import build_text_model
@@ -114,7 +115,7 @@ def text_model_of(
     if vocabulary is None:
         raise ConfigError(
             f"{name} does not say which characters its ids mean: give it the text that it was trained on, such as "
-            "vocabulary='book.txt', or a list of the characters in the order of their ids."
+            f"{argument('vocabulary', 'book.txt')}, or a list of the characters in the order of their ids."
         )
     outputs: Any = model.outputs or ()
     size = outputs[0].shape[-1] if len(outputs) == 1 else None
@@ -210,7 +211,7 @@ class _TextTask(Task[TextRun]):
         sample = _sampler(self._model, tokenizer, begin, self._prompt)
         if sample is None and self.run.sample_every is not None:
             raise ConfigError(
-                "sample_every needs a model that the native engine can run: leave it out for this one."
+                f"{argument('sample_every')} needs a model that the native engine can run: leave it out for this one."
             )
         self._on_ready(TextModel(self._model, tokenizer, self._payload))
         self._ignorant = math.log(tokenizer.vocabulary_size)
@@ -257,8 +258,8 @@ def _model_to_go_on_with(path: str | Path, data: TextOptions) -> tuple[keras.Mod
     tokenizer = _tokenizer(record) if record else None
     if tokenizer is not None and data.tokenizer not in ("characters", tokenizer.kind):
         raise ConfigError(
-            f"tokenizer is {data.tokenizer!r}, but the model to go on with keeps its own ({tokenizer.kind}): "
-            "leave tokenizer out."
+            f"{argument('tokenizer')} is {data.tokenizer!r}, but the model to go on with keeps its own "
+            f"({tokenizer.kind}): leave {argument('tokenizer')} out."
         )
     return model, tokenizer
 
@@ -270,7 +271,8 @@ def _open_to_learn(
     text = _open(data, tokenizer, reading)
     if data.field is not None and not text.records:
         raise ConfigError(
-            f"field is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave field out."
+            f"{argument('field')} is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave "
+            f"{argument('field')} out."
         )
     if text.tokenizer.vocabulary_size < 2:
         raise DataError(
@@ -317,7 +319,7 @@ def evaluate_text(
     text = _open(data, text_model.tokenizer)
     ids = text.split(data.validation_fraction)[1] if part == "held-out" else text.ids
     if not len(ids):
-        raise ConfigError("the held-out part is empty: validation_fraction must be above 0.")
+        raise ConfigError(f"the held-out part is empty: {argument('validation_fraction')} must be above 0.")
     return _evaluate(text_model, ids, data.length, data.batch_size)
 
 
@@ -353,8 +355,10 @@ def _tell_licence(text: EncodedText, data: TextOptions, display: Display) -> Non
         display.message(f"the licence of Project Gutenberg was left out of {files}")
     elif text.licensed:
         display.message(
-            f"{files} {has} the licence of Project Gutenberg in it, which the model will learn, too: leave it out with "
-            "--strip-gutenberg"
+            Message(
+                f"{files} {has} the licence of Project Gutenberg in it, which the model will learn, too: leave it out "
+                f"with {argument('strip_gutenberg', True)}"
+            )
         )
     elif data.strip_gutenberg:
         display.message("the licence of Project Gutenberg was not found, and nothing is left out")

@@ -17,6 +17,8 @@ from cellerate.kernels.decoder.cuda.batch import Batch, Loaded, seen_by, window_
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.decoder.cuda.records import ROW, sampling_record
 from cellerate.kernels.decoder.cuda.weights import parts, weights
+from cellerate.messages import argument
+from cellerate.settings import check_choice
 
 # Every block of the GPU counts what the penalty sees. Where the counts would take more than this, several calls share
 # the rows, each with at least `_LEAST_ROWS`.
@@ -59,8 +61,7 @@ class CudaStepModel(Steps):
     def __init__(
         self, chain: Sequence[Mapping[str, Any]], *, precision: str = "float32", device: int = 0
     ) -> None:
-        if precision not in plan.PRECISIONS:
-            raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(plan.PRECISIONS)}.")
+        check_choice("precision", precision, plan.PRECISIONS)
         embedding, lstms, dense = parts(checked_chain(chain))
         check_gpu(device)
         layers = tuple(Layer(lstm.outputs, lstm.activation, lstm.recurrent_activation) for lstm in lstms)
@@ -70,12 +71,13 @@ class CudaStepModel(Steps):
         if not plan.fitting(self.generator):
             raise ModelError(
                 "the model's layers are too many or too wide for the shared memory of a GPU's blocks; it runs with "
-                "device='cpu'."
+                f"{argument('device', 'cpu')}."
             )
         if self.generator.head.rounds > plan.MOST_ROUNDS:
             raise ModelError(
-                f"the model gives {dense.outputs} logits, too many for the {self.generator.blocks} thread blocks that "
-                f"its {max(layer.units for layer in layers)} units are computed in; it runs with device='cpu'."
+                f"the model gives {dense.outputs} logits, too many for the {self.generator.blocks} thread blocks "
+                f"that its {max(layer.units for layer in layers)} units are computed in; it runs with "
+                f"{argument('device', 'cpu')}."
             )
         self.precision, self.device = precision, device
         self.vocabulary_size, self.outputs = embedding.inputs, dense.outputs
@@ -223,6 +225,6 @@ def check_gpu(device: int) -> None:
     reason = launch.why_unavailable(device)
     if reason is not None:
         raise BackendError(
-            f"device is 'cuda:{device}', which needs an NVIDIA GPU from Hopper on: {reason.rstrip('.')}. Use "
-            "device='cpu', or see `cellerate env`."
+            f"{argument('device')} is 'cuda:{device}', which needs an NVIDIA GPU from Hopper on: "
+            f"{reason.rstrip('.')}. Use {argument('device', 'cpu')}, or see `cellerate env`."
         )

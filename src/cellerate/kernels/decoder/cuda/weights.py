@@ -12,6 +12,7 @@ from cellerate.kernels.decoder.contract import ChainNode
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.lstm.cuda.arrays import by_unit, in_precision
 from cellerate.kernels.lstm.cuda.plan import MOST_UNITS
+from cellerate.messages import argument
 
 _WORD_BYTES = 4
 
@@ -54,7 +55,7 @@ def parts(nodes: Sequence[ChainNode]) -> tuple[ChainNode, list[ChainNode], Chain
 def _refusal(reason: str) -> ModelError:
     return ModelError(
         "on a GPU a model that generates must be an embedding, then LSTMs, then a linear dense layer, but "
-        f"{reason}. Load this model with device='cpu'."
+        f"{reason}. Load this model with {argument('device', 'cpu')}."
     )
 
 
