@@ -1,4 +1,11 @@
-from cellerate.cli.figures import in_options, judged_on, show_figures, shown
+import functools
+import sys
+
+import typer
+
+from cellerate.cli import main, words
+from cellerate.cli.figures import judged_on, show_figures, shown
+from cellerate.messages import Message, argument
 
 
 def errors(value, **more):
@@ -65,13 +72,12 @@ def test_worst_series_are_as_many_as_asked_for(capsys):
     assert "the worst" not in capsys.readouterr().out
 
 
-def test_baseline_that_is_missing_is_named_with_the_reason(capsys):
-    show_figures(report(left_out={"nlinear": "it is judged on it (part='held-out' has it)"}))
+def test_baseline_that_is_missing_is_named_with_the_reason(capsys, monkeypatch):
+    monkeypatch.setattr(words, "_program", functools.partial(typer.main.get_command, main.app))
+    monkeypatch.setattr(sys, "argv", ["cellerate", "evaluate"])
+    why = Message(f"it is judged on it ({argument('part', 'held-out')} has it)")
+    show_figures(report(left_out={"nlinear": why}))
     assert "left out: NLinear, because it is judged on it (--part held-out has it)" in capsys.readouterr().out
-
-
-def test_sentences_of_the_library_name_options():
-    assert in_options("take fewer folds, or refit=True") == "take fewer folds, or --refit"
 
 
 def test_figure_that_is_not_known_is_a_dash():
@@ -83,7 +89,3 @@ def test_judged_on_says_of_a_sample_what_it_is_of():
     assert judged_on({"windows": 1000}, "windows", "windows") == "1,000 windows"
     said = judged_on({"windows": 1000, "sampled_from": 20000}, "windows", "windows")
     assert said == "1,000 of 20,000 windows, spread evenly, for lack of time"
-
-
-def test_remedy_is_said_in_options():
-    assert in_options("Try clipnorm=1 or learning_rate=0.01.") == "Try --clipnorm 1 or --learning-rate 0.01."

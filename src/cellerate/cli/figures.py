@@ -1,12 +1,12 @@
 """Shows the figures of a forecaster: a table beside the baselines, coverage, the worst series, a verdict."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from cellerate.cli.output import print_result
+from cellerate.cli.words import in_options
 from cellerate.format import aligned, one_line
 
 Rank = Annotated[
@@ -39,11 +39,6 @@ _COLUMNS = {
 _MOST_TARGETS = 8
 _LONGEST_NAME = 40
 _LARGE = 1e7
-_OPTIONS = {
-    "part='held-out'": "--part held-out",
-    "refit=True": "--refit",
-    "scaling='series'": "--scaling series",
-}
 
 
 def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
@@ -93,15 +88,6 @@ def judged_on(report: Mapping[str, Any], judged: str, unit: str) -> str:
     if "sampled_from" not in report:
         return f"{report[judged]:,} {unit}"
     return f"{report[judged]:,} of {report['sampled_from']:,} {unit}, spread evenly, for lack of time"
-
-
-def in_options(told: str) -> str:
-    """A sentence of the library with the option in place of the argument."""
-    told = re.sub(r"\((window|calendar|future)\)", r"(--\1)", told)
-    told = re.sub(r"\bclipnorm=", "--clipnorm ", re.sub(r"\blearning_rate=", "--learning-rate ", told))
-    for argument, option in _OPTIONS.items():
-        told = told.replace(argument, option)
-    return told
 
 
 def _table(title: str, figures: Mapping[str, Any]) -> None:

@@ -3,13 +3,13 @@
 import json
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cellerate.cli.words import in_options
 from cellerate.files import output_error
 
 _silent = False
@@ -60,21 +60,6 @@ def print_result(text: str) -> None:
     show(f"{text}\n")
 
 
-def notify_with_options(sentence: str) -> None:
-    """Prints what a library function tells, on stderr: the arguments that it names as options."""
-    notify(with_options(sentence))
-
-
-def with_options(sentence: str) -> str:
-    """A sentence of the library with options in place of the arguments that it names."""
-    given = re.sub(
-        r"(?<!['\w.])([a-z_]+)='([^' ]+)'", lambda one: f"--{one[1].replace('_', '-')} {one[2]}", sentence
-    )
-    return re.sub(
-        r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), given
-    )
-
-
 def print_json(result: Mapping[str, Any]) -> None:
     """Prints a result as one JSON object; see `json_text`."""
     print_result(json_text(result))
@@ -104,7 +89,7 @@ def outputs(*paths: Path | None) -> Callable[[], None]:
 def notify(text: str) -> None:
     """Prints a sentence about what is going on."""
     if not _silent:
-        print(text, file=sys.stderr, flush=True)
+        print(in_options(text), file=sys.stderr, flush=True)
 
 
 def command_to_resume() -> str:

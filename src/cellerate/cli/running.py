@@ -18,8 +18,8 @@ from cellerate.cli.output import (
     notify,
     show,
     silence,
-    with_options,
 )
+from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
@@ -144,7 +144,7 @@ def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) 
 
         def message(self, text: str) -> None:
             """Shows a sentence of the library, in the words of the command line."""
-            super().message(with_options(text))
+            super().message(in_options(text))
 
         def end_at_once(self) -> None:
             """Ends the process: an exception would meet threads that still compute, and tracebacks or a crash."""

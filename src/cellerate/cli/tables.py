@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from cellerate.cli.output import notify, notify_with_options
+from cellerate.cli.output import notify
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import require
+from cellerate.messages import Message, argument, marked
 
 Level = Annotated[
     list[float] | None,
@@ -46,7 +47,9 @@ def _word(value: Any) -> str:
 def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float] | None:
     """The levels that the library is asked for. Raises `ConfigError` if there are some and are to be none."""
     if level and not intervals:
-        raise ConfigError("level is for intervals: leave it out with intervals=False.")
+        raise ConfigError(
+            f"{argument('level')} is for intervals: leave it out with {argument('intervals', False)}."
+        )
     return (level or None) if intervals else ()
 
 
@@ -81,7 +84,7 @@ def notes_at_end(quiet: bool) -> Iterator[Callable[[str], None]]:
     finally:
         # They may say why it failed: a separator that was taken for another.
         for sentence in notes if not quiet else ():
-            notify_with_options(sentence)
+            notify(sentence)
 
 
 @contextlib.contextmanager
@@ -91,7 +94,7 @@ def warnings_as_notes() -> Iterator[None]:
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in shown:
-            notify(str(message))
+            notify(Message(marked(message)))
         shown.add(str(message))
 
     with warnings.catch_warnings():

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from typer.core import TyperOption
 
-from cellerate.cli.prose import reword
 from cellerate.messages import alternatives, in_python, marked, reworded
 
 
@@ -40,8 +39,7 @@ def in_options(message: object, verb: Verb | None = None) -> str:
     options = {one.name: one for one in (verb.params if verb else ()) if isinstance(one, TyperOption)}
     # An option that may be repeated is a list in the library, and sometimes called so there: targets, features.
     options = {f"{name}s": one for name, one in options.items() if one.multiple} | options
-    text = reworded(marked(message), functools.partial(_option, options))
-    return reword(text, verb) if verb else text
+    return reworded(marked(message), functools.partial(_option, options))
 
 
 def verb_of(program: Verb, words: Sequence[str] | None = None) -> Verb:

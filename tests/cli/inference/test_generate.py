@@ -116,7 +116,11 @@ def test_generate_without_or_with_a_wrong_vocabulary_says_what_to_give(cellerate
         (["mine.keras"], 2, "such as --vocabulary book.txt"),
         (["mine.keras", "--vocabulary", own / "none.txt"], 3, "none.txt' not found"),
         (["mine.keras", "--vocabulary", "bytes"], 4, "bytes has 256 entries, and the model predicts"),
-        ([made / "text.keras", "--vocabulary", own / "book.txt"], 2, "leave --vocabulary out"),
+        (
+            [made / "text.keras", "--vocabulary", own / "book.txt"],
+            2,
+            "--vocabulary is for a model without one",
+        ),
     ):
         code, out, err = cellerate("generate", own / words[0], "the ", *words[1:])
         assert (code, out) == (expected, "")

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.figures import Rank, Statistics, in_options, show_figures, shown
+from cellerate.cli.figures import Rank, Statistics, show_figures, shown
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import json_text, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
+from cellerate.cli.words import in_options
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions

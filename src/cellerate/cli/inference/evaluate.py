@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.figures import Rank, Statistics, in_options, show_figures
+from cellerate.cli.figures import Rank, Statistics, show_figures
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import notify, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
 from cellerate.cli.tables import notes_at_end
+from cellerate.cli.words import in_options
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.tasks.settings import ReadingOptions, SeriesFiles
 
 
@@ -88,9 +90,11 @@ def evaluate(
         check_chart(plot)
     if output is not None or processes > 1:
         if plot is not None:
-            raise ConfigError("plot is for one process that writes no folder: leave it out.")
+            raise ConfigError(f"{argument('plot')} is for one process that writes no folder: leave it out.")
         if statistical:
-            raise ConfigError("statistical is for one process that writes no folder: leave it out.")
+            raise ConfigError(
+                f"{argument('statistical')} is for one process that writes no folder: leave it out."
+            )
         series = SeriesFiles(data, reading=reading, table=table)
         found = _in_pieces(model, series, output, part, processes, backend, quiet)
     else:

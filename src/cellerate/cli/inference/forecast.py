@@ -16,6 +16,7 @@ from cellerate.cli.sharing import Processes, check_processes, is_folder, print_p
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.tasks.settings import ReadingOptions, SeriesFiles
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def forecast(
     check_processes(processes, output)
     if output is not None and is_folder(output):
         if plot is not None:
-            raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
+            raise ConfigError(
+                f"{argument('plot')} is for a few series: leave it out, or give a file ({argument('output')})."
+            )
         series = SeriesFiles(data, future or None, reading, table)
         done = _into_folder(model, series, output, levels, processes, backend, quiet)
         print_pass(done, json)

@@ -13,6 +13,7 @@ from cellerate.cli.output import notify, print_json, show
 from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.cli.words import in_options
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
+from cellerate.messages import argument, marked
 from cellerate.training.settings import Implementation
 
 # The options that say how to draw an id.
@@ -150,7 +151,9 @@ def generate(
         except DataError as error:
             if opened.tokenizer.known(text) == text:
                 raise
-            raise DataError(f"{error} --errors ignore leaves such characters out.") from error
+            raise DataError(
+                f"{marked(error)} {argument('errors', 'ignore')} leaves such characters out."
+            ) from error
 
     def answer(line: str) -> None:
         text = opened.tokenizer.known(line) if errors == "ignore" else line

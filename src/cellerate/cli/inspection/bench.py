@@ -12,6 +12,7 @@ from cellerate.cli.output import command_to_repeat, notify, print_json, print_re
 from cellerate.errors import BackendError, CellerateError, ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import BACKENDS, installed_backends, require
+from cellerate.messages import argument
 from cellerate.settings import check_choice, check_number
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def bench(
     check_number("budget", budget, above=0)
     if output is not None and output.suffix != ".json":
         raise ConfigError(
-            f"output is {str(output)!r}; expected a name that ends in '.json'. The page goes beside it."
+            f"{argument('output')} is {str(output)!r}; expected a name that ends in '.json'. The page goes beside it."
         )
     if fail_on_regression and compare is None and against is None:
         raise ConfigError(
@@ -101,7 +102,9 @@ def bench(
                 "--compare reads two records and measures nothing: leave out --only, --backend, --quick and --against."
             )
         if output is not None and output.resolve() in {path.resolve() for path in compare}:
-            raise ConfigError(f"output is {str(output)!r}, one of the records to compare; give another name.")
+            raise ConfigError(
+                f"{argument('output')} is {str(output)!r}, one of the records to compare; give another name."
+            )
         _compare(*compare, threshold, output, fail_on_regression, json)
         return
     plan = _plan(only or (), backend or (), budget, quick, against)

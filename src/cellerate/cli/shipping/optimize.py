@@ -10,6 +10,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
+from cellerate.cli.words import in_options
 from cellerate.machine.environment import require
 from cellerate.optimization.settings import OptimizeSettings
 
@@ -64,7 +65,7 @@ def optimize(
     assert found.verdict is not None  # noqa: S101 (a finished run has one)
     print_result(found.verdict.sentence)
     for warning in found.verdict.warnings:
-        notify(f"note: {warning}")
+        notify(f"note: {in_options(warning)}")
     if not quiet:
         files = "   ".join(str(output / path) for _, path in found.verdict.files)
         notify(f"report: {output / 'report.html'}   files: {files}")

@@ -9,6 +9,7 @@ import typer
 from cellerate.cli.options import Json
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 
 def plan(
@@ -101,6 +102,6 @@ def _whole_numbers(text: str) -> list[int]:
         found = []
     if not found or min(found) < 1:
         raise ConfigError(
-            f"devices is {text!r}; expected whole numbers from 1 on, separated by commas: 8,64,512."
+            f"{argument('devices')} is {text!r}; expected whole numbers from 1 on, separated by commas: 8,64,512."
         )
     return found

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cellerate.cli.figures import in_options, judged_on
+from cellerate.cli.figures import judged_on
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
@@ -167,7 +167,7 @@ def _print_quality(evaluation: Mapping[str, Any], unit: str, quiet: bool) -> Non
     if quiet:
         return
     if not evaluation["verdict"]["beats_counting"]:
-        notify(in_options(evaluation["verdict"]["sentence"]))
+        notify(evaluation["verdict"]["sentence"])
     notify(
         f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the {unit} occurs "
         "alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
