@@ -188,7 +188,7 @@ def _pruned(
     importance: Importance,
     loss: Any,
 ) -> tuple[keras.Model, Iterator[tuple[Any, ...]]]:
-    """Gives a model with the units that matter most, as many as are `left`, and the batches to train it on."""
+    """Returns a model with the units that matter most, `left` of each group, and the batches to train it on."""
     units = units_of(model)
     # These batches are trained on as well: training does not depend on how the units were chosen.
     seen, batches = ahead(batches, 0 if importance == "magnitude" else _SALIENCY_BATCHES)

@@ -173,7 +173,7 @@ def _trainable_matrices(model: keras.Model) -> list[Any]:
 
 
 def _hold_at_zero(matrices: Sequence[Any], constraints: Sequence[Any], share: float, scope: str) -> None:
-    """Sets the smallest weights to zero, where they stay beside the constraints of the layers."""
+    """Sets the smallest weights to zero and holds them there, beside the layers' own constraints."""
     values = [np.asarray(ops.convert_to_numpy(weight), np.float32) for weight in matrices]
     masks = _masks(values, share, scope)
     for weight, mask, constraint in zip(matrices, masks, constraints, strict=True):

@@ -129,7 +129,7 @@ def _measured_sizes(context: Context, free: int | None) -> tuple[list[TrainingSt
 def _choose_size(
     points: Sequence[TrainingStep], usual: int, free: int | None
 ) -> tuple[TrainingStep, TrainingStep, bool]:
-    """Finds the size in use, and the one to use; the last is True if the first needs too much memory."""
+    """Returns the size in use, the size to use, and True if the one in use needs too much memory."""
     fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free] or points[:1]
     best = max(point.items_per_s for point in fits)
     # The data may have fewer rows, or memory may not allow as many.
@@ -383,7 +383,7 @@ class SequenceLength(Stage):
         )
 
     def _judged_lengths(self, context: Context, usual: int, tokens: int) -> tuple[dict[int, Judged], int]:
-        """Trains on rows of each length, as far as there is time; how good each model is, and the steps taken.
+        """Trains on rows of each length while time is left; returns how good each model is, and the steps.
 
         Raises:
             OutOfTimeError: There was time for one length only.

@@ -209,7 +209,7 @@ def _beside(before: Speed, speeds: Sequence[Speed]) -> Speed:
 
 
 def _speed_rows(context: Context, speeds: Sequence[Speed]) -> Iterator[Change]:
-    """The speeds beside each way to use the original: alone, and beside the fastest of them many at a time."""
+    """The speed for one, beside each way to use the original; and for many at a time, beside its fastest way."""
     work, original = context.workload, context.before.speeds
     rate = f"{work.item}/s"
     for before in original:
