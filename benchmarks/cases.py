@@ -1,9 +1,6 @@
 """The cases by their names: what each measures, and how long it takes."""
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +11,7 @@ from benchmarks import ROOT
 from benchmarks.forecasting import backtest, race as forecasting
 from benchmarks.generation import race as generation
 from benchmarks.inference import race as inference
+from benchmarks.processes import report_of
 from benchmarks.quality import compression, optimizing, packing
 from benchmarks.serving import load as serving
 from benchmarks.training import kernel, loader, planning, scale, steps, text as training
@@ -210,14 +208,10 @@ BENCH = tuple(name for name in CASES if name not in LONG)
 
 def _train(task: str, data: str, options: list[str], backend: str) -> dict[str, Any]:
     """The JSON report of one `cellerate train`, and its time."""
-    program = str(Path(sys.executable).parent / "cellerate")
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "train", task, str(DATA / data), "-o", f"{folder}/m.keras", "--backend", backend]
+        output = ("-o", f"{folder}/m.keras", "--backend", backend)
         start = time.perf_counter()
-        done = subprocess.run(
-            [*command, *options, "--json", "--quiet"], check=True, capture_output=True, text=True
-        )
-    report: dict[str, Any] = json.loads(done.stdout)
+        report = report_of("train", task, DATA / data, *output, *options, "--json", "--quiet")
     report["whole_command_s"] = time.perf_counter() - start
     report["options"] = options
     for name in ("output", "run_folder"):

@@ -39,28 +39,22 @@ MEASURED: dict[str, tuple[str, ...]] = {
         *_PROCESSES,
         *_programs("training/onednn"),
     ),
-    "quality": (*_TRAINING, *_PACKED, *_programs("quality/packing")),
-    "optimize": (*_ALL, *_programs("quality/optimizing")),
-    **dict.fromkeys(("series", "embed"), (*_TRAINING, *_programs("cases"))),
+    "quality": (*_TRAINING, *_PACKED, *_PROCESSES, *_programs("quality/packing")),
+    "optimize": (*_ALL, *_PROCESSES, *_programs("quality/optimizing")),
+    **dict.fromkeys(("series", "embed"), (*_TRAINING, *_PROCESSES, *_programs("cases"))),
     "compression": (*_ALL, *_PROCESSES, *_programs("quality/compression")),
     "serving": (
         *_PACKED,
         "src/cellerate/serving",
         *_PROCESSES,
-        *_programs(
-            "serving/load",
-            "serving/client",
-            "serving/peer",
-            "generation/model",
-            "generation/peers",
-        ),
+        *_programs("serving/load", "serving/client", "serving/peer", "generation/model", "generation/peers"),
     ),
     "scale": (
         *(f"src/cellerate/{room}" for room in ("data", "training", "tasks")),
         *_PROCESSES,
         *_programs("training/scale"),
     ),
-    "plan": (*_TRAINING, "src/cellerate/distributed", *_programs("training/planning")),
+    "plan": (*_TRAINING, "src/cellerate/distributed", *_PROCESSES, *_programs("training/planning")),
     **dict.fromkeys(
         ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_PROCESSES, *_programs(*_FORECASTING))
     ),

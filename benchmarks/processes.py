@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
@@ -83,6 +84,18 @@ def result_of(module: str, *arguments: str, environment: Mapping[str, str] | Non
     if done.returncode:
         raise SystemExit(f"{module} {arguments[0]}: {done.stderr or done.stdout}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cellerate(*arguments: Any) -> list[str]:
+    """The command `cellerate` of this environment with its arguments."""
+    return [str(Path(sys.executable).parent / "cellerate"), *map(str, arguments)]
+
+
+def report_of(*arguments: Any) -> dict[str, Any]:
+    """The JSON that a command of Cellerate's with `--json` prints."""
+    done = subprocess.run(cellerate(*arguments), check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

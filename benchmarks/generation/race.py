@@ -48,7 +48,7 @@ from benchmarks.generation.peers import (
 )
 from benchmarks.generation.runtimes import RUNTIMES, runtime_jobs
 from benchmarks.generation.ways import sequences
-from benchmarks.processes import SPINNING_S, Process, program, same_allocator
+from benchmarks.processes import SPINNING_S, Process, cellerate, program, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 STREAMS = 64
@@ -298,11 +298,9 @@ def process(folder: Path, *, runs: int) -> dict[str, Any]:
     """The whole `cellerate generate` of 1000 characters, from the start of Python to its end."""
     from cellerate.measure import time_alternating
 
-    program = str(Path(sys.executable).parent / "cellerate")
-
     def write(precision: str) -> None:
-        command = [program, "generate", str(folder / f"{precision}.cell"), "The ", "-n", "1000"]
-        subprocess.run([*command, "--seed", "1"], check=True, stdout=subprocess.DEVNULL)
+        command = cellerate("generate", folder / f"{precision}.cell", "The ", "-n", 1000, "--seed", 1)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     work = {precision: functools.partial(write, precision) for precision in PRECISIONS}
     return {name: timing.summary() for name, timing in time_alternating(work, repeats=runs).items()}

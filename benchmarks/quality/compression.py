@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import ROOT
-from benchmarks.processes import program
+from benchmarks.processes import program, report_of
 
 PARTS = ("text", "series", "lines", "speed")
 SEEDS = (0, 1, 2)
@@ -291,11 +290,11 @@ def _trained(task: str, part: Part, file: Path, folder: Path, units: int) -> Pat
     """A model that `cellerate train` made; one that is there already is taken."""
     path = folder / f"{task}-{units}.keras"
     if not path.exists():
-        program = str(Path(sys.executable).parent / "cellerate")
         verb = "embed" if task == "lines" else task
-        command = [program, "train", verb, str(file), "-o", str(path), *part.options]
-        command += ["--units", str(units), "--epochs", str(part.epochs), "--backend", "jax", "--quiet"]
-        subprocess.run([*command, "--json"], check=True, stdout=subprocess.DEVNULL)
+        size = ("--units", units, "--epochs", part.epochs)
+        report_of(
+            "train", verb, file, "-o", path, *part.options, *size, "--backend", "jax", "--quiet", "--json"
+        )
     return path
 
 

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.processes import cellerate
+
 MAX_QUALITY_LOSS = 0.02
 
 
@@ -103,5 +105,4 @@ def factor(row: dict[str, Any]) -> float:
 
 
 def _run(*arguments: Any) -> None:
-    program = str(Path(sys.executable).parent / "cellerate")
-    subprocess.run([program, *map(str, arguments)], check=True, stdout=sys.stderr)
+    subprocess.run(cellerate(*arguments), check=True, stdout=sys.stderr)

@@ -5,17 +5,16 @@ Packed models read the tail from end to end, their state carried; Keras judges w
 zeros, and so does the float32 packed model once more, which must agree with it.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import cellerate
+from benchmarks.processes import report_of
 from cellerate.data.text import open_text
 from cellerate.program import PRECISIONS
 
+ON_JAX = ("--backend", "jax", "--json")
 EMBEDDING, UNITS, EPOCHS = 256, 512, 3
 LENGTH, HELD_OUT = 100, 0.05
 OPTIONS = [
@@ -50,8 +49,8 @@ def run(book: Path, *, quick: bool) -> dict[str, Any]:
         model = folder / "book.keras"
         size = ["--embedding", EMBEDDING, "--units", units, "--epochs", epochs, "--length", LENGTH]
         cut = ["--validation-fraction", HELD_OUT, "--quiet"]
-        report = _run("train", "text", book, "-o", model, *size, *cut, *OPTIONS)
-        keras = _run("evaluate", model, book, "--part", "held-out")
+        report = report_of("train", "text", book, "-o", model, *size, *cut, *OPTIONS, *ON_JAX)
+        keras = report_of("evaluate", model, book, "--part", "held-out", *ON_JAX)
         found: dict[str, Any] = {
             "book": book.name,
             "model": {"embedding": EMBEDDING, "units": units, "layers": 1},
@@ -65,7 +64,7 @@ def run(book: Path, *, quick: bool) -> dict[str, Any]:
         }
         for precision in PRECISIONS:
             path = folder / f"{precision}.cell"
-            _run("pack", model, "-o", path, "--precision", precision)
+            report_of("pack", model, "-o", path, "--precision", precision, *ON_JAX)
             found["packed"][precision] = _judge(cellerate.load(path), book) | {"bytes": path.stat().st_size}
         _compare(found, _windows(cellerate.load(folder / "float32.cell"), book))
     return found
@@ -108,10 +107,3 @@ def _compare(found: dict[str, Any], windows: float) -> None:
             f"{record['bytes']:,} bytes",
             flush=True,
         )
-
-
-def _run(*arguments: Any) -> dict[str, Any]:
-    """The JSON that a command of Cellerate's prints."""
-    program = str(Path(sys.executable).parent / "cellerate")
-    command = [program, *map(str, arguments), "--backend", "jax", "--json"]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT
-from benchmarks.processes import program
+from benchmarks.processes import cellerate, program
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import narrowed, write_cell
 from cellerate.runtime.packed import load
@@ -200,9 +199,8 @@ def client(**asked: Any) -> dict[str, Any]:
 
 def server(folder: Path, cell: str, *options: str) -> "contextlib.AbstractContextManager[int]":
     """Our server, as users run it."""
-    program = str(Path(sys.executable).parent / "cellerate")
-    command = [program, "serve", str(folder / cell), "--port", "0", "--no-access-log"]
-    return running([*command, "--state", str(folder / "state"), *options], {})
+    command = cellerate("serve", folder / cell, "--port", 0, "--no-access-log", "--state", folder / "state")
+    return running([*command, *options], {})
 
 
 @contextlib.contextmanager

@@ -1,13 +1,12 @@
 """The plan of `cellerate plan` for a forecaster on 8, 64 and 512 devices, and its error for two processes here."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.processes import report_of
 
 WINDOW, HORIZON, FEATURES, UNITS, BATCH = 49, 1, 5, 64, 8192
 DEVICES = (1, 8, 64, 512)
@@ -53,37 +52,12 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _plan(series: Path, output: Path, backend: str, quick: bool) -> dict[str, Any]:
-    program = str(Path(sys.executable).with_name("cellerate"))
     devices = ",".join(map(str, DEVICES))
-    options = [
-        "--devices",
-        devices,
-        "--bandwidth",
-        str(GB_PER_S),
-        "--latency",
-        str(LATENCY_US),
-        "--check",
-        "2",
-    ]
-    training = [
-        "train",
-        "series",
-        str(series),
-        "-o",
-        str(output),
-        "--target",
-        "0",
-        "--backend",
-        backend,
-        "--quiet",
-    ]
-    training += ["--window", str(WINDOW), "--horizon", str(HORIZON), "--units", str(UNITS)]
-    training += ["--batch-size", str(BATCH // 8 if quick else BATCH)]
-    done = subprocess.run(
-        [program, "plan", *options, "--json", "--", *training], check=True, stdout=subprocess.PIPE, text=True
-    )
-    plan: dict[str, Any] = json.loads(done.stdout)
-    return plan
+    options = ["--devices", devices, "--bandwidth", GB_PER_S, "--latency", LATENCY_US, "--check", 2]
+    training = ["train", "series", series, "-o", output, "--target", 0, "--backend", backend, "--quiet"]
+    training += ["--window", WINDOW, "--horizon", HORIZON, "--units", UNITS]
+    training += ["--batch-size", BATCH // 8 if quick else BATCH]
+    return report_of("plan", *options, "--json", "--", *training)
 
 
 def planned(result: dict[str, Any]) -> list[list[str]]:

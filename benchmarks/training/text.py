@@ -9,14 +9,12 @@ what it does with the allocator as it comes is recorded beside.
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import as_environment, result_of, same_allocator
+from benchmarks.processes import as_environment, report_of, result_of, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -68,15 +66,12 @@ def stock(book: Path, backend: str) -> dict[str, Any]:
 def cellerate(book: Path, backend: str, epochs: int) -> dict[str, Any]:
     """`cellerate train text` for whole epochs, and what it says of the held-out tail."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            str(Path(sys.executable).parent / "cellerate"), "train", "text", str(book), "-o", f"{folder}/m.keras",
-            "--backend", backend, "--epochs", str(epochs), "--embedding", str(EMBEDDING), "--units", str(UNITS),
-            "--batch-size", str(BATCH), "--length", str(LENGTH), "--learning-rate", str(LEARNING_RATE),
-            "--clipnorm", str(CLIPNORM), "--json", "--quiet",
-        ]  # fmt: skip
         start = time.perf_counter()
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        report = json.loads(done.stdout)
+        report = report_of(
+            "train", "text", book, "-o", f"{folder}/m.keras", "--backend", backend, "--epochs", epochs,
+            "--embedding", EMBEDDING, "--units", UNITS, "--batch-size", BATCH, "--length", LENGTH,
+            "--learning-rate", LEARNING_RATE, "--clipnorm", CLIPNORM, "--json", "--quiet",
+        )  # fmt: skip
         return {
             "characters_per_s": report["training"]["history"][-1]["items_per_s"],
             "epochs": epochs,

@@ -310,3 +310,11 @@ def test_process_that_ends_tells_what_it_said_last(capsys):
         process.answer(60)
     process.close()
     assert "loading" in capsys.readouterr().err
+
+
+def test_result_of_a_program_is_its_last_line_and_one_that_fails_ends_the_case_with_its_words(monkeypatch):
+    source = "import sys; print('loading'); print('[3]'); sys.exit(sys.argv[1] != 'works' and sys.argv[1])"
+    monkeypatch.setattr(processes, "program", lambda _, *given: [sys.executable, "-c", source, *given])
+    assert processes.result_of("any", "works") == [3]
+    with pytest.raises(SystemExit, match=r"^any breaks: breaks"):
+        processes.result_of("any", "breaks")
