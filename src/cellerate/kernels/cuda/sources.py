@@ -3,11 +3,13 @@
 The text is also the key of a compiled kernel on disk.
 """
 
+import ctypes
 import functools
 import hashlib
 import re
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Any
 
 from cellerate.activations import parameter_bits
 
@@ -19,14 +21,43 @@ the first 19 bits. Generation has no "tf32".
 """
 
 _PACKAGES = ("cellerate.kernels.cuda", "cellerate.kernels.lstm.cuda", "cellerate.kernels.decoder.cuda")
+# A line of a structure: its type, with * for an address, and its names.
+_FIELD = re.compile(r"^ *(?:const |unsigned )*\w+(\*?) (\w+(?:, \w+)*);", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 def activation(name: str) -> str:
     """The C++ expression for an activation with its parameters."""
     kind, parameters = parameter_bits(name)
-    enumerator = "Activation::k" + "".join(part.capitalize() for part in kind.split("_"))
-    return f"activation_of({', '.join([enumerator, *[f'{bits & 0xFFFFFFFF}u' for bits in parameters]])})"
+    bits = [f"{each & 0xFFFFFFFF}u" for each in parameters]
+    return f"activation_of({', '.join([f'Activation::{_enumerator(kind)}', *bits])})"
+
+
+@functools.cache
+def code(file: str, enumeration: str, name: str) -> int:
+    """The number of a name in an enumeration of a source file."""
+    return re.findall(r"\bk\w+", _body(file, f"enum class {enumeration}")).index(_enumerator(name))
+
+
+def fields(file: str, structure: str) -> list[tuple[str, Any]]:
+    """The fields of a structure in a source file, for `ctypes`: addresses, and what is as wide as an int."""
+    return [
+        (name, ctypes.c_void_p if pointer else ctypes.c_int)
+        for pointer, names in _FIELD.findall(_body(file, f"struct {structure}"))
+        for name in names.split(", ")
+    ]
+
+
+def _body(file: str, what: str) -> str:
+    """The text between the braces of a definition."""
+    found = re.search(rf"\b{what}\b[^{{;]*{{(.*?)}};", _files()[file].read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None, (file, what)  # noqa: S101 (the callers name what is there)
+    return found[1]
+
+
+def _enumerator(name: str) -> str:
+    """A name as the sources write it: leaky_relu is kLeakyRelu."""
+    return "k" + "".join(part.capitalize() for part in name.split("_"))
 
 
 @functools.cache

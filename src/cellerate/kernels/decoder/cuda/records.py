@@ -1,12 +1,11 @@
-"""The arguments of the generating kernel and the requests of rows, byte for byte.
+"""The arguments of the generating kernel, as its source defines them, and the requests of rows, byte for byte.
 
-generate_plan.cuh and sampling.cuh define the same structures; change both sides together.
+generate_plan.cuh and sampling.cuh define the same requests; change both sides together.
 """
-
-import ctypes
 
 import numpy as np
 
+from cellerate.kernels.cuda import sources
 from cellerate.kernels.cuda.launch import KernelArguments
 from cellerate.kernels.decoder.cuda.plan import ROW_BYTES
 from cellerate.kernels.decoder.sampling import SamplingRules
@@ -38,35 +37,9 @@ _FLOAT = np.finfo(np.float32)
 
 
 class GenerateArguments(KernelArguments):
-    """`GenerateArguments` of generate_plan.cuh, field by field; the shapes are documented there."""
+    """`GenerateArguments` of generate_plan.cuh; the shapes are documented there."""
 
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("batch", "steps", "states", "recent", "every_step")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "table",
-                "weights",
-                "biases",
-                "head_bias",
-                "rows",
-                "stop_ids",
-                "given",
-                "times",
-                "ring",
-                "state",
-                "logits",
-                "new_state",
-                "new_logits",
-                "ids",
-                "log_probabilities",
-                "drawn",
-                "own_times",
-                "own_ring",
-                "all_logits",
-            )
-        ),
-    )
+    _fields_ = sources.fields("generate_plan.cuh", "GenerateArguments")
 
 
 def sampling_record(rules: SamplingRules, outputs: int) -> tuple[float, ...]:

@@ -4,8 +4,9 @@ import dataclasses
 from typing import NamedTuple
 
 from cellerate.kernels.lstm.cuda import select
+from cellerate.kernels.lstm.cuda.arguments import masked_output_code
 from cellerate.kernels.lstm.cuda.plan import Direction, Packing, Variant, packing
-from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.lstm.spec import LstmOptions
 
 
 class Result(NamedTuple):
@@ -100,5 +101,5 @@ class LayerPlan:
     def integers(self) -> dict[str, int]:
         """The integer arguments of both kernels, by name."""
         batch, steps, units = self.shape
-        masked_output = MASKED_OUTPUTS.index(self.options.masked_output)
+        masked_output = masked_output_code(self.options.masked_output)
         return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}

@@ -15,7 +15,7 @@
 
 namespace cellerate::gpu {
 
-// The output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
+// The output of a masked step, by the names of cellerate.program.MASKED_OUTPUTS.
 enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 
 // What a kernel is compiled for.

@@ -19,10 +19,9 @@ from cellerate.errors import BackendError
 from cellerate.kernels.cuda import launch, timing_cache
 from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.cuda import plan
-from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
+from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments, masked_output_code
 from cellerate.kernels.lstm.cuda.arrays import by_unit, in_precision
 from cellerate.kernels.lstm.cuda.plan import Direction, Variant
-from cellerate.kernels.lstm.spec import MASKED_OUTPUTS
 
 # The allowed root mean square of the error, as a share of that of the results, and the same for the gradients.
 ALLOWED = {"bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3), "float32": (1e-6, 5e-6), "tf32": (1e-3, 5e-3)}
@@ -227,7 +226,7 @@ def _bytes(variant: Variant, batch: int) -> dict[str, int]:
 def _arguments(variant: Variant, sizes: tuple[int, ...]) -> launch.KernelArguments:
     arguments = ForwardArguments() if variant.direction == "forward" else BackwardArguments()
     arguments.batch, arguments.steps, arguments.units = sizes
-    arguments.masked_output = MASKED_OUTPUTS.index("previous_output")
+    arguments.masked_output = masked_output_code("previous_output")
     return arguments
 
 
