@@ -8,6 +8,7 @@ import numpy as np
 from cellerate.errors import ConfigError
 from cellerate.kernels import codes as coding, operation
 from cellerate.kernels.lstm.spec import (
+    ARGUMENTS,
     BATCH_AXES,
     LstmOptions,
     validate,
@@ -65,19 +66,7 @@ def _check(given: Given) -> None:
 
 LSTM = CoreOperation(
     name="lstm",
-    arguments=(
-        "x",
-        "ids",
-        "embeddings",
-        "kernel",
-        "recurrent_kernel",
-        "bias",
-        "h0",
-        "c0",
-        "mask",
-        "dropout",
-        "recurrent_dropout",
-    ),
+    arguments=ARGUMENTS,
     differentiable=("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0"),
     results=("outputs", "h_T", "c_T"),
     typed_by=("x", "h0"),

@@ -68,12 +68,12 @@ _RULES = {
     "embeddings": _Rule(
         ("V", "D"), ("float32",), "Give the embedding table whose rows are the inputs of this layer."
     ),
-    "recurrent_kernel": _Rule(("H", "4H"), ("float32",), f"H is its number of rows: {_WEIGHTS_FIX}"),
     "kernel": _Rule(
         ("D", "4H"),
         ("float32",),
         f"D is the width of the inputs and H the rows of recurrent_kernel: {_WEIGHTS_FIX}",
     ),
+    "recurrent_kernel": _Rule(("H", "4H"), ("float32",), f"H is its number of rows: {_WEIGHTS_FIX}"),
     "bias": _Rule(
         ("4H",),
         ("float32",),
@@ -88,6 +88,10 @@ _RULES = {
     "dropout": _Rule(("4", "B", "D"), ("float32",), _DROPOUT_FIX),
     "recurrent_dropout": _Rule(("4", "B", "H"), ("float32",), _DROPOUT_FIX),
 }
+ARGUMENTS = tuple(_RULES)
+"""The names of all arguments, in the native core's order."""
+# recurrent_kernel defines H before others need it.
+_CHECKED = tuple(dict.fromkeys(("x", "ids", "embeddings", "recurrent_kernel", *ARGUMENTS)))
 BATCH_AXES = {
     name: rule.axes.index("B") for name, rule in _RULES.items() if "B" in rule.axes
 } | dict.fromkeys(("outputs", "h_T", "c_T"), 0)
@@ -261,7 +265,7 @@ def validate_lookup(
 def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
     """Checks all arguments of a call; those left out are None."""
     shape = _check_shapes(arguments)
-    given = {name: arguments[name] for name in _RULES if arguments.get(name) is not None}
+    given = {name: arguments[name] for name in _CHECKED if arguments.get(name) is not None}
     for name, array in given.items():
         found, allowed = _dtype_name(array), _RULES[name].dtypes
         if allowed is _STORED:
@@ -283,10 +287,10 @@ def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
 
 
 def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
-    """Checks in the order of `_RULES`, where recurrent_kernel defines H before other arguments need it."""
+    """Checks in the order of `_CHECKED`."""
     sizes: dict[str, int] = {}
     optional = (*_OPTIONAL, "x") if "ids" in arguments else _OPTIONAL
-    for name in _RULES:
+    for name in _CHECKED:
         if name in arguments and (arguments[name] is not None or name not in optional):
             _match(name, arguments[name], sizes)
     return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
