@@ -12,7 +12,7 @@ import pytest
 import cellerate
 from cellerate.data.text.lines import LineVocabulary
 from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
-from cellerate.errors import ConfigError, ModelError
+from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.text import build_text_model
 
@@ -149,6 +149,32 @@ def test_model_of_another_task_is_refused_in_every_form(folder):
     for form in forms(folder, "text"):
         with pytest.raises(ModelError, match="series"):
             cellerate.forecast(**form, data=folder / "series.csv")
+
+
+def test_generate_searches_and_leaves_unknown_characters_out_in_every_form(folder):
+    best = cellerate.load(folder / "text.cell").beam_search("ab", beams=3, max_tokens=9)[0].text
+    for form in forms(folder, "text"):
+        assert cellerate.generate(**form, prompt="ab", beams=3, max_tokens=9) == best
+        drawn = cellerate.generate(**form, prompt="ab", max_tokens=9, seed=1)
+        ignoring = cellerate.generate(**form, prompt="a\u2603b", max_tokens=9, seed=1, errors="ignore")
+        assert ignoring == drawn
+        with pytest.raises(DataError, match=r"U\+2603.* errors='ignore' leaves such characters out"):
+            cellerate.generate(**form, prompt="a\u2603b")
+        with pytest.raises(ConfigError, match="draws nothing: leave out either beams or temperature"):
+            cellerate.generate(**form, prompt="ab", beams=3, temperature=0.5)
+        with pytest.raises(ConfigError, match="beams needs the native engine"):
+            cellerate.generate(**form, prompt="ab", beams=3, implementation="keras")
+        with pytest.raises(ConfigError, match="errors must be one of strict, ignore, not 'replace'"):
+            cellerate.generate(**form, prompt="ab", errors="replace")
+
+
+def test_generate_takes_a_device_for_a_packed_file_only(folder):
+    with pytest.raises(ConfigError, match=r"not packed, and device='cuda' .*implementation='cellerate-cuda'"):
+        cellerate.generate(folder / "text.keras", "ab", device="cuda")
+    with pytest.raises(ConfigError, match="device is 'cuda', but the packed model is on device 'cpu'"):
+        cellerate.generate(cellerate.load(folder / "text.cell"), "ab", device="cuda")
+    with pytest.raises(ConfigError, match=r"'cuda:N'"):
+        cellerate.generate(folder / "text.cell", "ab", device="gpu")
 
 
 def test_record_belongs_to_a_keras_model_and_has_to_fit_it(folder):

@@ -6,7 +6,7 @@ without Keras, so Keras is imported only where a model needs it.
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -19,18 +19,21 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.keywords import EvaluateKeywords, ForecastKeywords
 from cellerate.listener import Callbacks
 from cellerate.messages import argument
-from cellerate.program import PRECISIONS
 from cellerate.runtime.forecast import forecast_with_intervals, left_out, too_short
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.text import check_implementation, sampling_rules
-from cellerate.settings import check_choice, one_or_more, record_of, takes_fields_of
+from cellerate.runtime.text import sampling_rules
+from cellerate.settings import one_or_more, record_of, takes_fields_of
 from cellerate.tasks.judging import EvaluationOptions, Forecasts, evaluate_forecaster
 from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
 from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.writing import Unknown, WritingSettings, open_writer
 from cellerate.training.settings import Implementation
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
+
+# The defaults of the arguments that say how to draw.
+_UNDRAWN = (1.0, None, None, 0.0, 1.0, None)
 
 
 def generate(
@@ -46,8 +49,11 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: int | None = None,
+    beams: int | None = None,
     stop: Sequence[str] = (),
+    errors: Unknown = "strict",
     implementation: Implementation = "auto",
+    device: str = "cpu",
     precision: str = "float32",
 ) -> str:
     """Continues `prompt` and returns the whole continuation.
@@ -71,11 +77,14 @@ def generate(
         min_p: Draws from tokens at least this share as likely as the likeliest.
         repetition_penalty: Above 1, makes tokens that are already in the text less likely.
         seed: The same seed draws the same text; None draws a different one each time.
+        beams: Searches the likeliest continuation with this many candidates, on the native engine; None draws.
         stop: Texts that end the generation; they are not returned.
+        errors: For a character of the prompt that the model never saw: "strict" raises, "ignore" leaves it out.
         implementation: What computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
             which takes milliseconds. "cellerate-cuda": the same on an NVIDIA GPU. "keras": Keras's own layers,
             compiled, one step at a time. "auto": the native engine, or Keras if the engine is not installed or
             cannot run the model. A packed model runs where it was loaded and refuses any other implementation.
+        device: Where a `.cell` file is loaded: "cpu", "cuda" or "cuda:N", as for `load`.
         precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
             Any but "float32" requires the engine. A packed model has its own.
 
@@ -91,6 +100,12 @@ def generate(
         >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
         >>> cellerate.generate(my_model, "Well, Prince,", vocabulary="book.txt")
     """
+    if beams is not None and (temperature, top_k, top_p, min_p, repetition_penalty, seed) != _UNDRAWN:
+        raise ConfigError(
+            f"{argument('beams')} searches the likeliest continuation and draws nothing: leave out either it or "
+            f"{argument('temperature')}, {argument('top_k')}, {argument('top_p')}, {argument('min_p')}, "
+            f"{argument('repetition_penalty')} and {argument('seed')}."
+        )
     rules = sampling_rules(
         temperature=temperature,
         top_k=top_k,
@@ -99,31 +114,17 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    opened = open_model(model, record)
-    if isinstance(opened, PackedModel):
-        if vocabulary is not None:
-            opened = opened.with_vocabulary(vocabulary)
-        check_choice("implementation", implementation, get_args(Implementation))
-        check_choice("precision", precision, PRECISIONS)
-        check_implementation(implementation, opened.device)
-        if precision not in ("float32", opened.precision):
-            raise ConfigError(
-                f"{argument('precision')} is {precision!r}, but the packed model is of {opened.precision}."
-            )
-        return "".join(opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop))
-    from cellerate.tasks.text import generate_text, text_model_of
-
-    network, found, name = opened
-    pieces = generate_text(
-        text_model_of(network, found, name, vocabulary),
-        prompt,
+    settings = WritingSettings(
         max_tokens=max_tokens,
         rules=rules,
         stop=stop,
+        beams=beams,
+        errors=errors,
         implementation=implementation,
         precision=precision,
     )
-    return "".join(pieces)
+    writer = open_writer(model, settings, record=record, vocabulary=vocabulary, device=device)
+    return "".join(writer.write(prompt))
 
 
 @takes_fields_of(ReadingOptions, TableOptions)

@@ -19,12 +19,13 @@ Model = Union[Path, "keras.Model", PackedModel]
 Opened: TypeAlias = "PackedModel | tuple[keras.Model, TaskRecord | None, str]"
 
 
-def open_model(model: Model, record: "TaskRecord | None" = None) -> Opened:
+def open_model(model: Model, record: "TaskRecord | None" = None, *, device: str = "cpu") -> Opened:
     """Opens a model.
 
     Args:
         model: A `.keras` or `.cell` file, a Keras model, or a packed model.
         record: The record of a Keras model that is not given as a file.
+        device: The device that a `.cell` file is loaded on.
 
     Returns:
         A packed model; or a Keras model, its record, and what messages call it.
@@ -38,7 +39,7 @@ def open_model(model: Model, record: "TaskRecord | None" = None) -> Opened:
     if isinstance(model, PackedModel):
         return model
     if given and os.fspath(model).endswith(".cell"):
-        return load(model)
+        return load(model, device=device)
     require("keras", "jax", "a model that is not packed")
     import keras
 

@@ -1,9 +1,9 @@
 """`cellerate generate`."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,8 +12,8 @@ from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary
 from cellerate.cli.output import notify, print_json, show
 from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.cli.words import in_options
-from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
-from cellerate.messages import argument, marked
+from cellerate.errors import CellerateError, ConfigError
+from cellerate.messages import argument
 from cellerate.training.settings import Implementation
 
 # The options that say how to draw an id.
@@ -99,6 +99,7 @@ def generate(
         cellerate generate book.keras -n 40 < prompts.txt
     """
     from cellerate.runtime.text import sampling_rules
+    from cellerate.tasks.writing import WritingSettings, open_writer
 
     rules = sampling_rules(
         temperature=temperature,
@@ -108,56 +109,22 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
+    settings = WritingSettings(
+        max_tokens=max_tokens,
+        rules=rules,
+        stop=stop or (),
+        beams=beams,
+        errors=errors,
+        implementation=implementation,
+    )
     if beams is not None:
-        _check_search(context, implementation)
-    opened: Any
-    if model.suffix == ".cell":
-        from cellerate.runtime.packed import load
-        from cellerate.runtime.text import check_implementation
-
-        check_implementation(implementation, device)
-        opened = load(model, device=device)
-        if vocabulary is not None:
-            opened = opened.with_vocabulary(vocabulary)
-    else:
-        if device != "cpu":
-            raise ConfigError(
-                f"{model} is not packed, and --device is for a packed model: give --implementation cellerate-cuda to "
-                "generate on a GPU, or pack it."
-            )
+        _check_search(context)
+    if model.suffix != ".cell":
         start_backend(backend)
-        from cellerate.models.storage import load_model
-        from cellerate.tasks.text import text_model_of
-
-        opened = text_model_of(*load_model(model), str(model), vocabulary)
-    _check_writes(opened, model)
-
-    def written(text: str) -> Iterable[str]:
-        try:
-            if beams is not None:
-                return _searched(opened, text, beams, max_tokens, stop or (), implementation)
-            if model.suffix == ".cell":
-                return opened.generate_text(text, max_tokens=max_tokens, rules=rules, stop=stop or ())
-            from cellerate.tasks.text import generate_text
-
-            return generate_text(
-                opened,
-                text,
-                max_tokens=max_tokens,
-                rules=rules,
-                stop=stop or (),
-                implementation=implementation,
-            )
-        except DataError as error:
-            if opened.tokenizer.known(text) == text:
-                raise
-            raise DataError(
-                f"{marked(error)} {argument('errors', 'ignore')} leaves such characters out."
-            ) from error
+    writer = open_writer(model, settings, vocabulary=vocabulary, device=device)
 
     def answer(line: str) -> None:
-        text = opened.tokenizer.known(line) if errors == "ignore" else line
-        _write(text, written(text), json)
+        _write(writer.readable(line), writer.write(line), json)
 
     if prompt is not None:
         answer(prompt)
@@ -197,37 +164,14 @@ def _converse(answer: Callable[[str], None]) -> None:
             show("\n")
 
 
-def _check_writes(opened: Any, model: Path) -> None:
-    """Raises `ModelError` for a packed model that writes no text, with the verb that it is for."""
-    verbs = {"series": ("a forecaster", "forecast"), "embed": ("a model of lines", "embed")}
-    if (task := getattr(opened, "task", None)) in verbs:
-        what, verb = verbs[task]
-        raise ModelError(f"{model} is {what} and writes no text: use `cellerate {verb}`.")
-
-
-def _check_search(context: typer.Context, implementation: Implementation) -> None:
+def _check_search(context: typer.Context) -> None:
     """Raises `ConfigError` if the command line has options beside --beams that a search cannot follow."""
-    if implementation == "keras":
-        raise ConfigError("--beams searches on the native engine: leave --implementation keras out.")
     # A configuration file may set these for other calls; on the command line they would be ignored.
     sources = {name: context.get_parameter_source(name) for name in _DRAWING}
     said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if said:
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        ignored = " and ".join(argument(name) for name in said)
         raise ConfigError(
-            f"--beams draws nothing: it searches the likeliest continuation, and would ignore {options}. Leave out "
-            "either --beams or what says how to draw."
+            f"{argument('beams')} draws nothing: it searches the likeliest continuation, and would ignore {ignored}. "
+            f"Leave out either {argument('beams')} or what says how to draw."
         )
-
-
-def _searched(
-    opened: Any, prompt: str, beams: int, max_tokens: int, stop: Sequence[str], implementation: Implementation
-) -> list[str]:
-    """The best continuation that beam search finds, on the native engine or a GPU."""
-    if not hasattr(opened, "beam_search"):
-        from cellerate.models.storage import TaskRecord
-        from cellerate.tasks.packing import packed
-
-        device = "cuda" if implementation == "cellerate-cuda" else "cpu"
-        opened = packed(opened.model, TaskRecord("text", opened.record), device=device)
-    return [opened.beam_search(prompt, beams=beams, max_tokens=max_tokens, stop=stop)[0].text]
