@@ -29,7 +29,7 @@ async def post(connection: Connection, path: str, body: bytes) -> tuple[int, byt
 
 
 def _send(writer: asyncio.StreamWriter, path: str, body: bytes) -> None:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
 
 
