@@ -3,7 +3,6 @@
 `bridges.jax` makes the layer part of a JAX program; this module is what it does on a GPU.
 """
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -18,57 +17,31 @@ from cellerate.kernels.cuda import launch
 from cellerate.kernels.cuda.kernel import clusters
 from cellerate.kernels.lstm.cuda import select
 from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
-from cellerate.kernels.lstm.cuda.layer import LayerPlan, Results
+from cellerate.kernels.lstm.cuda.arrays import gates_first, gates_last
+from cellerate.kernels.lstm.cuda.layer import LayerCall, Results
 from cellerate.kernels.lstm.cuda.plan import Direction, Variant
-from cellerate.kernels.lstm.spec import LstmOptions
 
 Arrays = Mapping[str, Any]
 _TARGET = "cellerate_launch"
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """One call of a layer.
-
-    Attributes:
-        given: The arguments of `kernels.lstm.spec` that are there, by name. h0 is required: bfloat16, float16 or
-            float32, and the results have its type.
-        options: Activations, direction and masked outputs.
-        return_sequences: Whether all outputs are wanted or only the last.
-    """
-
-    given: Arrays
-    options: LstmOptions
-    return_sequences: bool
+class Call(LayerCall):
+    """One call of a layer in JAX."""
 
     @property
-    def dtype(self) -> Any:
-        """The type of h."""
-        return self.given["h0"].dtype
+    def precision(self) -> str:
+        """The precision in which the kernels compute."""
+        return precision_of(self.dtype)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(B, T, H)."""
-        like = self.given["x"] if "x" in self.given else self.given["ids"]
-        return like.shape[0], like.shape[1], self.given["recurrent_kernel"].shape[0]
+    def device(self) -> int:
+        """The GPU's number."""
+        return gpu_number(*self.given.values())
 
     def walked(self, name: str) -> Any:
         """An argument with a time axis, in the order in which the layer walks time; None if it is absent."""
         found = self.given.get(name)
         return jnp.flip(found, 1) if found is not None and self.options.go_backwards else found
-
-    @functools.cached_property
-    def plan(self) -> LayerPlan:
-        """Its kernels, and what they read and write."""
-        return LayerPlan(
-            self.shape,
-            precision_of(self.dtype),
-            self.options,
-            self.return_sequences,
-            masked="mask" in self.given,
-            dropped="recurrent_dropout" in self.given,
-            device=gpu_number(*self.given.values()),
-        )
 
 
 def precision_of(dtype: Any) -> str:
@@ -123,7 +96,7 @@ def forward(call: Call, *, keep: bool) -> dict[str, Any]:
     """
     batch, steps, units = call.shape
     dtype, given = call.dtype, call.given
-    kernel = _gates_last(given["kernel"], units).astype(dtype)
+    kernel = gates_last(given["kernel"], units).astype(dtype)
     ids, x = call.walked("ids"), call.walked("x")
     if ids is not None:
         projected = _product(given["embeddings"].astype(dtype), kernel, dtype)
@@ -136,7 +109,7 @@ def forward(call: Call, *, keep: bool) -> dict[str, Any]:
     else:
         projected = _product(x, kernel, dtype)
     if "bias" in given:
-        projected = projected + _gates_last(given["bias"], units).astype(dtype)
+        projected = projected + gates_last(given["bias"], units).astype(dtype)
     inputs = {"projected": projected, "ids": ids, "h0": given["h0"]}
     results = call.plan.forward_results() | (call.plan.kept() if keep else {})
     found = _run(call, "forward", ForwardArguments, inputs, results, vocabulary=projected.shape[0])
@@ -235,16 +208,6 @@ def _key(variant: Variant, gpu: str) -> str:
     return f"{variant.name}-{variant.precision}-{variant.units}-{digest[:16]}"
 
 
-def _gates_last(weights: Any, units: int) -> Any:
-    """(…, 4H) with one gate after the other → (…, 4H) with the gates of a unit side by side."""
-    return weights.reshape(*weights.shape[:-1], 4, units).swapaxes(-1, -2).reshape(weights.shape)
-
-
-def _gates_first(weights: Any, units: int) -> Any:
-    """The inverse of `_gates_last`."""
-    return weights.reshape(*weights.shape[:-1], units, 4).swapaxes(-1, -2).reshape(weights.shape)
-
-
 def _packed(call: Call, kernel: Variant) -> Any:
     """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
@@ -267,7 +230,7 @@ def _d_recurrent(call: Call, states: Any, d: Any) -> Any:
     dropout = call.given.get("recurrent_dropout")
     if dropout is None:
         rows = before.reshape(batch * steps, units)
-        return _gates_first(_product(rows.T, d.reshape(batch * steps, 4 * units)), units)
+        return gates_first(_product(rows.T, d.reshape(batch * steps, 4 * units)), units)
     parts = []
     for gate, scale in enumerate(dropout):
         rows = (before * scale[:, None]).astype(before.dtype).reshape(batch * steps, units)
@@ -281,17 +244,17 @@ def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
     given = call.given
     if "ids" in given:
         d_table = _d_table(call.walked("ids").reshape(-1), d, given["embeddings"].shape[0])
-        kernel = _gates_last(given["kernel"], units)
+        kernel = gates_last(given["kernel"], units)
         return {
             "embeddings": _product(d_table, kernel.T),
-            "kernel": _gates_first(_product(given["embeddings"].T, d_table), units),
-            "bias": _gates_first(d_table.sum(0), units),
+            "kernel": gates_first(_product(given["embeddings"].T, d_table), units),
+            "bias": gates_first(d_table.sum(0), units),
         }
     x = call.walked("x")
-    kernel = _gates_last(given["kernel"], units).astype(call.dtype)
-    found = {"bias": _gates_first(d.astype(jnp.float32).sum(0), units)}
+    kernel = gates_last(given["kernel"], units).astype(call.dtype)
+    found = {"bias": gates_first(d.astype(jnp.float32).sum(0), units)}
     if "dropout" not in given:
-        found["kernel"] = _gates_first(_product(x.reshape(batch * steps, -1).T, d), units)
+        found["kernel"] = gates_first(_product(x.reshape(batch * steps, -1).T, d), units)
         d_x = _product(d, kernel.T).reshape(x.shape)
     else:
         parts, d_x = [], jnp.zeros(x.shape, jnp.float32)

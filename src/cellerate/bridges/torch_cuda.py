@@ -3,8 +3,6 @@
 `torch_operators` defines the operators; this module is what they do on a GPU.
 """
 
-import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 
@@ -13,27 +11,15 @@ import torch
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm.cuda import select
 from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
-from cellerate.kernels.lstm.cuda.layer import LayerPlan, Result, Results
+from cellerate.kernels.lstm.cuda.arrays import gates_first, gates_last
+from cellerate.kernels.lstm.cuda.layer import LayerCall, Result, Results
 from cellerate.kernels.lstm.cuda.plan import Direction, Variant
-from cellerate.kernels.lstm.spec import LstmOptions
 
 Tensors = Mapping[str, torch.Tensor | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """One call of a layer.
-
-    Attributes:
-        given: The arguments of `cellerate.kernels.lstm.spec`, by name; absent ones are None or missing. h0 is
-            required: bfloat16, float16 or float32, and the results have its type.
-        options: Activations, direction and masked outputs.
-        return_sequences: Whether all outputs are wanted or only the last.
-    """
-
-    given: Tensors
-    options: LstmOptions
-    return_sequences: bool
+class Call(LayerCall):
+    """One call of a layer in torch."""
 
     def __getitem__(self, name: str) -> torch.Tensor | None:
         return self.given.get(name)
@@ -57,28 +43,14 @@ class Call:
         return (found.flip(1) if self.options.go_backwards else found).contiguous()
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of h."""
-        return self.there("h0").dtype
+    def precision(self) -> str:
+        """The precision in which the kernels compute."""
+        return precision_of(self.dtype)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(B, T, H)."""
-        like = self.there("x" if self["x"] is not None else "ids")
-        return like.shape[0], like.shape[1], self.there("recurrent_kernel").shape[0]
-
-    @functools.cached_property
-    def plan(self) -> LayerPlan:
-        """Its kernels, and what they read and write."""
-        return LayerPlan(
-            self.shape,
-            precision_of(self.dtype),
-            self.options,
-            self.return_sequences,
-            masked=self["mask"] is not None,
-            dropped=self["recurrent_dropout"] is not None,
-            device=max(0, self.there("h0").get_device()),
-        )
+    def device(self) -> int:
+        """The GPU's number."""
+        return max(0, int(self.there("h0").get_device()))
 
 
 def precision_of(dtype: torch.dtype) -> str:
@@ -108,8 +80,7 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), and the bytes that `backward` needs; none without `keep`.
     """
     units = call.shape[2]
-    gates_last = _gates_last(call.need("kernel"), units)
-    kernel, bias = gates_last.to(call.dtype), _bias(call)
+    kernel, bias = gates_last(call.need("kernel"), units).to(call.dtype), _bias(call)
     ids = call.walked("ids")
     x = call.walked("x") if ids is None else None
     if ids is not None:
@@ -227,19 +198,9 @@ def _kept(call: Call, reserve: torch.Tensor) -> dict[str, torch.Tensor]:
     return found
 
 
-def _gates_last(weights: torch.Tensor, units: int) -> torch.Tensor:
-    """(…, 4H) with one gate after the other → (…, 4H) with the gates of a unit side by side."""
-    return weights.unflatten(-1, (4, units)).transpose(-1, -2).flatten(-2)
-
-
-def _gates_first(weights: torch.Tensor, units: int) -> torch.Tensor:
-    """The inverse of `_gates_last`."""
-    return weights.unflatten(-1, (units, 4)).transpose(-1, -2).flatten(-2)
-
-
 def _bias(call: Call) -> torch.Tensor | None:
     bias = call["bias"]
-    return None if bias is None else _gates_last(bias.detach(), call.shape[2]).to(call.dtype)
+    return None if bias is None else gates_last(bias.detach(), call.shape[2]).to(call.dtype)
 
 
 def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -266,7 +227,7 @@ def _d_recurrent(call: Call, states: torch.Tensor, d_projected: torch.Tensor) ->
     units = call.shape[2]
     h0, dropout = call.need("h0"), call["recurrent_dropout"]
     if dropout is None:
-        return _gates_first(_shifted_product(h0, states, d_projected.flatten(2)), units)
+        return gates_first(_shifted_product(h0, states, d_projected.flatten(2)), units)
     parts = [
         _shifted_product(
             (h0 * scale).to(h0.dtype), (states * scale.unsqueeze(1)).to(h0.dtype), d_projected[..., gate]
@@ -296,14 +257,14 @@ def _d_inputs(call: Call, d_projected: torch.Tensor) -> dict[str, torch.Tensor]:
     x, looked_up = call.walked("x"), call["ids"] is not None
     if x is None:
         return _d_table(call, d)
-    kernel = _gates_last(call.need("kernel"), units).to(call.dtype)
+    kernel = gates_last(call.need("kernel"), units).to(call.dtype)
     if looked_up:
         d_x = (d @ kernel.T).view(x.shape)
         return {**_d_table(call, d), "x": d_x.flip(1) if call.options.go_backwards else d_x}
-    found = {"bias": _gates_first(d.sum(0, dtype=torch.float32), units)}
+    found = {"bias": gates_first(d.sum(0, dtype=torch.float32), units)}
     dropout = call["dropout"]
     if dropout is None:
-        found["kernel"] = _gates_first(_product(x.flatten(0, 1).T, d), units)
+        found["kernel"] = gates_first(_product(x.flatten(0, 1).T, d), units)
         d_x = (d @ kernel.T).view(x.shape)
     else:
         parts, d_x = [], torch.zeros_like(x, dtype=torch.float32)
@@ -329,9 +290,9 @@ def _d_table(call: Call, d: torch.Tensor) -> dict[str, torch.Tensor]:
     else:
         d_table = d.new_zeros((count, d.shape[1]), dtype=torch.float32)
         d_table.index_add_(0, rows, d.to(torch.float32))
-    kernel = _gates_last(call.need("kernel"), units)
+    kernel = gates_last(call.need("kernel"), units)
     return {
         "embeddings": d_table @ kernel.T,
-        "kernel": _gates_first(embeddings.T @ d_table, units),
-        "bias": _gates_first(d_table.sum(0), units),
+        "kernel": gates_first(embeddings.T @ d_table, units),
+        "bias": gates_first(d_table.sum(0), units),
     }

@@ -243,7 +243,8 @@ def _differentiate_twice(*_: Any) -> None:
 
 
 def _cuda_call(tensors: Sequence[Any], codes: Codes) -> torch_cuda.Call:
-    given = dict(zip(cpu.LSTM.arguments, tensors, strict=False))
+    named = zip(cpu.LSTM.arguments, tensors, strict=False)
+    given = {name: tensor for name, tensor in named if tensor is not None}
     return torch_cuda.Call(given, *cpu.options_of(codes))
 
 

@@ -11,6 +11,7 @@ from cellerate.kernels.lstm.spec import (
     ARGUMENTS,
     BATCH_AXES,
     LstmOptions,
+    sizes_of,
     validate,
     validate_lookup,
 )
@@ -42,14 +43,8 @@ def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
     return options, bool(return_sequences)
 
 
-def _sizes(given: Given) -> tuple[int, int, int]:
-    """(B, T, H)."""
-    like = given["x"] if "x" in given else given["ids"]
-    return like.shape[0], like.shape[1], given["recurrent_kernel"].shape[0]
-
-
 def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
-    batch, steps, units = _sizes(given)
+    batch, steps, units = sizes_of(given)
     outputs = (batch, steps, units) if codes[-1] else (batch, units)
     return {"outputs": outputs, "h_T": (batch, units), "c_T": (batch, units)}
 
@@ -74,7 +69,7 @@ LSTM = CoreOperation(
     batch_axes=BATCH_AXES,
     reached_through={"embeddings": "x"},
     saved=("outputs",),
-    sizes=lambda given: (*_sizes(given), int("mask" in given)),
+    sizes=lambda given: (*sizes_of(given), int("mask" in given)),
     check=_check,
 )
 

@@ -36,6 +36,7 @@ belongs to the k-th step in that order.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from cellerate import activations
@@ -97,6 +98,12 @@ BATCH_AXES = {
 } | dict.fromkeys(("outputs", "h_T", "c_T"), 0)
 """The axis of the batch in each argument and result that has one."""
 _OPTIONAL = ("bias", "h0", "c0", "mask", "dropout", "recurrent_dropout")
+
+
+def sizes_of(given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(B, T, H) of the arguments of a call that are there, by name."""
+    like = given["x"] if "x" in given else given["ids"]
+    return like.shape[0], like.shape[1], given["recurrent_kernel"].shape[0]
 
 
 class Array(Protocol):

@@ -1,5 +1,7 @@
 """Arrays in the precisions and the order that the kernels read."""
 
+from typing import Any
+
 import numpy as np
 
 
@@ -17,6 +19,19 @@ def in_precision(array: np.ndarray, precision: str) -> np.ndarray:
     return rounded
 
 
-def by_unit(weights: np.ndarray, units: int) -> np.ndarray:
-    """Reorders (…, 4H), one gate after the other, to (…, H, 4), the four gates of a unit side by side."""
+def by_unit(weights: Any, units: int) -> Any:
+    """Reorders (…, 4H), one gate after the other, to (…, H, 4), the four gates of a unit side by side.
+
+    The weights may be of any framework, as in the next two functions.
+    """
     return weights.reshape(*weights.shape[:-1], 4, units).swapaxes(-1, -2)
+
+
+def gates_last(weights: Any, units: int) -> Any:
+    """The same as (…, 4H)."""
+    return by_unit(weights, units).reshape(weights.shape)
+
+
+def gates_first(weights: Any, units: int) -> Any:
+    """The inverse of `gates_last`."""
+    return weights.reshape(*weights.shape[:-1], units, 4).swapaxes(-1, -2).reshape(weights.shape)

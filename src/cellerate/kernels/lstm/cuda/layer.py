@@ -1,12 +1,15 @@
 """One call of an LSTM layer on a GPU, the same for every framework: its kernels, and what they read and write."""
 
+import abc
 import dataclasses
-from typing import NamedTuple
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from cellerate.kernels.lstm.cuda import select
 from cellerate.kernels.lstm.cuda.arguments import masked_output_code
 from cellerate.kernels.lstm.cuda.plan import Direction, Packing, Variant, packing
-from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels.lstm.spec import LstmOptions, sizes_of
 
 
 class Result(NamedTuple):
@@ -103,3 +106,52 @@ class LayerPlan:
         batch, steps, units = self.shape
         masked_output = masked_output_code(self.options.masked_output)
         return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall(abc.ABC):
+    """One call in a framework's tensors.
+
+    Attributes:
+        given: The arguments of `kernels.lstm.spec` that are there, by name. h0 is required: bfloat16, float16 or
+            float32, and the results have its type.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether all outputs are wanted or only the last.
+    """
+
+    given: Mapping[str, Any]
+    options: LstmOptions
+    return_sequences: bool
+
+    @property
+    def dtype(self) -> Any:
+        """The type of h."""
+        return self.given["h0"].dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, T, H)."""
+        return sizes_of(self.given)
+
+    @property
+    @abc.abstractmethod
+    def precision(self) -> str:
+        """The precision in which the kernels compute."""
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> int:
+        """The GPU's number."""
+
+    @functools.cached_property
+    def plan(self) -> LayerPlan:
+        """Its kernels, and what they read and write."""
+        return LayerPlan(
+            self.shape,
+            self.precision,
+            self.options,
+            self.return_sequences,
+            masked="mask" in self.given,
+            dropped="recurrent_dropout" in self.given,
+            device=self.device,
+        )
