@@ -151,4 +151,4 @@ def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
 def test_help_names_every_stage(cellerate) -> None:
     _, out, _ = cellerate("optimize", "--help")
     words = set(out.replace(",", " ").replace(".", " ").split())
-    assert registry.PASSES.keys() <= words
+    assert registry.STAGES.keys() <= words
