@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from support.runs import small_runs
 
@@ -37,6 +38,18 @@ def cellerate(monkeypatch, capsys):
         return ended.value.code or 0, shown.out, shown.err
 
     return run
+
+
+@pytest.fixture
+def speak_of(monkeypatch):
+    """Has messages name the options of a verb, as if the command line of this process were for it."""
+    from cellerate.cli import main, words
+
+    def speak(*verb):
+        monkeypatch.setattr(words, "_program", lambda: typer.main.get_command(main.app))
+        monkeypatch.setattr(sys, "argv", ["cellerate", *verb])
+
+    return speak
 
 
 @pytest.fixture

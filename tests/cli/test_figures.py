@@ -1,9 +1,3 @@
-import functools
-import sys
-
-import typer
-
-from cellerate.cli import main, words
 from cellerate.cli.figures import judged_on, show_figures, shown
 from cellerate.messages import Message, argument
 
@@ -72,9 +66,8 @@ def test_worst_series_are_as_many_as_asked_for(capsys):
     assert "the worst" not in capsys.readouterr().out
 
 
-def test_baseline_that_is_missing_is_named_with_the_reason(capsys, monkeypatch):
-    monkeypatch.setattr(words, "_program", functools.partial(typer.main.get_command, main.app))
-    monkeypatch.setattr(sys, "argv", ["cellerate", "evaluate"])
+def test_baseline_that_is_missing_is_named_with_the_reason(capsys, speak_of):
+    speak_of("evaluate")
     why = Message(f"it is judged on it ({argument('part', 'held-out')} has it)")
     show_figures(report(left_out={"nlinear": why}))
     assert "left out: NLinear, because it is judged on it (--part held-out has it)" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import pytest
 
 from cellerate.cli.tables import notes_at_end, table_words
 from cellerate.data.settings.tables import TableOptions
+from cellerate.messages import Message, argument
 
 pytestmark = pytest.mark.keras
 
@@ -38,10 +39,11 @@ def test_options_of_tables_are_repeated_as_they_are_typed():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_what_is_notes_at_end_is_shown_once_and_warnings_even_if_quiet(quiet, capsys):
+def test_what_is_notes_at_end_is_shown_once_and_warnings_even_if_quiet(quiet, capsys, speak_of):
+    speak_of("train", "series")
     with notes_at_end(quiet) as told:
         for _ in range(2):
-            told("rows were sorted by time_column")
+            told(Message(f"rows were sorted by {argument('time_column')}"))
             warnings.warn("the model was not trained on the series 'a'.", stacklevel=1)
         assert capsys.readouterr().err == "the model was not trained on the series 'a'.\n"
     assert capsys.readouterr().err == ("" if quiet else "rows were sorted by --time-column\n")

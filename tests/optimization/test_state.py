@@ -78,7 +78,7 @@ def test_load_state_of_an_older_layout_raises_saying_how_to_start_anew(tmp_path)
     file.write_text(
         file.read_text().replace("training_precision", "policy").replace("packed_precision", "precision")
     )
-    with pytest.raises(ConfigError, match=r"not the state of a run of this version\..*--restart"):
+    with pytest.raises(ConfigError, match=r"not the state of a run of this version\..*restart=True"):
         load_state(tmp_path, IDENTITY)
 
 

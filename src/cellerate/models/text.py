@@ -125,7 +125,7 @@ def embedding_initializer(seed: int | None, *, tied: bool = False) -> keras.init
 def check_positive(name: str, value: Any) -> int:
     """Returns `value` if it is an integer of at least 1, else raises `ConfigError` naming the argument."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        raise ConfigError(f"{argument(name)} must be a whole number of at least 1, not {value!r}.")
     return int(value)
 
 
@@ -133,7 +133,9 @@ def check_fraction(name: str, value: Any) -> float:
     """Returns `value` if it is a number in [0, 1), else raises `ConfigError` naming the argument."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not number or not 0.0 <= value < 1.0:
-        raise ConfigError(f"{name} must be a fraction from 0 up to, not including, 1, not {value!r}.")
+        raise ConfigError(
+            f"{argument(name)} must be a fraction from 0 up to, not including, 1, not {value!r}."
+        )
     return float(value)
 
 

@@ -57,9 +57,9 @@ def test_lines_of_a_table_are_of_its_column(package):
 @pytest.mark.parametrize(
     ("lines", "column", "message"),
     [
-        ("red hat", None, "got 'red hat': put a single line into a list"),
-        (7, None, "got 7: give a list, an array or a column"),
-        (None, None, "got None"),
+        ("red hat", None, "not 'red hat': put a single line into a list"),
+        (7, None, "not 7: give a list, an array or a column"),
+        (None, None, "not None"),
         (["a", None], None, "line 1 is None: leave it out"),
         (np.array(["a", np.nan], object), None, "line 1 is nan"),
         ([3], None, "line 0 is 3"),

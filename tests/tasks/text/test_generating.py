@@ -257,7 +257,7 @@ def test_settings_that_contradict_each_other_raise(path):
         generate(opened, "abc", implementation="keras")
     with pytest.raises(ConfigError, match="is of float32"):
         generate(opened, "abc", precision="int8")
-    with pytest.raises(ConfigError, match="got int"):
+    with pytest.raises(ConfigError, match="packed model, not int"):
         generate(3, "abc")
 
 

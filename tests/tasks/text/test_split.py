@@ -25,11 +25,11 @@ def test_text_small_for_its_vocabulary_says_how_often_each_character_occurs():
         "the text is small for its vocabulary: 11,400 characters to train on, 600 different ones"
     )
     assert "19.0 times on average" in said
-    assert "--tokenizer bytes" in said
+    assert "tokenizer='bytes'" in said
     for tokenizer, unit in ((ByteTokenizer(), "bytes"), (None, "characters")):
         (said,) = split("abcdefghijklmnopqrstuvwxyz" * 10, 0.0, tokenizer).remarks()
         assert f"260 {unit} to train on, 26 different ones" in said
-        assert "--tokenizer" not in said
+        assert "tokenizer=" not in said
 
 
 def test_characters_of_the_held_out_part_alone_are_named_with_their_share():

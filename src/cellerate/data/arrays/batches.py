@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 
 Batch = tuple[np.ndarray, ...]
 
@@ -192,7 +193,7 @@ def at_least(least: int, **settings: int) -> None:
     """Raises `ConfigError` naming the first setting that is not a whole number of at least `least`."""
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+            raise ConfigError(f"{argument(name)} is {value!r}; expected a whole number of at least {least}.")
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:

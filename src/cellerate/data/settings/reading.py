@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from cellerate.data.settings.choices import Duplicates, Gaps, Missing, Storage
 from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.settings import check_choice
 
 FILLED_IN = ("targets", "features", "missing_marks")
@@ -60,7 +61,7 @@ class Reading:
             check_choice(name, getattr(self, name), get_args(choices))
         for name in ("targets", "features"):
             if isinstance(value := getattr(self, name), str):
-                raise ConfigError(f"{name} is {value!r}; expected a list of column names.")
+                raise ConfigError(f"{argument(name)} is {value!r}; expected a list of column names.")
         # Models of earlier versions name one column, or none.
         named = self.series_column or ()
         object.__setattr__(self, "series_column", (named,) if isinstance(named, str) else tuple(named))

@@ -60,7 +60,7 @@ class TableOptions:
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name} must be a character such as ';', not {value!r}.")
+                raise ConfigError(f"{argument(name)} must be a character such as ';', not {value!r}.")
             if value in words:
                 object.__setattr__(self, name, words[value])
         object.__setattr__(self, "missing_values", as_words(self.missing_values))

@@ -336,5 +336,5 @@ def _filled(numbers: np.ndarray, batch_size: int) -> np.ndarray:
 
 def _positive(name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}.")
+        raise ConfigError(f"{argument(name)} must be an integer of at least 1, not {value!r}.")
     return int(value)

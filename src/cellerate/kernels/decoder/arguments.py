@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError
+from cellerate.messages import argument
 
 MOST_STEPS = 2**31 - 1
 """The native core counts steps and rows in 32 bits."""
@@ -63,11 +64,11 @@ def check_real(name: str, value: Any, fits: Any, range_text: str) -> None:
     """Raises `ConfigError` unless a value is a finite number that `fits`."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not (real and math.isfinite(value) and fits(value)):
-        raise ConfigError(f"{name} is {value!r}; expected a finite number {range_text}.")
+        raise ConfigError(f"{argument(name)} is {value!r}; expected a finite number {range_text}.")
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> None:
     """Raises `ConfigError` unless a value is a whole number from `least` to `most`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not (whole and least <= value <= most):
-        raise ConfigError(f"{name} is {value!r}; expected a whole number from {least} to {most}.")
+        raise ConfigError(f"{argument(name)} is {value!r}; expected a whole number from {least} to {most}.")

@@ -164,7 +164,7 @@ def input_sizes(
     """
     for name, size in (("batch", batch), ("steps", steps)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"{name} must be a whole number from 1 on, not {size!r}.")
+            raise ConfigError(f"{argument(name)} must be a whole number from 1 on, not {size!r}.")
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, number in program.inputs.items():
         options: Any = program.nodes[number].options

@@ -14,6 +14,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.sampling import Drawn, Request, SamplingRules
+from cellerate.messages import argument
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 
 _FORMAT = "stepper"
@@ -125,7 +126,9 @@ class Stepper:
         }
         for name, values in given.items():
             if len(values) != rows:
-                raise ConfigError(f"{name} has {len(values)} entries; expected {rows}, one a sequence.")
+                raise ConfigError(
+                    f"{argument(name)} has {len(values)} entries; expected {rows}, one a sequence."
+                )
         stops = tuple(stop_ids)
         rows_of = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
         requests = [Request(**row, stop_ids=stops) for row in rows_of]

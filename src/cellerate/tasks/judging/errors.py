@@ -98,7 +98,7 @@ class SeriesForecaster:
         for name, value in changes.given.items():
             if data.packed_with is not None and data.packed_with.get(name) != value:
                 raise ConfigError(
-                    f"{name} is {value!r}, but a packed series is read as it was packed, with "
+                    f"{argument(name)} is {value!r}, but a packed series is read as it was packed, with "
                     f"{data.packed_with.get(name)!r}. Leave it out, or pack the series again."
                 )
         self.check(data)

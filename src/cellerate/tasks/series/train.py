@@ -335,7 +335,7 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
         asked = getattr(options.reading, name, None)
         if name in _PACKED_SETTINGS and asked not in (getattr(Reading(), name), value or ""):
             raise ConfigError(
-                f"{name} is {asked!r}, but {options.paths[0]} was packed with {value!r}. Leave the "
+                f"{argument(name)} is {asked!r}, but {options.paths[0]} was packed with {value!r}. Leave the "
                 "setting out, or pack the series again."
             )
 
