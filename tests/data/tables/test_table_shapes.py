@@ -1,5 +1,7 @@
 """Tables as people have them: times in several columns, names in several rows, empty rows, blanks between columns."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +275,27 @@ def test_table_without_numbers_says_what_its_columns_hold(tmp_path: Path) -> Non
         open_series([tmp_path / "t.csv"], Reading(wide=True))
     with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
         pack_series(tmp_path / "t.csv", tmp_path / "t.series", Reading())
+
+
+def test_process_ends_well_after_it_opened_a_large_table_between_blanks(tmp_path: Path) -> None:
+    rows = "".join(f"{number}    {number / 2}\n" for number in range(600_000))
+    (tmp_path / "t.csv").write_text(f"y   x\n{rows}")
+    code = (
+        "import pathlib, sys\n"
+        "from cellerate.data.settings import TableOptions\n"
+        "from cellerate.data.tables.csv_table import CsvTable\n"
+        "for _ in range(5): CsvTable(pathlib.Path(sys.argv[1]), TableOptions())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "t.csv")], timeout=120)
+    assert done.returncode == 0
+
+
+def test_columns_between_blanks_are_read_in_any_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_blanks, "_CHUNK_BYTES", 100)
+    text = "größe   y\n" + "".join(f"ä{number}    {number}.5\n" for number in range(60)) + "  "
+    for encoding in ("utf-8", "utf-16", "cp1252"):
+        (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+        data = open_series([tmp_path / "t.csv"], Reading(targets=["y"], features=["y"]))
+        np.testing.assert_array_equal(data.values[:, 0], np.arange(60) + 0.5)

@@ -1,6 +1,5 @@
 """Tables whose columns stand apart by any number of blanks: read as if one tab stood between them."""
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,33 +28,21 @@ def stands_apart(lines: Sequence[str]) -> bool:
     return len(fitting) >= _LEAST_FITTING * len(rows) and plain >= _LEAST_PLAIN * len(cells)
 
 
-class Tabbed(io.RawIOBase):
-    """A file of such a table, which may be compressed, as one with tabs."""
+def tabbed_chunks(path: Path, encoding: str) -> Iterator[bytes]:
+    """Yield the lines of such a table, which may be compressed, with tabs, in UTF-8, about a megabyte at a time.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._chunks, self._rest = self._tabbed(path), b""
+    Arrow's streaming reader would read them in a thread that takes Python's lock: dropped before the end of the file,
+    it waits for the thread while the thread waits for the lock.
+    """
+    import pyarrow as pa
 
-    def readable(self) -> bool:
-        """It can be read."""
-        return True
-
-    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
-        """Fills a buffer; gives how many bytes it has now, 0 at the end."""
-        self._rest = self._rest or next(self._chunks, b"")
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-    def _tabbed(self, path: Path) -> Iterator[bytes]:
-        import pyarrow as pa
-
-        rest = b""
-        with pa.input_stream(str(path), compression="detect") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                whole, end, rest = (rest + chunk).rpartition(b"\n")
-                if end:
-                    yield _BLANKS.sub(b"\t", _EDGES.sub(b"", whole)) + end
-        if rest:
-            yield _BLANKS.sub(b"\t", _EDGES.sub(b"", rest))
+    rest = b""
+    with pa.transcoding_input_stream(
+        pa.input_stream(str(path), compression="detect"), encoding, "utf8"
+    ) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            whole, end, rest = (rest + chunk).rpartition(b"\n")
+            if end:
+                yield _BLANKS.sub(b"\t", _EDGES.sub(b"", whole)) + end
+    if rest.strip():
+        yield _BLANKS.sub(b"\t", _EDGES.sub(b"", rest))

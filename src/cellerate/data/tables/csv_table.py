@@ -9,7 +9,7 @@ import numpy as np
 from cellerate.data.settings import TableOptions
 from cellerate.data.tables.arrow_table import ArrowTable, as_float, no_number
 from cellerate.data.tables.arrow_text import is_text
-from cellerate.data.tables.csv_blanks import Tabbed
+from cellerate.data.tables.csv_blanks import tabbed_chunks
 from cellerate.data.tables.csv_dialect import Dialect, find_dialect, unclear_number
 from cellerate.data.tables.number_forms import NumberForm
 from cellerate.data.tables.number_marks import SPACES, WORDS, is_number, number_pattern
@@ -39,9 +39,13 @@ class CsvTable(ArrowTable):
             column_names=list(dialect.names) if dialect.header_rows != 1 else None,
         )
         try:
-            with csv.open_csv(self._source(), self._read, self._parse, self._convert()) as reader:
-                schema = reader.schema
-                first = next(iter(reader), None)
+            if dialect.blanks:
+                first = next(self._between_blanks(self._convert()))
+                schema = first.schema
+            else:
+                with csv.open_csv(str(path), self._read, self._parse, self._convert()) as reader:
+                    schema = reader.schema
+                    first = next(iter(reader), None)
         except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, UnicodeError) as error:
             if "Empty CSV" in str(error):
                 raise DataError(f"{path} is empty; expected a header and rows.") from error
@@ -64,8 +68,16 @@ class CsvTable(ArrowTable):
                 self.forms = {**self.forms, name: switch}
                 self.read_as = ", ".join(filter(None, [self.read_as, f"{name!r} with {switch.in_words}"]))
 
-    def _source(self) -> Any:
-        return Tabbed(self.path) if self.dialect.blanks else str(self.path)
+    def _between_blanks(self, convert: Any) -> Iterator[Any]:
+        """The batches of a file with blanks between columns."""
+        import pyarrow as pa
+        from pyarrow import csv
+
+        top, below = csv.ReadOptions(), csv.ReadOptions(column_names=self.dialect.names)
+        top.skip_rows, top.column_names = self._read.skip_rows, self._read.column_names
+        for number, chunk in enumerate(tabbed_chunks(self.path, self.dialect.encoding)):
+            table = csv.read_csv(pa.BufferReader(chunk), below if number else top, self._parse, convert)
+            yield from table.to_batches()
 
     def _convert(self, **further: Any) -> Any:
         from pyarrow import csv
@@ -118,7 +130,10 @@ class CsvTable(ArrowTable):
         from pyarrow import csv
 
         convert = self._convert(column_types=types, include_columns=list(types))
-        with csv.open_csv(self._source(), self._read, self._parse, convert) as reader:
+        if self.dialect.blanks:
+            yield from self._between_blanks(convert)
+            return
+        with csv.open_csv(str(self.path), self._read, self._parse, convert) as reader:
             yield from reader
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
