@@ -7,12 +7,12 @@ from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.tasks.judging import SeriesForecaster
 
 if TYPE_CHECKING:
     import keras
 
     from cellerate.models.storage import TaskRecord
+    from cellerate.tasks.judging import SeriesForecaster
 
 Path = str | os.PathLike[str]
 Model = Union[Path, "keras.Model", PackedModel]
@@ -70,7 +70,7 @@ def record_for(
     return record
 
 
-def forecaster_of(opened: Opened, name: str = "this packed model") -> SeriesForecaster:
+def forecaster_of(opened: Opened, name: str = "this packed model") -> "SeriesForecaster":
     """The forecaster that a model is.
 
     Args:
@@ -81,6 +81,8 @@ def forecaster_of(opened: Opened, name: str = "this packed model") -> SeriesFore
         ModelError: It is none, or its record is damaged.
     """
     if isinstance(opened, PackedModel):
+        from cellerate.tasks.judging import SeriesForecaster
+
         return SeriesForecaster.of(opened.forecaster.predict, opened.cell.header.get("payload"), name)
     from cellerate.tasks.series import series_model_of
 
