@@ -226,7 +226,7 @@ def test_wrong_arguments_name_themselves_and_both_shapes() -> None:
 
 def test_wrong_chains_are_refused() -> None:
     chain = plain_chain()
-    with pytest.raises(ConfigError, match="precision is 'float16'"):
+    with pytest.raises(ConfigError, match="not 'float16'"):
         StepModel(chain, precision="float16")
     with pytest.raises(ConfigError, match="threads is 0"):
         StepModel(chain, threads=0)

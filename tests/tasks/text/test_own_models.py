@@ -137,7 +137,7 @@ class Subclassed(keras.Model):
         (two_outputs, "its outputs are"),
         (lambda: keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(V)]), "one input of ids"),
         (lambda: own_model(*own_layers(), shape=(LENGTH + 1,)), f"set length to {LENGTH + 1}"),
-        (lambda: own_model(*own_layers(), batch_size=5), "set batch_size to 5"),
+        (lambda: own_model(*own_layers(), batch_size=5), "set batch_size=5"),
         (lambda: keras.Sequential([keras.layers.Embedding(V, 4)]), "no graph"),
         (Subclassed, "no graph"),
     ],
