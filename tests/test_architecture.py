@@ -25,7 +25,7 @@ ORDER = [
     {"bridges"},
     {"kernels"},
     {"machine"},
-    {"format", "listener", "measure", "files", "keywords", "program", "settings", "web"},
+    {"format", "listener", "live_line", "measure", "files", "keywords", "program", "settings", "web"},
     {"activations"},
     {"errors"},
     {"messages"},

@@ -21,6 +21,7 @@ from cellerate.cli.output import (
 )
 from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
+from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
 if TYPE_CHECKING:
@@ -206,40 +207,26 @@ def progress_bar(
     Yields:
         What to call with how much is done and how much there is, 0 if that is not known.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    line = None if quiet else LiveLine()
+    if line is None or not line.on_terminal:
         yield None
         return
-    bar = Progress(
-        TextColumn(what),
-        BarColumn(bar_width=20),
-        DownloadColumn() if in_bytes else MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = None
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    counted = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    begun = False
 
     def report(done: int, total: int) -> None:
-        nonlocal task
-        if task is None:
-            bar.start()
-            task = bar.add_task("", total=total or None)
-        bar.update(task, completed=done)
+        nonlocal begun
+        if not begun:
+            begun = True
+            bar = BarColumn(bar_width=20)
+            line.start(TextColumn(what), bar, counted, TimeRemainingColumn(), total=total or None)
+        line.update(completed=done)
         if 0 < total <= done:
-            bar.stop()
+            line.stop()
 
     try:
         yield report
     finally:
-        bar.stop()
+        line.stop()

@@ -3,12 +3,11 @@
 Stages report facts and leave formatting to a listener, so a notebook or a test can listen too.
 """
 
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from cellerate.listener import Listener
+from cellerate.live_line import LiveLine
 from cellerate.report.record import StageRecord
 
 
@@ -38,29 +37,18 @@ class TerminalListener(StageListener):
     """A live line on a terminal and a line for each stage, both on stderr."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-        self._live: Any = None
+        self._line = LiveLine()
         self._number = self._count = 0
         self._title = ""
 
     def start(self, stages: Sequence[str], left_s: float) -> None:
         """Opens the live line."""
         self._end, self._count = time.perf_counter() + left_s, len(stages)
-        if not self._console.is_terminal:
+        if not self._line.on_terminal:
             return
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._live = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._task = self._live.add_task("")
-        self._live.start()
+        self._line.start(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
 
     def begin(self, title: str) -> None:
         """Shows the name of the stage."""
@@ -85,19 +73,17 @@ class TerminalListener(StageListener):
 
     def message(self, text: str) -> None:
         """Prints a sentence above the live line."""
-        self._console.print(text, markup=False)
+        self._line.print(text)
 
     def stop(self) -> None:
         """Removes the live line."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._line.stop()
 
     def _show(self, text: str) -> None:
-        if self._live is None:
+        if not self._line.shown:
             return
         left = max(0.0, self._end - time.perf_counter())
         told = f"{self._number}/{self._count} {self._title}" + (f": {text}" if text else "")
         from rich.markup import escape
 
-        self._live.update(self._task, description=escape(f"{told}  ({left:.0f} s of the budget left)"))
+        self._line.update(description=escape(f"{told}  ({left:.0f} s of the budget left)"))

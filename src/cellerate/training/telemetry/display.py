@@ -6,13 +6,13 @@ The loop reports facts and never formats them. A notebook or a test can listen t
 import dataclasses
 import itertools
 import math
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from cellerate.format import duration, loss, short
 from cellerate.listener import Listener
+from cellerate.live_line import LiveLine
 from cellerate.machine.readings import MachineReadings
 
 # A smaller share of the time than this is not worth a word.
@@ -163,54 +163,47 @@ class TerminalProgress(Lines):
     """
 
     def __init__(self, every_s: float = 10.0) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self._line = LiveLine()
         self._every_s = every_s
-        self._live: Any = None
 
     def start(self, plan: RunPlan) -> None:
         """Opens the progress line."""
         super().start(plan)
         self._last_line = self._began
-        if not self._console.is_terminal:
+        if not self._line.on_terminal:
             return
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, TextColumn
 
-        self._live = Progress(
+        self._line.start(
             TextColumn("{task.fields[where]}"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[text]}"),
-            console=self._console,
-            transient=True,
+            total=plan.epochs * plan.steps_per_epoch,
+            where="compiling",
+            text="the first step compiles",
         )
-        total = plan.epochs * plan.steps_per_epoch
-        self._task = self._live.add_task("", total=total, where="compiling", text="the first step compiles")
-        self._live.start()
 
     def phase(self, text: str) -> None:
         """Shows `text` in place of the figures until the phase ends."""
         super().phase(text)
-        if self._live is not None and text:
-            self._live.update(self._task, text=text)
+        if text:
+            self._line.update(text=text)
 
     def message(self, text: str) -> None:
         """Prints a sentence above the live line."""
-        self._console.print(text, markup=False)
+        self._line.print(text)
 
     def stop(self) -> None:
         """Removes the live line."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._line.stop()
 
     def _show(self, done: int, where: str, text: str) -> None:
         now = time.perf_counter()
-        if self._live is not None:
-            self._live.update(self._task, completed=done, where=where, text=text)
+        if self._line.shown:
+            self._line.update(completed=done, where=where, text=text)
         elif now - self._last_line >= self._every_s:
             self._last_line = now
-            self._console.print(f"{where}  {text}", markup=False)
+            self._line.print(f"{where}  {text}")
 
 
 class Notebook(Lines):
