@@ -84,7 +84,7 @@ def hurried(monkeypatch):
 )
 def test_time_limits_leave_a_share_to_each_pass_over_held_out_data(settings, judging_s, told):
     limits = TimeLimits.of(TrainingSettings(**settings))
-    assert (limits.judging_s, limits.told) == (judging_s, told)
+    assert (limits.judging_s, limits.words) == (judging_s, told)
     assert limits.pass_s() == (judging_s if told else None)
 
 

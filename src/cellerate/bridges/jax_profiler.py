@@ -62,13 +62,13 @@ class Recording:
         end = begin + event.duration_ns
         if name == WINDOW or (name.startswith("cellerate.") and marked(name) is not None):
             return Event(thread, begin, end, name, marked(name), False, False)
-        told = dict(event.stats)
-        if "hlo_op" not in told:
+        stats = dict(event.stats)
+        if "hlo_op" not in stats:
             return None
-        module = str(told.get("hlo_module"))
+        module = str(stats.get("hlo_module"))
         if module not in programs:
             programs[module] = _sources(module)
-        source = programs[module].get(str(told["hlo_op"]), "")
+        source = programs[module].get(str(stats["hlo_op"]), "")
         return Event(thread, begin, end, name, marked(source), "transpose(" in source, True)
 
 

@@ -62,7 +62,7 @@ class Recording:
         space.ParseFromString(newest.read_bytes())
         compiled = _compiled(space)
         for plane in space.planes:
-            names = {number: told.name for number, told in plane.event_metadata.items()}
+            names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
             gpu = plane.name.startswith("/device:GPU")
             for number, line in enumerate(plane.lines):
                 if line.name.startswith(_LOADING):
@@ -86,8 +86,8 @@ def _source(name: str, plane: Any, event: Any, compiled: dict[str, str], *, gpu:
     if name == WINDOW or name.startswith("cellerate."):
         return name
     if gpu:
-        told = {plane.stat_metadata[one.metadata_id].name: one for one in event.stats}
-        operation = told.get("tf_op")
+        stats = {plane.stat_metadata[one.metadata_id].name: one for one in event.stats}
+        operation = stats.get("tf_op")
         return (
             name
             if operation is None
@@ -106,8 +106,8 @@ def _compiled(space: Any) -> dict[str, str]:
     for plane in space.planes:
         if plane.name != "/host:metadata":
             continue
-        for told in plane.event_metadata.values():
-            for stat in told.stats:
+        for metadata in plane.event_metadata.values():
+            for stat in metadata.stats:
                 proto = hlo_pb2.HloProto()
                 proto.ParseFromString(stat.bytes_value)
                 found.append(sources_of(proto.hlo_module))

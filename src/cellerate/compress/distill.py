@@ -276,8 +276,8 @@ def _outputs(model: keras.Model, loss: Any, from_logits: bool | None) -> Outputs
     if from_logits is None:
         if not isinstance(loss, _OF_CLASSES) and loss not in _FUNCTIONS_OF_CLASSES:
             return "values"
-        told = isinstance(loss, keras.losses.Loss) and loss.get_config().get("from_logits", False)
-        from_logits = bool(told) and not gives_probabilities(model)
+        gives_logits = isinstance(loss, keras.losses.Loss) and loss.get_config().get("from_logits", False)
+        from_logits = bool(gives_logits) and not gives_probabilities(model)
     return "logits" if from_logits else "probabilities"
 
 

@@ -106,8 +106,8 @@ def _build(program: Program, batch: int, length: int, precision: str) -> _Built:
         value = values[number]
         # An input, or a tensor that is an output already, needs one of its own.
         if value in (*inputs.values(), *outputs.values()):
-            told = (batch, -1, *value.shape[2:]) if len(value.shape) > 1 else (batch,)
-            value = graph.reshape(value, value.shape, told)
+            sizes = (batch, -1, *value.shape[2:]) if len(value.shape) > 1 else (batch,)
+            value = graph.reshape(value, value.shape, sizes)
         outputs[name] = value
     return _Built(graph, inputs, outputs)
 

@@ -102,7 +102,7 @@ class LiteRtGraph:
             op: A name in `schema.BuiltinOperator`.
             inputs: What it reads; None where an optional one is missing.
             shape: The shape of each output.
-            options: What it is told: an object of its class in the schema.
+            options: Its options: an object of its class in the schema.
             dtype: The type of its outputs.
             outputs: How many it has.
             version: Of the operator, the first one that has what is asked of it.
@@ -153,9 +153,9 @@ class LiteRtGraph:
         options = getattr(schema, f"{op.capitalize()}OptionsT", lambda: None)()
         return self.add(op, [x, y], np.broadcast_shapes(x.shape, y.shape), options, dtype=x.dtype)
 
-    def reshape(self, x: Value, shape: Sequence[int], told: Sequence[int]) -> Value:
-        """Another shape; `told` is the same with one -1 where a size depends on the input."""
-        return self.add("RESHAPE", [x, self.constant(told, "int32")], shape, dtype=x.dtype)
+    def reshape(self, x: Value, shape: Sequence[int], shape_written: Sequence[int]) -> Value:
+        """Another shape; `shape_written` is the same with one -1 where a size depends on the input."""
+        return self.add("RESHAPE", [x, self.constant(shape_written, "int32")], shape, dtype=x.dtype)
 
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of all tensors."""
@@ -208,9 +208,9 @@ class LiteRtGraph:
         # As LiteRT's own dynamic range: symmetric, so that 0 stays 0.
         scale = float(np.abs(array).max(initial=0)) / 127 or 1.0
         value = self._constant(np.clip(np.round(array / scale), -127, 127).astype(np.int8))
-        told = schema.QuantizationParametersT()
-        told.scale, told.zeroPoint = [scale], [0]
-        self._tensors[value.number].quantization = told
+        quantization = schema.QuantizationParametersT()
+        quantization.scale, quantization.zeroPoint = [scale], [0]
+        self._tensors[value.number].quantization = quantization
         return value
 
     def _constant(self, array: np.ndarray) -> Value:

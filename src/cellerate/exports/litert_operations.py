@@ -51,12 +51,12 @@ def product(graph: LiteRtGraph, x: Value, weight: Value, bias: Value) -> Value:
 
 def _named(op: str, **options: Any) -> Callable[[LiteRtGraph, Value], Value]:
     def activation(graph: LiteRtGraph, x: Value) -> Value:
-        told = None
+        settings = None
         if options:
-            told = getattr(schema, "".join(part.capitalize() for part in op.split("_")) + "OptionsT")()
+            settings = getattr(schema, "".join(part.capitalize() for part in op.split("_")) + "OptionsT")()
             for name, value in options.items():
-                setattr(told, name, value)
-        return graph.unary(op, x, told)
+                setattr(settings, name, value)
+        return graph.unary(op, x, settings)
 
     return activation
 
@@ -280,8 +280,8 @@ def _concatenate(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def _reshape(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    x, told = given["x"], node.options["shape"]
-    sizes: Any = (x.shape[0], *tuple(told))  # type: ignore[arg-type]
+    x, wanted = given["x"], node.options["shape"]
+    sizes: Any = (x.shape[0], *tuple(wanted))  # type: ignore[arg-type]
     known = math.prod(size for size in sizes if size != -1)
     shape = [math.prod(x.shape) // known if size == -1 else size for size in sizes]
     return graph.reshape(x, shape, sizes)

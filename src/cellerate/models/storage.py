@@ -166,14 +166,14 @@ def load_model(
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             # Keras's warnings here are about the training state.
             warnings.simplefilter("ignore")
-            readable, told = keras2_files.translated(source, Path(folder))
+            readable, note = keras2_files.translated(source, Path(folder))
             # Keras 3 cannot read the optimizers of Keras 2.
             compiled = compiled and readable == source
             model = keras.saving.load_model(readable, compile=compiled, safe_mode=True)
     except _FAILURES as error:
         raise _loading_failed(source, config, error) from error
-    if told:
-        warnings.warn(f"{source} {told}.", stacklevel=2)
+    if note:
+        warnings.warn(f"{source} {note}.", stacklevel=2)
     if record is not None:
         check_fits(source, model, record)
     return model, record

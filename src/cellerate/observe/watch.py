@@ -88,5 +88,5 @@ def _runs(paths: Sequence[str | Path], request: Request) -> Response:
         except ValueError:
             page = read_run(folder)
         found.append({"name": name, "folder": str(folder), **dataclasses.asdict(page)})
-    told = {"now": time.time(), "runs": found}
-    return Response(json.dumps(told, allow_nan=False), headers=PAGE_HEADERS, media_type="application/json")
+    answer = {"now": time.time(), "runs": found}
+    return Response(json.dumps(answer, allow_nan=False), headers=PAGE_HEADERS, media_type="application/json")

@@ -68,8 +68,8 @@ class TerminalListener(StageListener):
     def end(self, found: StageRecord) -> None:
         """Prints the line of a finished stage, which stays on the screen."""
         mark = {"done": "+" if found.kept else "=", "failed": "!", "skipped": "."}[found.status]
-        told = found.decision or found.reason
-        self.message(f" {mark} {found.title} ({found.seconds:.0f} s): {told}")
+        reason = found.decision or found.reason
+        self.message(f" {mark} {found.title} ({found.seconds:.0f} s): {reason}")
 
     def message(self, text: str) -> None:
         """Prints a sentence above the live line."""
@@ -83,7 +83,7 @@ class TerminalListener(StageListener):
         if not self._line.shown:
             return
         left = max(0.0, self._end - time.perf_counter())
-        told = f"{self._number}/{self._count} {self._title}" + (f": {text}" if text else "")
+        where = f"{self._number}/{self._count} {self._title}" + (f": {text}" if text else "")
         from rich.markup import escape
 
-        self._line.update(description=escape(f"{told}  ({left:.0f} s of the budget left)"))
+        self._line.update(description=escape(f"{where}  ({left:.0f} s of the budget left)"))

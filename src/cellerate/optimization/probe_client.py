@@ -157,10 +157,10 @@ class Probe:
         if code == -9:
             return ProbeError("the system ended the process: it had no memory left", memory=True)
         self._stderr.seek(0)
-        told = self._stderr.read()[-4000:].decode(errors="replace").strip().splitlines()
-        memory = any("MemoryError" in line or "out of memory" in line.lower() for line in told)
+        lines = self._stderr.read()[-4000:].decode(errors="replace").strip().splitlines()
+        memory = any("MemoryError" in line or "out of memory" in line.lower() for line in lines)
         return ProbeError(
-            f"the process ended with {code}: {(told or ['no message'])[-1]:.300}", memory=memory
+            f"the process ended with {code}: {(lines or ['no message'])[-1]:.300}", memory=memory
         )
 
 

@@ -40,21 +40,23 @@ def train_command(context: Context) -> str:
     A model that the command line cannot build is named by its file, and goes on from its weights.
     """
     work, choices = context.workload, context.state.choices
-    told = settings_of(work.record)
+    training_settings = settings_of(work.record)
     larger = choices.accumulate * batch_items(choices) / batch_items(context.state.training_steps[0])
     chosen: dict[str, Any] = {
         "batch_size": choices.batch_size,
         "length": choices.length,
         "precision": choices.training_precision,
-        "optimizer": told.optimizer,
-        "learning_rate": float(f"{learning_rate_of(told, larger):.3g}"),
+        "optimizer": training_settings.optimizer,
+        "learning_rate": float(f"{learning_rate_of(training_settings, larger):.3g}"),
     }
     words = ["cellerate", "train", work.record.task, *context.data]
     architecture = architecture_of(work)
     words += ["--model", str(context.model_file)] if architecture is None else list(_every(architecture))
     for kind in _OPTIONS[work.record.task]:
         words += _differing(kind, _recorded(work), chosen)
-    training = dataclasses.asdict(told) | {"accumulate": told.accumulate * choices.accumulate}
+    training = dataclasses.asdict(training_settings) | {
+        "accumulate": training_settings.accumulate * choices.accumulate
+    }
     if choices.implementation == "keras":
         training["implementation"] = "keras"
     words += _differing(TrainingSettings, training, chosen)
@@ -157,11 +159,11 @@ def _described(model: keras.Model) -> list[Any]:
 def _recorded(work: Workload) -> dict[str, Any]:
     """The options of the task's data, as far as the model's record has them."""
     payload = work.record.payload
-    told = dict(payload.get("options", payload))
+    options = dict(payload.get("options", payload))
     kind = (payload.get("tokenizer") or {}).get("kind", "characters")
     # The file of a tokenizer of one's own is not recorded.
-    told["tokenizer"] = kind if kind in ("characters", "bytes") else "TOKENIZER.json"
-    return told
+    options["tokenizer"] = kind if kind in ("characters", "bytes") else "TOKENIZER.json"
+    return options
 
 
 def _every(settings: Any) -> Iterator[str]:
@@ -172,15 +174,15 @@ def _every(settings: Any) -> Iterator[str]:
             yield from _option(field.name, value, field.default is True)
 
 
-def _differing(kind: type, told: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+def _differing(kind: type, recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
     """The settings that were chosen, and those of the record that are not the defaults, as options."""
     words: list[str] = []
     for field in dataclasses.fields(kind):
         name = field.name
         if name in chosen:
             words += _option(name, chosen[name], False)
-        elif name not in ("paths", "path") and name in told and not _same(told[name], field.default):
-            words += _option(name, told[name], field.default is True)
+        elif name not in ("paths", "path") and name in recorded and not _same(recorded[name], field.default):
+            words += _option(name, recorded[name], field.default is True)
     return words
 
 

@@ -16,9 +16,13 @@ _SAME_BATCH = 0.1
 
 def settings_of(record: TaskRecord) -> TrainingSettings:
     """Gives the settings a model was trained with, or the defaults if its record has no usable ones."""
-    told = record.payload.get("training")
+    recorded = record.payload.get("training")
     known = {field.name for field in dataclasses.fields(TrainingSettings)}
-    kept = {name: value for name, value in told.items() if name in known} if isinstance(told, dict) else {}
+    kept = (
+        {name: value for name, value in recorded.items() if name in known}
+        if isinstance(recorded, dict)
+        else {}
+    )
     try:
         return TrainingSettings(**kept)
     except (ConfigError, TypeError):

@@ -192,8 +192,8 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
     else:
         state.seconds = before + time.perf_counter() - began
         save_state(state, folder)
-        told = left_out(context, state.passes, waiting)
-        found = dataclasses.replace(found, warnings=(*found.warnings, *told))
+        notes = left_out(context, state.passes, waiting)
+        found = dataclasses.replace(found, warnings=(*found.warnings, *notes))
         result = _record(context, reproduce, "finished", found)
     write_run(result, folder)
     write_html(result, folder)
@@ -259,12 +259,12 @@ def _open(
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
     """The values that tell runs apart. A run with more time, or with other stages, is the same run and continues."""
     free = ("time_budget", "only", "skip")
-    told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
+    kept_fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
     return {
         "model": _digest(work),
         # The parts too: what was judged on others cannot be compared.
         "data": f"{work.fingerprint}; {work.metric.source}; {work.metric.test_source}",
-        "settings": json.dumps(told, sort_keys=True),
+        "settings": json.dumps(kept_fields, sort_keys=True),
         "backend": keras.config.backend(),
         "version": cellerate.__version__,
     }

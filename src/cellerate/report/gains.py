@@ -93,8 +93,8 @@ class Gains:
     @property
     def remarks(self) -> tuple[str, ...]:
         """The lines below the table: what its figures are of, and the sentence after an empty line."""
-        told = tuple(map(shown.one_line, filter(None, [self.table.remark])))
-        return (*told, "", shown.one_line(self.sentence)) if self.sentence else told
+        remarks = tuple(map(shown.one_line, filter(None, [self.table.remark])))
+        return (*remarks, "", shown.one_line(self.sentence)) if self.sentence else remarks
 
     def lines(self) -> Iterator[str]:
         """The table as plain lines."""
@@ -329,17 +329,17 @@ def _sentence(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -
     task = _TASKS.get(run.item, _ANY)
     trained = next((row for row in rows if row.gain.quantity == "training"), None)
     used = next((row for row in rows if row.gain.quantity == "use"), None)
-    told = []
+    sentences = []
     if trained:
-        told.append(
+        sentences.append(
             f"trains {_factor(trained.gain)}"
             + (" (noise: the turns contradict each other)" if trained.doubtful else "")
         )
     if used:
-        told.append(f"{task.does} {_factor(used.gain)}")
-    if not told:
+        sentences.append(f"{task.does} {_factor(used.gain)}")
+    if not sentences:
         return ""
-    sentence = f"Beside {_backend(run)}, in the same precision, Cellerate {' and '.join(told)}"
+    sentence = f"Beside {_backend(run)}, in the same precision, Cellerate {' and '.join(sentences)}"
     if used and used.int8:
         words = _factor(used.int8)
         still = " still" if words.endswith(" faster") else ""

@@ -368,10 +368,10 @@ def read_run(path: str | Path) -> Run:
     except DataError:
         raise
     except (ValueError, AttributeError, RecursionError) as error:
-        told = error.errors()[0] if isinstance(error, ValidationError) else None
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = (
-            f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
-            if told
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            if first
             else f"it is not a JSON object ({error})"
         )
         reason = "".join(c if c.isprintable() else "?" for c in reason)

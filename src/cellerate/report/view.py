@@ -164,10 +164,10 @@ def training_command(run: Run) -> str:
     """Gives the command to train with from now on; "" if none is proposed."""
     if run.verdict is None or not run.verdict.training.strip():
         return ""
-    told = run.verdict.training.strip()
+    command = run.verdict.training.strip()
     # Before schema 3 it has only the options.
-    whole = told.startswith("cellerate ")
-    return wrapped(told if whole else f"cellerate train {run.task} DATA -o MODEL.keras {told}")
+    whole = command.startswith("cellerate ")
+    return wrapped(command if whole else f"cellerate train {run.task} DATA -o MODEL.keras {command}")
 
 
 def wrapped(command: str) -> str:

@@ -133,10 +133,10 @@ class Recorded:
     def __repr__(self) -> str:
         """The model in a line."""
         try:
-            told = self._told()
+            facts = self._told()
         except (DataError, ModelError):
-            told = f"{self.task!r:.40} model with a damaged record"
-        return f"<PackedModel: {told}, {whole(self.parameters)} parameters in {self.cell.precision}>"
+            facts = f"{self.task!r:.40} model with a damaged record"
+        return f"<PackedModel: {facts}, {whole(self.parameters)} parameters in {self.cell.precision}>"
 
     def _told(self) -> str:
         if self.features is not None and self.targets is not None:

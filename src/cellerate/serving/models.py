@@ -180,10 +180,10 @@ def named_paths(arguments: Sequence[str]) -> dict[str, Path]:
         path = Path(file if equals else argument)
         name = name if equals else path.stem
         if path.suffix != ".cell":
-            told = f"`cellerate pack {path} -o {path.with_suffix('.cell')}`"
+            command = f"`cellerate pack {path} -o {path.with_suffix('.cell')}`"
             if path.suffix != ".keras":
-                told = "`cellerate pack MODEL.keras -o MODEL.cell`"
-            raise ConfigError(f"{path} is no .cell file: give a packed model, which {told} makes.")
+                command = "`cellerate pack MODEL.keras -o MODEL.cell`"
+            raise ConfigError(f"{path} is no .cell file: give a packed model, which {command} makes.")
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} cannot be the name of a model: give letters, digits, '.', '_' and '-', such as "

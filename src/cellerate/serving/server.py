@@ -74,16 +74,16 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """A record as a line."""
-        told = {
+        entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        told |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
+        entry |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
 
 
 class _Server(Server):

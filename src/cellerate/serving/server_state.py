@@ -46,8 +46,8 @@ async def body_of(request: Request) -> bytes:
     """
     limits = models_of(request).limits
     most = limits.body_bytes
-    told = request.headers.get("content-length", "0")
-    if not told.isdigit() or int(told) > most:
+    length = request.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > most:
         raise _too_long(most)
     parts, size = [], 0
     try:

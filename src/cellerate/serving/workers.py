@@ -171,7 +171,7 @@ class TextWorker:
 
     def _tell(self, news: Sequence[tuple[Ticket, Update | Exception]]) -> None:
         """Hands results to those that wait for them, in one call an event loop."""
-        told: dict[asyncio.AbstractEventLoop, list[tuple[Any, Update | Exception]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Update | Exception]]] = {}
         with self._condition:  # so that whoever has just submitted is listening
             for ticket, each in news:
                 ended = isinstance(each, Exception) or each.reason is not None
@@ -179,8 +179,8 @@ class TextWorker:
                 if ended:
                     self._batcher.cancel(ticket)
                 if listener is not None:
-                    told.setdefault(listener[0], []).append((listener[1], each))
-        for loop, items in told.items():
+                    by_loop.setdefault(listener[0], []).append((listener[1], each))
+        for loop, items in by_loop.items():
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
                 loop.call_soon_threadsafe(_put_all, items)
 

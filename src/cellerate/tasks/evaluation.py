@@ -51,11 +51,11 @@ def evaluate_model(
     paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
         text_model = text_model_of(model, record, name)
-        told = text_model.record
+        payload = text_model.record
         try:
             # The files of a folder that `train` left out are left out here too.
-            cut = {key: told[key] for key in ("length", "validation_fraction", "include", "exclude")}
-            cut |= {key: told[key] for key in READ_AS if key in told}
+            cut = {key: payload[key] for key in ("length", "validation_fraction", "include", "exclude")}
+            cut |= {key: payload[key] for key in READ_AS if key in payload}
             options = TextOptions(paths=[os.fspath(path) for path in paths], **cut)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(

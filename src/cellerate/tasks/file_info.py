@@ -114,5 +114,5 @@ def _recorded(task: str | None, payload: Any, model: str) -> dict[str, Any]:
     """The facts in the record of a model."""
     facts = dataclasses.asdict(task_facts(task, payload, model))
     found = {name: value for name, value in facts.items() if value is not None}
-    told = payload if isinstance(payload, dict) else {}
-    return found | {name: told.get(name) for name in ("data", "training")}
+    recorded = payload if isinstance(payload, dict) else {}
+    return found | {name: recorded.get(name) for name in ("data", "training")}

@@ -24,13 +24,13 @@ class Beginning:
     """The start of a model.
 
     Attributes:
-        told: It in a few words, after "begins".
+        words: The start in a few words, after "begins".
         weights: The weights of layers, by their names, as `set_weights` takes them.
         fixed: The names of layers that are solved for already. Training leaves them as they are; in the model's file
             they are trainable like all others.
     """
 
-    told: str
+    words: str
     weights: Mapping[str, Sequence[np.ndarray]]
     fixed: tuple[str, ...] = ()
 
@@ -51,7 +51,7 @@ def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes
         model.get_layer(name).set_weights([processes.array_of_first(one) for one in arrays])
     progress.seconds = time.perf_counter() - clock
     progress.fixed = [*found.fixed]
-    return f"; begins {found.told}"
+    return f"; begins {found.words}"
 
 
 @contextlib.contextmanager

@@ -48,39 +48,39 @@ class TimeLimits:
     Attributes:
         judging_s: The most seconds that one pass over held-out data may take.
         ends: The time of `perf_counter` at which all must be done.
-        told: The limits in words; "" without any.
+        words: The limits in words; "" without any.
     """
 
     judging_s: float = math.inf
     ends: float = math.inf
-    told: str = ""
+    words: str = ""
 
     @classmethod
     def of(cls, settings: TrainingSettings, began: float | None = None) -> "TimeLimits":
         """Makes them of the settings of a run that began at a time of `perf_counter`; None for now."""
         training, budget = settings.max_seconds, settings.time_budget
-        told = []
+        limits = []
         judging_s, ends = math.inf, math.inf
         if training is not None:
             judging_s = _OF_TRAINING * training
-            told.append(f"at most {duration(training)} of training")
+            limits.append(f"at most {duration(training)} of training")
         if budget is not None:
             judging_s = min(judging_s, _OF_BUDGET * budget)
             ends = (time.perf_counter() if began is None else began) + budget
-            told.append(f"about {duration(budget)} in all")
-        return cls(max(_LEAST_S, judging_s), ends, ", ".join(told))
+            limits.append(f"about {duration(budget)} in all")
+        return cls(max(_LEAST_S, judging_s), ends, ", ".join(limits))
 
     def pass_s(self) -> float | None:
         """The most seconds that the next pass over held-out data may take; None without a limit."""
-        if not self.told:
+        if not self.words:
             return None
         return max(0.0, min(self.judging_s, self.ends - time.perf_counter()))
 
     def sentences(self, judged: SampleSize | None, item: str) -> list[str]:
         """Says what the limits are, and how much of the validation part is judged."""
-        if not self.told:
+        if not self.words:
             return []
-        said = [f"time: {self.told}"]
+        said = [f"time: {self.words}"]
         if judged is not None:
             said.append(
                 f"judged on {judged.items:,} of {judged.of:,} {item} that are held out for validation, spread evenly: "
@@ -113,7 +113,7 @@ class TimeLimits:
             The number of batches, 0 if there is time for all; and the seconds that a pass then takes.
         """
         count = len(validation)
-        if not self.told or count <= _LEAST_BATCHES:
+        if not self.words or count <= _LEAST_BATCHES:
             return 0, 0.0
 
         def seconds(some: int) -> float:

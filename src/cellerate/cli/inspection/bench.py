@@ -139,8 +139,8 @@ def _run(
         comparison = compare(found[1], found[0], threshold)
         files.append(str(_draw(comparison, compared)))
     if json:
-        told: dict[str, Any] = {"files": files, **to_json(found[0])}
-        print_json(told | ({} if comparison is None else {"comparison": comparison.to_json()}))
+        result: dict[str, Any] = {"files": files, **to_json(found[0])}
+        print_json(result | ({} if comparison is None else {"comparison": comparison.to_json()}))
     else:
         for line in lines(found[0]):
             print_result(line)

@@ -42,51 +42,51 @@ def info(
         start_backend(backend)
     from cellerate.tasks.file_info import file_info
 
-    told = file_info(file, check=check)
+    facts = file_info(file, check=check)
     if json:
-        print_json(told)
+        print_json(facts)
         return
-    rows = list(_of_series(told) if told["format"] == "series" else _of_model(told))
+    rows = list(_of_series(facts) if facts["format"] == "series" else _of_model(facts))
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print_result(f"{name:<{width}}  {one_line(text)}")
 
 
-def _of_model(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from _of_file(told)
-    yield "task", told["task"] or "none: Cellerate did not train it"
-    yield "parameters", f"{told['parameters']:,} in {told['dtype']}"
+def _of_model(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _of_file(facts)
+    yield "task", facts["task"] or "none: Cellerate did not train it"
+    yield "parameters", f"{facts['parameters']:,} in {facts['dtype']}"
     for name in ("features", "targets"):
-        if name in told:
-            yield name, ", ".join(told[name])
-    if "window" in told:
-        yield "window", f"{told['window']:,} rows, to a horizon of {told['horizon']:,}"
-        yield "quantiles", ", ".join(f"{level:g}" for level in told["quantiles"]) or "none"
-    if "vocabulary_size" in told:
-        yield "vocabulary", f"{told['vocabulary_size']:,} ids"
+        if name in facts:
+            yield name, ", ".join(facts[name])
+    if "window" in facts:
+        yield "window", f"{facts['window']:,} rows, to a horizon of {facts['horizon']:,}"
+        yield "quantiles", ", ".join(f"{level:g}" for level in facts["quantiles"]) or "none"
+    if "vocabulary_size" in facts:
+        yield "vocabulary", f"{facts['vocabulary_size']:,} ids"
     for name in ("inputs", "outputs"):
-        yield name, _tensors(told[name]) or "not known before the model is called"
-    data, training = told["data"], told["training"]
+        yield name, _tensors(facts[name]) or "not known before the model is called"
+    data, training = facts["data"], facts["training"]
     if isinstance(data, dict):
         counts = [f"{value:,} {name}" for name, value in data.items() if isinstance(value, int)]
         yield "trained on", f"{', '.join(counts)} (fingerprint {data.get('fingerprint')})"
     if isinstance(training, dict):
         yield "trained with", ", ".join(f"{name} {training[name]}" for name in _SHOWN if name in training)
-    if told.get("cellerate"):
-        yield "packed by", f"Cellerate {told['cellerate']}, from the model {told['name']!r}"
+    if facts.get("cellerate"):
+        yield "packed by", f"Cellerate {facts['cellerate']}, from the model {facts['name']!r}"
 
 
-def _of_series(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from _of_file(told)
+def _of_series(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _of_file(facts)
     yield (
         "rows",
-        f"{told['rows']:,} in {told['series']:,} series, {told['segments']:,} stretches without a gap",
+        f"{facts['rows']:,} in {facts['series']:,} series, {facts['segments']:,} stretches without a gap",
     )
-    yield "columns", f"{', '.join(told['columns'])} ({told['dtype']})"
-    if told["first_time"] is not None:
-        yield "times", f"{told['first_time']} to {told['last_time']}, {_apart(told['frequency'])}"
-    yield "packed with", ", ".join(f"{name} {value}" for name, value in told["settings"].items())
-    checked = told["checked"]
+    yield "columns", f"{', '.join(facts['columns'])} ({facts['dtype']})"
+    if facts["first_time"] is not None:
+        yield "times", f"{facts['first_time']} to {facts['last_time']}, {_apart(facts['frequency'])}"
+    yield "packed with", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())
+    checked = facts["checked"]
     yield "checked", f"{checked} of it" if checked else "no: packed by an earlier version, without checksums"
 
 
@@ -99,14 +99,14 @@ def _apart(frequency: str | None) -> str:
     return f"every {frequency if frequency[0].isdigit() else frequency.removesuffix('s')}"
 
 
-def _of_file(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "file", f"{told['file']}: {_FORMATS[told['format']]}, {size(told['bytes'])}"
+def _of_file(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "file", f"{facts['file']}: {_FORMATS[facts['format']]}, {size(facts['bytes'])}"
 
 
 def _tensors(shapes: Mapping[str, Any]) -> str:
     """Names with their shapes; a size that may be any is shown as "any"."""
-    told = []
+    shown = []
     for name, shape in shapes.items():
         sizes = "" if shape is None else ", ".join("any" if one is None else str(one) for one in shape)
-        told.append(f"{name} ({sizes})" if sizes else name)
-    return ", ".join(told)
+        shown.append(f"{name} ({sizes})" if sizes else name)
+    return ", ".join(shown)

@@ -84,7 +84,7 @@ def profile(
     """
     if output is not None:
         _check_page(output)
-    told = (lambda text: None) if quiet else (lambda text: notify(f"measuring: {text}"))
+    announce = (lambda text: None) if quiet else (lambda text: notify(f"measuring: {text}"))
     if model.suffix == ".cell":
         if data or trace or implementation:
             raise ConfigError(
@@ -94,7 +94,7 @@ def profile(
         from cellerate.runtime.packed import load
 
         found = profile_packed(
-            load(model), batch_size=batch_size or 1, steps=steps, changes=changes, notify=told
+            load(model), batch_size=batch_size or 1, steps=steps, changes=changes, notify=announce
         )
     else:
         require("psutil", "train", "measuring memory")
@@ -102,7 +102,14 @@ def profile(
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         start_backend(backend)
         found = _training(
-            model, data or [], batch_size, steps, implementation, changes=changes, trace=trace, notify=told
+            model,
+            data or [],
+            batch_size,
+            steps,
+            implementation,
+            changes=changes,
+            trace=trace,
+            notify=announce,
         )
     if output is not None:
         from cellerate.report.profile_page import write_profile

@@ -203,7 +203,7 @@ class _Build:
         self._check_holes(reader)
         # What follows changes what was read, so a process that is killed from here on begins anew.
         (self._folder / NOTE).unlink(missing_ok=True)
-        form, told = self._form(reader)
+        form, note = self._form(reader)
         files = [(VALUES, "values.npy")] + ([(TIMES, "times.npy")] if self._columns.time is not None else [])
         for name, final in files:
             source = self._folder / name
@@ -217,7 +217,7 @@ class _Build:
         times, counts, notes = None, done.counts, [*self._notes, *done.notes, *sentinels]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
-            counts, notes = ordered.counts, [*notes, told, *ordered.notes]
+            counts, notes = ordered.counts, [*notes, note, *ordered.notes]
             if ordered.rewritten:
                 place = self._place_before_ordering(place)
             times = np.load(self._folder / "times.npy", mmap_mode="r", allow_pickle=False)
@@ -231,20 +231,20 @@ class _Build:
         """The form of the times, and a message on it; puts right dates that were read with the day first."""
         if self._columns.time is None:
             return TimeForm(), ""
-        done, told = reader.done, ""
+        done, note = reader.done, ""
         form = TimeForm.from_config(done.form) if done.form is not None else TimeForm("number")
         times = np.load(self._folder / TIMES, mmap_mode="r+", allow_pickle=False)
         undecided = done.undecided
         if form.order == "?":
             series = np.fromfile(self._folder / SERIES, np.int32, LOOKED_AT)
             some = np.array(times[:LOOKED_AT])
-            form, told = decide_order(form, some, series, self._tables[0].path, self._columns.time)
+            form, note = decide_order(form, some, series, self._tables[0].path, self._columns.time)
             undecided = len(times)
         if form.order == "mdy":
             for first in range(0, undecided, _SWAPPED_ROWS):
                 stop = min(undecided, first + _SWAPPED_ROWS)
                 times[first:stop] = swap_day_and_month(times[first:stop])
-        return form, told or (Message(f"read as: {marked(form.words)}") if form.words else "")
+        return form, note or (Message(f"read as: {marked(form.words)}") if form.words else "")
 
     def _ordered(
         self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]

@@ -82,8 +82,8 @@ def choose_columns(
         # A column without a name is an index that some program added.
         others = {*of_time, *series, "", *empty}
         features = [name for name in names if kinds[name] == "number" and name not in others]
-        told = {*features, *targets, *of_time, *series, *empty}
-        left_out = [name for name in names if name not in told]
+        named = {*features, *targets, *of_time, *series, *empty}
+        left_out = [name for name in names if name not in named]
         # Reading a target then names its first value that is no number.
         features = features or list(targets)
         if not features:

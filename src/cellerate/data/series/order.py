@@ -40,9 +40,9 @@ class Ordered:
     @property
     def notes(self) -> list[str]:
         """The messages for the user."""
-        told = [f"sorted {self.moved:,} rows by time"] if self.moved else []
+        notes = [f"sorted {self.moved:,} rows by time"] if self.moved else []
         merged = f"merged {self.merged:,} rows with others of the same series and time"
-        return told + ([merged] if self.merged else [])
+        return notes + ([merged] if self.merged else [])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,43 +107,46 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
         DataError: It is damaged, or of another version.
     """
     try:
-        told = json.loads((folder / _DESCRIPTION).read_text())
-        if told["format"] != _FORMAT:
+        description = json.loads((folder / _DESCRIPTION).read_text())
+        if description["format"] != _FORMAT:
             raise DataError(
-                f"{folder} is a packed series of another version ({told['format']!r}, expected {_FORMAT!r}): pack it "
-                "again."
+                f"{folder} is a packed series of another version ({description['format']!r}, expected {_FORMAT!r}): "
+                "pack it again."
             )
-        values = in_place if told["in_place"] else _mapped(folder / "values.npy")
-        times = None if told["times"] is None else _mapped(folder / "times.npy")
+        values = in_place if description["in_place"] else _mapped(folder / "values.npy")
+        times = None if description["times"] is None else _mapped(folder / "times.npy")
         segments = np.load(folder / "segments.npy", allow_pickle=False)
-        rows, columns = int(told["rows"]), tuple(map(str, told["columns"]))
+        rows, columns = int(description["rows"]), tuple(map(str, description["columns"]))
         wrong = [
             name
             for name, right in {
                 "values.npy": values is not None and values.shape == (rows, len(columns)),
-                "times.npy": times is None or (times.shape == (rows,) and times.dtype.str == told["times"]),
-                "segments.npy": digest(segments.tobytes()) == told["segments"],
+                "times.npy": times is None
+                or (times.shape == (rows,) and times.dtype.str == description["times"]),
+                "segments.npy": digest(segments.tobytes()) == description["segments"],
             }.items()
             if not right
         ]
-        if "checksum" in told and told.pop("checksum") != _own_checksum(told):
+        if "checksum" in description and description.pop("checksum") != _own_checksum(description):
             wrong.append(_DESCRIPTION)
         if wrong:
             raise DataError(
                 f"{folder} is damaged: {wrong[0]} is not what {_DESCRIPTION} says. Pack it again."
             )
-        checksums = told.get("checksums")
-        for name in _large_files(times is not None, told["in_place"]) if checksums is not None else ():
+        checksums = description.get("checksums")
+        for name in _large_files(times is not None, description["in_place"]) if checksums is not None else ():
             at = damaged_byte(folder / name, checksums[name], every=check_all)
             if at is not None:
                 raise DataError(
                     f"{folder} is damaged: {name} has changed since it was written, behind byte {at:,}. Pack it again."
                 )
         step = np.empty(0)
-        if told["step"] is not None:
-            step = np.array(told["step"], "timedelta64[us]" if isinstance(told["step"], int) else np.float64)
+        if description["step"] is not None:
+            step = np.array(
+                description["step"], "timedelta64[us]" if isinstance(description["step"], int) else np.float64
+            )
         assert values is not None  # noqa: S101 (else it is wrong)
-        names = tuple(map(str, told["names"]))
+        names = tuple(map(str, description["names"]))
         return PackedSeries(
             values,
             columns,
@@ -151,11 +154,13 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
             segments,
             names,
             step,
-            dict(told["settings"]),
-            str(told["fingerprint"]),
-            Frequency.from_config(told["frequency"]) if "frequency" in told else _frequency_of(step),
-            TimeForm.from_config(told.get("form")),
-            tuple(map(from_json, told.get("notes", ()))),
+            dict(description["settings"]),
+            str(description["fingerprint"]),
+            Frequency.from_config(description["frequency"])
+            if "frequency" in description
+            else _frequency_of(step),
+            TimeForm.from_config(description.get("form")),
+            tuple(map(from_json, description.get("notes", ()))),
             checksums is not None,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:

@@ -49,13 +49,13 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     body = rows[top:]
     missing = {*MISSING, *options.missing_values}
     columns = [_column([row[place] for row in body], missing) for place in range(width)]
-    told = []
+    notes = []
     if unnamed := names.count(""):
         if unnamed == width:
             raise DataError(
                 f"{path} has no column with a name in row {top}. Give the header ({argument('header', 'no')} for none)."
             )
-        told.append(
+        notes.append(
             f"without {unnamed} columns that have no name"
             if unnamed > 1
             else "without a column that has no name"
@@ -64,12 +64,12 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
         columns, names = [columns[place] for place in named_places], [names[place] for place in named_places]
     table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
     if options.sheet is None and len(sheets) > 1:
-        told.append(f"the sheet {name!r}, the first of {len(sheets)}")
+        notes.append(f"the sheet {name!r}, the first of {len(sheets)}")
     if top > 1:
-        told.append(f"{top} rows of names")
+        notes.append(f"{top} rows of names")
     if not header:
-        told.append(f"no header, so the columns are 0 to {width - 1}")
-    table.read_as = ", ".join(filter(None, [*told, table.read_as]))
+        notes.append(f"no header, so the columns are 0 to {width - 1}")
+    table.read_as = ", ".join(filter(None, [*notes, table.read_as]))
     return table
 
 

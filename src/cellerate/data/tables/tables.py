@@ -150,12 +150,12 @@ def open_tables(
     """
     check_readers(paths)
     tables: list[Table] = []
-    told = set()
+    announced = set()
     for path in paths:
         table = open_table(path, names, options)
         tables.append(table)
-        if table.read_as and table.read_as not in told:
-            told.add(table.read_as)
+        if table.read_as and table.read_as not in announced:
+            announced.add(table.read_as)
             listener.message(f"{table.path} read as: {table.read_as}")
     for table in tables[1:]:
         if table.columns != tables[0].columns:

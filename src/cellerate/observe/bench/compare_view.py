@@ -83,10 +83,10 @@ def _figure(effects: list[Effect], threshold: float, made: FigureTable) -> Figur
         Bar(_name(one), one.ratio, one.low, one.high, shown.number(one.ratio, 4), one.regression)
         for one in effects
     )
-    told = "; ".join(f"{_name(one)} {shown.number(one.ratio, 4)}" for one in effects)
+    figures = "; ".join(f"{_name(one)} {shown.number(one.ratio, 4)}" for one in effects)
     chart = RatioChart(
         "Time after over time before",
-        f"Ratios of times: {told}.",
+        f"Ratios of times: {figures}.",
         bars,
         1 + threshold,
         "time after / time before, less is better",

@@ -34,15 +34,18 @@ Jobs = Iterable[Job | tuple[str, str, str]]
 
 def main() -> None:
     """Is the contestant that the first argument describes: "case", "contestant", "folder" and "sizes"."""
-    told = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     answers = own_stdout()
-    folder, sizes = Path(told["folder"]), Sizes(**{**told["sizes"], "rows": tuple(told["sizes"]["rows"])})
-    if told["case"] == "build":
+    folder, sizes = (
+        Path(request["folder"]),
+        Sizes(**{**request["sizes"], "rows": tuple(request["sizes"]["rows"])}),
+    )
+    if request["case"] == "build":
         build(folder, sizes)
         # A quick run says nothing of speed.
         _say(answers, {"protocol": PROTOCOL, "peaks": {} if sizes == QUICK else _peaks()})
     else:
-        serve(jobs_of(told["case"], told["contestant"], folder, sizes), answers)
+        serve(jobs_of(request["case"], request["contestant"], folder, sizes), answers)
 
 
 def jobs_of(case: str, name: str, folder: Path, sizes: Sizes) -> Jobs:
@@ -89,19 +92,20 @@ def serve(jobs: Jobs, answers: TextIO) -> None:
         answers: Where answers go.
     """
     prepared: list[Job] = []
-    told: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for job in jobs:
         if not isinstance(job, Job):
             work, precision, reason = job
-            told.append({"work": work, "precision": precision, "call": "", "refused": reason})
+            results.append({"work": work, "precision": precision, "call": "", "refused": reason})
             continue
         about = {"work": job.work, "precision": job.precision, "call": job.call, "items": job.items}
         bound = BOUNDS["training" if job.work == "training" else job.precision]
         error = max(job.error(way) for way in job.ways)
-        told.append({**about, "anew": job.anew, "error": error, "bound": bound, "number": len(prepared)})
+        results.append({**about, "anew": job.anew, "error": error, "bound": bound, "number": len(prepared)})
         prepared.append(job)
     _say(
-        answers, {"protocol": PROTOCOL, "allocator": allocator_found(), "versions": versions(), "jobs": told}
+        answers,
+        {"protocol": PROTOCOL, "allocator": allocator_found(), "versions": versions(), "jobs": results},
     )
     for line in sys.stdin:
         asked = json.loads(line)

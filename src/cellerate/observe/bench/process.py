@@ -40,9 +40,9 @@ _REASON = 300  # characters
 _PATIENCE_S = 60.0
 
 
-def command_of(one: Contestant, told: Mapping[str, Any]) -> list[str]:
+def command_of(one: Contestant, request: Mapping[str, Any]) -> list[str]:
     """The command of a contestant: our own program, which finds no modules in the working folder."""
-    said = json.dumps({"contestant": one.name, **told})
+    said = json.dumps({"contestant": one.name, **request})
     return [one.python or sys.executable, "-P", "-m", _PROGRAM, said]
 
 

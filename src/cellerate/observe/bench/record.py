@@ -216,8 +216,8 @@ def read_record(path: Path) -> Record:
     except DataError:
         raise
     except (ValueError, AttributeError, RecursionError) as error:
-        told = error.errors()[0] if isinstance(error, ValidationError) else None
-        reason = f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else "it is not a JSON object"
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is not a JSON object"
         raise DataError(f"{path} is not a record of `cellerate bench`: {one_line(reason):.200}.") from error
     if len(record.by_key) != len(record.entries):
         raise DataError(f"{path} is not a record of `cellerate bench`: it has two entries of one job.")

@@ -260,17 +260,17 @@ def _left_out(record: Record) -> list[tuple[str, str, str, str]]:
 
 
 def _conditions(record: Record) -> Iterator[FigureTable]:
-    told = [cells(name.replace("_", " "), str(value)) for name, value in record.machine.items()]
-    told += [cells(name, version) for name, version in record.versions.items()]
+    rows = [cells(name.replace("_", " "), str(value)) for name, value in record.machine.items()]
+    rows += [cells(name, version) for name, version in record.versions.items()]
     for name, share in (
         ("other processes before the run", record.load.before),
         ("other processes during the run", record.load.during),
         ("other virtual machines during the run", record.load.stolen),
     ):
-        told.append(cells(name, "unknown" if share is None else f"{shown.percent(share)} of the processors"))
+        rows.append(cells(name, "unknown" if share is None else f"{shown.percent(share)} of the processors"))
     for precision, peak in record.peaks.items():
-        told.append(cells(f"multiply-adds on registers, {precision}", f"{shown.short(peak)} operations/s"))
-    if found := table("The machine, what is installed, and what else ran", ("What", ""), told):
+        rows.append(cells(f"multiply-adds on registers, {precision}", f"{shown.short(peak)} operations/s"))
+    if found := table("The machine, what is installed, and what else ran", ("What", ""), rows):
         yield found
 
 

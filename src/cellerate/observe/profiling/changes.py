@@ -237,15 +237,15 @@ class _Tries:
 
     def kernels(self) -> None:
         """Recurrent layers that run on Keras's own code, though there are kernels for them."""
-        told = explain(self._model)
-        self.untried += _without_kernels(told.layers)
+        explanation = explain(self._model)
+        self.untried += _without_kernels(explanation.layers)
         slow = [
             one
-            for one in told.layers
+            for one in explanation.layers
             if any(c.name == "accelerated" and c.holds is False for c in one.conditions)
         ]
         if not slow:
-            for one in told.layers:
+            for one in explanation.layers:
                 for condition in one.changes:
                     if not condition.name.startswith(_REFUSED):
                         self.untried.append(

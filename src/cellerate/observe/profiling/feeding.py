@@ -155,10 +155,12 @@ def read_from_disk_bytes() -> int | None:
     Source: proc(5), "read_bytes" of /proc/self/io.
     """
     try:
-        told = Path("/proc/self/io").read_text()
+        counters = Path("/proc/self/io").read_text()
     except OSError:
         return None
-    return next((int(line.split()[1]) for line in told.splitlines() if line.startswith("read_bytes")), None)
+    return next(
+        (int(line.split()[1]) for line in counters.splitlines() if line.startswith("read_bytes")), None
+    )
 
 
 def _batches(feed: Feed) -> Iterator[Any]:

@@ -43,29 +43,30 @@ def profile_packed(
     """
     others = Others()
     notify("a call, operation by operation")
-    told = model.explain(batch_size, steps)
-    parts = _parts(told)
-    tried = _changes(model, told, batch_size, steps, notify) if changes else []
+    explanation = model.explain(batch_size, steps)
+    parts = _parts(explanation)
+    tried = _changes(model, explanation, batch_size, steps, notify) if changes else []
     # None of these is a fault: the largest first.
     tried.sort(key=lambda change: -change.gain)
     generation: tuple[Part, ...] = ()
-    notes = [f"The core does not run it as one call: {told.reason}"] if told.reason else []
+    notes = [f"The core does not run it as one call: {explanation.reason}"] if explanation.reason else []
     if model.task == "text":
         notify("drawing tokens")
         generation, said = _generation(model)
         notes += said
     environment, load = surroundings(others)
-    peak = native.measure_peak(told.precision) if native.why_unavailable() is None else None
+    peak = native.measure_peak(explanation.precision) if native.why_unavailable() is None else None
     return Profile(
         model=str(model.cell.header.get("name") or "packed model"),
         subject="packed call",
-        backend=f"packed in {told.precision}" + (f", {told.target}" if told.target else ""),
+        backend=f"packed in {explanation.precision}"
+        + (f", {explanation.target}" if explanation.target else ""),
         rows=batch_size,
-        step_ms=1e3 * told.seconds,
+        step_ms=1e3 * explanation.seconds,
         parts=parts,
         slowdown=0.0,
         idle=sum(part.share for part in parts if part.kind == "host"),
-        share_of_peak=told.share_of_peak,
+        share_of_peak=explanation.share_of_peak,
         peak_flops=peak,
         memory=None,
         changes=tuple(tried),
@@ -78,10 +79,10 @@ def profile_packed(
     )
 
 
-def _parts(told: ProgramExplanation) -> tuple[Part, ...]:
+def _parts(explanation: ProgramExplanation) -> tuple[Part, ...]:
     """Each operation of a call, and what is left for Python."""
-    total_ms = 1e3 * told.seconds
-    measured = [(one, 1e3 * one.seconds) for one in told.operations if one.seconds]
+    total_ms = 1e3 * explanation.seconds
+    measured = [(one, 1e3 * one.seconds) for one in explanation.operations if one.seconds]
     # Operations are timed in calls of their own, which may have been slower than the median of whole calls.
     scale = min(1.0, total_ms / max(1e-9, sum(ms for _, ms in measured)))
     found = [
@@ -100,14 +101,20 @@ def _parts(told: ProgramExplanation) -> tuple[Part, ...]:
 
 
 def _changes(
-    model: PackedModel, told: ProgramExplanation, batch: int, steps: int | None, notify: Callable[[str], None]
+    model: PackedModel,
+    explanation: ProgramExplanation,
+    batch: int,
+    steps: int | None,
+    notify: Callable[[str], None],
 ) -> list[Suggestion]:
     found: list[Suggestion] = []
 
     def add(title: str, why: str, after_s: float, do: str) -> None:
-        gain = 1 - after_s / told.seconds
+        gain = 1 - after_s / explanation.seconds
         if gain >= _SMALLEST:
-            found.append(Suggestion(title, why, gain, 1e3 * told.seconds, 1e3 * after_s, do, optional=True))
+            found.append(
+                Suggestion(title, why, gain, 1e3 * explanation.seconds, 1e3 * after_s, do, optional=True)
+            )
 
     notify(f"calls of {batch * _WIDER} rows")
     wide = model.explain(batch * _WIDER, steps).seconds / _WIDER
@@ -160,11 +167,11 @@ def _generation(model: PackedModel) -> tuple[tuple[Part, ...], list[str]]:
         Part("the network", "layer", 1e3 * network, share=network / total),
         Part("sampling (temperature 0.8)", "other", 1e3 * sampling, share=sampling / total),
     )
-    told = (
+    figures = (
         f"A token takes {milliseconds(1e3 * total)} within generate; a call of Stepper.step from Python takes "
         f"{milliseconds(1e3 * call)}."
     )
-    return parts, [told]
+    return parts, [figures]
 
 
 def _median_s(call: Callable[[], object]) -> float:

@@ -162,13 +162,13 @@ def bottleneck(changes: Sequence[Suggestion], parts: Sequence[Part], *, tried: b
         first = changes[0]
         return f"{first.title}: {percent(first.gain)} of the time would be saved."
     largest = max(parts, key=lambda part: part.ms)
-    told = f"the largest part of the time, {percent(largest.share)}, goes into {largest.name}"
+    sentence = f"the largest part of the time, {percent(largest.share)}, goes into {largest.name}"
     if not tried:
-        return f"No change was tried; {told}."
-    told = f"No fault was found; {told}."
+        return f"No change was tried; {sentence}."
+    sentence = f"No fault was found; {sentence}."
     if changes:
-        told += f" What would still help: {changes[0].title} ({percent(changes[0].gain)})."
-    return told
+        sentence += f" What would still help: {changes[0].title} ({percent(changes[0].gain)})."
+    return sentence
 
 
 def _lines(profile: Profile) -> Iterator[str]:

@@ -11,7 +11,7 @@ def surroundings(others: Others) -> tuple[dict[str, str], list[str]]:
         others: Those who have used the processors since the profile began.
     """
     here = machine()
-    told = {name: str(here[name]) for name in ("processor", "cores", "system", "python")}
+    facts = {name: str(here[name]) for name in ("processor", "cores", "system", "python")}
     load, cost = others.told()
     note = f"While this was measured, {load}: {cost}."
-    return told | ({"load": load} if load else {}) | versions(), [note] if cost else []
+    return facts | ({"load": load} if load else {}) | versions(), [note] if cost else []

@@ -103,7 +103,7 @@ def profile(
                 shutil.copytree(folder, beside, dirs_exist_ok=True)
         found.idle = traced.shares.idle_ns / traced.shares.window_ns
         peak, how = peak_flops(model)
-        told = parts_of(traced, plain_s, found.step_s, peak)
+        parts = parts_of(traced, plain_s, found.step_s, peak)
         tried, remarks = find_changes(model, batches, found, seconds, notify) if changes else ([], [])
     environment, load = surroundings(others)
     products = sum(products_of(part) or 0 for part in traced.parts)
@@ -114,14 +114,14 @@ def profile(
         backend=keras.config.backend(),
         rows=rows_of(batches[0]),
         step_ms=step_ms,
-        parts=tuple(told),
+        parts=tuple(parts),
         slowdown=traced.shares.window_ns / 1e9 / traced.steps / plain_s - 1,
-        idle=sum(part.idle_ms for part in told) / step_ms,
+        idle=sum(part.idle_ms for part in parts) / step_ms,
         share_of_peak=PASSES * 2 * products / found.step_s / peak if peak and products else None,
         peak_flops=peak,
         memory=traced.memory,
         changes=tuple(tried),
-        bottleneck=bottleneck(tried, told, tried=changes),
+        bottleneck=bottleneck(tried, parts, tried=changes),
         steps_per_epoch=found.steps_per_epoch,
         validation_ms=None if found.validation_s is None else 1e3 * found.validation_s,
         notes=(*load, f"The machine's peak is measured: {how}." if peak else f"No peak: {how}", *remarks),

@@ -98,13 +98,14 @@ def _held_against(
     for one, words in ((loss, "the original"), (control_loss, "the original trained as long")):
         if one is None or context.allowed(one.value):
             continue
-        told = f"is {percent(one.value)} worse than {words} (95 % interval {loss_reach(one)}), and {limit} is allowed"
+        reach = f"95 % interval {loss_reach(one)}"
+        sentence = f"is {percent(one.value)} worse than {words} ({reach}), and {limit} is allowed"
         if not context.allowed(one.low):
             return (
-                f"The promise is broken: on the test part, {chosen.title} {told}. The original is kept.",
+                f"The promise is broken: on the test part, {chosen.title} {sentence}. The original is kept.",
                 [],
             )
-        doubt.append(f"On the test part, {chosen.title} {told}. That may be chance, so it is kept.")
+        doubt.append(f"On the test part, {chosen.title} {sentence}. That may be chance, so it is kept.")
     return "", doubt
 
 

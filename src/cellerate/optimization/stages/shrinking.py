@@ -160,7 +160,7 @@ class Prune(Stage):
             words = f"{percent(share)} of the units"
             try:
                 later = len(shares) - number - 1
-                candidate, told, losses = self._pruned(context, model, share, words, later)
+                candidate, note, losses = self._pruned(context, model, share, words, later)
             except OutOfTimeError as error:
                 if not found:
                     raise
@@ -171,10 +171,10 @@ class Prune(Stage):
                 facts.append((words, str(error)))
                 continue
             found.append(candidate)
-            facts.append((words, told))
+            facts.append((words, note))
             curves += losses
         if not found:
-            raise NotNeededError("; ".join(told for _, told in facts))
+            raise NotNeededError("; ".join(note for _, note in facts))
         passing = [candidate for candidate in found if candidate.passes_gate]
         skipped = bool(reason) and not passing
         return StageRecord(

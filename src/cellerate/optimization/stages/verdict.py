@@ -313,24 +313,24 @@ def _credit(context: Context, chosen: Candidate) -> None:
 
 def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change], broken: str) -> str:
     work = context.workload
-    told = []
+    sentences = []
     uses = [row for row in rows if row.quantity == "use" and row.higher_is_better]
     if chosen.id != ORIGINAL and uses:
-        told.append(f"{work.verb} {effect(uses[0])[0]} than {context.before.speeds[0].way}")
+        sentences.append(f"{work.verb} {effect(uses[0])[0]} than {context.before.speeds[0].way}")
     size = next(row for row in rows if row.quantity == "size")
     if chosen.id != ORIGINAL and effect(size)[1]:
-        told.append(f"the file {effect(size)[0]}")
+        sentences.append(f"the file {effect(size)[0]}")
     training = [row for row in rows if row.quantity == "training"]
     if training:
-        told.append(f"training {effect(training[0])[0]}")
+        sentences.append(f"training {effect(training[0])[0]}")
     if broken:
-        return " ".join([broken, *(f"{one[0].upper()}{one[1:]}." for one in told)])
+        return " ".join([broken, *(f"{one[0].upper()}{one[1:]}." for one in sentences)])
     quality = next(row for row in rows if row.quantity is None)
     state, allowed = context.state, percent(context.settings.max_quality_loss)
     change = loss_in_words(context.loss(state.tested[ORIGINAL], state.tested[chosen.id]).value)
-    if not told:
+    if not sentences:
         return f"The model stays as it was: nothing is faster within the {allowed} allowed."
-    first = ", ".join(told)
+    first = ", ".join(sentences)
     if chosen.id == ORIGINAL:
         return f"{first[0].upper()}{first[1:]}; the model stays as it was."
     value = f"{quality.before:.4g} to {quality.after:.4g} {work.metric.name}"

@@ -57,8 +57,8 @@ class LineWorkload(Workload):
         lines = read_lines(data[0], column=None, errors="replace")
         training = record.payload.get("training")
         split_seed = training.get("seed", 0) if isinstance(training, dict) else 0
-        told = record.payload.get("validation_fraction", LineOptions.validation_fraction)
-        fraction = told or LineOptions.validation_fraction
+        recorded = record.payload.get("validation_fraction", LineOptions.validation_fraction)
+        fraction = recorded or LineOptions.validation_fraction
         self._train, held_out = split_lines(lines, fraction, split_seed)
         self._validation = held_out
         middle = len(held_out) // 2
@@ -86,7 +86,7 @@ class LineWorkload(Workload):
         self.fingerprint = " ".join(fingerprints)
         self.data = f"{len(lines):,} lines"
         self.shapes = len(self._source(self._train, min(self.batch_size, len(self._train))).bounds)
-        self._seen = SEEN_BY_TRAINING[bool(told)]
+        self._seen = SEEN_BY_TRAINING[bool(recorded)]
         self.hold_out(batches_of)
 
     def measure(self) -> Metric:

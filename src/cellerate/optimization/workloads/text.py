@@ -65,15 +65,15 @@ class TextWorkload(Workload):
     def __init__(self, model: keras.Model, record: TaskRecord, data: Sequence[str | Path], seed: int) -> None:
         super().__init__(model, record, seed)
         self.batch_size = model.inputs[0].shape[0] or batch_size_of(record, TextOptions.batch_size)
-        told = record.payload
-        self.tokenizer = tokenizer_from_config(told.get("tokenizer", {}))
+        payload = record.payload
+        self.tokenizer = tokenizer_from_config(payload.get("tokenizer", {}))
         try:
             self._options = TextOptions(
                 paths=data,
                 errors="replace",
                 batch_size=self.batch_size,
-                **{name: told[name] for name in ("length", "validation_fraction", "include", "exclude")},
-                **{name: told[name] for name in READ_AS if name in told},
+                **{name: payload[name] for name in ("length", "validation_fraction", "include", "exclude")},
+                **{name: payload[name] for name in READ_AS if name in payload},
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise ModelError(f"the model's record is damaged: {error}. Train the model again.") from error

@@ -126,8 +126,8 @@ def _named(top: float, name: str, words: str, width: float, class_: str) -> Mark
     under = element("rect", x=0.0, y=top + 2, width=width, height=17.0, class_="under")
     words = shorten(words, width / 2)
     name = shorten(name, width - 16 - text_width(words))
-    told = text(width - 2, top + 15, words, anchor="end", class_=class_)
-    return under + text(2, top + 15, name, class_=class_) + told
+    label = text(width - 2, top + 15, words, anchor="end", class_=class_)
+    return under + text(2, top + 15, name, class_=class_) + label
 
 
 def _whisker(low: float, high: float, y: float) -> list[Markup]:

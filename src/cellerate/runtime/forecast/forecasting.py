@@ -194,10 +194,12 @@ class Forecaster:
             and all(map(_shape_fits, shapes, [wanted[name] for name in program.inputs]))
         )
         if not fits:
-            told = ", ".join(f"{name} {(-1, *shape)}" for name, shape in wanted.items())
-            told = f"one input {(-1, *wanted['series'])}" if len(wanted) == 1 else f"the inputs {told}"
+            expected = ", ".join(f"{name} {(-1, *shape)}" for name, shape in wanted.items())
+            expected = (
+                f"one input {(-1, *wanted['series'])}" if len(wanted) == 1 else f"the inputs {expected}"
+            )
             raise ModelError(
-                f"this packed model does not fit its record: expected {told} and one output, got "
+                f"this packed model does not fit its record: expected {expected} and one output, got "
                 f"{len(program.outputs)} outputs and the inputs {shapes!s:.80}. Pack the trained model again."
             )
         self._rows = RowForecaster(

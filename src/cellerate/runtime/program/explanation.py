@@ -238,9 +238,13 @@ def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: st
         return "rows looked up by the LSTMs that read them"
     if node.op in RECURRENT:
         inputs, units = len(node.arrays["kernel"]), len(node.arrays["recurrent_kernel"])
-        told = f"{precision}, {units} units"
-        told += ", inputs from a table" if way is not None and way.tabled else f", {inputs} inputs"
-        return told if way is None or way.partner is None else f"{told}, beside {names[way.partner]}"
+        description = f"{precision}, {units} units"
+        description += ", inputs from a table" if way is not None and way.tabled else f", {inputs} inputs"
+        return (
+            description
+            if way is None or way.partner is None
+            else f"{description}, beside {names[way.partner]}"
+        )
     if "kernel" in node.arrays:
         rows, columns = node.arrays["kernel"].shape
         return f"{precision}, {rows} x {columns}"

@@ -315,20 +315,20 @@ class NextTokenModel:
         from cellerate.data.text import open_text
 
         self._check_tokenizer()
-        told = self.cell.header.get("payload")
-        told = told if isinstance(told, Mapping) else {}
+        payload = self.cell.header.get("payload")
+        payload = payload if isinstance(payload, Mapping) else {}
         text = open_text(
             [os.fspath(path) for path in paths],
             tokenizer=self.tokenizer,
             errors=errors,
             # Files that training left out of a folder are left out here too.
-            include=_texts(told.get("include")),
-            exclude=_texts(told.get("exclude")),
-            **{name: told[name] for name in READ_AS if name in told},
+            include=_texts(payload.get("include")),
+            exclude=_texts(payload.get("exclude")),
+            **{name: payload[name] for name in READ_AS if name in payload},
         )
         ids, characters = text.ids, text.characters
         if part == "held-out":
-            fraction = told.get("validation_fraction", 0)
+            fraction = payload.get("validation_fraction", 0)
             if not isinstance(fraction, int | float):
                 raise ModelError(f"the model's record is damaged: validation_fraction is {fraction!r:.40}.")
             ids = text.split(fraction)[1]

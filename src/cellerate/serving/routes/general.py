@@ -51,9 +51,9 @@ async def health(request: Request) -> Response:
     if not any(disk.trouble for disk in disks):
         return json_answer({"status": "ok"})
     refused = any(disk.refuses for disk in disks)
-    told = "the states of sessions cannot be written to the disk; the log says why."
+    problem = "the states of sessions cannot be written to the disk; the log says why."
     return json_answer(
-        {"status": "failing" if refused else "degraded", "reason": told}, 503 if refused else 200
+        {"status": "failing" if refused else "degraded", "reason": problem}, 503 if refused else 200
     )
 
 
@@ -184,7 +184,7 @@ def _needed(settings: ForecastSettings) -> dict[str, Any]:
 
 
 def _model(served: Served) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "id": served.name,
         "object": "model",
         "created": served.created,
@@ -194,11 +194,11 @@ def _model(served: Served) -> dict[str, Any]:
         "sessions": served.sessions is not None,
     }
     if served.series is not None:
-        told["series"] = {
+        answer["series"] = {
             "features": served.series.reading.features,
             "targets": served.series.reading.targets,
             "window": served.series.window,
             "horizon": served.series.horizon,
             "quantiles": served.series.quantiles,
         } | _needed(served.series)
-    return told
+    return answer

@@ -83,7 +83,7 @@ def _operation(each: RouteDescription, schema: Any, values: Mapping[str, Sequenc
             "description": text,
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
         }
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "tags": [each.group],
         "summary": each.text,
         "operationId": each.name,
@@ -101,10 +101,10 @@ def _operation(each: RouteDescription, schema: Any, values: Mapping[str, Sequenc
     }
     if each.body is not None:
         # Bytes behind JSON and lines of JSON have no schema of their own.
-        told["requestBody"] = {
+        description["requestBody"] = {
             "required": True,
             "content": {
                 kind: {"schema": schema} if kind == "application/json" else {} for kind in each.takes
             },
         }
-    return told
+    return description

@@ -114,12 +114,12 @@ async def push_lines(request: Request) -> Response:
     answers = []
     for number, name in enumerate(names):
         result = wrong.get(number) or next(found)
-        told = {} if name is None else {"id": name}
+        answer = {} if name is None else {"id": name}
         if isinstance(result, Exception):
             status, message, _ = status_of(result)
-            answers.append(told | {"error": message, "status": status})
+            answers.append(answer | {"error": message, "status": status})
         else:
-            answers.append(told | _told(result))
+            answers.append(answer | _told(result))
     return Response(msgspec.json.Encoder().encode_lines(answers), media_type="application/jsonl")
 
 

@@ -81,10 +81,10 @@ async def metadata(request: Request) -> Response:
 
 
 def _tensor(name: str, dtype: str, shape: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"unknown_rank": shape is None, "dim": []}
+    answer: dict[str, Any] = {"unknown_rank": shape is None, "dim": []}
     if shape is not None:
-        told["dim"] = [{"size": str(size), "name": ""} for size in shape]
-    return {"dtype": dtype, "tensor_shape": told, "name": name}
+        answer["dim"] = [{"size": str(size), "name": ""} for size in shape]
+    return {"dtype": dtype, "tensor_shape": answer, "name": name}
 
 
 async def _computed(

@@ -84,8 +84,8 @@ async def infer(request: Request) -> Response:
         outputs = outputs if names is None else {name: outputs[name] for name in names}
     else:
         outputs = await _computed(served, request, tensors, names)
-    told = {"model_name": served.name, "model_version": VERSION} | ({"id": asked.id} if asked.id else {})
-    parts, length = written_response(asked, told, outputs)
+    answer = {"model_name": served.name, "model_version": VERSION} | ({"id": asked.id} if asked.id else {})
+    parts, length = written_response(asked, answer, outputs)
     body, how = packed(b"".join(parts), request.headers.get("accept-encoding", ""))
     headers = {} if length is None else {"inference-header-content-length": str(length)}
     if how is not None:

@@ -108,13 +108,13 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
 
 
 def written_response(
-    asked: InferRequest, told: Mapping[str, Any], outputs: Mapping[str, np.ndarray]
+    asked: InferRequest, answer: Mapping[str, Any], outputs: Mapping[str, np.ndarray]
 ) -> tuple[list[bytes], int | None]:
     """An answer with tensors.
 
     Args:
         asked: The request, which says of each output whether it comes as bytes.
-        told: What the answer says beside the outputs.
+        answer: The facts beside the outputs.
         outputs: The outputs by name.
 
     Returns:
@@ -135,7 +135,7 @@ def written_response(
         else:
             tensor["data"] = made.reshape(-1).tolist()
         described.append(tensor)
-    head = msgspec.json.encode({**told, "outputs": described})
+    head = msgspec.json.encode({**answer, "outputs": described})
     return [head, *tail], len(head) if tail else None
 
 

@@ -277,10 +277,10 @@ class _LongTask:
 
 def _resolve(results: Sequence[tuple[_Task, Any]]) -> None:
     """Hands results to those that wait for them, in one call an event loop."""
-    told: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for task, result in results:
-        told.setdefault(task.loop, []).append((task.done, result))
-    for loop, items in told.items():
+        by_loop.setdefault(task.loop, []).append((task.done, result))
+    for loop, items in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             loop.call_soon_threadsafe(_resolve_all, items)
 

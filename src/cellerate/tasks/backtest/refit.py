@@ -46,8 +46,8 @@ class Refit:
     ) -> None:
         self._network, self._payload, self._forecaster = network, payload, forecaster
         known = {field.name for field in dataclasses.fields(TrainingSettings)}
-        told = {name: value for name, value in payload.get("training", {}).items() if name in known}
-        settings = TrainingSettings(**told)
+        recorded = {name: value for name, value in payload.get("training", {}).items() if name in known}
+        settings = TrainingSettings(**recorded)
         self._settings = dataclasses.replace(
             settings, epochs=epochs or settings.epochs, max_seconds=max_seconds, time_budget=None, track=()
         )
@@ -83,9 +83,9 @@ class Refit:
         start = None
         if has_linear_map(network):
             start = LinearStart(split.train, options, settings.quantiles, scaler, covariates)
-        told = {"scaler": scaler.to_config()}
-        told |= {} if covariates.plain else {"covariates": covariates.to_config()}
-        record = TaskRecord("series", self._payload | told)
+        changed = {"scaler": scaler.to_config()}
+        changed |= {} if covariates.plain else {"covariates": covariates.to_config()}
+        record = TaskRecord("series", self._payload | changed)
         with tempfile.TemporaryDirectory(prefix="cellerate-") as folder:
             result = train(
                 network,

@@ -228,7 +228,7 @@ def backtest(
             levels = () if around[0] is None else tuple(around[0].reach)
             if progress is not None:
                 progress(fold + 1, folds)
-        told = "each fold has a model of its own, which was trained on the rows before its origin only"
+        sentence = "each fold has a model of its own, which was trained on the rows before its origin only"
     else:
         around = [_intervals(forecaster, series, before, levels)] * folds
         for begin in range(0, len(windows.origins), _AT_ONCE):
@@ -236,7 +236,7 @@ def backtest(
             made.append(_judge(forecaster, series, windows, chosen, fitted, errors))
             if progress is not None:
                 progress(int(windows.folds[chosen[-1]]) + 1, folds)
-        told = _seen(forecaster, series, windows, folds)
+        sentence = _seen(forecaster, series, windows, folds)
     rows = FoldRows.of(forecaster, series, windows, np.concatenate(made), around)
     every = _folds(forecaster, series, windows, rows, errors, about)
     figures = errors.report(about) | rows.held(slice(None))
@@ -244,7 +244,7 @@ def backtest(
         figures["left_out"] = fitted.left_out
     if len(set(windows.series)) > 1:
         figures["by_series"] = errors.ranking(about)
-    return Backtest(every, figures, forecaster.settings.horizon, step, refit, left_out, told)
+    return Backtest(every, figures, forecaster.settings.horizon, step, refit, left_out, sentence)
 
 
 def _judge(

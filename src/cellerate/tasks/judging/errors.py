@@ -139,13 +139,13 @@ class JudgedPart:
         name: "all" or "held-out".
         seen: How many of its windows lie in rows that training or validation used, wholly or partly; None if the data
             are not those of the training, so that nobody can tell.
-        told: That in a sentence.
+        sentence: The same in a sentence.
     """
 
     part: SeriesPart
     name: str
     seen: int | None
-    told: str
+    sentence: str
 
 
 def trained_on(payload: Any) -> str | None:
@@ -171,7 +171,7 @@ def forecaster_report(
     about = judging_of(model, judged.part.data)
     report = {
         "part": judged.name,
-        "judged": judged.told,
+        "judged": judged.sentence,
         "seen_by_training": judged.seen,
         **errors.report(about),
     }
@@ -209,20 +209,22 @@ def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> Judg
     if part == "held-out" or (part is None and own):
         test = options.split(data).test
         if part is not None or windows(test):
-            told = "the test part, as training would cut these data, which are not those it was trained on"
+            sentence = (
+                "the test part, as training would cut these data, which are not those it was trained on"
+            )
             if own:
-                told = "the test part, which training on these very data held out"
-            return JudgedPart(test, "held-out", 0 if own else None, told)
+                sentence = "the test part, which training on these very data held out"
+            return JudgedPart(test, "held-out", 0 if own else None, sentence)
     whole = data.whole()
     if not own:
-        told = "all data; they are not those of the training, so which of them it has seen is not known"
-        return JudgedPart(whole, "all", None, told)
+        sentence = "all data; they are not those of the training, so which of them it has seen is not known"
+        return JudgedPart(whole, "all", None, sentence)
     seen = windows(whole) - windows(options.split(data).test)
-    told = Message(
+    sentence = Message(
         f"all data, the part that the model was trained on included: {seen:,} of {windows(whole):,} windows lie in "
         f"rows that training or validation used. For what it never saw, {argument('part', 'held-out')}"
     )
-    return JudgedPart(whole, "all", seen, told)
+    return JudgedPart(whole, "all", seen, sentence)
 
 
 def baselines_for(model: SeriesForecaster, judged: JudgedPart, statistical: Sequence[str] = ()) -> Baselines:

@@ -111,11 +111,11 @@ def check_series_model(
         and tuple(made[1:]) in wanted
     )
     if not fits:
-        told = [
+        shapes = [
             f"{name + ' ' if len(expected) > 1 else ''}(None, {', '.join(map(str, shape))})"
             for name, shape in expected.items()
         ]
-        inputs = f"one input {told[0]}" if len(told) == 1 else f"the inputs {', '.join(told)}"
+        inputs = f"one input {shapes[0]}" if len(shapes) == 1 else f"the inputs {', '.join(shapes)}"
         raise ModelError(
             f"the model does not fit the series: expected {inputs} and one "
             f"output (None, {', '.join(map(str, wanted[0]))}); it has inputs {given} and output {made}. Change "
