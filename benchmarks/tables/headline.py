@@ -152,7 +152,7 @@ def _told(entry: Entry) -> str:
 
 
 # The chart: two panels of bars side by side, on a ground of its own, so that it can be read on any page.
-_WIDTH, _TOP, _PITCH, _GAP, _PANEL, _LABEL, _BAR, _FOOT = 860, 66, 22, 10, 424, 232, 122, 32
+_WIDTH, _TOP, _PITCH, _GAP, _PANEL, _LABEL, _BAR, _FOOT, _LINE = 860, 66, 22, 10, 424, 232, 122, 32, 18
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
 .head { font-weight: 600; font-size: 14px } .group { font-weight: 600 } .soft { fill: #59636e }
@@ -218,9 +218,11 @@ def _drawn(panels: list[tuple[str, list[Bar]]], processor: str, top: int) -> tup
             parts.append(_text(begin + long + 6, y + 11, short(bar.speed)))
             y += _PITCH
         lowest = max(lowest, y)
-    foot = f"{processor}; in each precision the fastest way of Keras alone, of others, and of Cellerate."
-    parts.append(_text(16, lowest + _FOOT - 16, foot, "soft"))
-    return parts, lowest + _FOOT - top
+    # A line each: the name of a processor may be as long as the chart is wide.
+    for line in (processor, "In each precision the fastest way of Keras alone, of others, and of Cellerate."):
+        parts.append(_text(16, lowest + _FOOT - 16, line, "soft"))
+        lowest += _LINE
+    return parts, lowest - _LINE + _FOOT - top
 
 
 def _panels(records: Records) -> list[tuple[str, list[Bar]]]:
