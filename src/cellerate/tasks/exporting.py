@@ -221,8 +221,8 @@ def check_export(target: Path, to: str, precision: str) -> ExportFormat:
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".cell":
         return _exportable(read_cell(model))
+    from cellerate.exports.keras_agreement import check_against_keras
     from cellerate.models.storage import load_model
-    from cellerate.tasks.keras_agreement import check_against_keras
     from cellerate.tasks.packing import packable, packed
 
     if isinstance(model, str | os.PathLike):

@@ -9,7 +9,7 @@ _OWN = {"keras": "Keras's own kernels", "cudnn": "cuDNN"}
 
 
 def kernels_used(model: keras.Model, precision: str = "float32") -> str:
-    """Such as "torch, cellerate-cpu kernels (avx512) on 2 threads"; `explain` says why.
+    """Names what computes, such as "torch, cellerate-cpu kernels (avx512) on 2 threads"; `explain` says why.
 
     Args:
         model: A model, accelerated or not.

@@ -5,7 +5,7 @@ import pytest
 
 from cellerate.kernels import native
 from cellerate.layers.accelerate import accelerate
-from cellerate.training.kernels_used import kernels_used
+from cellerate.layers.kernels_used import kernels_used
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
