@@ -23,7 +23,7 @@ def scheduled(folder: Path, most: int, *verbs: str) -> dict[str, dict[str, Any]]
         [sys.executable, disk_schedule.__file__, str(folder), "0", str(most), *verbs],
         # What is written is the same on every backend, so one will do.
         env=environment
-        | {"PYTHONPATH": str(Path(disk_schedule.__file__).parents[1]), "KERAS_BACKEND": "jax"},
+        | {"PYTHONPATH": str(Path(disk_schedule.__file__).parents[2]), "KERAS_BACKEND": "jax"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

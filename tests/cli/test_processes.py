@@ -18,7 +18,7 @@ from cellerate.errors import BackendError, ConfigError
         (["--min-processes", "1"], "--min-processes is for a Ray cluster"),
         (
             ["--ray", "local", "--processes", "2", "--min-processes", "3"],
-            "--min-processes is 3, but processes only 2",
+            "--min-processes is 3, but --processes only 2",
         ),
     ],
 )
@@ -30,7 +30,7 @@ def test_numbers_of_processes_that_cannot_be_are_refused(cellerate, tmp_path, wo
 
 def test_tensorflow_is_refused_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "select_backend", lambda _: "tensorflow")
-    with pytest.raises(BackendError, match="--backend jax and --backend torch"):
+    with pytest.raises(BackendError, match="backend='jax' or 'torch'"):
         running.start_training(
             "tensorflow", ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=True
         )

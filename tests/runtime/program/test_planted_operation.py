@@ -54,7 +54,7 @@ def test_planted_operation_has_a_shape_a_cost_a_type_and_a_result() -> None:
     assert shapes.row_shape(node, read) == result
     assert shapes.work(node, read, result) > 7_000_000
     assert operations.result_type(node, {"x": "float32", "mask": "bool"}) == "float32"
-    with pytest.raises(ModelError, match="input 'x' of pair must be float32, got bool"):
+    with pytest.raises(ModelError, match="input 'x' of pair must be float32, not bool"):
         operations.result_type(node, {"x": "bool"})
     assert operations.run(node, {"x": x}).tobytes() == np.stack([x, np.round(x + shift, 2)], -1).tobytes()
 

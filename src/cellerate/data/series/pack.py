@@ -140,11 +140,7 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
                 raise DataError(
                     f"{folder} is damaged: {name} has changed since it was written, behind byte {at:,}. Pack it again."
                 )
-        step = np.empty(0)
-        if description["step"] is not None:
-            step = np.array(
-                description["step"], "timedelta64[us]" if isinstance(description["step"], int) else np.float64
-            )
+        step = _step_of(description["step"])
         assert values is not None  # noqa: S101 (else it is wrong)
         names = tuple(map(str, description["names"]))
         return PackedSeries(
@@ -167,6 +163,13 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} is damaged ({type(error).__name__}: {error}). Pack it again.") from error
+
+
+def _step_of(written: int | float | None) -> np.ndarray:
+    """The step between rows: () of microseconds or of numbers; empty without one."""
+    if written is None:
+        return np.empty(0)
+    return np.array(written, "timedelta64[us]" if isinstance(written, int) else np.float64)
 
 
 def _large_files(has_times: bool, in_place: bool) -> list[str]:
