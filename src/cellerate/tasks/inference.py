@@ -102,9 +102,9 @@ def generate(
     """
     if beams is not None and (temperature, top_k, top_p, min_p, repetition_penalty, seed) != _UNDRAWN:
         raise ConfigError(
-            f"{argument('beams')} searches the likeliest continuation and draws nothing: leave out either it or "
-            f"{argument('temperature')}, {argument('top_k')}, {argument('top_p')}, {argument('min_p')}, "
-            f"{argument('repetition_penalty')} and {argument('seed')}."
+            f"{argument('beams')} searches the likeliest continuation and draws nothing: leave out either "
+            f"{argument('beams')} or {argument('temperature')}, {argument('top_k')}, {argument('top_p')}, "
+            f"{argument('min_p')}, {argument('repetition_penalty')} and {argument('seed')}."
         )
     rules = sampling_rules(
         temperature=temperature,
