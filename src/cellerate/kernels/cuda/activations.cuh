@@ -56,8 +56,8 @@ struct Activation {
   // The bits of float numbers, in the order of cellerate.activations.PARAMETERS.
   unsigned first = 0, second = 0, third = 0;
 };
-CELLERATE_DEVICE constexpr Activation activation_of(Activation::Kind kind, unsigned first = 0, unsigned second = 0,
-                                                    unsigned third = 0) {
+CELLERATE_DEVICE constexpr Activation activation_of(Activation::Kind kind, unsigned first = 0,
+                                                    unsigned second = 0, unsigned third = 0) {
   return {kind, first, second, third};
 }
 
