@@ -4,8 +4,6 @@ Darts trains the model for a moment, ours takes its weights, so both must foreca
 anything is timed. Nothing is trained again between the folds.
 """
 
-import contextlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,8 @@ from benchmarks.forecasting.data import (
     middle,
     read_series,
     truth_at,
-    write_series,
 )
-from benchmarks.forecasting.peers import peers_python
-from benchmarks.forecasting.race import Field
-from benchmarks.processes import RefusedError
+from benchmarks.forecasting.race import Field, open_field
 
 TASK, HORIZON, UNITS = "OT", 24, 64
 FOLDS = 20
@@ -77,15 +72,7 @@ def run(source: Path, *, quick: bool) -> dict[str, Any]:
         RefusedError: The environment of the peers cannot be made, or Darts can't do it.
         RuntimeError: The two do not forecast the same.
     """
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
-        folder = Path(name)
-        write_series(source, folder)
-        try:
-            peers_python()
-        except RuntimeError as error:
-            raise RefusedError(str(error)) from error
-        field = Field(folder)
-        held.callback(field.close)
+    with open_field(source) as field:
         return compare(field, rounds=2 if quick else ROUNDS)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,25 @@ class Field:
         )
         self.about[name] = process.answer(START_S, "load")
         return process
+
+
+@contextlib.contextmanager
+def open_field(source: Path) -> Iterator[Field]:
+    """The contestants, with the tasks of a series written for them; they end with the block.
+
+    Raises:
+        RefusedError: The environment of the peers cannot be made.
+    """
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
+        folder = Path(name)
+        write_series(source, folder)
+        try:
+            peers_python()
+        except RuntimeError as error:
+            raise RefusedError(str(error)) from error
+        field = Field(folder)
+        held.callback(field.close)
+        yield field
 
 
 def process_of(contestant: str) -> str:
@@ -270,15 +289,7 @@ def run(source: Path, *, quick: bool) -> dict[str, Any]:
         RefusedError: The environment of the peers cannot be made.
         RuntimeError: Ours cannot train, or makes no forecasts that can be judged.
     """
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as held:
-        folder = Path(name)
-        write_series(source, folder)
-        try:
-            peers_python()
-        except RuntimeError as error:
-            raise RefusedError(str(error)) from error
-        field = Field(folder)
-        held.callback(field.close)
+    with open_field(source) as field:
         race = Race(field, QUICK_S if quick else BUDGET_S)
         chosen: dict[str, dict[str, Settings]] = {}
         for task in TASKS[:1] if quick else TASKS:
@@ -301,6 +312,6 @@ def run(source: Path, *, quick: bool) -> dict[str, Any]:
             "settings": chosen,
             "tried": race.tried,
             "records": race.records,
-            "naive": naive(folder),
+            "naive": naive(field.folder),
             "refused": race.refused,
         }

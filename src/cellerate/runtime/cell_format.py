@@ -176,7 +176,7 @@ def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         raise damaged(path, "its checksum is wrong, so it has been cut short or changed since")
     end = 8 + int.from_bytes(content[:8].tobytes(), "little")
     try:
-        # A digest is no signature: a file that passes may still have been made to do harm.
+        # A digest is not a signature: a file that passes may still have been made to do harm.
         entries = from_json(content[8:end].tobytes().rstrip(b" ").decode())
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its header cannot be read: {error}") from error

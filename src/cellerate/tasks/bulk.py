@@ -17,7 +17,7 @@ from cellerate.data.files import Errors, file_digest
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.text import find_line_files, line_blocks
 from cellerate.errors import DataError
-from cellerate.listener import Callbacks
+from cellerate.listener import Callbacks, Listener
 from cellerate.machine.environment import require
 from cellerate.messages import marked
 from cellerate.runtime.embedding import vector_column
@@ -62,14 +62,12 @@ class PassResult:
         pieces: How many pieces the data have.
         done: How many of them have results now.
         items: How many lines, series or windows this call did.
-        notes: What is worth knowing of the data.
     """
 
     output: Path
     pieces: int
     done: int
     items: int
-    notes: tuple[str, ...] = ()
 
 
 def embed_files(
@@ -142,6 +140,7 @@ def forecast_files(
     levels: Sequence[float] | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> PassResult:
     """Forecasts what comes after the end of each series: rows of `series`, `time` and the targets, in their order.
 
@@ -152,12 +151,13 @@ def forecast_files(
         levels: The levels of intervals; see `cellerate.forecast`.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
+        notify: Called with a sentence for each thing worth knowing of the data.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    notes: list[str] = []
-    forecaster, series = _open(model, data, notes)
+    listener = Callbacks(message=notify)
+    forecaster, series = _open(model, data, listener)
     ends = list(series_ends(series, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     intervals = Intervals.of(
@@ -182,9 +182,10 @@ def forecast_files(
         items += len(some)
         if progress is not None:
             progress(items, min(len(ends), len(left) * _SERIES_A_PIECE))
-    notes.append(left_out(series, forecaster.settings.window))
+    if short := left_out(series, forecaster.settings.window):
+        listener.message(short)
     done = sum(map(pieces.done, range(len(starts))))
-    return PassResult(pieces.folder, len(starts), done, items, tuple(filter(None, notes)))
+    return PassResult(pieces.folder, len(starts), done, items)
 
 
 def judge_files(
@@ -195,6 +196,7 @@ def judge_files(
     part: str | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> tuple[PassResult, dict[str, Any] | None]:
     """Judges a forecaster and the baselines on every window: rows of `series`, `windows`, and the mean errors.
 
@@ -210,6 +212,7 @@ def judge_files(
             `evaluate_forecaster`.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
+        notify: Called with a sentence for each thing worth knowing of the data.
 
     Returns:
         What was done; and once all pieces have results, the figures of all windows, as `evaluate` gives them.
@@ -217,8 +220,7 @@ def judge_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    notes: list[str] = []
-    forecaster, series = _open(model, data, notes)
+    forecaster, series = _open(model, data, Callbacks(message=notify))
     settings = forecaster.settings
     chosen = part_of(forecaster, series, part)
     judged, about_errors = chosen.part, judging_of(forecaster, series)
@@ -244,7 +246,7 @@ def judge_files(
         )
         pieces.write(number, _columns(found, about_errors))
         before += int(found.windows.sum())
-    result = PassResult(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before, tuple(notes))
+    result = PassResult(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before)
     if result.done < result.pieces:
         return result, None
     errors = _summed(pieces.read(len(cut)), about_errors)
@@ -252,12 +254,12 @@ def judge_files(
     return result, {"task": "series", **figures}
 
 
-def _open(model: _Path, data: SeriesFiles, notes: list[str]) -> tuple[SeriesForecaster, SeriesData]:
-    """The model and the series; what is worth knowing of it is added to `notes`."""
+def _open(model: _Path, data: SeriesFiles, listener: Listener) -> tuple[SeriesForecaster, SeriesData]:
+    """The model and the series."""
     forecaster = forecaster_of(open_model(model), os.fspath(model))
     future = None if data.future is None else one_or_more(data.future)
-    heard = Callbacks(message=notes.append)
-    return forecaster, forecaster.open(data.paths, future, data.reading, table=data.table, listener=heard)
+    series = forecaster.open(data.paths, future, data.reading, table=data.table, listener=listener)
+    return forecaster, series
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

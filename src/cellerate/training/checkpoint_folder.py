@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cellerate.errors import CheckpointError
 from cellerate.files import check_writable, output_error
-from cellerate.messages import argument
+from cellerate.messages import Message, argument, marked
 from cellerate.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
@@ -48,7 +48,7 @@ class CheckpointFolder:
             try:
                 found = load_checkpoint(paths[-1], arrays=arrays)
             except CheckpointError as error:
-                on_damage(f"{error} Trying the checkpoint before it.")
+                on_damage(Message(f"{marked(error)} Trying the checkpoint before it."))
                 failure = error
                 paths.pop()
                 continue
@@ -56,7 +56,7 @@ class CheckpointFolder:
             return found
         if failure is not None:
             raise CheckpointError(
-                f"{failure} No older one is whole. Leave {argument('resume', True)} out."
+                f"{marked(failure)} No older one is whole. Leave {argument('resume', True)} out."
             ) from failure
         return None
 

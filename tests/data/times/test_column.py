@@ -172,7 +172,7 @@ def test_named_order_is_kept_and_a_value_against_it_named():
     times, _ = parsed(["01/02/2020"], date_order="mdy")
     assert times[0] == np.datetime64("2020-01-02")
     assert parsed(["20-01-03"], date_order="ymd")[0][0] == np.datetime64("2020-01-03")
-    with pytest.raises(DataError, match=r"'25/01/2020' in data row 2.*no date with the month first"):
+    with pytest.raises(DataError, match=r"'25/01/2020' in data row 2.*is not a date with the month first"):
         parsed(["01/02/2020", "25/01/2020"], date_order="mdy")
     with pytest.raises(ConfigError, match="date_order must be one of"):
         TimeParser(PATH, "date", date_order="dym")

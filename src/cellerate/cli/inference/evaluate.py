@@ -171,9 +171,7 @@ def _in_pieces(
         from cellerate.tasks.bulk import judge_files
 
         with notes_at_end(quiet) as collect, progress_bar("judging windows", quiet) as progress:
-            done, report = judge_files(model, data, output, part=part, progress=progress)
-            for note in done.notes:
-                collect(note)
+            done, report = judge_files(model, data, output, part=part, progress=progress, notify=collect)
     if report is None:
         notify("other processes are still at work; once they have ended, the same command tells the figures.")
     return report or pass_record(done)

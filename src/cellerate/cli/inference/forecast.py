@@ -158,10 +158,7 @@ def _into_folder(
         from cellerate.tasks.bulk import forecast_files
 
         with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
-            done = forecast_files(model, data, output, levels=levels, progress=progress)
-            for note in done.notes:
-                collect(note)
-    return done
+            return forecast_files(model, data, output, levels=levels, progress=progress, notify=collect)
 
 
 def _show_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -243,7 +243,7 @@ class TimeParser:
         if self.form.order in _FIRST and self._order != "auto":
             raise DataError(
                 f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which "
-                f"is no date with the {_FIRST[self.form.order]} first. Leave {argument('date_order', self._order)} "
+                f"is not a date with the {_FIRST[self.form.order]} first. Leave {argument('date_order', self._order)} "
                 "out, or correct it."
             )
         advice = zone_advice(value) if isinstance(value, str) else ""

@@ -157,7 +157,7 @@ def input_sizes(
         program: Says which sizes are free.
         batch: Rows of a call.
         steps: The size of the first axis after the batch, where it is a time axis; None if no size is free.
-        free_only: Whether `steps` is meant for free sizes alone, so that another fixed one is no error.
+        free_only: Whether `steps` is meant for free sizes alone, so that another fixed one is not an error.
 
     Raises:
         ConfigError: A size is not a whole number above 0, is missing, or does not fit the model.

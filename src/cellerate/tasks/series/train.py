@@ -50,16 +50,6 @@ from cellerate.training.time_limits import TimeLimits
 
 # The loss of a forecast of the mean is at most about that, because targets are scaled.
 _IGNORANT = 1.0
-# Settings of reading, which a packed series has of its own.
-_PACKED_SETTINGS = (
-    "time_column",
-    "series_column",
-    "missing",
-    "gaps",
-    "duplicates",
-    "time_zone",
-    "frequency",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,15 +319,22 @@ def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -
 
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
     """Raises `ConfigError` for a setting, other than the default, that a packed series was not packed with."""
-    for name, value in (data.packed_with or {}).items():
+    usual = Reading().settings()
+    for name, value in _packed_with(data).items():
         if name == "series_column":
             value = tuple(value if isinstance(value, list) else filter(None, [value]))
-        asked = getattr(options.reading, name, None)
-        if name in _PACKED_SETTINGS and asked not in (getattr(Reading(), name), value or ""):
+        asked = getattr(options.reading, name)
+        if asked not in (usual[name], value or ""):
             raise ConfigError(
                 f"{argument(name)} is {asked!r}, but {options.paths[0]} was packed with {value!r}. Leave the "
                 "setting out, or pack the series again."
             )
+
+
+def _packed_with(data: SeriesData) -> dict[str, Any]:
+    """The settings of reading that a packed series was packed with; none if it is not one."""
+    names = Reading().settings()
+    return {name: value for name, value in (data.packed_with or {}).items() if name in names}
 
 
 def _missing_values(data: SeriesData, table: TableOptions | None) -> list[str]:
@@ -350,7 +347,7 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     """The options with which a saved model opens other files: JSON values, with the columns that were found."""
     plain = options.record()
     # A packed series was read with settings of its own, and other tables are to be read as it was.
-    plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
+    plain |= _packed_with(data)
     season = season_rows(options.season, data)
     if plain["frequency"] is None and data.frequency is not None and data.frequency.unit in WEEKDAYS:
         # A few rows of another file may not reach over a weekend, or over years of holidays.
