@@ -14,7 +14,7 @@ from benchmarks.inference import race as inference
 from benchmarks.processes import report_of
 from benchmarks.quality import compression, optimizing, packing
 from benchmarks.serving import load as serving
-from benchmarks.training import kernel, loader, planning, scale, steps, text as training
+from benchmarks.training import kernel, loader, planning, scale, steps, text as training, typical
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
 DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", ROOT.parent / "shared" / "data")).resolve()
@@ -43,6 +43,11 @@ def variants(quick: bool) -> dict[str, Any]:
 def small(quick: bool) -> dict[str, Any]:
     """The same step with batches of 1 and 8."""
     return steps.small_batches(DATA / "2600-0.txt", quick=quick)
+
+
+def typical_models(quick: bool) -> dict[str, Any]:
+    """A training step of the models of tutorials, idle and beside a busy process: Keras, Cellerate, torch.nn.LSTM."""
+    return typical.run(quick=quick)
 
 
 def loss(quick: bool) -> dict[str, Any]:
@@ -142,6 +147,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "step": step,
     "variants": variants,
     "small": small,
+    "typical": typical_models,
     "loss": loss,
     "memory": memory,
     "loader": load,
@@ -167,6 +173,7 @@ EXPECTED_S: dict[str, int] = {
     "step": 840,
     "variants": 240,
     "small": 280,
+    "typical": 1500,
     "loss": 420,
     "memory": 105,
     "loader": 100,
@@ -187,6 +194,7 @@ EXPECTED_S: dict[str, int] = {
 }
 """The time that each case takes on the slowest machine seen so far with 2 cores, in seconds."""
 LONG = (
+    "typical",
     "loss",
     "text",
     "inference",

@@ -84,16 +84,10 @@ def _contest(
     columns: dict[str, list[dict[str, Any]]], more: Callable[[dict[str, Any]], str], digits: int
 ) -> list[list[str]]:
     """Thousand characters/s of contestants: a row each, a column a race; why one could not run instead of a speed."""
-    names = {"keras": "Keras", "cellerate-cpu": "**Cellerate**", "torch.nn.LSTM": "torch.nn.LSTM loop"}
     cells: dict[str, dict[str, str]] = {}
     for column, race in columns.items():
         for one in race:
-            loop = one["implementation"] == "torch.nn.LSTM"
-            label = names[one["implementation"]] + ("" if loop else f" on {one['backend']}") + more(one)
-            if one.get("jit_compile") is True:
-                label += ", `torch.compile`" if loop else ", `jit_compile=True`"
-            label += ", `unroll=True`" if one.get("unroll") else ""
-            label += ", the allocator as it comes" if one.get("allocator") == "stock" else ""
+            label = _contestant(one, more(one))
             speed = one.get("refused") or f"{one['characters_per_s'] / 1e3:.{digits}f}"
             cells.setdefault(label, {})[column] = speed
     rows = [["Thousand characters/s", *columns]]
@@ -101,6 +95,17 @@ def _contest(
         *rows,
         *([label, *(found.get(column, "") for column in columns)] for label, found in cells.items()),
     ]
+
+
+def _contestant(one: dict[str, Any], more: str = "") -> str:
+    """A contestant of training with its settings; `more` follows its name."""
+    names = {"keras": "Keras", "cellerate-cpu": "**Cellerate**", "torch.nn.LSTM": "torch.nn.LSTM loop"}
+    loop = one["implementation"] == "torch.nn.LSTM"
+    label = names[one["implementation"]] + ("" if loop else f" on {one['backend']}") + more
+    if one.get("jit_compile") is True:
+        label += ", `torch.compile`" if loop else ", `jit_compile=True`"
+    label += ", `unroll=True`" if one.get("unroll") else ""
+    return label + (", the allocator as it comes" if one.get("allocator") == "stock" else "")
 
 
 def native(result: dict[str, Any]) -> list[list[str]]:
@@ -154,6 +159,28 @@ def small(result: dict[str, Any]) -> list[list[str]]:
             if column.endswith(f"H={one['units']}"):
                 race.append(one)
     return _contest(columns, lambda one: "", 1)
+
+
+def typical(result: dict[str, Any]) -> list[list[str]]:
+    """A row a model and batch, a column a contestant: the time of a step, and that beside a busy process."""
+    cells: dict[str, dict[str, str]] = {}
+    columns = []
+    for race in result["races"]:
+        column = f"{race[0]['title']}, B={race[0]['batch']}"
+        columns.append(column)
+        for one in race:
+            cell = f"{rounded(one['median_s'] * 1e3)} ({rounded(one['busy_median_s'] * 1e3)})"
+            cells.setdefault(_contestant(one), {})[column] = cell
+        best = max(
+            one["operations"] / one["median_s"] for one in race if one["implementation"] == "cellerate-cpu"
+        )
+        share = percent(best / result["peak_operations_per_s"])
+        cells.setdefault("share of the peak, the fastest of Cellerate's", {})[column] = share
+    for one in result["refused"]:
+        column = f"{one['title']}, B={one['batch']}"
+        cells.setdefault(_contestant(one), {})[column] = one["refused"]
+    head = ["A step in ms, idle (beside a busy process)", *cells]
+    return [head, *([column, *(found.get(column, "") for found in cells.values())] for column in columns)]
 
 
 def quality(result: dict[str, Any]) -> list[list[str]]:
@@ -346,6 +373,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "kernel": native,
     "variants": variants,
     "small": small,
+    "typical": typical,
     "loss": quality,
     "text": text,
     "generate": generation,

@@ -114,19 +114,28 @@ class Contest(NamedTuple):
 def training(race: list[dict[str, Any]]) -> Contest:
     """A race of training steps, all of one size."""
     first = race[0]
-    entries = []
-    for one in race:
-        name = one["implementation"]
-        side = "ours" if name.startswith("cellerate") else "keras" if name.startswith("keras") else "other"
-        precision = one["policy"].removeprefix("mixed_")
-        if side == "other":
-            who = name + (", torch.compile" if one.get("jit_compile") is True else "")
-        else:
-            given = "".join(f", {way}=True" for way in ("jit_compile", "unroll") if one.get(way) is True)
-            who = f"{SIDES[side]} on {one['backend']}{given}"
-        entries.append(Entry(side, who, precision, one["characters_per_s"]))
     variant = f", {first['variant']}" if "variant" in first else ""
-    return Contest(f"training, H={first['units']}, B={first['batch']}{variant}", entries, _characters_per_s)
+    what = f"training, H={first['units']}, B={first['batch']}{variant}"
+    return Contest(what, [_trainer(one, one["characters_per_s"]) for one in race], _characters_per_s)
+
+
+def typical(race: list[dict[str, Any]]) -> Contest:
+    """A race of training steps of a model that people train."""
+    what = f"training, {race[0]['title']}, B={race[0]['batch']}"
+    entries = [_trainer(one, one["median_s"]) for one in race]
+    return Contest(what, entries, milliseconds, higher_is_better=False)
+
+
+def _trainer(one: dict[str, Any], value: float) -> Entry:
+    """A contestant of a race of training steps."""
+    name, precision = one["implementation"], one["policy"].removeprefix("mixed_")
+    side = "ours" if name.startswith("cellerate") else "keras" if name.startswith("keras") else "other"
+    if side == "other":
+        return Entry(
+            side, name + (", torch.compile" if one.get("jit_compile") is True else ""), precision, value
+        )
+    given = "".join(f", {way}=True" for way in ("jit_compile", "unroll") if one.get(way) is True)
+    return Entry(side, f"{SIDES[side]} on {one['backend']}{given}", precision, value)
 
 
 def generating(found: dict[str, Any]) -> Contest:
@@ -267,6 +276,7 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "step": lambda result: map(training, result["races"]),
     "variants": _variants,
     "small": lambda result: map(training, result["races"]),
+    "typical": lambda result: map(typical, result["races"]),
     "memory": _memory,
     "text": _text,
     "generate": lambda result: map(generating, result["sizes"]),

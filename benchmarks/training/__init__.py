@@ -1,3 +1,14 @@
 """Training: single steps, whole epochs, the kernel alone, and what feeds and distributes it."""
 
-__all__ = ["kernel", "loader", "onednn", "planning", "race", "scale", "scale_table", "steps", "text"]
+__all__ = [
+    "kernel",
+    "loader",
+    "onednn",
+    "planning",
+    "race",
+    "scale",
+    "scale_table",
+    "steps",
+    "text",
+    "typical",
+]

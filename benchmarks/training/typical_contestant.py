@@ -1,0 +1,103 @@
+"""The other end of the contest of typical models: a process that trains one of them in one way.
+
+`typical` starts it, and tells it over its standard input what to do next: how many steps of how many rows, and whether
+they are checked, for which nothing is dropped.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.training.contestant import EPSILON, LEARNING_RATE, Settings
+from benchmarks.training.typical_models import MODELS, Typical, keras_loss, keras_model
+from benchmarks.training.typical_torch import torch_steps
+from cellerate.observe.bench.contestant import allocator_found
+
+Run = Callable[[list[Any]], tuple[list[float], list[float]]]
+
+
+def keras_steps(model: Typical, settings: Settings, *, dropout: bool) -> Run:
+    """Steps of `fit`, with Keras's own code or accelerated."""
+    if settings["implementation"] != "keras":
+        import cellerate
+
+        cellerate.select_backend(settings["backend"])
+    import keras
+    import numpy as np
+
+    keras.config.set_floatx("float64" if settings["policy"] == "float64" else "float32")
+    keras.config.set_dtype_policy(settings["policy"])
+    keras.utils.set_random_seed(0)
+    built = keras_model(model, dropout=dropout)
+    optimizer = keras.optimizers.Adam(LEARNING_RATE, epsilon=EPSILON)
+    built.compile(optimizer, keras_loss(model), jit_compile=settings["jit_compile"])
+    if settings["implementation"] != "keras":
+        cellerate.accelerate(built, settings["implementation"])
+
+    class Clock(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[float] = []
+            self.means: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.means.append(float(logs["loss"]))
+            self.ends.append(time.perf_counter())
+
+    def run(batches: list[Any]) -> tuple[list[float], list[float]]:
+        x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        clock, start = Clock(), time.perf_counter()
+        rows = len(batches[0][0])
+        built.fit(x, y, batch_size=rows, epochs=1, shuffle=False, verbose=0, callbacks=[clock])
+        sums = np.array(clock.means) * np.arange(1, len(batches) + 1)
+        return np.diff([start, *clock.ends]).tolist(), np.diff(sums, prepend=0.0).tolist()
+
+    return run
+
+
+def steps_of(settings: Settings, *, dropout: bool) -> Run:
+    """Steps of the contestant with these settings."""
+    model = MODELS[settings["model"]]
+    if settings["implementation"] == "torch.nn.LSTM":
+        compiled, float64 = settings["jit_compile"] is True, settings["policy"] == "float64"
+        return torch_steps(model, compiled=compiled, float64=float64, dropout=dropout)
+    return keras_steps(model, settings, dropout=dropout)
+
+
+def contestant(settings: Settings) -> None:
+    """Read what to do and write times and losses, line by line."""
+    import numpy as np
+
+    model = MODELS[settings["model"]]
+    made: dict[bool, Run] = {}
+    try:
+        for line in sys.stdin:
+            count, rows, checked = json.loads(line)
+            random = np.random.default_rng(rows)
+            batches = [model.data(rows, random) for _ in range(count)]
+            if model.random and checked:
+                run = steps_of(settings, dropout=False)
+            else:
+                run = (
+                    made[False] if False in made else made.setdefault(False, steps_of(settings, dropout=True))
+                )
+            seconds, losses = run(batches)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            done = {"seconds": seconds, "losses": losses, "peak_bytes": peak, "allocator": allocator_found()}
+            print(json.dumps(done), flush=True)
+    except Exception as error:
+        # The record keeps it: what cannot run is never dropped silently.
+        traceback.print_exc()
+        words = (str(error).strip().splitlines() or [""])[0]
+        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", type=json.loads)
+    contestant(parser.parse_args().settings)

@@ -1,0 +1,129 @@
+"""A typical model as its users write it in torch: torch.nn.LSTM in a loop, eager or compiled."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.training.contestant import EPSILON, LEARNING_RATE
+from benchmarks.training.typical_models import Typical, weight_of
+
+# Keras's LayerNormalization has it.
+_NORM_EPSILON = 1e-3
+
+
+def torch_steps(
+    model: Typical, *, compiled: bool, float64: bool = False, dropout: bool = True
+) -> Callable[[list[Any]], tuple[list[float], list[float]]]:
+    """A function that runs steps on batches and gives their times and losses."""
+    import torch
+
+    torch.set_default_dtype(torch.float64 if float64 else torch.float32)
+    stack = _Stack(model, dropout=dropout)
+    module = stack.module
+    parameters = [one for one in module.parameters() if one.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
+    criterion: Any = {
+        "next id": torch.nn.CrossEntropyLoss(),
+        "mean_squared_error": torch.nn.MSELoss(),
+        "binary_crossentropy": torch.nn.BCELoss(),
+    }[model.loss]
+
+    def loss_of(x: Any, y: Any) -> Any:
+        found = stack.forward(x)
+        return criterion(found.flatten(0, 1), y.flatten()) if model.loss == "next id" else criterion(found, y)
+
+    forward = torch.compile(loss_of) if compiled else loss_of
+    taken = 0
+
+    def run(batches: list[Any]) -> tuple[list[float], list[float]]:
+        nonlocal taken
+        seconds, losses = [], []
+        for x, y in batches:
+            start = time.perf_counter()
+            inputs = torch.from_numpy(x).to(torch.get_default_dtype() if model.features else torch.int32)
+            targets = torch.from_numpy(y).to(
+                torch.int64 if model.loss == "next id" else torch.get_default_dtype()
+            )
+            loss = forward(inputs, targets)
+            optimizer.zero_grad()
+            loss.backward()
+            taken += 1
+            # Keras adds its epsilon before it corrects for the zeros that Adam starts from.
+            optimizer.param_groups[0]["eps"] = EPSILON / (1 - 0.999**taken) ** 0.5
+            optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - start)
+        return seconds, losses
+
+    return run
+
+
+class _Stack:
+    """The layers of a model in torch, with the first weights that Keras's have."""
+
+    def __init__(self, model: Typical, *, dropout: bool) -> None:
+        import numpy as np
+        import torch
+
+        self._random = np.random.default_rng(0)
+        self._rows: list[tuple[str, Any, dict[str, Any]]] = []
+        width = model.features
+        for name, *options in model.layers:
+            if name == "embedding":
+                (columns,) = options
+                layer: Any = torch.nn.Embedding(model.vocabulary, columns)
+                self._copy(layer.weight, "embeddings", (model.vocabulary, columns))
+                width = columns
+            elif name == "lstm":
+                layer, width = self._lstm(width, *options)
+            elif name == "norm":
+                layer = torch.nn.LayerNorm(width, eps=_NORM_EPSILON)
+            elif name == "dropout":
+                layer = torch.nn.Dropout(options[0] if dropout else 0.0)
+            else:
+                units = options[0]
+                layer = torch.nn.Linear(width, units)
+                self._copy(layer.weight, "kernel", (width, units))
+                self._copy(layer.bias, "bias", (units,))
+                width = units
+            how = options[1] if name == "lstm" else {"activation": options[1]} if name == "dense" else {}
+            self._rows.append((name, layer, how))
+        self.module = torch.nn.ModuleList([layer for _, layer, _ in self._rows])
+
+    def forward(self, x: Any) -> Any:
+        """The output of all layers."""
+        import torch
+
+        for name, layer, how in self._rows:
+            if name != "lstm":
+                x = layer(x)
+                x = torch.sigmoid(x) if how.get("activation") == "sigmoid" else x
+                continue
+            sequences, (last, _) = layer(x)
+            x = sequences if how["sequences"] else torch.cat(list(last), -1)
+        return x
+
+    def _lstm(self, width: int, units: int, options: dict[str, Any]) -> tuple[Any, int]:
+        import torch
+
+        two = bool(options.get("bidirectional"))
+        layer = torch.nn.LSTM(width, units, batch_first=True, bidirectional=two)
+        for suffix in ("", "_reverse")[: 1 + two]:
+            self._copy(getattr(layer, f"weight_ih_l0{suffix}"), "kernel", (width, 4 * units))
+            self._copy(getattr(layer, f"weight_hh_l0{suffix}"), "recurrent_kernel", (units, 4 * units))
+            self._copy(getattr(layer, f"bias_ih_l0{suffix}"), "bias", (4 * units,))
+            # Keras has one bias; the other one stays at zero.
+            second = getattr(layer, f"bias_hh_l0{suffix}")
+            second.requires_grad_(False)
+            with torch.no_grad():
+                second.zero_()
+        return layer, units * (1 + two)
+
+    def _copy(self, parameter: Any, name: str, shape: tuple[int, ...]) -> None:
+        import numpy as np
+        import torch
+
+        found = weight_of(name, shape, self._random)
+        found = found.T if name in ("kernel", "recurrent_kernel") else found
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(np.ascontiguousarray(found)))
