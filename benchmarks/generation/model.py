@@ -43,13 +43,14 @@ def build(folder: Path, units: int) -> None:
 def truth_of(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The results in float64: the logits after 40 ids, and the log-likelihood of a text after its first id."""
     from cellerate.kernels.lstm import reference
+    from cellerate.kernels.lstm.spec import Arguments
 
     lstm = [weights[name] for name in ("kernel", "recurrent_kernel", "bias")]
     random = np.random.default_rng(0)
     ids, text = random.integers(0, V, 40), random.integers(0, V, TEXT + 1)
     x = weights["table"][ids]
-    h = reference.forward(x[None], *lstm).h_T[0]
-    outputs = reference.forward(weights["table"][text[:-1]][None], *lstm).outputs[0]
+    h = reference.forward(Arguments(*lstm, x=x[None])).h_T[0]
+    outputs = reference.forward(Arguments(*lstm, x=weights["table"][text[:-1]][None])).outputs[0]
     logits = outputs @ weights["head"] + weights["head_bias"]
     logits -= logits.max(axis=-1, keepdims=True)
     judged = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

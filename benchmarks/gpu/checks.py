@@ -17,7 +17,7 @@ from benchmarks.gpu.sizes import PRECISIONS, VARIANTS
 from cellerate.bridges import torch_cuda
 from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.cuda import selfcheck
-from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels.lstm.spec import Arguments, LstmOptions
 
 DEVICE = "cuda"
 # A sanitizer makes a second of minutes.
@@ -122,7 +122,7 @@ def check(
         if name != "mask":
             given[name] = torch.from_numpy(array).to(dtype).float().numpy()
     call = call_of(given, precision, options)
-    done = reference.forward(**given, options=options)
+    done = reference.forward(Arguments(**given), options)
     outputs, h_T, c_T, reserve = torch_cuda.forward(call, keep=True)
     rng = np.random.default_rng(1)
     cotangents = [rng.normal(size=a.shape).astype(np.float32) for a in (done.outputs, done.h_T, done.c_T)]

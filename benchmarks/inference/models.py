@@ -149,7 +149,7 @@ def batch_of(model: Model, batch: int) -> np.ndarray:
 def truth_of(model: Model) -> np.ndarray:
     """The results of the first rows in float64."""
     from cellerate.kernels.lstm import reference
-    from cellerate.kernels.lstm.spec import LstmOptions
+    from cellerate.kernels.lstm.spec import Arguments, LstmOptions
 
     x: np.ndarray = batch_of(model, CHECKED)
     for (layer, _), weights in zip(widths(model), weights_of(model), strict=True):
@@ -162,10 +162,12 @@ def truth_of(model: Model) -> np.ndarray:
             off = x - x.mean(axis=-1, keepdims=True)
             x = off / np.sqrt(np.square(off).mean(axis=-1, keepdims=True) + 1e-3)
         else:
-            outputs = reference.forward(x, *weights[:3]).outputs
+            outputs = reference.forward(Arguments(*weights[:3], x=x)).outputs
             made = [outputs if layer.sequences else outputs[:, -1]]
             if layer.kind == "bidirectional":
-                outputs = reference.forward(x, *weights[3:], options=LstmOptions(go_backwards=True)).outputs
+                outputs = reference.forward(
+                    Arguments(*weights[3:], x=x), LstmOptions(go_backwards=True)
+                ).outputs
                 made.append(outputs[:, ::-1] if layer.sequences else outputs[:, -1])
             x = np.concatenate(made, axis=-1)
     return x

@@ -165,9 +165,10 @@ class _Arrays:
     def truth(self) -> tuple[np.ndarray, np.ndarray]:
         """The outputs and dx of the first rows in float64."""
         from cellerate.kernels.lstm import reference
+        from cellerate.kernels.lstm.spec import Arguments
 
         rows = slice(CHECKED_ROWS)
-        done = reference.forward(self.x[rows], self.kernel, self.recurrent_kernel, self.bias)
+        done = reference.forward(Arguments(self.kernel, self.recurrent_kernel, self.bias, x=self.x[rows]))
         return done.outputs, reference.backward(done, self.d_outputs[rows])["x"]
 
 

@@ -11,7 +11,7 @@ from keras import ops
 
 from cellerate.kernels import native, operation
 from cellerate.kernels.lstm import cpu, reference
-from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels.lstm.spec import Arguments, LstmOptions
 from cellerate.layers.fused import bridge
 
 pytestmark = [
@@ -126,7 +126,7 @@ def oracle(
     x_beside = ids is not None and x is not None
     x = x if ids is None else table[ids]
     given = {"bias": None, "h0": None, "c0": None} | given
-    done = reference.forward(x, given.pop("kernel"), given.pop("recurrent_kernel"), **given, options=options)
+    done = reference.forward(Arguments(x=x, **given), options)
     results = [done.outputs if sequences else done.outputs[:, -1], done.h_T, done.c_T]
     weights = [a if n in used else None for n, a in enumerate(cotangents_of(results))]
     if not sequences and weights[0] is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from cellerate.keras_graph.graph import find_over_time, inner_layers
 from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.spec import Arguments
 from cellerate.layers.accelerate import is_accelerated
 from cellerate.measure import Order
 
@@ -99,7 +100,7 @@ def _step(batch: int, steps: int, sizes: tuple[int, int], dtype: str) -> Callabl
     def some(*sizes: int) -> np.ndarray:
         return random.uniform(-0.1, 0.1, sizes).astype(np.float32)
 
-    arguments = cpu.Arguments(
+    arguments = Arguments(
         kernel=some(inputs, 4 * units),
         recurrent_kernel=some(units, 4 * units),
         bias=some(4 * units),

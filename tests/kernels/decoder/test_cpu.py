@@ -11,6 +11,7 @@ from cellerate.kernels.decoder.cpu import StepModel
 from cellerate.kernels.decoder.sampling import SamplingRules, sample
 from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.reference_activations import activation_of
+from cellerate.kernels.lstm.spec import Arguments
 from cellerate.program import PRECISIONS
 from support.kernels.decoder_chains import (
     CHAINS,
@@ -34,7 +35,7 @@ def _expected(chain: Chain, ids: np.ndarray) -> np.ndarray:
         if node["op"] == "lstm":
             options = reference.LstmOptions(activation=node["activation"])
             x = reference.forward(
-                x, node["kernel"], node["recurrent_kernel"], node["bias"], options=options
+                Arguments(node["kernel"], node["recurrent_kernel"], node["bias"], x=x), options
             ).outputs
         elif node["op"] == "layer_norm":
             centred = x - x.mean(-1, keepdims=True)

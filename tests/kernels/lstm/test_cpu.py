@@ -15,7 +15,7 @@ from cellerate.errors import ConfigError
 from cellerate.kernels import native, operation
 from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.reference_activations import activation_of
-from cellerate.kernels.lstm.spec import ACTIVATIONS, MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.lstm.spec import ACTIVATIONS, MASKED_OUTPUTS, Arguments, LstmOptions
 from support.kernels.pairwise import marked
 from support.rounding import allowed
 
@@ -148,7 +148,7 @@ def expected(case: Case) -> dict[str, np.ndarray]:
     if not case.sequences:
         cotangents["d_outputs"] = np.zeros((case.B, case.T, case.H))
         cotangents["d_outputs"][:, -1] = case.cotangents["d_outputs"]
-    done = reference.forward(**arrays, options=case.options)
+    done = reference.forward(Arguments(**arrays), case.options)
     gradients = reference.backward(done, **cotangents)
     if case.lookup:
         gradients["embeddings"] = np.zeros(embeddings.shape)

@@ -290,7 +290,7 @@ def test_infinite_input_reaches_no_more_than_the_oracle_says(target, dtype):
     done = cpu.forward(cpu.Arguments(**given))
     gradients = cpu.backward(cpu.Arguments(**given), done, **states)
     with np.errstate(all="ignore"):
-        exact = reference.forward(**given)
+        exact = reference.forward(cpu.Arguments(**given))
         expected = reference.backward(exact, *states.values())
     for got, wanted in [(done.outputs, exact.outputs), *((gradients[n], expected[n]) for n in gradients)]:
         np.testing.assert_array_equal(np.isnan(got.astype(np.float64)), np.isnan(wanted))

@@ -12,7 +12,7 @@ from cellerate.activations import on_backend
 from cellerate.errors import ConfigError
 from cellerate.kernels.lstm.reference import Forward, backward, forward
 from cellerate.kernels.lstm.reference_activations import activation_of
-from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES, MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES, MASKED_OUTPUTS, Arguments, LstmOptions
 from support.activation_names import IN_FILES, IN_KERNELS, in_keras
 from support.kernels.pairwise import marked
 
@@ -89,7 +89,7 @@ class Variant:
         return {"mask": mask, "dropout": dropout, "recurrent_dropout": recurrent_dropout}
 
     def forward(self, **changes) -> Forward:
-        return forward(**self.differentiable | changes, **self.others, options=self.options)
+        return forward(Arguments(**self.differentiable | changes, **self.others), self.options)
 
 
 def variants(masked_outputs) -> list[Variant]:
@@ -343,7 +343,7 @@ def test_backward_twice_over_changed_arguments_gives_the_same():
     variant = Variant("previous_output", states=True, dropout=True)
     given = {name: np.array(a, np.float64) for name, a in variant.differentiable.items()}
     others = {name: np.array(a) for name, a in variant.others.items()}
-    found = forward(**given, **others, options=variant.options)
+    found = forward(Arguments(**given, **others), variant.options)
     first = backward(found, *cotangents())
     for array in (*given.values(), *others.values()):
         array[:] = 0
@@ -376,7 +376,7 @@ def test_going_backwards_equals_going_forwards_over_the_reversed_sequence(masked
     given, others = variant.differentiable, variant.others
     reversed_ = {"x": given["x"][:, ::-1], "mask": MASK[:, ::-1]}
     forwards = dataclasses.replace(variant.options, go_backwards=False)
-    expected = forward(**given | others | reversed_, options=forwards)
+    expected = forward(Arguments(**given | others | reversed_), forwards)
     np.testing.assert_array_equal(found.outputs, expected.outputs)
     np.testing.assert_array_equal(found.c_T, expected.c_T)
     d_x, d_reversed = (backward(f, *cotangents())["x"] for f in (found, expected))
@@ -396,7 +396,7 @@ def test_forward_of_float32_is_computed_in_float64():
 )
 def test_forward_of_a_shape_that_would_broadcast_is_refused(name, shape):
     with pytest.raises(ConfigError, match=f"{name} has shape"):
-        forward(**Variant().differentiable | {name: np.ones(shape)})
+        forward(Arguments(**Variant().differentiable | {name: np.ones(shape)}))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from cellerate.kernels import native
 from cellerate.kernels.lstm.spec import (
     ACTIVATIONS,
     MASKED_OUTPUTS,
+    Arguments,
     LstmOptions,
     LstmShape,
     check_shapes,
     validate,
-    validate_lookup,
 )
 
 B, T, D, H, V = 2, 7, 3, 5, 11
@@ -52,7 +52,7 @@ def arrays(of=DENSE, **changes):
 
 def refusal(function, arguments) -> str:
     with pytest.raises(ConfigError) as caught:
-        function(**arguments)
+        function(**arguments) if function is LstmOptions else function(Arguments(**arguments))
     return str(caught.value)
 
 
@@ -131,22 +131,22 @@ def test_options_with_a_direction_that_is_no_bool_are_refused(value):
 def test_validate_arguments_that_fit_returns_their_sizes(left_out):
     for also in ({}, {"dropout": None}):
         arguments = arrays(**dict.fromkeys(left_out), **also)
-        assert validate(**arguments) == LstmShape(batch=B, steps=T, inputs=D, units=H)
-        assert check_shapes(**arguments) == LstmShape(batch=B, steps=T, inputs=D, units=H)
+        assert validate(Arguments(**arguments)) == LstmShape(batch=B, steps=T, inputs=D, units=H)
+        assert check_shapes(Arguments(**arguments)) == LstmShape(batch=B, steps=T, inputs=D, units=H)
     arguments = arrays(LOOKUP, **dict.fromkeys(left_out))
-    assert validate_lookup(**arguments) == LstmShape(batch=B, steps=T, inputs=D, units=H)
+    assert validate(Arguments(**arguments)) == LstmShape(batch=B, steps=T, inputs=D, units=H)
 
 
 def test_validate_numpy_arrays_of_size_one_returns_their_sizes():
     x, kernel, recurrent_kernel = (np.ones(shape, np.float32) for shape in ((1, 1, 1), (1, 4), (1, 4)))
     mask = np.ones((1, 1), bool)
-    assert validate(x, kernel, recurrent_kernel, mask=mask) == LstmShape(1, 1, 1, 1)
+    assert validate(Arguments(kernel, recurrent_kernel, x=x, mask=mask)) == LstmShape(1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16"])
 def test_validate_bfloat16_states_are_taken_where_all_are(dtype):
-    assert validate(**arrays(x=dtype, h0=dtype, c0=dtype)).units == H
-    assert validate_lookup(**arrays(LOOKUP, h0=dtype, c0=dtype)).units == H
+    assert validate(Arguments(**arrays(x=dtype, h0=dtype, c0=dtype))).units == H
+    assert validate(Arguments(**arrays(LOOKUP, h0=dtype, c0=dtype))).units == H
 
 
 NOT_THESE_SHAPES = [
@@ -195,50 +195,50 @@ def test_validate_another_shape_is_refused_with_both_and_a_way_out(function, nam
     ],
 )
 def test_validate_lookup_another_shape_is_refused_with_both_and_a_way_out(name, shape, expected):
-    said = refusal(validate_lookup, arrays(LOOKUP, **{name: shape}))
+    said = refusal(validate, arrays(LOOKUP, **{name: shape}))
     assert said.startswith(f"{name} has shape {shape}; expected {expected}. ")
     assert "Give " in said or "give " in said
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "shape", "expected"),
+    ("of", "name", "shape", "expected"),
     [
-        (validate, "x", (0, T, D), "(B, T, D)"),
-        (validate, "x", (B, 0, D), "(B, T, D)"),
-        (validate, "x", (B, T, 0), "(B, T, D)"),
-        (validate, "recurrent_kernel", (0, 0), "(H, 4H)"),
-        (validate_lookup, "ids", (B, 0), "(B, T)"),
-        (validate_lookup, "embeddings", (0, D), "(V, D)"),
+        (DENSE, "x", (0, T, D), "(B, T, D)"),
+        (DENSE, "x", (B, 0, D), "(B, T, D)"),
+        (DENSE, "x", (B, T, 0), "(B, T, D)"),
+        (DENSE, "recurrent_kernel", (0, 0), "(H, 4H)"),
+        (LOOKUP, "ids", (B, 0), "(B, T)"),
+        (LOOKUP, "embeddings", (0, D), "(V, D)"),
     ],
 )
-def test_validate_a_size_of_zero_is_refused(function, name, shape, expected):
-    said = refusal(function, arrays(LOOKUP if function is validate_lookup else DENSE, **{name: shape}))
+def test_validate_a_size_of_zero_is_refused(of, name, shape, expected):
+    said = refusal(validate, arrays(of, **{name: shape}))
     assert said.startswith(f"{name} has shape {shape}; expected {expected} with every size at least 1. ")
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "dtype", "expected"),
+    ("of", "name", "dtype", "expected"),
     [
-        (validate, "x", "float64", "float32 or bfloat16"),
-        (validate, "x", "float16", "float32 or bfloat16"),
-        (validate, "x", "int32", "float32 or bfloat16"),
-        (validate, "c0", "float64", "float32 or bfloat16"),
-        (validate, "kernel", "bfloat16", "float32"),
-        (validate, "recurrent_kernel", "float64", "float32"),
-        (validate, "bias", "float16", "float32"),
-        (validate, "mask", "float32", "bool"),
-        (validate, "mask", "uint8", "bool"),
-        (validate, "dropout", "bfloat16", "float32"),
-        (validate, "recurrent_dropout", "bool", "float32"),
-        (validate_lookup, "ids", "int64", "int32"),
-        (validate_lookup, "ids", "float32", "int32"),
-        (validate_lookup, "embeddings", "bfloat16", "float32"),
-        (validate_lookup, "h0", "float64", "float32 or bfloat16"),
-        (validate_lookup, "kernel", "bfloat16", "float32"),
+        (DENSE, "x", "float64", "float32 or bfloat16"),
+        (DENSE, "x", "float16", "float32 or bfloat16"),
+        (DENSE, "x", "int32", "float32 or bfloat16"),
+        (DENSE, "c0", "float64", "float32 or bfloat16"),
+        (DENSE, "kernel", "bfloat16", "float32"),
+        (DENSE, "recurrent_kernel", "float64", "float32"),
+        (DENSE, "bias", "float16", "float32"),
+        (DENSE, "mask", "float32", "bool"),
+        (DENSE, "mask", "uint8", "bool"),
+        (DENSE, "dropout", "bfloat16", "float32"),
+        (DENSE, "recurrent_dropout", "bool", "float32"),
+        (LOOKUP, "ids", "int64", "int32"),
+        (LOOKUP, "ids", "float32", "int32"),
+        (LOOKUP, "embeddings", "bfloat16", "float32"),
+        (LOOKUP, "h0", "float64", "float32 or bfloat16"),
+        (LOOKUP, "kernel", "bfloat16", "float32"),
     ],
 )
-def test_validate_another_dtype_is_refused_with_both_and_a_way_out(function, name, dtype, expected):
-    said = refusal(function, arrays(LOOKUP if function is validate_lookup else DENSE, **{name: dtype}))
+def test_validate_another_dtype_is_refused_with_both_and_a_way_out(of, name, dtype, expected):
+    said = refusal(validate, arrays(of, **{name: dtype}))
     assert said == f"{name} has dtype {dtype}; expected {expected}. Cast it to {expected.split()[0]}."
 
 
@@ -247,17 +247,24 @@ def test_validate_states_of_two_dtypes_are_refused():
     assert said.startswith("h0 has dtype bfloat16; expected float32, the dtype of x. Cast ")
     said = refusal(validate, arrays(x="bfloat16", h0=None))
     assert said.startswith("c0 has dtype float32; expected bfloat16, the dtype of x. Cast ")
-    said = refusal(validate_lookup, arrays(LOOKUP, c0="bfloat16"))
+    said = refusal(validate, arrays(LOOKUP, c0="bfloat16"))
     assert said.startswith("c0 has dtype bfloat16; expected float32, the dtype of h0. Cast ")
 
 
-def test_validate_lookup_knows_no_dropout_of_the_inputs():
-    with pytest.raises(TypeError, match="dropout"):
-        validate_lookup(**arrays(LOOKUP), dropout=Tensor((4, B, D), "float32"))
+@pytest.mark.parametrize("function", [validate, check_shapes])
+def test_validate_inputs_that_are_looked_up_have_no_dropout(function):
+    said = refusal(function, arrays(LOOKUP) | {"dropout": Tensor((4, B, D), "float32")})
+    assert said.startswith("dropout: expected none with ids")
+
+
+@pytest.mark.parametrize("left", [(), ("ids",), ("embeddings",)])
+def test_validate_asks_for_x_or_for_ids_with_their_table(left):
+    given = {name: array for name, array in arrays(LOOKUP).items() if name in left or name in WEIGHTS}
+    assert re.match("x is a NoneType|expected x, or ids and embeddings", refusal(validate, given))
 
 
 def test_check_shapes_looks_at_no_dtype():
-    assert check_shapes(**arrays(x="float64", kernel="int8", mask="uint8")).units == H
+    assert check_shapes(Arguments(**arrays(x="float64", kernel="int8", mask="uint8"))).units == H
 
 
 @pytest.mark.parametrize("value", [[[0.0]], None])

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from cellerate.kernels import native
 from cellerate.kernels.lstm import reference
-from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels.lstm.spec import Arguments
 from cellerate.kernels.program import cpu
 from cellerate.kernels.program.cpu import CompiledProgram
 from cellerate.program import PRECISIONS, Node, Program
@@ -119,7 +119,7 @@ def test_layers_of_any_width_err_by_their_rounding(precision: str, target: str) 
             given = inputs_of(both.program, batch, 4)
             x = given["x"].astype(np.float64)
             for name in ("first", "second"):
-                done = reference.forward(x, **nodes[name].arrays, options=LstmOptions())
+                done = reference.forward(Arguments(**nodes[name].arrays, x=x))
                 x = done.outputs
             (found,) = both.run(given).values()
             right = (
@@ -166,7 +166,7 @@ def test_precision_errs_by_its_rounding(precision: str, target: str) -> None:
     nodes = {node.name: node for node in both.nodes}
     x = given["x"].astype(np.float64)
     for name in ("first", "second"):
-        done = reference.forward(x, **nodes[name].arrays, options=LstmOptions())
+        done = reference.forward(Arguments(**nodes[name].arrays, x=x))
         x = done.outputs
     right = done.h_T @ nodes["head"].arrays["kernel"].astype(np.float64) + nodes["head"].arrays["bias"]
     (found,) = both.run(given).values()

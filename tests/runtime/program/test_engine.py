@@ -11,55 +11,27 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.errors import ConfigError, DataError
 from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu, reference
-from cellerate.kernels.lstm.spec import LstmOptions
-from cellerate.program import Node, Program
-from cellerate.runtime.program import engine as engine_module, interpreter, operations
+from cellerate.kernels.lstm.spec import Arguments, LstmOptions
+from cellerate.runtime.program import interpreter, operations
 from cellerate.runtime.program.engine import Engine
 from support.graphs import Graph, draw
+from support.runtime.engine_programs import C, E, H, V, pass_on, text_program, two_inputs
+
+pytestmark = pytest.mark.usefixtures("way")
+
+interpreted = pytest.mark.parametrize("way", ["an operation at a time"], indirect=True)
 
 # The design's limit for the root mean square of a forward pass, as a share of that of the values.
 LIMIT = 1e-6
-V, E, H, C = 11, 6, 9, 4
-
-
-WAYS = ("one call", "an operation at a time")
-interpreted = pytest.mark.parametrize("way", WAYS[1:], indirect=True)
-
-
-@pytest.fixture(autouse=True, params=WAYS)
-def way(request, monkeypatch):
-    """Runs a test with whole programs in the core, and without."""
-    if request.param != WAYS[0]:
-        monkeypatch.setattr(engine_module, "takes", lambda nodes: False)
-    return request.param
 
 
 @pytest.fixture
 def numpy_alone(monkeypatch):
     monkeypatch.setattr(native, "why_unavailable", lambda: "the test wants none")
     monkeypatch.setattr(native, "core", None)
-
-
-def text_program(vocabulary=V):
-    """ids -> embedding -> a bidirectional LSTM with a mask -> another, its states -> log-probabilities."""
-    graph = Graph()
-    ids = graph.input("ids", -1, dtype="int32")
-    table = {"embeddings": draw(vocabulary, E)}
-    rows = graph.add("embedding", "table", {"ids": ids}, table)
-    mask = graph.add("ids_mask", "table", {"ids": ids})
-    forward = graph.lstm(rows, "forward", E, H, mask=mask)
-    backward = graph.lstm(rows, "backward", E, H, mask=mask, go_backwards=True)
-    backward = graph.add("flip", "both", {"x": backward}, axis=1)
-    both = graph.add("concatenate", "both", {"0": forward, "1": backward}, axis=-1)
-    top = graph.lstm(both, "top", 2 * H, H, mask=mask, masked_output="zero")
-    state_h = graph.add("lstm_state", "top", {"lstm": top}, state="h")
-    state_c = graph.add("lstm_state", "top", {"lstm": top}, state="c")
-    head = graph.dense(top, "head", H, C, "log_softmax")
-    mean = graph.add("mean_over_time", "mean", {"x": top, "mask": mask})
-    return graph.program(logs=head, h=state_h, c=state_c, mean=mean)
 
 
 def text_ids(batch, steps, seed=0):
@@ -74,7 +46,7 @@ def text_expected(program, ids):
     nodes = {node.name: node for node in program.nodes if node.arrays}
 
     def lstm(name, x, **options):
-        return reference.forward(x, **nodes[name].arrays, mask=mask, options=LstmOptions(**options))
+        return reference.forward(Arguments(**nodes[name].arrays, x=x, mask=mask), LstmOptions(**options))
 
     mask = ids != 0
     x = nodes["table"].arrays["embeddings"][ids].astype(np.float64)
@@ -130,12 +102,6 @@ def test_run_takes_ids_of_any_integer_type(dtype):
     program, ids = text_program(), text_ids(3, 5)
     given = ids.tolist() if dtype is list else ids.astype(dtype)
     assert_identical(Engine(program).run(given), Engine(program).run(ids))
-
-
-def pass_on(dtype="float32", *shape):
-    graph = Graph()
-    graph.input("x", *shape, dtype=dtype)
-    return graph.program(y=0)
 
 
 @pytest.mark.parametrize(
@@ -239,16 +205,6 @@ def test_run_of_a_huge_batch_gives_each_row_its_own_result(alone, request):
         np.testing.assert_allclose(found[begin : begin + 13], right, rtol=0, atol=0 if not alone else 1e-6)
 
 
-def two_inputs():
-    """Two inputs, three outputs: of one input each, and of both."""
-    graph = Graph()
-    a, b = graph.input("a", -1, 3), graph.input("b", 3)
-    of_a = graph.add("max_over_time", "top", {"x": a})
-    of_b = graph.affine(b, "scaled", 3)
-    both = graph.add("add", "sum", {"0": of_a, "1": of_b})
-    return graph.program(a=of_a, b=of_b, both=both)
-
-
 def ran_operations(monkeypatch):
     """The names of the nodes that run from now on."""
     names, run = [], operations.run
@@ -333,8 +289,10 @@ def test_run_passes_states_from_one_lstm_to_the_next():
     decoder = graph.lstm(y, "decoder", 3, H, h0=h, c0=c)
     program = graph.program(last=encoder, h=h, decoded=decoder)
     given = {"x": draw(4, 6, 3), "y": draw(4, 2, 3, seed=1)}
-    first = reference.forward(given["x"], **program.nodes[encoder].arrays)
-    second = reference.forward(given["y"], **program.nodes[decoder].arrays, h0=first.h_T, c0=first.c_T)
+    first = reference.forward(Arguments(**program.nodes[encoder].arrays, x=given["x"]))
+    second = reference.forward(
+        Arguments(**program.nodes[decoder].arrays, x=given["y"], h0=first.h_T, c0=first.c_T)
+    )
     found = Engine(program).run(given)
     assert_near(found, {"last": first.outputs[:, -1], "h": first.h_T, "decoded": second.outputs})
 
@@ -485,162 +443,6 @@ def test_run_in_several_threads_at_once_gives_each_its_own_results():
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert failures == []
-
-
-SHAPES = "expected shape (B, any, 3)"
-BAD_X = {
-    "axes": (np.zeros((5, 3)), f"input 'x': {SHAPES}, got (5, 3); give one row for each example"),
-    "features": (np.zeros((5, 2, 4)), f"input 'x': {SHAPES}, got (5, 2, 4)"),
-    "steps": (np.zeros((5, 0, 3)), f"{SHAPES} with at least one step and one feature, got (5, 0, 3); leave out"),
-    "no rows and steps": (np.zeros((0, 0, 3)), "with at least one step and one feature, got (0, 0, 3)"),
-    "ragged": ([[1, 2], [3]], "input 'x': expected an array of numbers (B, any, 3), got rows of different lengths"),
-    "text": (np.array(["a"]), "input 'x': expected real numbers (B, any, 3), got dtype <U1; if its values"),
-    "objects": (np.array([None]), "got dtype object"),
-    "complex": (np.zeros((5, 2, 3), complex), "got dtype complex128"),
-    "dates": (np.zeros((5, 2, 3), "M8[s]"), "datetime64[s]; if its values are meant as numbers, cast it to float32"),
-    "none": (None, "got dtype object"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BAD_X)
-def test_run_of_a_wrong_array_raises_saying_what_was_expected_and_what_came(what):
-    array, words = BAD_X[what]
-    with pytest.raises(DataError) as raised:
-        Engine(pass_on("float32", -1, 3)).run(array)
-    assert words in str(raised.value)
-
-
-BAD_IDS = {
-    "fractions": (np.zeros((2, 3)), "input 'ids': expected integer ids (B, any), got dtype float64; if its values"),
-    "text": ([["a"]], "got dtype <U1; if its values are meant as ids, cast it to int32"),
-    "one axis": (np.array([1, 2]), "expected shape (B, any), got (2,)"),
-    "above": (np.array([[1, V]]), f"input 'ids' holds {V} at [0, 1], but the ids of table run from 0 to {V - 1}"),
-    "below": (np.array([[1], [-V - 1]]), f"holds {-V - 1} at [1, 0], but the ids of table run from 0 to {V - 1}, or"),
-    "huge": (np.array([[2**40]]), f"holds {2**40} at [0, 0], but the ids of table"),
-    "unsigned": (np.array([[2**64 - 1]], np.uint64), f"holds {2**64 - 1} at [0, 0], but the ids of table"),
-    "no steps": (np.zeros((2, 0), int), "with at least one step and one feature, got (2, 0)"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BAD_IDS)
-def test_run_of_wrong_ids_raises_saying_what_was_expected_and_what_came(what):
-    array, words = BAD_IDS[what]
-    with pytest.raises(DataError) as raised:
-        Engine(text_program()).run(array)
-    assert words in str(raised.value)
-
-
-def test_run_of_ids_without_a_table_that_do_not_fit_int32_raises():
-    engine = Engine(pass_on("int32", -1))
-    np.testing.assert_array_equal(engine.run([[2**31 - 1, -(2**31)]])["y"], [[2**31 - 1, -(2**31)]])
-    for bad in (2**31, -(2**31) - 1):
-        with pytest.raises(
-            DataError, match=rf"input 'x' holds {bad} at \[0, 0\], but ids must fit int32; encode"
-        ):
-            engine.run([[bad]])
-
-
-def test_run_of_ids_for_two_tables_holds_them_against_the_smaller_that_is_needed():
-    graph = Graph()
-    ids = graph.input("ids", -1, dtype="int32")
-    tables = {name: {"embeddings": draw(rows, E)} for name, rows in (("first", 9), ("small", 5), ("last", 7))}
-    numbers = {name: graph.add("embedding", name, {"ids": ids}, table) for name, table in tables.items()}
-    engine, given = Engine(graph.program(**numbers)), np.array([[4, 6]])
-    assert list(engine.run(given, ["first", "last"])) == ["first", "last"]
-    with pytest.raises(
-        DataError, match=r"input 'ids' holds 6 at \[0, 1\], but the ids of small run from 0 to 4, or"
-    ):
-        engine.run(given)
-
-
-def test_run_of_ids_that_an_operation_moved_first_raises_all_the_same():
-    graph = Graph()
-    ids = graph.add("flip", "reversed", {"x": graph.input("ids", -1, dtype="int32")}, axis=1)
-    rows = graph.add("embedding", "table", {"ids": ids}, {"embeddings": draw(V, E)})
-    engine = Engine(graph.program(rows=rows, outputs=graph.lstm(rows, "lstm", E, H)))
-    for wanted, bad in itertools.product((["rows"], ["outputs"]), (V, -V - 1)):
-        for ids in (np.array([[1, bad]]), np.array([[1, bad]] * 20)):
-            with pytest.raises(DataError, match=r"(table|lstm): (embedding|lstm) cannot take (ids|x)"):
-                engine.run(ids, wanted)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "words"),
-    [
-        (draw(2, 3), None, "inputs must be a dict of arrays by name, since this model has the inputs a, b; got one nd"),
-        ([draw(2, 5, 3), draw(2, 3)], None, "got one list"),
-        ({"a": draw(2, 5, 3), "z": draw(2, 3)}, None, "inputs holds 'z'; this model's inputs are a, b"),
-        ({"a": draw(2, 5, 3)}, None, "inputs lacks 'b'"),
-        ({}, ["a"], "inputs lacks 'a'"),
-        ({}, ["z"], "outputs holds 'z'; this model's outputs are a, b, both"),
-        ({}, [], "outputs must be a list of names among a, b, both, or None for all, not []"),
-        ({}, "a", "outputs must be a list of names among a, b, both, or None for all, not 'a'"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_run_with_a_wrong_argument_raises_naming_it(inputs, outputs, words):
-    with pytest.raises(ConfigError) as raised:
-        Engine(two_inputs()).run(inputs, outputs)
-    assert words in str(raised.value)
-
-
-def test_run_of_inputs_with_unequal_rows_raises():
-    with pytest.raises(
-        DataError, match="inputs 'a' and 'b' must have the same number of rows, got 2 and 3; give"
-    ):
-        Engine(two_inputs()).run({"a": draw(2, 5, 3), "b": draw(3, 3)})
-
-
-def test_run_of_sizes_that_a_layer_cannot_take_raises_naming_the_layer():
-    graph = Graph()
-    x = graph.add("reshape", "flat", {"x": graph.input("x", -1, 3)}, shape=(-1,))
-    engine = Engine(graph.program(y=graph.dense(x, "head", 12, C)))
-    assert engine.run(draw(2, 4, 3))["y"].shape == (2, C)
-    with pytest.raises(
-        DataError, match=r"head: dense cannot take x \(2, 15\): .*12\. Give inputs of the sizes"
-    ):
-        engine.run(draw(2, 5, 3))
-
-
-def test_run_with_a_fixed_batch_takes_no_other():
-    engine = Engine(Program((Node("input", "x", options={"shape": (2, 3), "dtype": "float32"}),), {"y": 0}))
-    assert engine.run(draw(2, 3))["y"].shape == (2, 3)
-    with pytest.raises(DataError, match=r"expected shape \(2, 3\), got \(1, 3\)"):
-        engine.run(draw(1, 3))
-
-
-def test_run_with_a_wrong_setting_of_the_core_blames_the_setting():
-    code = (
-        "import numpy as np\n"
-        "from cellerate.errors import ConfigError\n"
-        "from cellerate.program import Node, Program\n"
-        "from cellerate.runtime.program.engine import Engine\n"
-        "x = Node('input', 'x', options={'shape': (-1, 3), 'dtype': 'float32'})\n"
-        "y = Node('dense', 'y', {'x': 0}, {'kernel': np.ones((3, 2), np.float32)}, {'activation': 'linear'})\n"
-        "try:\n"
-        "    Engine(Program((x, y), {'y': 1})).run(np.ones((2, 3)))\n"
-        "except ConfigError as error:\n"
-        "    print(error)\n"
-    )
-    for name, value in (("CELLERATE_TARGET", "abacus"), ("CELLERATE_THREADS", "none")):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={name: value}, capture_output=True, text=True, check=True
-        )
-        assert name in done.stdout
-
-
-def test_engine_of_a_node_that_reads_another_type_raises():
-    graph = Graph()
-    ids = graph.input("ids", -1, dtype="int32")
-    mask = graph.add("ids_mask", "mask", {"ids": ids})
-    for op, read, words in (
-        ("activation", {"x": ids}, "input 'x' of activation must be float32, not int32"),
-        ("activation", {"x": mask}, "input 'x' of activation must be float32, not bool"),
-        ("ids_mask", {"ids": mask}, "input 'ids' of ids_mask must be int32, not bool"),
-    ):
-        options = {"activation": "relu"} if op == "activation" else {}
-        with pytest.raises(ModelError, match=f"layer: {words}"):
-            Engine(Program((*graph.nodes, Node(op, "layer", read, {}, options)), {"y": 2}))
 
 
 def test_import_of_the_engine_brings_no_framework_and_no_keras():

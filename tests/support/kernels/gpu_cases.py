@@ -10,7 +10,7 @@ from ml_dtypes import bfloat16
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.cuda import selfcheck
-from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, Arguments, LstmOptions
 from support.kernels import emulated_gpu
 
 Arrays = dict[str, np.ndarray]
@@ -85,7 +85,7 @@ class Case:
         plain = {n: a for n, a in arrays.items() if n not in ("ids", "embeddings")}
         if self.lookup:
             plain["x"] = arrays["embeddings"][arrays["ids"]]
-        done = reference.forward(**plain, options=self.options)  # type: ignore[arg-type]
+        done = reference.forward(Arguments(**plain), self.options)
         results = [done.outputs if self.sequences else done.outputs[:, -1], done.h_T, done.c_T]
         rng = np.random.default_rng(4)
         cotangents = [self.rounded(rng.normal(size=result.shape)) for result in results]

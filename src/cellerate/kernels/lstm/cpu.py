@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.errors import ConfigError
 from cellerate.kernels import codes as coding, operation
 from cellerate.kernels.lstm.spec import (
     ARGUMENTS,
     BATCH_AXES,
+    Arguments,
     LstmOptions,
     sizes_of,
     validate,
-    validate_lookup,
 )
 from cellerate.kernels.native import core
 from cellerate.kernels.operation import Codes, CoreOperation, Given
@@ -50,13 +49,7 @@ def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
 
 
 def _check(given: Given) -> None:
-    if "ids" in given and "embeddings" in given:
-        # The core refuses a dropout.
-        validate_lookup(**{name: array for name, array in given.items() if name != "dropout"})
-    elif "x" not in given or "ids" in given or "embeddings" in given:
-        raise ConfigError("expected x, or ids and embeddings; pass the others as None")
-    else:
-        validate(**given)
+    validate(Arguments(**given))
 
 
 LSTM = CoreOperation(
@@ -95,26 +88,6 @@ class ForwardResults:
     h_T: np.ndarray
     c_T: np.ndarray
     reserve: np.ndarray | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """The arrays of one layer, shaped and typed as `kernels.lstm.spec` says: `x`, or `ids` and `embeddings`.
-
-    With all three, the gradient of `x` takes the place of that of `embeddings`, and the values of `x` are not read.
-    """
-
-    kernel: np.ndarray
-    recurrent_kernel: np.ndarray
-    bias: np.ndarray | None = None
-    x: np.ndarray | None = None
-    ids: np.ndarray | None = None
-    embeddings: np.ndarray | None = None
-    h0: np.ndarray | None = None
-    c0: np.ndarray | None = None
-    mask: np.ndarray | None = None
-    dropout: np.ndarray | None = None
-    recurrent_dropout: np.ndarray | None = None
 
 
 def forward(

@@ -17,7 +17,7 @@ import numpy as np
 
 from cellerate.errors import ConfigError
 from cellerate.kernels.lstm.reference_activations import activation_of
-from cellerate.kernels.lstm.spec import LstmOptions, check_shapes
+from cellerate.kernels.lstm.spec import Arguments, LstmOptions, check_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,31 +72,12 @@ class Forward:
     options: LstmOptions
 
 
-def forward(
-    x: np.ndarray,
-    kernel: np.ndarray,
-    recurrent_kernel: np.ndarray,
-    bias: np.ndarray | None = None,
-    h0: np.ndarray | None = None,
-    c0: np.ndarray | None = None,
-    *,
-    mask: np.ndarray | None = None,
-    dropout: np.ndarray | None = None,
-    recurrent_dropout: np.ndarray | None = None,
-    options: LstmOptions = LstmOptions(),  # noqa: B008 - it is frozen
-) -> Forward:
+def forward(arguments: Arguments, options: LstmOptions = LstmOptions()) -> Forward:  # noqa: B008 - it is frozen
     """Runs the layer over a batch of sequences.
 
     Args:
-        x: (B, T, D) inputs; this and all others of any dtype, cast to float64 first.
-        kernel: (D, 4H).
-        recurrent_kernel: (H, 4H).
-        bias: (4H,), or None for none.
-        h0: (B, H), or None for zeros.
-        c0: (B, H), or None for zeros.
-        mask: (B, T), False where a step does not count; None if all do.
-        dropout: (4, B, D), multiplies x before the product of each gate; None for ones.
-        recurrent_dropout: (4, B, H), multiplies h before the product of each gate; None for ones.
+        arguments: The arrays, with x; of any dtype, cast to float64 first. A dropout multiplies x, or h, before the
+            product of each gate.
         options: The activations, the direction and what a masked step outputs.
 
     Returns:
@@ -109,24 +90,19 @@ def forward(
         Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997, with the forget gate of Gers,
         Schmidhuber and Cummins, "Learning to Forget", 2000; as `keras.layers.LSTMCell.call` computes it.
     """
-    shape = check_shapes(
-        x,
-        kernel,
-        recurrent_kernel,
-        bias=bias,
-        h0=h0,
-        c0=c0,
-        mask=mask,
-        dropout=dropout,
-        recurrent_dropout=recurrent_dropout,
-    )
+    shape = check_shapes(arguments)
     B, T, D, H = shape.batch, shape.steps, shape.inputs, shape.units
-    x, kernel, recurrent_kernel = _float64(x), _float64(kernel), _float64(recurrent_kernel)
-    dropout = np.ones((4, B, D)) if dropout is None else _float64(dropout)
-    recurrent_dropout = np.ones((4, B, H)) if recurrent_dropout is None else _float64(recurrent_dropout)
-    mask = np.ones((B, T), bool) if mask is None else np.array(mask, bool)
-    h = np.zeros((B, H)) if h0 is None else _float64(h0)
-    c = np.zeros((B, H)) if c0 is None else _float64(c0)
+
+    def otherwise(array: np.ndarray | None, default: np.ndarray) -> np.ndarray:
+        return default if array is None else _float64(array)
+
+    x, kernel, recurrent_kernel = map(_float64, (arguments.x, arguments.kernel, arguments.recurrent_kernel))
+    bias = otherwise(arguments.bias, np.zeros(4 * H))
+    dropout = otherwise(arguments.dropout, np.ones((4, B, D)))
+    recurrent_dropout = otherwise(arguments.recurrent_dropout, np.ones((4, B, H)))
+    mask = np.ones((B, T), bool) if arguments.mask is None else np.array(arguments.mask, bool)
+    h = otherwise(arguments.h0, np.zeros((B, H)))
+    c = otherwise(arguments.c0, np.zeros((B, H)))
     activation, gate = activation_of(options.activation), activation_of(options.recurrent_activation)
 
     outputs = np.zeros((B, T, H))
@@ -139,20 +115,19 @@ def forward(
         for n, part in enumerate(_gates(H)):
             z[:, part] += (x[:, t] * dropout[n]) @ kernel[:, part]
             z[:, part] += (h * recurrent_dropout[n]) @ recurrent_kernel[:, part]
-        if bias is not None:
-            z += _float64(bias)
+        z += bias
         z_i, z_f, z_c, z_o = np.split(z, 4, axis=1)
         c_new = gate.value(z_f) * c + gate.value(z_i) * activation.value(z_c)
         h_new = gate.value(z_o) * activation.value(c_new)
 
         steps.append(Step(t, live, z, h, c, c_new))
         if options.masked_output == "previous_state":
-            otherwise = h
+            masked = h
         elif options.masked_output == "previous_output" and k > 0:
-            otherwise = outputs[:, k - 1]
+            masked = outputs[:, k - 1]
         else:
-            otherwise = np.zeros((B, H))
-        outputs[:, k] = np.where(live, h_new, otherwise)
+            masked = np.zeros((B, H))
+        outputs[:, k] = np.where(live, h_new, masked)
         h = np.where(live, h_new, h)
         c = np.where(live, c_new, c)
     return Forward(
@@ -162,7 +137,7 @@ def forward(
         x,
         kernel,
         recurrent_kernel,
-        bias is not None,
+        arguments.bias is not None,
         dropout,
         recurrent_dropout,
         tuple(steps),

@@ -168,111 +168,81 @@ class LstmShape:
     units: int
 
 
-def check_shapes(
-    x: Array,
-    kernel: Array,
-    recurrent_kernel: Array,
-    *,
-    bias: Array | None = None,
-    h0: Array | None = None,
-    c0: Array | None = None,
-    mask: Array | None = None,
-    dropout: Array | None = None,
-    recurrent_dropout: Array | None = None,
-) -> LstmShape:
-    """The part of `validate` that checks only shapes, for a kernel that takes any dtype.
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arrays of one layer: `x`, or `ids` and `embeddings`, and its weights.
 
-    Returns:
-        The sizes.
+    Inputs that are looked up have no dropout: each row of the batch would have an x of its own, and no table could
+    serve all. With `x` and `ids`, the gradient of `x` takes the place of that of `embeddings`, and the values of `x`
+    are not read.
 
-    Raises:
-        ConfigError: A shape does not fit, or a size is 0.
-    """
-    return _check_shapes(locals())
-
-
-def validate(
-    x: Array,
-    kernel: Array,
-    recurrent_kernel: Array,
-    *,
-    bias: Array | None = None,
-    h0: Array | None = None,
-    c0: Array | None = None,
-    mask: Array | None = None,
-    dropout: Array | None = None,
-    recurrent_dropout: Array | None = None,
-) -> LstmShape:
-    """Checks the arguments of a kernel: their shapes and dtypes, never their values.
-
-    Args:
-        x: (B, T, D) float32 or bfloat16.
+    Attributes:
         kernel: (D, 4H) float32.
         recurrent_kernel: (H, 4H) float32.
         bias: (4H,) float32, or None.
+        x: (B, T, D) float32 or bfloat16, or None.
+        ids: (B, T) int32, or None. Whether each is in [0, V) is a question of values, so the kernel checks it.
+        embeddings: (V, D) float32, or None.
         h0: (B, H) of the dtype of x, or None.
         c0: (B, H) of the dtype of x, or None.
         mask: (B, T) bool, or None.
         dropout: (4, B, D) float32, or None.
         recurrent_dropout: (4, B, H) float32, or None.
+    """
+
+    kernel: Any
+    recurrent_kernel: Any
+    bias: Any = None
+    x: Any = None
+    ids: Any = None
+    embeddings: Any = None
+    h0: Any = None
+    c0: Any = None
+    mask: Any = None
+    dropout: Any = None
+    recurrent_dropout: Any = None
+
+
+def check_shapes(arguments: Arguments) -> LstmShape:
+    """The part of `validate` that checks only shapes, for a kernel that takes any dtype.
 
     Returns:
-        The sizes.
+        The sizes; inputs is the width of x or of the table.
 
     Raises:
-        ConfigError: A shape or a dtype does not fit, or a size is 0.
+        ConfigError: A shape does not fit, a size is 0, or there is neither x nor ids with their table.
+    """
+    looked_up = arguments.ids is not None and arguments.embeddings is not None
+    if not looked_up and (arguments.ids is not None or arguments.embeddings is not None):
+        raise ConfigError("expected x, or ids and embeddings; pass the others as None")
+    if looked_up and arguments.dropout is not None:
+        raise ConfigError("dropout: expected none with ids; look the rows up and pass them as x")
+    optional = (*_OPTIONAL, "x") if looked_up else (*_OPTIONAL, "ids", "embeddings")
+    sizes: dict[str, int] = {}
+    for name in _CHECKED:
+        array = getattr(arguments, name)
+        if array is not None or name not in optional:
+            _match(name, array, sizes)
+    return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
+
+
+def validate(arguments: Arguments) -> LstmShape:
+    """Checks the arguments of a kernel: their shapes and dtypes, never their values.
+
+    Returns:
+        The sizes; inputs is the width of x or of the table.
+
+    Raises:
+        ConfigError: A shape or a dtype does not fit, a size is 0, or there is neither x nor ids with their table.
 
     Example:
         >>> import numpy as np
         >>> x, kernel, recurrent_kernel = (np.ones(s, np.float32) for s in [(2, 7, 3), (3, 20), (5, 20)])
-        >>> validate(x, kernel, recurrent_kernel)
+        >>> validate(Arguments(kernel, recurrent_kernel, x=x))
         LstmShape(batch=2, steps=7, inputs=3, units=5)
     """
-    return _check_shapes_and_dtypes(locals())
-
-
-def validate_lookup(
-    ids: Array,
-    embeddings: Array,
-    kernel: Array,
-    recurrent_kernel: Array,
-    *,
-    x: Array | None = None,
-    bias: Array | None = None,
-    h0: Array | None = None,
-    c0: Array | None = None,
-    mask: Array | None = None,
-    recurrent_dropout: Array | None = None,
-) -> LstmShape:
-    """Checks the arguments of a kernel whose inputs are the rows `ids` of a table, as `validate` does.
-
-    Inputs cannot be dropped out: each row of the batch would have an x of its own, and no table could serve all.
-
-    Args:
-        ids: (B, T) int32. Whether each is in [0, V) is a question of values, so the kernel checks it.
-        embeddings: (V, D) float32.
-        kernel: (D, 4H) float32.
-        recurrent_kernel: (H, 4H) float32.
-        x: (B, T, D) of the dtype of h0, if its gradient is wanted in place of that of the embeddings, or None.
-        bias: (4H,) float32, or None.
-        h0: (B, H) float32 or bfloat16, the same dtype as c0, or None.
-        c0: (B, H) float32 or bfloat16, the same dtype as h0, or None.
-        mask: (B, T) bool, or None.
-        recurrent_dropout: (4, B, H) float32, or None.
-
-    Returns:
-        The sizes; inputs is the width of the table.
-
-    Raises:
-        ConfigError: A shape or a dtype does not fit, or a size is 0.
-    """
-    return _check_shapes_and_dtypes(locals())
-
-
-def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
-    """Checks all arguments of a call; those left out are None."""
-    shape = _check_shapes(arguments)
-    given = {name: arguments[name] for name in _CHECKED if arguments.get(name) is not None}
+    shape = check_shapes(arguments)
+    given = {name: getattr(arguments, name) for name in _CHECKED if getattr(arguments, name) is not None}
     for name, array in given.items():
         found, allowed = _dtype_name(array), _RULES[name].dtypes
         if allowed is _STORED:
@@ -291,16 +261,6 @@ def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
                 "Cast one of them to the dtype of the other."
             )
     return shape
-
-
-def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
-    """Checks in the order of `_CHECKED`."""
-    sizes: dict[str, int] = {}
-    optional = (*_OPTIONAL, "x") if "ids" in arguments else _OPTIONAL
-    for name in _CHECKED:
-        if name in arguments and (arguments[name] is not None or name not in optional):
-            _match(name, arguments[name], sizes)
-    return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
 
 
 def _match(name: str, array: Array, sizes: dict[str, int]) -> None:

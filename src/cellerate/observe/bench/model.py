@@ -12,6 +12,7 @@ import numpy as np
 
 from cellerate.data.tokenizers import CharacterTokenizer
 from cellerate.kernels.lstm import reference
+from cellerate.kernels.lstm.spec import Arguments
 from cellerate.program import Node, Program
 from cellerate.runtime.cell import write_cell
 
@@ -132,7 +133,7 @@ class Batches:
 def logits_of(weights: list[np.ndarray], ids: np.ndarray) -> np.ndarray:
     """The result in float64: ids (B, T) → logits (B, T, V)."""
     table, kernel, recurrent_kernel, bias, head, head_bias = weights
-    outputs = reference.forward(table[ids], kernel, recurrent_kernel, bias).outputs
+    outputs = reference.forward(Arguments(kernel, recurrent_kernel, bias, x=table[ids])).outputs
     return outputs @ head.astype(np.float64) + head_bias
 
 
@@ -213,7 +214,7 @@ def _gradients(
 ) -> tuple[float, list[np.ndarray], np.ndarray]:
     """The mean cross-entropy of a batch, its gradient for each weight, and that for what the table gave, (B, T, D)."""
     table, kernel, recurrent_kernel, bias, head, head_bias = weights
-    forward = reference.forward(table[ids], kernel, recurrent_kernel, bias)
+    forward = reference.forward(Arguments(kernel, recurrent_kernel, bias, x=table[ids]))
     logits = forward.outputs @ head + head_bias
     logits -= logits.max(axis=-1, keepdims=True)
     likelihoods = np.exp(logits)

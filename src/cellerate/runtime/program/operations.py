@@ -19,7 +19,7 @@ from cellerate.errors import ModelError
 from cellerate.kernels import dense, native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.reference_activations import activation_of
-from cellerate.kernels.lstm.spec import LstmOptions, validate
+from cellerate.kernels.lstm.spec import Arguments, LstmOptions, validate
 from cellerate.program import AS_READ, NORMALIZERS, OPERATIONS, Arithmetic, Given, Node
 from cellerate.runtime.program.over_time import States, over_time
 
@@ -121,40 +121,33 @@ def lstm(
         else:
             arrays["x"] = table.take(ids, axis=0)
     if not here:
-        return _numpy_lstm(**arrays, options=options, sequences=sequences)
-    done = cpu.forward(cpu.Arguments(**arrays), options, return_sequences=sequences, keep=False)
+        return _numpy_lstm(Arguments(**arrays), options, sequences=sequences)
+    done = cpu.forward(Arguments(**arrays), options, return_sequences=sequences, keep=False)
     return done.outputs, done.h_T, done.c_T
 
 
 def _numpy_lstm(
-    x: np.ndarray,
-    kernel: np.ndarray,
-    recurrent_kernel: np.ndarray,
-    bias: np.ndarray | None = None,
-    h0: np.ndarray | None = None,
-    c0: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
-    *,
-    options: LstmOptions,
-    sequences: bool,
+    arguments: Arguments, options: LstmOptions, *, sequences: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The layer as in `kernels.lstm.reference`, in float32 and without what backward needs."""
-    shape = validate(x, kernel, recurrent_kernel, bias=bias, h0=h0, c0=c0, mask=mask)
+    shape = validate(arguments)
+    x, kernel, recurrent_kernel = arguments.x, arguments.kernel, arguments.recurrent_kernel
     zeros = np.zeros((shape.batch, shape.units), np.float32)
 
     def step(t: int, states: States) -> States:
         h, c = states
         z = x[:, t] @ kernel + h @ recurrent_kernel
-        if bias is not None:
-            z += bias
+        if arguments.bias is not None:
+            z += arguments.bias
         z_i, z_f, z_c, z_o = np.split(z, 4, axis=1)
         i, f, o = (activate(options.recurrent_activation, each) for each in (z_i, z_f, z_o))
         c = f * c + i * activate(options.activation, z_c)
         return o * activate(options.activation, c), c
 
+    h0, c0 = arguments.h0, arguments.c0
     states = (zeros if h0 is None else h0, zeros if c0 is None else c0)
     outputs, (h, c) = over_time(
-        step, states, shape.steps, mask, dataclasses.asdict(options), sequences=sequences
+        step, states, shape.steps, arguments.mask, dataclasses.asdict(options), sequences=sequences
     )
     return outputs, h, c
 

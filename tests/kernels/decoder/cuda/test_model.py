@@ -17,6 +17,7 @@ from cellerate.kernels.decoder.cuda.model import CudaStepModel
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.decoder.sampling import DIVERGED, Cancellation, Request, SamplingRules
 from cellerate.kernels.lstm import reference
+from cellerate.kernels.lstm.spec import Arguments
 from support.kernels import emulated_gpu
 
 Chain = list[dict[str, Any]]
@@ -113,7 +114,7 @@ def _expected(chain: Chain, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             masked_output="previous_state",
         )
         found = reference.forward(
-            x, node["kernel"], node["recurrent_kernel"], node["bias"], mask=mask, options=options
+            Arguments(node["kernel"], node["recurrent_kernel"], node["bias"], x=x, mask=mask), options
         )
         x = found.outputs
         states += [found.h_T[0], found.c_T[0]]

@@ -22,6 +22,7 @@ from cellerate.kernels.lstm.cuda import plan
 from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments, masked_output_code
 from cellerate.kernels.lstm.cuda.arrays import by_unit, in_precision
 from cellerate.kernels.lstm.cuda.plan import Direction, Variant
+from cellerate.kernels.lstm.spec import Arguments
 
 # The allowed root mean square of the error, as a share of that of the results, and the same for the gradients.
 ALLOWED = {"bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3), "float32": (1e-6, 5e-6), "tf32": (1e-3, 5e-3)}
@@ -130,7 +131,7 @@ def _checked_apart(device: int, way: str) -> float:
 def check(case: Case, device: int, way: str = "plain") -> float:
     """Runs both passes of a layer. Gives the largest error of results and gradients, as a share of the allowed one."""
     given = _given(case)
-    done = reference.forward(**given)
+    done = reference.forward(Arguments(**given))
     rng = np.random.default_rng(1)
     shapes = {"d_outputs": done.outputs.shape, "d_h_T": done.h_T.shape, "d_c_T": done.c_T.shape}
     cotangents = {name: _rounded(rng.normal(size=shape), case.precision) for name, shape in shapes.items()}
