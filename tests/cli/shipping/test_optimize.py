@@ -7,17 +7,11 @@ import signal
 import pytest
 
 from cellerate.optimization.stages import registry
+from support.error_lines import one_error
 
 pytestmark = pytest.mark.keras
 
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
-
-
-def one_error(err):
-    lines = [line for line in err.splitlines() if line.strip()]
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 def test_help_names_every_setting_and_shows_the_command(cellerate):

@@ -1,0 +1,87 @@
+"""`pack` and `export`: what they write, say and refuse."""
+
+import json
+import re
+
+import pytest
+
+from cellerate.runtime.packed import load
+from support.error_lines import one_error
+
+pytestmark = pytest.mark.keras
+
+
+def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(cellerate, made, tmp_path):
+    words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--dtype", "int8"]
+    code, out, err = cellerate(*words)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/t\.cell: [\d.]+ kB \(.*text\.keras: [\d.]+ kB\)\n", out)
+    code, out, _ = cellerate(*words, "--json")
+    found = json.loads(out)
+    assert found["output_bytes"] == (tmp_path / "t.cell").stat().st_size < found["model_bytes"]
+
+    assert load(tmp_path / "t.cell").task == "text"
+    code, out, err = cellerate(*words[:-1], "int4")
+    assert (code, out) == (2, "")
+    assert "int4" in one_error(err)
+
+
+@pytest.mark.parametrize("suffix", ["keras", "cell"])
+def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path, suffix):
+    model = made / "text.keras"
+    if suffix == "cell":
+        cellerate("pack", model, "-o", tmp_path / "t.cell")
+        model = tmp_path / "t.cell"
+    words = ["export", model, "-o", tmp_path / "t.onnx", "--stateful"]
+    code, out, err = cellerate(*words)
+    assert (code, err) == (0, "")
+    shown = re.sub(r"[\d.]+ kB", "SIZE", re.sub(r"\d\.\de-\d\d", "ERROR", out))
+    # Where OpenVINO is installed, what it makes of it is told, too.
+    shown = re.sub(r"also     .*\n", "", shown)
+    assert shown == (
+        f"{tmp_path}/t.onnx: SIZE, onnx, float32\n"
+        "inputs   ids, h_0, c_0\n"
+        "outputs  logits, h_0_next, c_0_next\n"
+        "checked  in ONNX Runtime, batches of 1 and 5 rows, 1, 2, 9 and 40 steps: error ERROR (at most 1e-05)\n"
+    )
+    code, out, _ = cellerate(*words, "--dtype", "int8", "--json")
+    found = json.loads(out)
+    assert found["output_bytes"] == (tmp_path / "t.onnx").stat().st_size
+    assert (found["precision"], found["tolerance"]) == ("int8", None)
+    assert 1e-5 < found["error"] < 0.1
+    _, out, _ = cellerate(*words, "--dtype", "int8")
+    assert out.splitlines()[-1 - ("also" in out)] == (
+        f"exact    on every processor: two products add up to {found['largest_pair']:,} at most, in 16 bits"
+    )
+
+
+def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, tmp_path):
+    words = ["export", made / "text.keras", "-o", tmp_path / "t.tflite", "--to", "litert", "--dtype", "int8"]
+    words += ["--data", made / "t.txt", "--max-quality-loss"]
+    code, out, err = cellerate(*words, "0.5")
+    assert (code, err) == (0, "")
+    shown = re.sub(r"\d+\.\d+", "N", out.splitlines()[-1])
+    assert re.fullmatch(
+        r"quality  bits per character N → N, (unchanged|N% (worse|better)) \(at most N% worse\)", shown
+    )
+    (tmp_path / "t.tflite").unlink()
+    code, out, err = cellerate(*words, "-1")
+    assert (code, out) == (2, "")
+    assert "max_loss is -1" in one_error(err)
+    assert not (tmp_path / "t.tflite").exists()
+
+
+def test_pack_says_all_that_it_cannot_take_and_writes_nothing(cellerate, tmp_path):
+    import keras
+
+    chain = [keras.layers.Conv1D(3, 2, name="conv"), keras.layers.LSTM(2, "softmax", "glu", name="soft")]
+    keras.Sequential([keras.Input((4, 3)), *chain]).save(tmp_path / "own.keras")
+    code, out, err = cellerate("pack", tmp_path / "own.keras", "-o", tmp_path / "own.cell")
+    assert (code, out) == (4, "")
+    for part in (
+        "conv (Conv1D) is not a layer",
+        "soft (LSTM) has the activation",
+        "has the recurrent_activation",
+    ):
+        assert part in err
+    assert not (tmp_path / "own.cell").exists()
