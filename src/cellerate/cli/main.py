@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -47,10 +48,10 @@ train_app.command("series")(train_series.train_series)
 train_app.command("embed")(train_embed.train_embed)
 data_app = typer.Typer(help="Prepare data.", no_args_is_help=True)
 data_app.command("pack")(data.pack)
-# The panels of `cellerate --help`, in its order.
 app.add_typer(train_app, name="train", rich_help_panel="Train")
 app.add_typer(data_app, name="data", rich_help_panel="Train")
-for panel, verbs in {
+
+PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (plan.plan, watch.watch),
     "Use a model": (
         generate.generate,
@@ -70,9 +71,18 @@ for panel, verbs in {
         env.env,
         doctor.doctor,
     ),
-}.items():
-    for verb in verbs:
-        app.command(verb.__name__, rich_help_panel=panel)(verb)
+}
+"""The verbs by the panels of `cellerate --help`, in its order. A new verb is a file of its own and a place here."""
+
+
+def add_verbs(panels: Mapping[str, Sequence[Callable[..., None]]]) -> None:
+    """Make commands of functions, which Typer reads for their options; a command has the name of its function."""
+    for panel, verbs in panels.items():
+        for verb in verbs:
+            app.command(verb.__name__, rich_help_panel=panel)(verb)
+
+
+add_verbs(PANELS)
 
 
 def _version(wanted: bool) -> None:
