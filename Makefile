@@ -120,7 +120,7 @@ test-adapters: $(STAMPS)/adapters
 	KERAS_BACKEND=$(ONCE) FAILED_TESTS='$(PART)' $(ADAPTERS)/bin/python -m pytest -m "not slow" tests/adapters
 	$(passed)
 
-# Our operations on several devices of JAX, which a process has or has not.
+# Our operations on several devices of JAX, which a process has from its start or never.
 test-devices: $(STAMPS)/dev
 	$(call begin,jax$(comma) four devices)
 	KERAS_BACKEND=jax JAX_NUM_CPU_DEVICES=4 $(PYTEST) tests/bridges/test_jax_devices.py

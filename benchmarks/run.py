@@ -79,7 +79,7 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            # Whoever is left of the group is ours by now (`adopt_orphans`); its time counts once it is waited for.
+            # What is left of the group is ours by now (`adopt_orphans`); its time counts once it is waited for.
             with contextlib.suppress(ChildProcessError):
                 while True:
                     os.waitpid(-process.pid, 0)

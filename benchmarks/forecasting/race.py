@@ -255,7 +255,7 @@ class Race:
         return told
 
     def _refuse(self, name: str, reason: str) -> None:
-        """Take a peer out; if it is ours, the run ends."""
+        """Take a peer out; end the run where the peer is Cellerate."""
         if is_ours(name):
             raise RuntimeError(f"{name}: {reason}")
         self.refused[name] = reason

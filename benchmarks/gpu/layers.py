@@ -25,10 +25,10 @@ from benchmarks.training.race import BATCH, Contestant, settings_of
 from cellerate.files import atomic_write
 from cellerate.measure import as_timing
 
-# Of the chart: layers that cuDNN has and one that it has not.
+# Of the chart: layers that cuDNN has and one that it does not have.
 KINDS = ("plain", "relu", "bidirectional")
 CHART_BACKEND = "torch"
-# Beside stock Keras on TensorFlow: what its cuDNN has, in each precision, and what it has not.
+# Beside stock Keras on TensorFlow: what its cuDNN has, in each precision, and what it does not have.
 BESIDE_TENSORFLOW = (
     ("plain", "float32"),
     ("plain", "mixed_bfloat16"),

@@ -53,7 +53,7 @@ def _add(line: dict[str, Any], part: dict[str, Any], found: list[dict[str, Any]]
         part |= {"ended": line["reason"], "seconds": line["seconds"]}
     if event not in ENDS:
         return
-    # What is no item's is the part's own.
+    # What belongs to none of the items belongs to the part.
     if item is not None:
         part["known"].add(item)
     if event == "done":

@@ -175,14 +175,14 @@ class Contest:
         self._found |= {(one, same): found for one, found in zip(missing, two_at_a_time(runs), strict=True)}
         for variant, own in missing:
             for batch in batches if own else ():
-                # The very first loss is the same for all, whoever takes the steps.
+                # The very first loss is the same for all, whichever steps follow.
                 self._found[(variant, own), same][batch][0] = self._found[(variant, False), same][batch][0]
         return {one: self._found[one, same] for one in asked}
 
     def _in_float64(
         self, variant: str, own: bool, like: Settings, batches: Sequence[int]
     ) -> dict[int, list[float]]:
-        """The first losses by batch: torch's; where torch has not the variant, Keras's on jax."""
+        """The first losses by batch: torch's; Keras's on jax where torch does not have the variant."""
         implementation = "torch.nn.LSTM" if variant == "plain" and not own else "keras"
         backend = "tensorflow" if own else "torch" if variant == "plain" else "jax"
         settings = settings_of(backend, like["units"], implementation, "float64")

@@ -182,7 +182,7 @@ def _truths(name: str, batch: int) -> dict[bool, list[float]]:
             found.append(each.steps(CHECKED_STEPS, checked=True)["losses"])
         finally:
             each.close()
-    # The very first loss is the same for all, whoever takes the steps.
+    # The very first loss is the same for all, whichever steps follow.
     return {False: found[0], True: [found[0][0], *found[-1][1:]]}
 
 

@@ -369,8 +369,8 @@ class StepJob {
         barrier_.wait();
       }
     }
-    // The last h becomes the first of the next chunk. All threads have read the old one; the next barrier, whoever
-    // waits at it, makes the new one visible.
+    // The last h becomes the first of the next chunk. All threads have read the old one; the next barrier
+    // makes the new one visible.
     const Range mine = share(batch_, index, call_.threads);
     for (Index row = mine.begin; row < mine.end; ++row) {
       std::memcpy(layer.words + row * layer.word_row, layer.words + (rows + row) * layer.word_row,

@@ -246,7 +246,7 @@ int StepModel::threads_of_one_stream() const {
 }
 
 bool StepModel::several_are_faster() const {
-  // More threads must be clearly faster, because they take cores from whoever else could use them.
+  // More threads must be clearly faster, because they take cores from other programs.
   constexpr double kWorth = 0.9;
   return pace_.several > 1 && pace_.seconds[1].load(std::memory_order_relaxed) <
                                   kWorth * pace_.seconds[0].load(std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// What the phases of a layer's call take, for whoever profiles. Nobody does by default; then a call reads one flag.
+// The times of the phases of a layer's call, for a profiler. Without one, a call reads one flag.
 #pragma once
 
 #include <chrono>

@@ -25,8 +25,8 @@ void set_thread_count(int n);
 // visible to the caller. Bodies must not throw. If a second thread calls, it waits until the first is done. Inside a
 // body, only a count of 1 is allowed.
 // `again_soon` says that such calls often follow each other within some hundred microseconds, as those of a program that
-// asks for one result after the other do: then workers stay awake for so long, and leave their cores only to whoever
-// wants them. In training, the framework's own threads do want them.
+// asks for one result after the other do: then workers stay awake for so long, and leave their cores only to
+// other programs that want them. In training, the framework's own threads do want them.
 // Throws, before any body runs, std::system_error if a worker cannot be started and std::logic_error if called
 // inside a body with a count above 1.
 void parallel(int count, void (*body)(void* context, int index, int count), void* context,

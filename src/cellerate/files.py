@@ -205,7 +205,7 @@ def _locked(folder: Path, *, wait: bool) -> int:
                     os.close(handle)
                     raise
                 return handle
-            # Whoever had it may have renamed or removed the folder meanwhile.
+            # The process that had it may have renamed or removed the folder meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), lock.stat()):
                     return handle

@@ -110,7 +110,7 @@ def captured(model: keras.Model) -> tuple[CapturedStep, list[GraphOnTheCpu]]:
 
 
 class Steps(keras.callbacks.Callback):
-    """Keeps the logs of every step, and changes the learning rate amid them."""
+    """Keeps the logs of every step, and changes the learning rate between them."""
 
     def __init__(self) -> None:
         super().__init__()

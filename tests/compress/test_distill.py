@@ -161,7 +161,7 @@ def test_distill_of_weight_0_is_plain_training(teacher):
 def test_distill_of_weight_1_ignores_the_true_labels(teacher):
     x, y = FEW
     right, _ = unjudged(teacher, text_model(), (x, y), loss=LOSS, weight=1, steps=4)
-    # Labels that are no classes at all.
+    # Labels that are not classes at all.
     wrong, record = unjudged(teacher, text_model(), (x, y + 10 * V), loss=LOSS, weight=1, steps=4)
     same_weights(right, wrong)
     assert record.details["hard_loss"] is None

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.keras
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
 IDS = np.arange(400) % 5
-# The same for whoever reads them, in order.
+# The same for every reader, in order.
 SOURCE = TextBatches(IDS, length=6, batch_size=4, seed=2)
 
 

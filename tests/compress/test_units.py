@@ -115,7 +115,7 @@ def encoder_decoder() -> keras.Model:
 
 
 def bidirectional_states() -> keras.Model:
-    """The states of two directions, side by side, start a layer of twice the width; those of a third, its like."""
+    """The states of two directions, side by side, start a layer of twice the width; those of a third, one like it."""
     source, target = sequence(), sequence()
     _, *states = layers.Bidirectional(lstm(return_state=True))(source)
     both = [layers.Concatenate()(states[place::2]) for place in (0, 1)]

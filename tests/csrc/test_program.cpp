@@ -269,7 +269,7 @@ TEST(what_does_not_fit_is_refused_short) {
   CHECK_THROWS(std::invalid_argument, graph.program(Precision::kFloat32));  // of what comes after it
   graph.sources[2][0] = 0;
   graph.outputs = {0};
-  CHECK_THROWS(std::invalid_argument, graph.program(Precision::kFloat32));  // ids are no output
+  CHECK_THROWS(std::invalid_argument, graph.program(Precision::kFloat32));  // ids are not an output
   graph.outputs.clear();
   CHECK_THROWS(std::invalid_argument, graph.program(Precision::kFloat32));
 }

@@ -52,7 +52,7 @@ def judge(stock: Callable[[], object], ours: Callable[[], object], busy: int) ->
         call()
     with busy_programs(busy):
         order = Order(tuple(ratios(ours, stock, PAIRS, SECONDS)))
-    # A machine that others use, too, is no proof of anything: slower is what is slower in turn after turn.
+    # A machine that others use, too, proves nothing: slower is what is slower in turn after turn.
     assert order.interval[1] >= 1 / NOISE, f"as fast as Keras, times {order.reach}"
 
 

@@ -61,7 +61,7 @@ def test_require_of_a_missing_package_names_the_extra():
 
 
 def test_peak_memory_is_that_of_the_largest_moment_and_not_of_the_parent():
-    """64 MiB written and freed stay in the peak; 512 MiB of the process that starts this one are no part of it."""
+    """64 MiB written and freed stay in the peak; 512 MiB of the process that starts this one are not part of it."""
     program = (
         "import mmap\n"
         "from cellerate.machine.environment import peak_memory_bytes, resident_memory_bytes\n"

@@ -210,7 +210,7 @@ def test_the_same_model_saved_again_is_the_same_run(go, stands, made, tmp_path):
     go(model=tmp_path / "again.keras")
     found = go(keep=[0.5, 0.75])
     assert "--keep" not in found.command
-    # A model that is no file is written into the folder, and goes on as well.
+    # A model that is not a file is written into the folder, and goes on as well.
     go(model=model, record=record)
     assert Stand.begun == ["kernels", "quantize", "prune"]
 

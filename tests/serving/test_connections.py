@@ -1,4 +1,4 @@
-"""As many connections as there may be: the one that waits longest gives way, of whoever has too many."""
+"""As many connections as there may be: the one that waits longest gives way, of the client that has too many."""
 
 import contextlib
 import resource

@@ -67,7 +67,7 @@ def window_cell(path: Path, *, quantiles: tuple[float, ...] = ()) -> Path:
 
 
 def plain_cell(path: Path) -> Path:
-    """A model of nobody's task: (B, T, 3) numbers to a sequence of 4 and a last output of 7."""
+    """A model without a task: (B, T, 3) numbers to a sequence of 4 and a last output of 7."""
     graph = Graph()
     x = graph.input("x", -1, 3)
     every = graph.lstm(x, "lower", 3, 7)

@@ -57,7 +57,7 @@ def test_text_with_broken_utf8_is_refused_or_replaced(text_model, tmp_path):
     (tmp_path / "t.txt").write_bytes(TEXT.encode() + b"\xff")
     with pytest.raises(DataError, match="0xFF"):
         evaluate(text_model, [tmp_path / "t.txt"])
-    # U+FFFD is no character of the model, which has to be said as well.
+    # U+FFFD is not a character of the model, which has to be said as well.
     with pytest.raises(DataError, match="U\\+FFFD"):
         evaluate(text_model, [tmp_path / "t.txt"], errors="replace")
 

@@ -131,7 +131,7 @@ class _Shared:
             tuple(mapping(name, array) for name, array in zip(names, arrays, strict=True))
             for names, arrays in ((self.arguments, arguments), (self.results, results))
         )
-        # Sizes are told of the factors that are no axis by themselves.
+        # The sizes are those of the factors that are not an axis by themselves.
         alone = set(itertools.chain(*taken, *given))
         sizes = {"piece": self.pieces, "row": in_piece} if isinstance(rows, CompoundFactor) else {}
         return SdyShardingRule(

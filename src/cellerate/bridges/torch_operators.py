@@ -151,7 +151,7 @@ def _results(operation: CoreOperation, *given: Any) -> Any:
         dtype = str(like.dtype).removeprefix("torch.")
         size = operation.reserve_bytes(named, codes, dtype) if keep else 0
         found.append(like.new_empty(size, dtype=torch.uint8))
-    # A single result of an operator is no tuple.
+    # A single result of an operator is not a tuple.
     return tuple(found) if len(found) > 1 else found[0]
 
 

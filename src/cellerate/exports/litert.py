@@ -2,7 +2,7 @@
 
 An LSTM is LiteRT's fused operator for sequences, which XNNPACK and the interpreter compute at once, where a converter
 leaves a loop. It knows tanh and sigmoid and no mask, its number of rows is fixed when the file is written, and it
-remembers its states: whoever calls the model resets them before each new sequence, or goes on with the last one.
+remembers its states: the caller resets them before each new sequence, or goes on with the last one.
 
 A model whose states go in and out (`runtime.stepping`) takes one step, and is written in plain operators.
 """

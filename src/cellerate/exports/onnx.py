@@ -46,7 +46,7 @@ def onnx_model(
         The model; its inputs and outputs have the names and types of the program's.
 
     Raises:
-        ModelError: ONNX cannot hold it: an LSTM has an activation that ONNX's has not, or it has more than 2 GB.
+        ModelError: ONNX cannot hold it: an LSTM has an activation that ONNX's does not have, or it has more than 2 GB.
     """
     graph = OnnxGraph(precision)
     values: dict[int, str] = {}

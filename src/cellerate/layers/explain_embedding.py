@@ -42,7 +42,7 @@ def lookup_conditions(layer: layers.RNN, embedding: layers.Embedding | None) -> 
         f"each step is projected {', and '.join(each)}"
     )
     met = [Condition("embedding", True, found)]
-    # Elsewhere the frameworks sum it, whoever computes.
+    # Elsewhere the frameworks sum it, whichever kernel runs.
     if tensorflow and embedding.trainable:
         met.append(Condition("embedding's gradient", True, _SUMMED if summed else _ROW_BY_ROW))
     return met

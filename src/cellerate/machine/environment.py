@@ -224,7 +224,7 @@ def _configured_backend() -> str | None:
         backend = json.loads(path.read_text()).get("backend")
     except (OSError, ValueError, AttributeError):
         return None
-    # Keras writes "tensorflow" there on first import, so a backend that is not installed was nobody's choice.
+    # Keras writes "tensorflow" there on first import, so a backend that is not installed was not chosen by the user.
     return backend if backend in installed_backends() else None
 
 

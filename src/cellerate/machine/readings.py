@@ -12,7 +12,7 @@ from cellerate.machine.environment import processors, resident_memory_bytes
 class MachineReadings:
     """Reads the machine now and then.
 
-    GPUs are read by NVML, without starting CUDA: all that `CUDA_VISIBLE_DEVICES` shows, whoever computes on them.
+    GPUs are read by NVML, without starting CUDA: all that `CUDA_VISIBLE_DEVICES` shows, used or not.
 
     Args:
         environ: The environment variables.

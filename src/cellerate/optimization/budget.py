@@ -48,8 +48,8 @@ def worth(context: Context, one: Stage) -> float:
 def fitting(context: Context, waiting: Sequence[Stage], left_s: float) -> dict[Stage, float]:
     """Chooses the stages that there is time for, with the seconds of each.
 
-    Those that are worth most for each second come first, each behind those that it builds on. What is over after
-    all have what they need at least goes to those that can use it.
+    Those that are worth most for each second come first, each behind those that it builds on. The time that is
+    left after each has the least that it needs goes to those that can use it.
 
     Args:
         context: The context.

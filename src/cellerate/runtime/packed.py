@@ -277,7 +277,7 @@ class PackedModel(Recorded, NextTokenModel):
             count: How many it starts with; more can join.
 
         Raises:
-            ConfigError: `count` is no whole number from 0 on.
+            ConfigError: `count` is not a whole number from 0 on.
             ModelError: A layer needs steps that are still to come; the message names it.
 
         Example:

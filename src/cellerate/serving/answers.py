@@ -76,7 +76,7 @@ class ClientGoneError(CellerateError):
 
 
 def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A value as JSON; NaN and infinity, which JSON has not, become null."""
+    """A value as JSON; NaN and infinity become null, because JSON has neither."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
@@ -84,14 +84,15 @@ def decoded(body: bytes, form: type[_Found]) -> _Found:
     """A body of JSON as what a route expects.
 
     Raises:
-        RequestError: It is no JSON, or something in it has another type or is out of its range; the message says where.
+        RequestError: It is not JSON, or something in it has another type or is out of its range; the message says
+            where.
     """
     try:
         return msgspec.json.decode(body, type=form)
     except msgspec.ValidationError as error:
         raise RequestError(400, f"the body does not fit: {_sentence(error)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(400, f"the body is no JSON: {_sentence(error)}") from error
+        raise RequestError(400, f"the body is not JSON: {_sentence(error)}") from error
     except RecursionError as error:
         raise RequestError(400, "the body is nested too deeply.") from error
 
@@ -100,7 +101,7 @@ def array_of(what: str, value: Any) -> np.ndarray:
     """An array from lists of JSON.
 
     Raises:
-        ConfigError: Rows have different lengths, or something in it is no number.
+        ConfigError: Rows have different lengths, or something in it is not a number.
     """
     try:
         found = np.array(value)
@@ -115,7 +116,7 @@ def times_of(value: Any) -> np.ndarray:
     """Times from lists of JSON: ISO 8601 as a clock there shows them, without an offset.
 
     Raises:
-        ConfigError: Something in it is no such time.
+        ConfigError: Something in it is not such a time.
     """
     try:
         found = np.array(value)

@@ -77,7 +77,7 @@ class Gate:
         if path in OPEN:
             return None
         if not _is_text(scope["raw_path"]):
-            return error_answer(RequestError(400, "the path is no UTF-8."), path)
+            return error_answer(RequestError(400, "the path is not UTF-8."), path)
         if (refused := self._visitors.refusal(scope["method"], headers)) is not None:
             return error_answer(RequestError(*refused), path)
         if self._keys and not self._has_key(headers):
@@ -123,7 +123,7 @@ class Gate:
 
 
 def _is_text(raw_path: bytes) -> bool:
-    """False for a path whose bytes are no text: names of such bytes would all be one."""
+    """False for a path whose bytes are not text: names of such bytes would all be one."""
     try:
         unquote_to_bytes(raw_path).decode("utf-8")
     except UnicodeDecodeError:

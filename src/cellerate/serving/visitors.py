@@ -3,7 +3,7 @@
 A page of any other site can make a browser send requests to a server on this machine or in this network. Where the
 server asks for no key, that is all it takes. So a request that a browser marks as one of another site is refused, and
 so is one for a name that is not this server's: a site can let its own name lead here for a moment (DNS rebinding), and
-is then the same site. An address is nobody's name, so it cannot.
+is then the same site. An address is not a name, so it cannot.
 """
 
 import ipaddress

@@ -97,7 +97,7 @@ class TextWorker:
         stop: Sequence[str] = (),
         deadline_s: float | None = None,
     ) -> AsyncGenerator[Update]:
-        """Continues a prompt. Whoever stops listening ends the sequence, at the end of the step that runs.
+        """Continues a prompt. A listener that stops ends the sequence, at the end of the step that runs.
 
         Args:
             prompt: (N,) ids.
@@ -172,7 +172,7 @@ class TextWorker:
     def _tell(self, news: Sequence[tuple[Ticket, Update | Exception]]) -> None:
         """Hands results to those that wait for them, in one call an event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Update | Exception]]] = {}
-        with self._condition:  # so that whoever has just submitted is listening
+        with self._condition:  # so that the request just submitted is listening
             for ticket, each in news:
                 ended = isinstance(each, Exception) or each.reason is not None
                 listener = self._listeners.pop(ticket, None) if ended else self._listeners.get(ticket)
@@ -181,7 +181,7 @@ class TextWorker:
                 if listener is not None:
                     by_loop.setdefault(listener[0], []).append((listener[1], each))
         for loop, items in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the waiting requests
                 loop.call_soon_threadsafe(_put_all, items)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     _Judge = Callable[[ExportedModel], "Quality"] | None
 
-# Of narrower weights: what is beyond is no rounding any more.
+# Of narrower weights: a larger error is not one of rounding.
 _NARROW = 1.0
 # Other runtimes round inputs by one scale a batch, ours by one a row, and err up to 2.7 times as much with weights as
 # training makes them. Beyond, an input with a few large numbers has cost the others their digits.

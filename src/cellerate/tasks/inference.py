@@ -215,7 +215,7 @@ def embed(
         (N, latent) float32, in the order of the lines.
 
     Raises:
-        ConfigError: `lines` is no list, array or table of texts; or an argument does not belong to it.
+        ConfigError: `lines` is not a list, array or table of texts; or an argument does not belong to it.
         DataError: The file or the table cannot be used, there is no line, or a character is unknown.
         ModelError: The model is not a line model, or its record is damaged.
         BackendError: A package that is needed is not installed; the message says which.

@@ -123,7 +123,7 @@ def test_hang_is_ended_with_what_it_had_started(faulty):
 
 def test_nan_is_a_failure_and_the_record_is_json_all_the_same(faulty, tmp_path):
     def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     found = next(one for one in faulty["record"]["result"]["faults"] if one["item"] == "a NaN")
     assert found["errors"]["outputs"] is None and found["not_finite"] == {"found.errors.outputs": "nan"}

@@ -153,7 +153,7 @@ def test_training_that_leaves_its_first_loss_by_far_ends_with_7_and_says_what_to
     assert "Try --clipnorm 1 or --learning-rate 0.01." in error
     assert not (here / "m.keras").exists()
     assert json.loads((here / "m.run" / "history.jsonl").read_text())["gradient_norm"] > 0
-    # Short, and with next to nothing learned, it is no error.
+    # Short, and with next to nothing learned, it is not an error.
     code, out, err = cellerate(*words, "--learning-rate", "1e-9", "--overwrite")
     assert code == 0
     assert "Worse than counting: " in err

@@ -138,7 +138,7 @@ def test_a_pattern_that_needs_too_many_steps_back_is_an_error_of_the_data():
     pattern = tokenizers.Regex(r"(?:(a+)+)+\d")
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, "isolated")
     found = FileTokenizer(made.to_str())
-    # The package panics, which is no exception of Python's.
+    # The package panics, which is not an exception of Python's.
     with pytest.raises(DataError, match="the tokenizer file cannot encode this text"):
         found.encode("a" * 40)
     assert found.encode("ab").tolist() == [0, 1]

@@ -87,7 +87,7 @@ AT_KINKS = (
 
 
 def at_points(name: str, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As `value_and_derivative`, but exact for what is no number: each point is the bias of a unit."""
+    """As `value_and_derivative`, but exact for a NaN: each point is the bias of a unit."""
     units = len(points)
     bias = np.zeros((4, units), np.float32)
     bias[0], bias[2] = 1, points

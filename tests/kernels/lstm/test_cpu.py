@@ -76,7 +76,7 @@ class Case:
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arguments by name. With bfloat16 all hold numbers of that type, so that rounding is no error."""
+        """The arguments by name. With bfloat16 all hold numbers of that type, so that rounding adds no error."""
         rng = np.random.default_rng([self.seed, self.B, self.T, self.D, self.H])
         B, T, D, H = self.B, self.T, self.D, self.H
 

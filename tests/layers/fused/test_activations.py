@@ -126,7 +126,7 @@ def test_lstm_at_the_ends_of_an_activation_has_the_gradients_of_the_backend(name
 def test_lstm_of_shrinks_keeps_nan_and_infinity_where_keras_does(name: str) -> None:
     layer = layers.LSTM(H, name, return_sequences=True)
     layer.build((B, T, F))
-    # Only the candidate is no number: a gate that is none would hide what the activation makes of it.
+    # Only the candidate is a NaN: a gate that is one would hide what the activation makes of it.
     bias = np.zeros((4, H), "float32")
     bias[2, :3] = np.nan, np.inf, -np.inf
     layer.cell.bias.assign(bias.ravel())

@@ -46,7 +46,7 @@ def test_load_that_the_system_does_not_tell_is_no_finding(tmp_path, before, afte
             "the host of this virtual machine takes 20 % of its time now: all threads of a layer wait for the one that "
             "does not run",
         ),
-        # Somewhat busy, as desktops are, is no reason to warn of every figure.
+        # Somewhat busy, as desktops are, is not a reason to warn of every figure.
         (processor_times(busy=4, idle=16), ""),
         (processor_times(idle=20), ""),
         (None, ""),

@@ -212,7 +212,7 @@ def strange(**changes):
         (cuda_library(H100, code=-5), management_library(H100), []),
     ],
     ids=[
-        "name that is no text",
+        "name that is not text",
         "no name",
         "numbers below zero",
         "count below zero",

@@ -1,4 +1,4 @@
-"""Two records beside each other: noise is no regression, and a real slowdown is found in it."""
+"""Two records beside each other: noise is not a regression, and a real slowdown is found in it."""
 
 import dataclasses
 

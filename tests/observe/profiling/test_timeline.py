@@ -1,4 +1,4 @@
-"""Each instant of a recording is counted once, for whoever computes then."""
+"""Each instant of a recording is counted once, for the thread that computes then."""
 
 import pytest
 

@@ -73,7 +73,7 @@ def held(monkeypatch, tmp_path):
         found = hold(context, next(one for one in state.candidates if one.id == chosen))
         assert set(parts) == {"test"}
         assert len(parts) == len(found.tested) == len(state.tested)
-        # Nothing is judged twice, whoever asks for it.
+        # Nothing is judged twice, however often it is asked for.
         assert promise.judge_on_test_part(context, state.candidates[0]) is state.tested[ORIGINAL]
         assert len(parts) == len(state.tested)
         return found

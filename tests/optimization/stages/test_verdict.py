@@ -38,7 +38,7 @@ class Raced(HereProbe):
         # Nobody knows which is faster: the smaller one, with a word on that.
         ([1.0, 20.0, 20.0] * 4, math.inf, 12, "float32", "but only in 8 of 12 turns, which is noise"),
         ([1.0, 20.0, 20.0] * 2, 0.0, 6, "float32", "but only in 4 of 6 turns, which is noise"),
-        # As fast as each other, whoever is ahead: no choice depends on that.
+        # As fast as each other, whichever is ahead: no choice depends on that.
         ([10.1, 9.8] * 3, math.inf, 6, "float32", ""),
     ],
     ids=["faster", "slower", "one spoiled", "noise", "noise and no time", "alike"],

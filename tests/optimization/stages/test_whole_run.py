@@ -81,7 +81,7 @@ def test_every_stage_is_done_and_every_candidate_is_measured(whole):
     used = [gain for one in found.passes for gain in one.gains if gain.quantity == "use"]
     assert used
     assert {gain.before for gain in used} | {gain.after for gain in used} <= speeds
-    # Both of the true labels: what a teacher says is no part of what is compared.
+    # Both of the true labels: what a teacher says is not part of what is compared.
     first, second = found.passes[-1].curves
     assert first.y[0] == pytest.approx(second.y[0], rel=1e-4)
 

@@ -215,7 +215,7 @@ def test_more_than_are_worth_computing_at_once_take_turns(model, submit, alone, 
     monkeypatch.setattr(StepModel, "rows_at_once", 2)
     batcher = Batcher(model.steps, model.tokenizer, most_active=5)
     tickets = [submit(batcher, "a" * (6 - place), 100) for place in range(6)]
-    # Two prompts are read a step, and whoever was read is drawn at once; then those that waited longest.
+    # Two prompts are read a step, and the ones that were read are drawn at once; then those that waited longest.
     drawn = [[tickets.index(update.ticket) for update in batcher.step()] for _ in range(6)]
     assert drawn == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
     assert counts[:3] == [[8, 8], [16, 16], [16, 16]]

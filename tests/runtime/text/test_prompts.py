@@ -46,7 +46,7 @@ def test_the_longest_beginning_is_recalled(steps):
     read(reader, np.arange(1, 11, dtype=np.int32))
     longer = reader.begin(np.arange(1, 15, dtype=np.int32))
     reader.read([longer])
-    # The end of the first, at 10, is no end of a part; its last part that ended is at 8.
+    # The end of the first, at 10, is not the end of a part; its last part that ended is at 8.
     assert (reader.recalled, longer.position) == (8, 12)
 
 

@@ -72,7 +72,7 @@ def test_lines_of_many_sessions_are_answered_in_order_each_alone(http, files):
     told = [json.loads(line) for line in answer.text.splitlines()]
     assert [each.get("id") for each in told] == ["a", "b", "7", None, "unknown", "a", "b", "7"]
     assert told[3]["status"] == 400
-    assert "the body is no JSON" in told[3]["error"]
+    assert "the body is not JSON" in told[3]["error"]
     assert told[4] == {
         "id": "unknown",
         "error": "there is no session 'unknown': open it first.",

@@ -46,7 +46,7 @@ class Case:
     scale: float = 1
 
     def arrays(self) -> Arrays:
-        """As the kernel is given them: what rounding its arguments costs is no error of its own."""
+        """As the kernel is given them: what rounding its arguments costs is not an error of its own."""
         rng = np.random.default_rng(3)
         b, t, h = self.batch, self.steps, self.units
         every = {

@@ -55,7 +55,7 @@ class Shown:
 
 
 def shown(path):
-    """Reads an SVG chart; one that is no XML raises."""
+    """Reads an SVG chart; one that is not XML raises."""
     groups = [group for group in ElementTree.parse(path).iter(f"{_SVG}g") if group.get("id")]
     return Shown(
         ["".join(text.itertext()) for text in ElementTree.parse(path).iter(f"{_SVG}text")],

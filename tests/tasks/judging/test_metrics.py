@@ -41,7 +41,7 @@ def test_errors_of_windows_equal_those_by_hand():
         np.array([[[3.0], [1.0]], [[0.0], [-1.0]]]), np.array([[[2.0], [3.0]], [[0.0], [-4.0]]])
     )
     assert ERRORS == ("mae", "mse", "smape")
-    # sMAPE: 200 * (1/5 + 2/4) / 2, and 200 * (0 + 3/5) / 2, where 0 for 0 is no error.
+    # sMAPE: 200 * (1/5 + 2/4) / 2, and 200 * (0 + 3/5) / 2, where 0 for 0 is not an error.
     np.testing.assert_allclose(made, [[[1.5, 2.5, 70]], [[1.5, 4.5, 60]]], rtol=1e-12)
 
 

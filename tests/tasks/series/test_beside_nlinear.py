@@ -115,5 +115,5 @@ def test_forecaster_is_hardly_ever_worse_than_nlinear(tmp_path, shared_data):
         Path(os.environ["CELLERATE_BESIDE_NLINEAR"]).write_text(json.dumps(found, indent=1))
     ratios = {name: one["ratio"] for name, one in found.items()}
     assert max(ratios.values()) <= 1.01, ratios
-    # Quantiles begin around NLinear, and a float32 model beside a float64 one: a thousandth is no difference.
+    # Quantiles begin around NLinear, and a float32 model beside a float64 one: a thousandth does not count.
     assert np.mean([ratio <= 1.001 for ratio in ratios.values()]) >= 0.95, ratios

@@ -152,7 +152,7 @@ def test_epoch_that_is_clearly_better_takes_the_place_of_the_start(tmp_path):
     values = np.empty(600)
     values[0] = 0.4
     for row in range(1, 600):
-        # What comes next is no linear function of what was.
+        # The next rows are not a linear function of those before.
         values[row] = 3.9 * values[row - 1] * (1 - values[row - 1])
     path = table(tmp_path / "d.csv", 600, load=values)
     run = fit(path, epochs=30, rate=0.02, feature=["load"], horizon=1)

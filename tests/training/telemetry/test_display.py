@@ -1,4 +1,4 @@
-"""What the progress lines of a run say, where stderr is no terminal."""
+"""What the progress lines of a run say, where stderr is not a terminal."""
 
 import pytest
 

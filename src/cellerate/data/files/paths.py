@@ -39,7 +39,7 @@ def resolve_paths(
         The files: in the order of `paths`, and sorted within a folder or glob.
 
     Raises:
-        ConfigError: `paths` are no paths.
+        ConfigError: `paths` holds something that is not a path.
         DataError: A path does not exist, or a folder, a glob or all paths together hold no text file.
     """
     given = check_paths(paths)

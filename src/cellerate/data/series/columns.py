@@ -54,7 +54,7 @@ def choose_columns(
         kinds: What each holds: "number", "time" or something else.
         reading: Which are asked for; a `time_column` of "" means none.
         look: The table, whose first rows are asked where neither name nor type say what a column holds.
-        empty: Columns without any value, which are no features unless they are named.
+        empty: Columns without any value, which are not features unless they are named.
 
     Raises:
         ConfigError: Columns contradict each other.
@@ -84,7 +84,7 @@ def choose_columns(
         features = [name for name in names if kinds[name] == "number" and name not in others]
         named = {*features, *targets, *of_time, *series, *empty}
         left_out = [name for name in names if name not in named]
-        # Reading a target then names its first value that is no number.
+        # Reading a target then names its first value that is not a number.
         features = features or list(targets)
         if not features:
             raise DataError(_no_numbers(path, names, look))

@@ -125,7 +125,7 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
         names: Names for the columns of a file without a header.
 
     Raises:
-        DataError: The file is empty, is no CSV, or two readings fit it.
+        DataError: The file is empty, is not a CSV, or two readings fit it.
     """
     data = next(_chunks(path, _SAMPLE_BYTES), b"")
     whole = len(data) < _SAMPLE_BYTES
@@ -221,7 +221,7 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
 def _encoding(path: Path, data: bytes) -> str:
     for mark, words in _FORMATS.items():
         if data.startswith(mark):
-            raise DataError(f"{path} is no CSV file but {words}.")
+            raise DataError(f"{path} is not a CSV file but {words}.")
     found = likely_encoding(data)
     if found is None:
         where = f"byte 0 at offset {data.index(0)}" if 0 in data else "bytes that belong to no usual encoding"

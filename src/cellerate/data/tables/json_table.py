@@ -20,7 +20,7 @@ class JsonTable(ArrowTable):
     """A file of JSON lines. Its columns are the fields of the first block's records.
 
     Raises:
-        DataError: The file is empty, or is no such file.
+        DataError: The file is empty, or is not such a file.
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
@@ -39,7 +39,7 @@ class JsonTable(ArrowTable):
         import pyarrow as pa
 
         del part
-        # What is no number is read as it is written: a time is not changed, nor an id such as "007".
+        # What is not a number is read as it is written: a time is not changed, nor an id such as "007".
         texts = {
             name: pa.string() for name in columns if name not in numbers and self.kinds[name] != "number"
         }

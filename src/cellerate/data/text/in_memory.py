@@ -30,8 +30,8 @@ def given_lines(lines: TextLines, column: str | None = None) -> list[str]:
         column: The column of a table; without it, its only one of texts.
 
     Raises:
-        ConfigError: `lines` is a single text or nothing of this kind, one of them is no text, or a column is named of
-            what has none.
+        ConfigError: `lines` is a single text or nothing of this kind, one of them is not a text, or a column is
+            named of something that has no columns.
         DataError: The column of a table is missing or ambiguous.
     """
     if isinstance(lines, str):

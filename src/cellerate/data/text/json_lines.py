@@ -19,7 +19,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 def field_texts(chunks: Iterable[str], path: Path, field: str | None, errors: Errors) -> Iterator[str]:
-    """The text of each record; null is an empty text, and a line of white space is no record.
+    """The text of each record; null is an empty text, and a line of white space is not a record.
 
     Args:
         chunks: The content of the file, cut anywhere.
@@ -29,7 +29,7 @@ def field_texts(chunks: Iterable[str], path: Path, field: str | None, errors: Er
             "replace" puts U+FFFD.
 
     Raises:
-        DataError: `field` is None; or a line is no JSON object, or has no such field of text. The message names the
+        DataError: `field` is None; or a line is not a JSON object, or has no such field of text. The message names the
             line and what stands there.
     """
     for number, line in enumerate(_lines(chunks), start=1):

@@ -156,7 +156,7 @@ def make_calendar(
     Raises:
         BackendError: The package `holidays` is needed and missing.
         ConfigError: The parts are none, or the country is unknown.
-        DataError: The series has no times, or they are no dates.
+        DataError: The series has no times, or they are not dates.
     """
     check_calendar(parts, country)
     if not parts:

@@ -232,7 +232,7 @@ def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str)
 
 
 def season_of(frequency: Frequency | None) -> int | None:
-    """Rows of a season: a day of shorter steps, a week of days, a year of the rest; None if that is no whole number."""
+    """Rows of a season: a day of shorter steps, a week of days, a year of the rest; None if not a whole number."""
     if frequency is None or frequency.unit == "number":
         return None
     if frequency.unit in WEEKDAYS:

@@ -16,8 +16,8 @@ from cellerate.errors import OutputError
 from cellerate.files import atomic_write, cache_dir
 from cellerate.kernels.cuda import sources
 
-# Held while the file is read or written, never while measuring: whoever times two implementations against each other
-# asks for the times of single kernels meanwhile, in torch from a thread of the backward pass. If two processes write
+# Held while the file is read or written, never while measuring: a contest of two implementations asks for the
+# times of single kernels meanwhile, in torch from a thread of the backward pass. If two processes write
 # at once, one may lose what it measured, and measures it again.
 _lock = threading.Lock()
 

@@ -97,7 +97,7 @@ def ask_management() -> Answer:
         return Answer(None if isinstance(error, pynvml.NVMLError_LibraryNotFound) else error.value)
 
     def ask(name: str, *arguments: Any) -> Any:
-        """Gives what a function returns; None if it fails or returns bytes that are no text."""
+        """Gives what a function returns; None if it fails or returns bytes that are not text."""
         try:
             return getattr(pynvml, name)(*arguments)
         except (pynvml.NVMLError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
 """Text drawn character by character, one stream: in one call of a packed model, and by a call a character of all.
 
-Whoever is called for each character draws it outside, by the same NumPy code. Keras's own loops inside a compiled
-call are programs of one's own on each backend; `benchmarks/` of the repository has them.
+A contestant that is called for each character draws it outside, by the same NumPy code. Keras's own loops inside a
+compiled call are programs of one's own on each backend; `benchmarks/` of the repository has them.
 """
 
 import functools

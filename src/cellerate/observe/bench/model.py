@@ -144,7 +144,7 @@ def error_of(found: Any, expected: np.ndarray) -> float:
 
 
 def error_of_losses(found: list[float], truth: dict[str, np.ndarray], *, sparse: bool = False) -> float:
-    """The largest error of the first losses, each as a share of that in float64; infinite if one is no number.
+    """The largest error of the first losses, each as a share of that in float64; infinite if one is not a number.
 
     Args:
         found: The losses.

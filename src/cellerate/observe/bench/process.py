@@ -1,7 +1,7 @@
 """Our end of a contestant: starts its process, asks it for one thing after the other, and ends it.
 
 All contestants, ours and theirs, start with the same allocator setting and without a GPU. One that ends early or takes
-too long is no failure of the run: the reason is kept and shown.
+too long does not fail the run: the reason is kept and shown.
 """
 
 import contextlib
@@ -182,7 +182,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def _later_interrupt() -> Iterator[None]:
-    """Has Ctrl-C wait: where it comes while a process starts, the process would be nobody's and go on."""
+    """Has Ctrl-C wait: where it comes while a process starts, nothing would end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -144,7 +144,7 @@ class Race:
                 for one, process, jobs in racing:
                     self._try(case, one, process, jobs)
             for turn in range(self.plan.rounds):
-                # There and back, so that whoever is last in one round is first in the next, and of an odd number of
+                # There and back, so that the last in one round is the first in the next, and of an odd number of
                 # rounds each session begins at the other end.
                 for one, process, jobs in racing if (session + turn) % 2 == 0 else reversed(racing):
                     if (case, one) not in self._gone:

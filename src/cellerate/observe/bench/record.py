@@ -201,7 +201,7 @@ def read_record(path: Path) -> Record:
     """Reads a record that `write_record` wrote.
 
     Raises:
-        DataError: There is no such file, it is no record, or a newer Cellerate wrote it.
+        DataError: There is no such file, it is not a record, or a newer Cellerate wrote it.
     """
     content = read_regular(path, _LARGEST, "give a JSON file that `cellerate bench` wrote")
     try:

@@ -1,6 +1,6 @@
 """A run of `bench` in words: the sentences, tables and charts of its page, and the lines of the terminal.
 
-Only runs of one precision stand beside each other, and the strongest opponent comes first, whoever that is.
+Only runs of one precision stand beside each other, and the strongest opponent comes first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ _HOW = (
     "hold the middle 60 % of calls.",
     "Cellerate, Keras and the backends run on as many threads as they take by themselves; torch.nn.LSTM, ONNX Runtime, "
     "OpenVINO and LiteRT on one thread or on all, whichever is faster here. GPUs are left out.",
-    "Whoever is called for each character draws it outside, by the same NumPy code. Keras compiles no loop of its own "
-    "accord; loops written for one backend are faster than its calls, and are not in this race.",
+    "A contestant that is called for each character draws it outside, by the same NumPy code. Keras compiles no loop "
+    "of its own accord; loops written for one backend are faster than its calls, and are not in this race.",
 )
 
 

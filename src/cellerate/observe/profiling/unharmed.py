@@ -1,4 +1,4 @@
-"""Lets a model be trained for a while, and be then as it was."""
+"""Train a model briefly, then restore it."""
 
 import contextlib
 from collections.abc import Iterator

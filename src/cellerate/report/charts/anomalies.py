@@ -26,7 +26,7 @@ class AnomalyPanel:
         times: (N,) times, of a zone what its clock shows, or row numbers.
         values: (N,)
         expected: (N,)
-        low: (N,) the lower bound of what is no anomaly.
+        low: (N,) the lower bound of what is normal.
         high: (N,) the upper bound.
         anomalies: (N,) bool.
         level: The share of usual values that lie within the bounds, such as 0.99, or None if that is not known.

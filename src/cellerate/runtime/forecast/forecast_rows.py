@@ -83,7 +83,7 @@ class RowForecaster:
         if scaling is None:
             return ModelUnits(self._scaler.mean, self._scaler.scale)
         places = scaling.known(names)
-        # A target that is no feature is in no row: of an unknown series nothing is known of it.
+        # A target that is not a feature is in none of the rows, so that nothing is known of it for an unknown series.
         others = len(self._scaler.columns) - len(self._features)
         if others and (places < 0).any():
             raise DataError(

@@ -102,7 +102,7 @@ def _numbers(column: Any, name: str) -> np.ndarray:
 
 
 def _is_missing(value: Any) -> bool:
-    # That of pandas is equal to nothing, and says so with something that is no truth value.
+    # That of pandas is equal to nothing, and says so with something that is not a truth value.
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 

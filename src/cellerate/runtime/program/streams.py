@@ -156,7 +156,7 @@ class Streams:
 
         Raises:
             ConfigError: There is no such stream, or one is named twice.
-            DataError: The states have another shape, or are no numbers.
+            DataError: The states have another shape, or are not numbers.
         """
         chosen = _distinct_rows(rows, self.count)
         units = list(self._stepping.states.values())

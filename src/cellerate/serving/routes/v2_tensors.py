@@ -66,7 +66,7 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
         header_length: How long the JSON is, the value of `Inference-Header-Content-Length`; None if it is all.
 
     Raises:
-        RequestError: It is no such request, or a tensor does not fit what is said of it.
+        RequestError: It is not such a request, or a tensor does not fit what is said of it.
     """
     length = len(body)
     if header_length is not None:

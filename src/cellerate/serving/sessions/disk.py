@@ -15,7 +15,7 @@ class SessionDisk:
 
     Args:
         memory: The sessions in memory, and the store behind them.
-        lock: Held by whoever looks at them.
+        lock: Held while a thread looks at them.
         refuse_after_s: For how long states may stay unwritten because the disk takes none; then pushes are refused.
     """
 

@@ -74,7 +74,7 @@ class SeriesRows:
         """(N, k, F) rows, scaled.
 
         Raises:
-            DataError: They have another number of features, or are no numbers.
+            DataError: They have another number of features, or are not numbers.
         """
         given = by_name(inputs, [self._input]).get(self._input, np.empty(0))
         if given.ndim != 3 or given.shape[2] != self.features or given.dtype.kind not in "fiu":
@@ -162,7 +162,7 @@ class ForecastStreams(SessionStreams):
         """Reads the next rows of some series; see the class for what comes out.
 
         Raises:
-            DataError: The rows have another number of features, or are no numbers.
+            DataError: The rows have another number of features, or are not numbers.
         """
         scaled = self._rows.scaled(inputs)
         # One step is read or is not.
@@ -246,7 +246,7 @@ class WindowStreams(SessionStreams):
         """Reads the next rows of some series; see the class for what comes out.
 
         Raises:
-            DataError: The rows have another number of features, or are no numbers.
+            DataError: The rows have another number of features, or are not numbers.
         """
         scaled = self._rows.scaled(inputs).astype(np.float32, copy=False)
         streams, steps = scaled.shape[:2]

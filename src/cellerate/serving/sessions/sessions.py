@@ -1,6 +1,6 @@
 """Named streams through a model: their states in memory up to a bound, the others on disk, none ever silently lost.
 
-Whoever pushes to a session that is not there is told why: it was never opened, it was closed, or it was not used for
+A push to a session that is not there gets the reason: it was never opened, it was closed, or it was not used for
 so long that it ended. A session never begins anew by itself. An error concerns its own session, whatever its kind, and
 of a push that fails nothing was read.
 """
@@ -149,8 +149,8 @@ class Sessions:
 
         Returns:
             For each push the outputs by name, without the batch: of each of its steps where the model gives
-            sequences, otherwise of the last; or its error, and then nothing of it was read. An error of one is no
-            error of the others.
+            sequences, otherwise of the last; or its error, and then nothing of it was read. An error of one is
+            not an error of the others.
         """
         results: list[Any] = [None] * len(pushes)
         with self._lock:
@@ -240,7 +240,7 @@ class Sessions:
 
         Raises:
             ConfigError: The name cannot be one.
-            DataError: The state has another size, or is no numbers.
+            DataError: The state has another size, or holds something that is not a number.
             TooManySessionsError: There are too many.
         """
         check_name(name)

@@ -281,7 +281,7 @@ def _resolve(results: Sequence[tuple[_Task, Any]]) -> None:
     for task, result in results:
         by_loop.setdefault(task.loop, []).append((task.done, result))
     for loop, items in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the waiting requests
             loop.call_soon_threadsafe(_resolve_all, items)
 
 

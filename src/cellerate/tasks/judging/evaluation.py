@@ -39,7 +39,7 @@ class EvaluationOptions:
     listener: Listener = SILENT
 
     def check_unused(self) -> None:
-        """Raises `ConfigError` if something is asked for that has no meaning for a model that is no forecaster."""
+        """Raises `ConfigError` if something is asked for that only a forecaster has."""
         given = dict(self.reading.given)
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}

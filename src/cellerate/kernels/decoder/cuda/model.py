@@ -24,8 +24,8 @@ from cellerate.settings import check_choice
 # the rows, each with at least `_LEAST_ROWS`.
 _MOST_COUNTS_BYTES = 1 << 30
 _LEAST_ROWS = 8
-# How long a kernel runs, in seconds, and the most ids that it draws: its start must not cost much beside it, whoever
-# cancels or interrupts waits for its end, and its ids take memory.
+# How long a kernel runs, in seconds, and the most ids that it draws: its start must not cost much beside it, a
+# cancellation or an interrupt waits for its end, and its ids take memory.
 _SECONDS_PER_LAUNCH, _SECONDS_UNCANCELLED, _MOST_IDS = 0.04, 1.0, 1 << 25
 
 

@@ -62,7 +62,7 @@ class RowSampler {
   static constexpr bool kHeld = kChunks == kGroup;
 
   struct Item {
-    unsigned key;  // ordered like the scores; 0 is no item, and below all keys
+    unsigned key;  // ordered like the scores; 0 stands for none, and is below all keys
     float weight;  // e^((score - largest) / temperature), of at most 1
   };
   // In the order of the likeliest first, and the lower id of equals, the items up to this one stay.

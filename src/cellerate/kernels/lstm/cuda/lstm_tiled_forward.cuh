@@ -246,7 +246,7 @@ class TiledForwardBlock {
   // Writes the outputs and states of every step, 16 bytes at once.
   CELLERATE_DEVICE void write(int part) const {
     prefetch(part, 1);
-    // The initial states are no outputs.
+    // The initial states are not outputs.
     wait_for(shared_.state_computed, 0);
     if (here_.lane == 0) arrive(shared_.state_read);
     for (int step = 0; step < in_.steps; ++step) {

@@ -55,7 +55,7 @@ def _chosen(variant: Variant, batch: int, device: int) -> Variant:
     def resident(one: Variant) -> int:
         return launch.resident(one, device)
 
-    # Whoever names these kernels gets the plain way even where it was not checked.
+    # A caller who names these kernels gets the plain way even where it was not checked.
     ways = ["plain", *(way for way in _others(variant) if selfcheck.failure(device, way) is None)]
     try:
         return plan.choose(variant, batch, resident, lambda one: selfcheck.step_us(one, device), ways)
