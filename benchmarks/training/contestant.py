@@ -158,19 +158,9 @@ def _keras_model(vocabulary: int, settings: Settings) -> Any:
 
 def _keras_fit(vocabulary: int, settings: Settings) -> Training:
     model = _keras_model(vocabulary, settings)
-    import keras
     import numpy as np
 
-    class Clock(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ends: list[float] = []
-            self.losses: list[float] = []
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.ends.append(time.perf_counter())
-            # Keras gives the mean of the epoch so far.
-            self.losses.append(float(logs["loss"]))
+    from cellerate.observe.bench.training import Clock
 
     initial, rows = model.get_weights(), 0
 
@@ -186,13 +176,8 @@ def _keras_fit(vocabulary: int, settings: Settings) -> Training:
         x = np.concatenate([inputs for inputs, _ in batches])
         y = np.concatenate([targets for _, targets in batches])
         clock = Clock()
-        start = time.perf_counter()
         model.fit(x, y, batch_size=len(batches[0][0]), epochs=1, shuffle=False, verbose=0, callbacks=[clock])
-        times = np.diff([start, *clock.ends])
-        means = np.array(clock.losses)
-        count = np.arange(1, len(means) + 1)
-        losses = np.diff(np.concatenate([[0.0], means * count]))
-        return times.tolist(), losses.tolist()
+        return clock.seconds(), clock.losses()
 
     def ran() -> dict[str, str | None]:
         if settings["implementation"] == "keras":

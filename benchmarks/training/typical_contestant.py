@@ -8,7 +8,6 @@ import argparse
 import json
 import resource
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +29,8 @@ def keras_steps(model: Typical, settings: Settings, *, dropout: bool) -> Run:
     import keras
     import numpy as np
 
+    from cellerate.observe.bench.training import Clock
+
     keras.config.set_floatx("float64" if settings["policy"] == "float64" else "float32")
     keras.config.set_dtype_policy(settings["policy"])
     keras.utils.set_random_seed(0)
@@ -39,23 +40,12 @@ def keras_steps(model: Typical, settings: Settings, *, dropout: bool) -> Run:
     if settings["implementation"] != "keras":
         cellerate.accelerate(built, settings["implementation"])
 
-    class Clock(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ends: list[float] = []
-            self.means: list[float] = []
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.means.append(float(logs["loss"]))
-            self.ends.append(time.perf_counter())
-
     def run(batches: list[Any]) -> tuple[list[float], list[float]]:
         x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-        clock, start = Clock(), time.perf_counter()
         rows = len(batches[0][0])
+        clock = Clock()
         built.fit(x, y, batch_size=rows, epochs=1, shuffle=False, verbose=0, callbacks=[clock])
-        sums = np.array(clock.means) * np.arange(1, len(batches) + 1)
-        return np.diff([start, *clock.ends]).tolist(), np.diff(sums, prepend=0.0).tolist()
+        return clock.seconds(), clock.losses()
 
     return run
 

@@ -22,18 +22,22 @@ from cellerate.observe.bench.model import (
 )
 
 
-class _Clock(keras.callbacks.Callback):
-    """When each batch of a `fit` ended, and its loss."""
+class Clock(keras.callbacks.Callback):
+    """The times and the losses of the batches of one `fit`, which begins when the clock is made."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends: list[float] = []
         self.means: list[float] = []
+        self._ends = [time.perf_counter()]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes the time and the mean loss of the epoch so far, which Keras gives."""
+        """Note the time and the mean loss of the epoch so far, which Keras gives."""
         self.means.append(float(logs["loss"]))
-        self.ends.append(time.perf_counter())
+        self._ends.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """The time that each batch took; the first also sets the `fit` up."""
+        return np.diff(self._ends).tolist()
 
     def losses(self) -> list[float]:
         """The loss of each batch."""
@@ -63,8 +67,7 @@ def fit_jobs(folder: Path, sizes: Sizes, accelerated: bool) -> list[Job]:
 
     def steps(count: int) -> tuple[list[float], list[float]]:
         inputs, targets = zip(*(batches.next() for _ in range(count)), strict=True)
-        clock = _Clock()
-        start = time.perf_counter()
+        clock = Clock()
         model.fit(
             np.concatenate(inputs),
             np.concatenate(targets),
@@ -74,7 +77,7 @@ def fit_jobs(folder: Path, sizes: Sizes, accelerated: bool) -> list[Job]:
             verbose=0,
             callbacks=[clock],
         )
-        return np.diff([start, *clock.ends]).tolist(), clock.losses()
+        return clock.seconds(), clock.losses()
 
     # The first step of a `fit` also sets it up.
     run: Callable[[int], list[float]] = lambda count: steps(count + 1)[0][1:]  # noqa: E731
