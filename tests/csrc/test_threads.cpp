@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "check.h"
+#include "forks.h"
 #include "workers.h"
 
 namespace {
@@ -29,6 +30,7 @@ using cellerate::parallel;
 using cellerate::set_thread_count;
 using cellerate::thread_count;
 using cellerate::with_crew;
+using forks::in_child;
 using workers::workers_alive;
 
 // with_crew() and Crew::each() with any callables.
@@ -61,29 +63,6 @@ bool meets(int count) {
   return visits == std::vector<int>(count, count);
 }
 
-// Runs `body` in a forked child, which leaves by exit(); whether it returned true there within 20 s. The
-// sanitizers take the parent's threads for the child's, so with them it leaves without their last look.
-template <class Callable>
-bool in_child(Callable&& body) {
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);  // a hang ends the child
-    bool good = false;
-    try {
-      good = body();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "in the child: %s\n", error.what());
-    }
-    if (kSanitized) _exit(good ? 0 : 1);
-    std::exit(good ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (WIFSIGNALED(status)) std::fprintf(stderr, "the child ended by signal %d\n", WTERMSIG(status));
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 double cpu_ms() {
   timespec used;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -91,51 +70,6 @@ double cpu_ms() {
 }
 
 }  // namespace
-
-// First, while this process has not asked yet: a child starts with the same.
-TEST(thread_count_with_the_variable_set_is_it) {
-  CHECK(in_child([] {
-    setenv("CELLERATE_THREADS", "3", 1);
-    return thread_count() == 3;
-  }));
-}
-
-TEST(thread_count_with_a_bad_variable_names_it) {
-  for (const char* bad : {" ", "0", "-2", "two", "2.5", "4 ", "1025", "99999999999999999999"}) {
-    CHECK(in_child([bad] {
-      setenv("CELLERATE_THREADS", bad, 1);
-      for (int again = 0; again < 2; ++again) {
-        const std::string message = CHECK_THROWS(std::invalid_argument, thread_count());
-        CHECK(message.find("CELLERATE_THREADS is '" + std::string(bad) + "'") != std::string::npos);
-      }
-      return check::failures == 0;
-    }));
-  }
-}
-
-TEST(thread_count_on_one_allowed_processor_is_one) {
-  CHECK(in_child([] {
-    unsetenv("CELLERATE_THREADS");
-    cpu_set_t allowed;
-    sched_getaffinity(0, sizeof(allowed), &allowed);
-    int first = 0;
-    while (!CPU_ISSET(first, &allowed)) ++first;
-    CPU_ZERO(&allowed);
-    CPU_SET(first, &allowed);
-    sched_setaffinity(0, sizeof(allowed), &allowed);
-    return thread_count() == 1;
-  }));
-}
-
-TEST(thread_count_by_default_is_no_more_than_the_processors) {
-  for (const bool empty : {false, true}) {
-    CHECK(in_child([empty] {
-      unsetenv("CELLERATE_THREADS");
-      if (empty) setenv("CELLERATE_THREADS", "", 1);  // as good as unset
-      return thread_count() >= 1 && thread_count() <= static_cast<int>(std::thread::hardware_concurrency());
-    }));
-  }
-}
 
 TEST(set_thread_count_before_asking_wins_over_the_variable) {
   CHECK(in_child([] {
