@@ -260,7 +260,7 @@ def test_validate_inputs_that_are_looked_up_have_no_dropout(function):
 @pytest.mark.parametrize("left", [(), ("ids",), ("embeddings",)])
 def test_validate_asks_for_x_or_for_ids_with_their_table(left):
     given = {name: array for name, array in arrays(LOOKUP).items() if name in left or name in WEIGHTS}
-    assert re.match("x is a NoneType|expected x, or ids and embeddings", refusal(validate, given))
+    assert refusal(validate, given).startswith("expected x, or ids and embeddings")
 
 
 def test_check_shapes_looks_at_no_dtype():

@@ -213,7 +213,8 @@ def check_shapes(arguments: Arguments) -> LstmShape:
         ConfigError: A shape does not fit, a size is 0, or there is neither x nor ids with their table.
     """
     looked_up = arguments.ids is not None and arguments.embeddings is not None
-    if not looked_up and (arguments.ids is not None or arguments.embeddings is not None):
+    in_part = arguments.ids is not None or arguments.embeddings is not None
+    if not looked_up and (in_part or arguments.x is None):
         raise ConfigError("expected x, or ids and embeddings; pass the others as None")
     if looked_up and arguments.dropout is not None:
         raise ConfigError("dropout: expected none with ids; look the rows up and pass them as x")

@@ -184,7 +184,7 @@ def refused() -> list[Odd]:
             "a compressed file under another name",
             "t.csv",
             gzip.compress(b"y\n1\n"),
-            words=r"no CSV file but compressed; name it \*\.csv\.gz",
+            words=r"not a CSV file but compressed; name it \*\.csv\.gz",
         ),
         Odd("no JSON", "t.jsonl", b"y\n1\n", words="cannot be read as JSON lines"),
         Odd(
