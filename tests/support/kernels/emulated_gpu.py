@@ -82,6 +82,7 @@ extern "C" void activation(int place, const float* x, float* values, float* deri
 # Kept from run to run, as each backend runs the same kernels in a process of its own; `make clean` removes it.
 _FOLDER = Path(__file__).parents[3] / "build" / "emulated"
 _HEADER = Path(__file__).with_name("cuda_emulated.h")
+_HEADERS = (_HEADER, _HEADER.with_name("cuda_cluster.h"))
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra")
 
 
@@ -130,14 +131,16 @@ def _library(source: str) -> ctypes.CDLL:
 def _header() -> Path:
     """The folder with cuda_emulated.h, compiled in advance: most of the time of a kernel would go into that."""
     version = subprocess.run(["g++", "--version"], check=True, capture_output=True).stdout
-    digest = hashlib.sha256(version + repr(_FLAGS).encode() + _HEADER.read_bytes()).hexdigest()[:24]
+    texts = b"".join(header.read_bytes() for header in _HEADERS)
+    digest = hashlib.sha256(version + repr(_FLAGS).encode() + texts).hexdigest()[:24]
     found = _FOLDER / digest
     if not found.exists():
         _FOLDER.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
             header = Path(folder) / "include" / _HEADER.name
             header.parent.mkdir()
-            shutil.copy(_HEADER, header)
+            for each in _HEADERS:
+                shutil.copy(each, header.parent)
             # That a header is compiled by itself is what it warns of.
             command = ["g++", *_FLAGS, "-w", "-x", "c++-header", str(header), "-o", f"{header}.gch"]
             subprocess.run(command, check=True)
