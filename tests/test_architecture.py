@@ -39,6 +39,8 @@ KERAS_ROOMS = {"models", "layers", "keras_graph", "bridges"}
 MOST_LINES = 500
 MOST_SIBLINGS = 20
 TESTS = SOURCE.parent / "tests"
+# Each is one class, or one kernel, whose parts share its state.
+CPP_TO_SPLIT = {"lstm_backward.h", "generate.cuh"}
 MOST_LINES_OF_FUNCTION = 60
 MOST_PARAMETERS = 8
 # Their parameters are those of the libraries that call them.
@@ -330,6 +332,21 @@ def test_tests_stay_readable_and_folders_of_them_small(tmp_path: Path) -> None:
         (tmp_path / f"test_{number}.py").touch()  # beside the rooms, which are as many as they are
     (tmp_path / "test_0.py").write_text("\n" * (MOST_LINES + 1))
     assert outgrown_tests(tmp_path) == {"room", "test_0.py"}
+
+
+def outgrown_sources(root: Path) -> set[str]:
+    """The files of C++ and CUDA below a folder with too many lines."""
+    found = [path for suffix in ("h", "cpp", "cuh") for path in root.rglob(f"*.{suffix}")]
+    return {path.name for path in found if path.read_text().count("\n") > MOST_LINES}
+
+
+def test_files_of_cpp_stay_readable(tmp_path: Path) -> None:
+    found = set().union(*(outgrown_sources(SOURCE.parent / name) for name in ("csrc", "src", "tests")))
+    assert found == CPP_TO_SPLIT
+    for suffix in ("h", "cpp", "cuh", "md"):
+        (tmp_path / f"long.{suffix}").write_text("\n" * (MOST_LINES + 1))
+        (tmp_path / f"short.{suffix}").write_text("\n" * MOST_LINES)
+    assert outgrown_sources(tmp_path) == {"long.h", "long.cpp", "long.cuh"}
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
