@@ -267,7 +267,9 @@ def test_check_shapes_looks_at_no_dtype():
     assert check_shapes(Arguments(**arrays(x="float64", kernel="int8", mask="uint8"))).units == H
 
 
-@pytest.mark.parametrize("value", [[[0.0]], None])
-def test_validate_what_is_no_array_is_refused(value):
-    said = refusal(validate, arrays() | {"x": value})
-    assert said.startswith(f"x is a {type(value).__name__}; expected an array of shape (B, T, D)")
+@pytest.mark.parametrize(
+    ("name", "value", "expected"), [("x", [[0.0]], "(B, T, D)"), ("kernel", None, "(D, 4H)")]
+)
+def test_validate_a_value_that_is_not_an_array_is_refused(name, value, expected):
+    said = refusal(validate, arrays() | {name: value})
+    assert said.startswith(f"{name} is a {type(value).__name__}; expected an array of shape {expected}")
