@@ -11,6 +11,7 @@
 #include "bindings/calls.h"
 #include "bindings/program_bindings.h"
 #include "bindings/step_bindings.h"
+#include "bindings/training_bindings.h"
 #include "bindings/xla_ffi.h"
 #include "bindings/xla_launch.h"
 #include "simd/dispatch.h"
@@ -155,6 +156,7 @@ NB_MODULE(_core, module) {
              nb::arg("sizes"), "Bytes that a call keeps for backward, for sizes in the order of CALLS.");
   cellerate::bind_steps(module);
   cellerate::bind_programs(module);
+  cellerate::bind_training(module);
   nb::dict all;
   for (const Call* each : cellerate::calls()) {
     all[each->name] = nb::make_tuple(tuple_of(each->options), tuple_of(each->arguments),

@@ -1,88 +1,49 @@
 // program.h for Python. cellerate.kernels.program.cpu calls it, with shapes and types already checked.
 #include "bindings/program_bindings.h"
 
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <optional>
 #include <stdexcept>
 
 #include "bindings/arguments.h"
+#include "bindings/program_nodes.h"
 #include "engine/program.h"
-#include "engine/program_table.h"
 
 namespace nb = nanobind;
 
 namespace cellerate {
 namespace {
 
-template <class T>
-using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-using Weights = std::optional<In<float>>;
-using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
-// op; inputs and arrays in the order of its row; activation, recurrent_activation, normalizer, masked_output;
-// go_backwards, return_sequences, ids, cell; number
-using Node = std::tuple<std::string, std::vector<int32_t>, std::tuple<Weights, Weights, Weights>,
-                        std::tuple<ActivationCodes, ActivationCodes, std::string, std::string>,
-                        std::tuple<bool, bool, bool, bool>, float>;
 using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
 using Times = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// What a call has in common with others of the same shapes.
-struct Sizes {
-  std::vector<ValueShape> shapes;
-  std::vector<int64_t> begins;
-};
-
-const float* data_of(const Weights& array) { return array ? array->data() : nullptr; }
+const float* data_of(const ProgramWeights& array) { return array ? array->data() : nullptr; }
 
 // The rows and columns of a kernel; of an LSTM its inputs and units, and of factors only columns.
-void set_sizes(ProgramNode& node, const Weights& kernel, const Weights& recurrent_kernel,
-               const Weights& bias) {
-  const Weights& weights = kernel ? kernel : bias;
+void set_sizes(ProgramNode& node, const ProgramWeights& kernel, const ProgramWeights& recurrent_kernel,
+               const ProgramWeights& bias) {
+  const ProgramWeights& weights = kernel ? kernel : bias;
   if (!weights) return;
   if (weights->ndim() == 2) node.rows = static_cast<int64_t>(weights->shape(0));
   node.columns = static_cast<int64_t>(recurrent_kernel ? recurrent_kernel->shape(0)
                                                        : weights->shape(weights->ndim() - 1));
 }
 
-void make(CompiledProgram* self, const std::vector<Node>& nodes, const std::vector<int32_t>& outputs,
+void make(CompiledProgram* self, const std::vector<PassedNode>& nodes, const std::vector<int32_t>& outputs,
           const std::string& precision, size_t most_bytes) {
-  std::vector<ProgramNode> graph;
-  for (const auto& [op, inputs, arrays, codes, flags, number] : nodes) {
-    ProgramNode& node = graph.emplace_back();
-    node.op = program_op_named(op).op;
-    node.inputs = inputs.data();
-    node.input_count = static_cast<int32_t>(inputs.size());
-    const auto& [kernel, recurrent_kernel, bias] = arrays;
-    set_sizes(node, kernel, recurrent_kernel, bias);
-    node.kernel = data_of(kernel);
-    node.recurrent_kernel = data_of(recurrent_kernel);
-    node.bias = data_of(bias);
-    node.activation = activation_option("activation", std::get<0>(codes));
-    node.recurrent_activation = activation_option("recurrent_activation", std::get<1>(codes));
-    node.normalizer = named<Normalizer>("activation", std::get<2>(codes), kNormalizerNames);
-    node.masked_output = named<MaskedOutput>("masked_output", std::get<3>(codes), kMaskedOutputNames);
-    std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;
-    node.number = number;
-  }
+  std::vector<ProgramNode> graph = nodes_of(nodes);
   const auto kept = named<Precision>("precision", precision, kPrecisionNames);
   const nb::gil_scoped_release release;
   new (self) CompiledProgram(std::move(graph), outputs, kept, most_bytes);
 }
 
-void make_sizes(Sizes* self, const Shapes& shapes, const std::vector<int64_t>& begins) {
-  new (self) Sizes;
+void make_sizes(ProgramSizes* self, const Shapes& shapes, const std::vector<int64_t>& begins) {
+  new (self) ProgramSizes;
   self->begins = begins;
   for (const auto& [steps, features] : shapes) self->shapes.push_back({steps, features});
 }
 
-void run(const CompiledProgram& program, int64_t batch, const Sizes& sizes, const Inputs& inputs,
+void run(const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes, const Inputs& inputs,
          const Outputs& outputs, const std::optional<Times>& seconds) {
   if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
       inputs.size() != program.inputs() || outputs.size() != program.outputs() ||
@@ -110,17 +71,44 @@ std::vector<std::tuple<bool, bool, bool, int32_t>> links(const CompiledProgram& 
 
 }  // namespace
 
-void bind_programs(nb::module_& module) {
+std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed) {
+  std::vector<ProgramNode> graph;
+  for (const auto& [op, inputs, arrays, codes, flags, number] : passed) {
+    ProgramNode& node = graph.emplace_back();
+    node.op = program_op_named(op).op;
+    node.inputs = inputs.data();
+    node.input_count = static_cast<int32_t>(inputs.size());
+    const auto& [kernel, recurrent_kernel, bias] = arrays;
+    set_sizes(node, kernel, recurrent_kernel, bias);
+    node.kernel = data_of(kernel);
+    node.recurrent_kernel = data_of(recurrent_kernel);
+    node.bias = data_of(bias);
+    node.activation = activation_option("activation", std::get<0>(codes));
+    node.recurrent_activation = activation_option("recurrent_activation", std::get<1>(codes));
+    node.normalizer = named<Normalizer>("activation", std::get<2>(codes), kNormalizerNames);
+    node.masked_output = named<MaskedOutput>("masked_output", std::get<3>(codes), kMaskedOutputNames);
+    std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;
+    node.number = number;
+  }
+  return graph;
+}
+
+nb::dict operations_with(bool ProgramOpRow::* flag) {
   nb::dict operations;
   for (const ProgramOpRow& row : kProgramOps) {
+    if (!(row.*flag)) continue;
     nb::list inputs;
     for (size_t n = 0; n < row.count_of_inputs(); ++n) inputs.append(row.inputs[n]);
     operations[row.name] =
         nb::make_tuple(nb::tuple(inputs), nb::make_tuple(row.arrays[0], row.arrays[1], row.arrays[2]),
                        row.number, row.shapes);
   }
-  module.attr("PROGRAM_OPERATIONS") = operations;
-  nb::class_<Sizes>(module, "ProgramSizes", "What a call of a packed model has in common with others.")
+  return operations;
+}
+
+void bind_programs(nb::module_& module) {
+  module.attr("PROGRAM_OPERATIONS") = operations_with(&ProgramOpRow::predicts);
+  nb::class_<ProgramSizes>(module, "ProgramSizes", "What a call of a packed model has in common with others.")
       .def("__init__", &make_sizes, nb::arg("shapes"), nb::arg("begins"));
   nb::class_<CompiledProgram>(module, "CompiledProgram", "A packed model; see cellerate.kernels.program.cpu.")
       .def("__init__", &make, nb::arg("nodes"), nb::arg("outputs"), nb::arg("precision"),
@@ -130,7 +118,7 @@ void bind_programs(nb::module_& module) {
       .def("links", &links)
       .def(
           "shares_blocks",
-          [](const CompiledProgram& program, int64_t batch, const Sizes& sizes) {
+          [](const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes) {
             if (sizes.shapes.size() != program.count())
               throw std::invalid_argument("expected a shape for each node");
             return program.shares_blocks({batch, sizes.shapes.data(), sizes.begins.data(), nullptr, nullptr});

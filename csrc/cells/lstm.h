@@ -45,6 +45,9 @@ struct LstmInputs {
   const uint8_t* mask = nullptr;             // (B, T), zero where masked, or null
   const float* dropout = nullptr;            // (4, B, D): multiplies x before each gate, or null
   const float* recurrent_dropout = nullptr;  // (4, B, H): the same for h; both are constant over time
+
+  // What pack_forward() or pack_backward() made of the weights, for many calls; null for a call that packs them itself.
+  const std::byte* packed = nullptr;
 };
 
 struct LstmForward : LstmInputs {
@@ -76,6 +79,10 @@ struct LstmKernels {
   size_t (*reserve_bytes)(const LstmInputs&);
   void (*forward)(const LstmForward&);
   void (*backward)(const LstmBackward&);
+  // Pack the weights into memory on this thread, and give how many bytes they take; with null they only count. Calls
+  // that use them differ in rows and steps alone; pointers that are not read must be null or not, as there.
+  size_t (*pack_forward)(const LstmForward&, std::byte* memory);
+  size_t (*pack_backward)(const LstmBackward&, std::byte* memory);
 };
 
 // Runs one layer on target(). Throws std::out_of_range if an id is not in [0, V), std::bad_alloc, and what

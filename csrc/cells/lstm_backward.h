@@ -47,9 +47,8 @@ class BackwardJob {
   void lay_out(Layout& memory) {
     const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     const Index chunk_rows = chunk_ * rows_;
-    recurrent_ = memory.take<float>(count(state_panels_ * gates_deep_, kWidth));
-    const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
-    if (wants_x) kernel_ = memory.take<float>(count(input_panels_ * plan_.unit_panels * kWidth, kWidth));
+    Layout packed(const_cast<std::byte*>(in_.packed));
+    lay_out_weights(in_.packed != nullptr ? packed : memory);
     if (in_.d_x != nullptr)
       d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
     d_h_ = {memory.take<float>(count(state_panels_ * plan_.batch, kWidth)), plan_.batch};
@@ -73,6 +72,26 @@ class BackwardJob {
     }
     first_ = memory.take<int32_t>(static_cast<size_t>(plan_.batch));
   }
+
+  // The same of the packed weights alone, and packs some of their panels.
+  void lay_out_weights(Layout& memory) {
+    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
+    recurrent_ = memory.take<float>(count(state_panels_ * gates_deep_, kWidth));
+    const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
+    if (wants_x) kernel_ = memory.take<float>(count(input_panels_ * plan_.unit_panels * kWidth, kWidth));
+  }
+  void pack_weights(Range states, Range inputs) {
+    const bool by_gate = in_.recurrent_dropout != nullptr;
+    pack_gates_transposed<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, by_gate, recurrent_,
+                                  states);
+    if (in_.d_x != nullptr) {
+      pack_gates_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_,
+                                    inputs);
+    } else if (in_.d_embeddings != nullptr) {
+      pack_gates_transposed<false>(in_.kernel, plan_.inputs, plan_.units, false, kernel_, inputs);
+    }
+  }
+  void pack_all() { pack_weights({0, state_panels_}, {0, input_panels_}); }
 
   void lead(Crew& crew) {
     PhaseClock clock({true, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
@@ -153,16 +172,8 @@ class BackwardJob {
   Range state_panels(Range panels) const { return {panels.begin / 4, ceil_div(panels.end, 4)}; }
 
   void prepare(int index) {
-    const bool by_gate = in_.recurrent_dropout != nullptr;
-    pack_gates_transposed<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, by_gate, recurrent_,
-                                  share(state_panels_, index, plan_.threads));
-    const Range inputs = share(input_panels_, index, plan_.threads);
-    if (in_.d_x != nullptr) {
-      pack_gates_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_,
-                                    inputs);
-    } else if (in_.d_embeddings != nullptr) {
-      pack_gates_transposed<false>(in_.kernel, plan_.inputs, plan_.units, false, kernel_, inputs);
-    }
+    if (in_.packed == nullptr)
+      pack_weights(share(state_panels_, index, plan_.threads), share(input_panels_, index, plan_.threads));
     if (plan_.vocabulary > 0) {
       const Range mine = plan_.panels_shared(index);
       for (Index panel = mine.begin; panel < mine.end; ++panel) {
@@ -578,6 +589,26 @@ void backward_as(const LstmBackward& in) {
   BackwardJob<kStorage, kPairs> job(in, plan);
   const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
+}
+
+template <Storage kStorage, bool kPairs>
+size_t pack_backward_as(const LstmBackward& in, std::byte* memory) {
+  const Plan plan(in, 2);
+  BackwardJob<kStorage, kPairs> job(in, plan);
+  Layout layout(memory);
+  job.lay_out_weights(layout);
+  if (memory != nullptr) job.pack_all();
+  return layout.bytes();
+}
+
+inline size_t pack_backward(const LstmBackward& in, std::byte* memory) {
+  return by_storage(in.storage, [&]<Storage kStorage>() -> size_t {
+    if constexpr (kLayerAlike<kStorage>) {
+      return CELLERATE_ALIKE::kLstmKernels.pack_backward(in, memory);
+    } else {
+      return pack_backward_as<kStorage, kPairsOf<kStorage>>(in, memory);
+    }
+  });
 }
 
 inline void backward(const LstmBackward& in) {

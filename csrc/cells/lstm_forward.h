@@ -37,14 +37,9 @@ class ForwardJob {
   void lay_out(Layout& memory) {
     const auto panels = static_cast<size_t>(plan_.unit_panels);
     const auto batch = static_cast<size_t>(plan_.batch);
-    recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
-    bias_ = memory.take<float>(panels * kWidth);
-    if (plan_.vocabulary > 0) {
-      kernel_ = memory.take<float>(panels * static_cast<size_t>(plan_.inputs) * kWidth);
-      table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth),
-                plan_.vocabulary};
-    } else {
-      kernel_ = memory.take<float>(panels * static_cast<size_t>(x_depth_) * kWidth);
+    Layout packed(const_cast<std::byte*>(in_.packed));
+    lay_out_weights(in_.packed != nullptr ? packed : memory);
+    if (plan_.vocabulary == 0) {
       const Index rows = chunk_ * plan_.batch;
       x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
       x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
@@ -58,11 +53,27 @@ class ForwardJob {
     first_ = memory.take<int32_t>(batch);
   }
 
+  // The same of the packed weights alone, and packs them.
+  void lay_out_weights(Layout& memory) {
+    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
+    bias_ = memory.take<float>(panels * kWidth);
+    const Index depth = plan_.vocabulary > 0 ? plan_.inputs : x_depth_;
+    kernel_ = memory.take<float>(panels * static_cast<size_t>(depth) * kWidth);
+    if (plan_.vocabulary == 0) return;
+    table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth), plan_.vocabulary};
+  }
+  void pack_all() {
+    pack_weights({0, plan_.unit_panels}, true);
+    if (plan_.vocabulary > 0) project_table({0, plan_.unit_panels});
+  }
+
   void lead(Crew& crew) {
     PhaseClock clock({false, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
     clock.enter(Phase::kPack);
     each(crew, plan_.threads, [this](int part) { prepare(part); });
-    if (plan_.vocabulary > 0) each(crew, plan_.threads, [this](int part) { project_table(part); });
+    if (plan_.vocabulary > 0 && in_.packed == nullptr)
+      each(crew, plan_.threads, [this](int part) { project_table(plan_.panels_shared(part)); });
     if (plan_.split_units) return run_units(crew, clock);
     each(crew, plan_.pieces, [&](int piece) {
       // Of the first piece, on any thread.
@@ -141,19 +152,20 @@ class ForwardJob {
     if (step + 1 == plan_.steps) finish(rows, panels);
   }
 
+  void pack_weights(Range panels, bool first) {
+    pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, panels);
+    if (first) pack_bias(in_.bias, GateColumns{plan_.units}, bias_, plan_.unit_panels);
+    if (plan_.vocabulary > 0) {
+      pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, kernel_, panels);
+    } else {
+      pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, kernel_, panels);
+    }
+  }
+
   // Packs a share of the weights, and sets the states of a share of the rows to their initial values.
   void prepare(int index) {
-    const Range share_of_panels = plan_.panels_shared(index);
-    pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, share_of_panels);
-    if (index == 0) {
-      pack_bias(in_.bias, GateColumns{plan_.units}, bias_, plan_.unit_panels);
-      if (in_.mask != nullptr) first_unmasked(in_, first_);
-    }
-    if (plan_.vocabulary > 0) {
-      pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
-    } else {
-      pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
-    }
+    if (in_.packed == nullptr) pack_weights(plan_.panels_shared(index), index == 0);
+    if (index == 0 && in_.mask != nullptr) first_unmasked(in_, first_);
     const Range rows = share(plan_.batch, index, plan_.threads);
     for (Index row = rows.begin; row < rows.end; ++row) {
       std::memset(h_[0] + row * h_row_, 0, static_cast<size_t>(h_row_) * sizeof(float));
@@ -171,10 +183,10 @@ class ForwardJob {
     }
   }
 
-  // Projects a share of the table.
-  void project_table(int index) {
+  // Projects the table, for some panels.
+  void project_table(Range panels) {
     multiply<false>({in_.embeddings, plan_.inputs, 0, plan_.inputs, 1}, kernel_, bias_, table_,
-                    {0, plan_.vocabulary}, plan_.panels_shared(index));
+                    {0, plan_.vocabulary}, panels);
   }
 
   // Copies the inputs of steps [begin, end) of some rows.
@@ -391,6 +403,27 @@ void forward_as(const LstmForward& in) {
   ForwardJob<kStorage, kPairs> job(in, plan);
   const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
+}
+
+template <Storage kStorage, bool kPairs>
+size_t pack_forward_as(const LstmForward& in, std::byte* memory) {
+  const Plan plan(in);
+  ForwardJob<kStorage, kPairs> job(in, plan);
+  Layout layout(memory);
+  job.lay_out_weights(layout);
+  const KernelGuard guard;
+  if (memory != nullptr) job.pack_all();
+  return layout.bytes();
+}
+
+inline size_t pack_forward(const LstmForward& in, std::byte* memory) {
+  return by_storage(in.storage, [&]<Storage kStorage>() -> size_t {
+    if constexpr (kLayerAlike<kStorage>) {
+      return CELLERATE_ALIKE::kLstmKernels.pack_forward(in, memory);
+    } else {
+      return pack_forward_as<kStorage, kPairsOf<kStorage>>(in, memory);
+    }
+  });
 }
 
 inline void forward(const LstmForward& in) {

@@ -24,6 +24,7 @@ struct Division {
 
 // For how many threads there is enough work.
 inline Index threads_for(double products) {
+  if (inside_parallel()) return 1;
   const double wanted = sharing() == Sharing::kByWork ? products / kWorthAThread : thread_count();
   return wanted < thread_count() ? larger(1, static_cast<Index>(wanted)) : thread_count();
 }

@@ -68,10 +68,9 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
 
 const char* CompiledProgram::target() const { return target_->name; }
 
-void CompiledProgram::check_shapes(const ProgramCall& call) const {
-  const ValueShape* shapes = call.shapes;
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    const ProgramNode& node = nodes_[n];
+void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins) {
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    const ProgramNode& node = nodes[n];
     const ValueShape& shape = shapes[n];
     const auto of = [&](int32_t input) -> const ValueShape& { return shapes[node.inputs[input]]; };
     const auto need = [&](bool right) {
@@ -106,13 +105,15 @@ void CompiledProgram::check_shapes(const ProgramCall& call) const {
         break;
       }
       case ProgramOp::kLstmState:
-        need(shape.steps == 0 && shape.features == nodes_[node.inputs[0]].columns);
+        need(shape.steps == 0 && shape.features == nodes[node.inputs[0]].columns);
         break;
       case ProgramOp::kDense:
         need(of(0).features == node.rows && shape.features == node.columns && shape.steps == of(0).steps);
         break;
       case ProgramOp::kActivation:
       case ProgramOp::kFlip:
+      case ProgramOp::kDropout:
+      case ProgramOp::kSpatialDropout:
         need(shape == of(0));
         break;
       case ProgramOp::kLayerNorm:
@@ -135,8 +136,8 @@ void CompiledProgram::check_shapes(const ProgramCall& call) const {
         need(of(0).steps == 0 && shape.steps >= 1 && shape.features == of(0).features);
         break;
       case ProgramOp::kCrop:
-        need(shape.steps >= 1 && shape.features == of(0).features && call.begins[n] >= 0 &&
-             call.begins[n] <= of(0).steps - shape.steps);
+        need(shape.steps >= 1 && shape.features == of(0).features && begins[n] >= 0 &&
+             begins[n] <= of(0).steps - shape.steps);
         break;
       case ProgramOp::kMeanOverTime:
       case ProgramOp::kMaxOverTime:
@@ -256,7 +257,7 @@ CompiledProgram::Division CompiledProgram::division(const ProgramCall& call) con
 
 void CompiledProgram::run(const ProgramCall& call) const {
   if (call.batch < 1) return;
-  check_shapes(call);
+  check_shapes(nodes_, call.shapes, call.begins);
   check_ids(call);
   Division division = this->division(call);
   Pace* pace = nullptr;

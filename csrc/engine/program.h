@@ -49,6 +49,8 @@ enum class ProgramOp : int32_t {
   kFlip,
   kMeanOverTime,
   kMaxOverTime,
+  kDropout,
+  kSpatialDropout,
   kCount,
 };
 
@@ -86,6 +88,9 @@ struct ProgramNode {
   bool cell = false;  // an LSTM's state: c and not h
   float number = 0;   // epsilon, the value of a masked feature, or the cap of logits, 0 for none
 };
+
+// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` says where each crop begins.
+void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins);
 
 // How the value of a node is linked to the others, the same for all calls.
 struct ValueLink {
@@ -178,7 +183,6 @@ class CompiledProgram {
   void check_graph(Precision precision);
   void link();
   void pair_up(int32_t n);
-  void check_shapes(const ProgramCall& call) const;
   void check_ids(const ProgramCall& call) const;
   // How the threads divide a call: `teams` of `members` threads each.
   struct Division {

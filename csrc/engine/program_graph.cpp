@@ -35,6 +35,7 @@ void CompiledProgram::check_graph(Precision precision) {
     sources += node.input_count;
     const auto count = static_cast<size_t>(node.input_count);
     const ProgramOpRow& rules = row(node.op);
+    if (!rules.predicts) refuse(n, std::string("packed models have no ") + rules.name);
     if (rules.reads_many() ? count < 1 : count != rules.count_of_inputs()) refuse(n, "wrong inputs");
     for (size_t input = 0; input < count; ++input) {
       const int32_t source = node.inputs[input];

@@ -31,6 +31,8 @@ struct ProgramOpRow {
   const char* arrays[3] = {};    // ProgramNode's kernel, recurrent_kernel and bias
   const char* number = nullptr;  // the option that is ProgramNode::number
   const char* shapes = kAnyShapes;
+  bool trains = true;    // whether training steps know it, with its gradient
+  bool predicts = true;  // whether packed models know it
 
   constexpr bool reads_many() const { return inputs[0] != nullptr && *inputs[0] == '*'; }
   // Absent ones included.
@@ -64,14 +66,19 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .name = "any_mask",
      .gives = ValueKind::kMask,
      .inputs = {"*"},
-     .shapes = kAlike},
+     .shapes = kAlike,
+     .trains = false},
     {.op = ProgramOp::kMasked, .name = "masked", .inputs = {"x", "mask"}},
-    {.op = ProgramOp::kWhere, .name = "where", .inputs = {"x", "mask", "other"}, .shapes = kAlike},
+    {.op = ProgramOp::kWhere,
+     .name = "where",
+     .inputs = {"x", "mask", "other"},
+     .shapes = kAlike,
+     .trains = false},
     {.op = ProgramOp::kLstm,
      .name = "lstm",
      .inputs = {"x", "mask?", "h0?", "c0?"},
      .arrays = {"kernel", "recurrent_kernel", "bias"}},
-    {.op = ProgramOp::kLstmState, .name = "lstm_state", .inputs = {"lstm"}},
+    {.op = ProgramOp::kLstmState, .name = "lstm_state", .inputs = {"lstm"}, .trains = false},
     {.op = ProgramOp::kDense, .name = "dense", .inputs = {"x"}, .arrays = {"kernel", nullptr, "bias"}},
     {.op = ProgramOp::kActivation, .name = "activation", .inputs = {"x"}},
     {.op = ProgramOp::kLayerNorm,
@@ -79,13 +86,17 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .inputs = {"x"},
      .arrays = {"gamma", nullptr, "beta"},
      .number = "epsilon"},
-    {.op = ProgramOp::kAffine, .name = "affine", .inputs = {"x"}, .arrays = {"scale", nullptr, "offset"}},
+    {.op = ProgramOp::kAffine,
+     .name = "affine",
+     .inputs = {"x"},
+     .arrays = {"scale", nullptr, "offset"},
+     .trains = false},
     {.op = ProgramOp::kAdd, .name = "add", .inputs = {"*"}, .shapes = kAlike},
     {.op = ProgramOp::kSubtract, .name = "subtract", .inputs = {"0", "1"}, .shapes = kAlike},
     {.op = ProgramOp::kMultiply, .name = "multiply", .inputs = {"*"}, .shapes = kAlike},
     {.op = ProgramOp::kAverage, .name = "average", .inputs = {"*"}, .shapes = kAlike},
-    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kAlike},
-    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kAlike},
+    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kAlike, .trains = false},
+    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kAlike, .trains = false},
     {.op = ProgramOp::kConcatenate, .name = "concatenate", .inputs = {"*"}, .shapes = kFeatures},
     {.op = ProgramOp::kReshape, .name = "reshape", .inputs = {"x"}},
     {.op = ProgramOp::kRepeatVector, .name = "repeat_vector", .inputs = {"x"}},
@@ -93,12 +104,15 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kFlip, .name = "flip", .inputs = {"x"}, .shapes = kTime},
     {.op = ProgramOp::kMeanOverTime, .name = "mean_over_time", .inputs = {"x", "mask?"}, .shapes = kTime},
     {.op = ProgramOp::kMaxOverTime, .name = "max_over_time", .inputs = {"x"}, .shapes = kTime},
+    {.op = ProgramOp::kDropout, .name = "dropout", .inputs = {"x"}, .predicts = false},
+    {.op = ProgramOp::kSpatialDropout, .name = "spatial_dropout", .inputs = {"x"}, .predicts = false},
     // Other names for the same kernels.
     {.op = ProgramOp::kDense,
      .name = "unembedding",
      .inputs = {"x"},
      .arrays = {"kernel"},
-     .number = "soft_cap"},
+     .number = "soft_cap",
+     .trains = false},
 };
 
 constexpr const ProgramOpRow& row(ProgramOp op) { return kProgramOps[static_cast<size_t>(op)]; }

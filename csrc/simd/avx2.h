@@ -24,6 +24,7 @@ struct Simd {
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F square_root(F x) { return _mm256_sqrt_ps(x); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   // Both give b if either is NaN.
   static F min(F a, F b) { return _mm256_min_ps(a, b); }

@@ -34,6 +34,7 @@ struct Simd {
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F square_root(F x) { return _mm512_sqrt_ps(x); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   // Both give b if either is NaN.
   static F min(F a, F b) { return _mm512_min_ps(a, b); }

@@ -32,6 +32,7 @@ struct Simd {
   static F sub(F a, F b) { return vsubq_f32(a, b); }
   static F mul(F a, F b) { return vmulq_f32(a, b); }
   static F div(F a, F b) { return vdivq_f32(a, b); }
+  static F square_root(F x) { return vsqrtq_f32(x); }
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   // Both give b if either is NaN, as on x86; vminq_f32 would give NaN.
   static F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }

@@ -36,6 +36,10 @@ struct Simd {
   static F sub(F a, F b) { return a - b; }
   static F mul(F a, F b) { return a * b; }
   static F div(F a, F b) { return a / b; }
+  static F square_root(F x) {
+    for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+  }
 #ifndef CELLERATE_FUSED
   static F fma(F a, F b, F c) { return a * b + c; }
 #elif defined FP_FAST_FMAF

@@ -9,8 +9,9 @@
 
 namespace cellerate {
 
-struct StepKernels;     // step_model.h
-struct ProgramKernels;  // program.h
+struct StepKernels;      // step_model.h
+struct ProgramKernels;   // program.h
+struct TrainingKernels;  // training/kernels.h
 
 struct Target {
   const char* name;
@@ -22,6 +23,7 @@ struct Target {
   const DenseKernels* dense;
   const StepKernels* steps;  // the next-token chain, one step at a time
   const ProgramKernels* programs;
+  const TrainingKernels* training;
 };
 
 }  // namespace cellerate
@@ -34,6 +36,7 @@ struct Target {
 #include "engine/program.h"
 #include "engine/step_model.h"
 #include "simd/peak.h"
+#include "training/kernels.h"
 
 // A target whose fma rounds twice uses the steps of another target, so that their numbers are the same everywhere.
 #ifdef CELLERATE_STEPS
@@ -70,8 +73,39 @@ extern const DenseKernels kDenseKernels;
 #include "products/dense_kernels.h"
 
 namespace cellerate::CELLERATE_TARGET {
-extern const LstmKernels kLstmKernels{reserve_bytes, forward, backward};
+extern const LstmKernels kLstmKernels{reserve_bytes, forward, backward, pack_forward, pack_backward};
 extern const DenseKernels kDenseKernels{forward, backward};
+}  // namespace cellerate::CELLERATE_TARGET
+#endif
+
+// All that a training step computes beside its layers is float32, so such a target uses another one's, too.
+#ifdef CELLERATE_TRAINING
+namespace cellerate::CELLERATE_TRAINING {
+extern const TrainingKernels kTrainingKernels;
+}
+#else
+#define CELLERATE_TRAINING CELLERATE_TARGET
+#include "training/updates.h"
+
+namespace cellerate::CELLERATE_TARGET {
+extern const TrainingKernels kTrainingKernels{
+    .derivative_needs_input = derivative_needs_input,
+    .activate = activate_all,
+    .activate_back = activate_back,
+    .normalize = normalize_all,
+    .normalize_back = normalize_back,
+    .layer_norm = layer_norm,
+    .layer_norm_back = layer_norm_back,
+    .drop = drop,
+    .draw_factors = draw_factors,
+    .add = add_all,
+    .add_squares = add_squares,
+    .multiply = multiply_all,
+    .loss = loss_of,
+    .measure = measure_of,
+    .sum = sum_gradients,
+    .update = update_rows,
+};
 }  // namespace cellerate::CELLERATE_TARGET
 #endif
 
@@ -85,6 +119,7 @@ extern const Target kTarget{
     .dense = &CELLERATE_LAYERS::kDenseKernels,
     .steps = &CELLERATE_STEPS::kStepKernels,
     .programs = &CELLERATE_PROGRAMS::kProgramKernels,
+    .training = &CELLERATE_TRAINING::kTrainingKernels,
 };
 
 }  // namespace cellerate::CELLERATE_TARGET

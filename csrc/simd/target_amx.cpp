@@ -1,5 +1,6 @@
 // That of AVX-512 with bfloat16, whose layers multiply bfloat16 in the tiles of AMX.
 #define CELLERATE_TARGET amx
+#define CELLERATE_TRAINING avx512
 #define CELLERATE_ALIKE avx512bf16
 #define CELLERATE_STEPS avx512bf16
 #define CELLERATE_PROGRAMS avx512bf16

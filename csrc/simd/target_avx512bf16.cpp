@@ -1,4 +1,5 @@
 #define CELLERATE_TARGET avx512bf16
+#define CELLERATE_TRAINING avx512
 #define CELLERATE_ALIKE avx512
 #include "simd/avx512.h"
 //

@@ -1,4 +1,5 @@
 #define CELLERATE_TARGET neondot
+#define CELLERATE_TRAINING neon
 #define CELLERATE_ALIKE neon
 #define CELLERATE_LAYERS neon
 #include "simd/neon.h"

@@ -441,6 +441,8 @@ void Crew::each(int parts, void (*part)(void* context, int n), void* context) {
   for (int n = 0; n < parts; ++n) part(context, n);
 }
 
+bool inside_parallel() { return inside_body; }
+
 bool cores_are_wanted() { return caution.holds(); }
 
 Sharing sharing() { return chosen_sharing.load(std::memory_order_relaxed); }

@@ -32,6 +32,9 @@ void set_thread_count(int n);
 void parallel(int count, void (*body)(void* context, int index, int count), void* context,
               bool again_soon = false);
 
+// Whether this thread runs a body of parallel() or a part of a crew, where a further call may have only one thread.
+bool inside_parallel();
+
 // The threads of one with_crew(): the caller, and the workers that are there.
 //
 // No part of the work waits for a worker that has no core: another program may have it for milliseconds, or the system

@@ -22,7 +22,7 @@ Sizes = Any
 _MOST_GROWTH, _SPARE_BYTES, _MOST_NODES = 4, 1 << 28, 1 << 10
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A row of the core's own table, `csrc/engine/program_table.h`, which says what it means."""
 
     inputs: tuple[str, ...]
@@ -69,7 +69,7 @@ class CompiledProgram:
     def __init__(self, nodes: Mapping[int, Node], outputs: Sequence[int], precision: str = "float32") -> None:
         places = {number: place for place, number in enumerate(nodes)}
         self._native = native.core().CompiledProgram(
-            [_native_node(node, places) for node in nodes.values()],
+            [native_node(node, places, rows()) for node in nodes.values()],
             [places[number] for number in outputs],
             precision,
             _MOST_GROWTH * _weight_bytes(nodes.values()) + _SPARE_BYTES,
@@ -113,20 +113,24 @@ class CompiledProgram:
         self._native.run(len(outputs[0]), sizes, inputs, outputs, seconds)
 
 
-def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:
+def sizes_of(
+    nodes: Mapping[int, Node], shapes: Mapping[int, Shape], known: Mapping[str, Row] | None = None
+) -> Sizes:
     """The shapes of a call in the core's form; None if it does not take such shapes.
 
     Args:
         nodes: As `CompiledProgram` takes them.
         shapes: The shape of a row of each.
+        known: The core's rows of the operations; None for those of packed models.
     """
+    known = rows() if known is None else known
     sizes, begins = [], []
     for number, node in nodes.items():
         shape = shapes[number]
         whole = _gives_ids_or_mask(node)
         if len(shape) != 1 if whole else not 1 <= len(shape) <= 2:
             return None
-        takes = _rows()[node.op].shapes
+        takes = known[node.op].shapes
         if takes == "alike" and not all(
             shapes[source] == (shape[:1] if name == "mask" else shape) for name, source in node.inputs.items()
         ):
@@ -147,7 +151,7 @@ def takes(nodes: Collection[Node]) -> bool:
     if len(nodes) > _MOST_NODES:
         return False
     for node in nodes:
-        row = _rows().get(node.op)
+        row = rows().get(node.op)
         if row is None or (row.shapes == "time" and node.options.get("axis", 1) != 1):
             return False
         if node.op == "input" and node.options["dtype"] == "float32":
@@ -158,9 +162,9 @@ def takes(nodes: Collection[Node]) -> bool:
 
 
 @functools.cache
-def _rows() -> dict[str, _Row]:
-    """The operations that the core knows."""
-    return {name: _Row(*row) for name, row in native.own_list("PROGRAM_OPERATIONS", {}).items()}
+def rows() -> dict[str, Row]:
+    """The operations of packed models that the core knows."""
+    return {name: Row(*row) for name, row in native.own_list("PROGRAM_OPERATIONS", {}).items()}
 
 
 def _steps(node: Node, shapes: Mapping[int, Shape]) -> int:
@@ -171,9 +175,15 @@ def _gives_ids_or_mask(node: Node) -> bool:
     return node.op in MASKS or node.options.get("dtype") == "int32"
 
 
-def _native_node(node: Node, places: Mapping[int, int]) -> tuple[Any, ...]:
-    """A node as the core's constructor takes it."""
-    row = _rows()[node.op]
+def native_node(node: Node, places: Mapping[int, int], known: Mapping[str, Row]) -> tuple[Any, ...]:
+    """A node as the core's constructors take it.
+
+    Args:
+        node: The node.
+        places: The place of each node among those that the core gets.
+        known: The core's rows of the operations.
+    """
+    row = known[node.op]
     many = map(str, range(len(node.inputs)))
     names = many if row.inputs == ("*",) else (name.removesuffix("?") for name in row.inputs)
     inputs = [places[node.inputs[name]] if name in node.inputs else -1 for name in names]

@@ -1,0 +1,76 @@
+// What a target computes of a training step besides its layers: everything element by element or row by row.
+//
+// Plain pointers, as kernels compiled for other instruction sets include this; training/step.cpp calls them.
+#pragma once
+
+#include <cstdint>
+
+#include "cells/activation.h"
+#include "engine/program.h"
+#include "training/rules.h"
+
+namespace cellerate {
+
+// Random numbers of a call of a layer: number n is the same whatever the rows are divided into.
+struct Draws {
+  uint64_t key = 0;
+  int64_t first = 0;  // of the numbers
+};
+
+// Some positions of an output with their targets.
+struct LossRows {
+  int64_t positions = 0, features = 0;
+  const float* outputs = nullptr;  // (positions, features)
+  const float* targets = nullptr;  // (positions, features), or
+  const int32_t* ids = nullptr;    // (positions), for what takes ids
+  const float* weights = nullptr;  // (positions), or null for ones
+  float* d_outputs = nullptr;      // the gradient of the weighted sum; null if not wanted
+};
+
+// Part [begin, end) of one weight.
+struct UpdateRows {
+  int64_t begin = 0, end = 0;
+  float* weight = nullptr;
+  float* slots[kMostSlots] = {};
+  const float* gradient = nullptr;  // null for zeros
+  const float* squares = nullptr;   // what an update takes for the square of the gradient, or null
+  float scale = 1;                  // multiplies the gradient, and its square the squares
+  float most = 0;                   // clips each element to this size, if not 0
+  float decay = 0;                  // what the weight loses of itself first
+  float numbers[kMostNumbers] = {};
+};
+
+struct TrainingKernels {
+  bool (*derivative_needs_input)(const Activation& activation);
+  void (*activate)(const Activation& activation, const float* x, float* y, int64_t count);
+  // d_x from d_y; x may be null if it is not needed. d_x may be d_y.
+  void (*activate_back)(const Activation& activation, const float* x, const float* y, const float* d_y,
+                        float* d_x, int64_t count);
+  void (*normalize)(Normalizer normalizer, float* rows, int64_t count, int64_t features);
+  void (*normalize_back)(Normalizer normalizer, const float* y, const float* d_y, float* d_x, int64_t count,
+                         int64_t features);
+  // Layer normalisation; `moments` keeps the mean and the inverse deviation of each row.
+  void (*layer_norm)(const float* x, const float* gamma, const float* beta, float epsilon, float* y,
+                     float* moments, int64_t count, int64_t features);
+  // d_x, d_gamma and d_beta may be null.
+  void (*layer_norm_back)(const float* x, const float* moments, const float* gamma, const float* d_y,
+                          float* d_x, float* d_gamma, float* d_beta, int64_t count, int64_t features);
+  // y = x, each number kept with the probability 1 - rate and divided by it, else 0. y may be x.
+  void (*drop)(const Draws& draws, float rate, const float* x, float* y, int64_t count);
+  // The same factors by themselves.
+  void (*draw_factors)(const Draws& draws, float rate, float* factors, int64_t count);
+  void (*add)(const float* x, float* to, int64_t count);
+  void (*add_squares)(const float* x, float* to, int64_t count);
+  void (*multiply)(const float* x, const float* factors, float* y, int64_t count);
+
+  // The weighted sum of the loss.
+  double (*loss)(const Loss& loss, const LossRows& rows);
+  // The sum over positions whose weight is not 0.
+  double (*measure)(const Measure& measure, const LossRows& rows);
+
+  // Sums `count` arrays that lie `stride` numbers apart into the first, and gives the sum of its squares.
+  double (*sum)(float* first, int64_t stride, int64_t count, int64_t begin, int64_t end);
+  void (*update)(UpdateKind kind, const UpdateRows& rows);
+};
+
+}  // namespace cellerate

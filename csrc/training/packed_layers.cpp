@@ -1,0 +1,72 @@
+// The weights of layers, packed once for all pieces of a step.
+#include "simd/dispatch.h"
+#include "training/piece.h"
+
+namespace cellerate {
+namespace {
+
+// Stands for an array of which only the presence counts.
+float present;
+
+}  // namespace
+
+PackedLayers::PackedLayers(const TrainingProgram& program, bool training, bool wanted) : program_(program) {
+  for (size_t n = 0; wanted && n < program.nodes_.size(); ++n) {
+    if (program.nodes_[n].op != ProgramOp::kLstm) continue;
+    for (const bool backward : {false, true}) {
+      if (backward && (!training || program.differentiable_[n] == 0)) continue;
+      const Part& part = parts_.emplace_back(Part{static_cast<int32_t>(n), backward, bytes_});
+      bytes_ += pack_part(part, nullptr);
+    }
+  }
+}
+
+template <class Call>
+Call PackedLayers::call_of(int32_t n) const {
+  const ProgramNode& of = program_.nodes_[static_cast<size_t>(n)];
+  const auto x = static_cast<size_t>(of.inputs[0]);
+  const Rates& rates = program_.rates_[static_cast<size_t>(n)];
+  Call call;
+  call.batch = call.steps = 1;
+  call.inputs = of.rows;
+  call.units = of.columns;
+  if (program_.looked_up_[x] != 0) {
+    call.ids = reinterpret_cast<const int32_t*>(&present);
+    call.embeddings = program_.nodes_[x].kernel;
+    call.vocabulary = program_.nodes_[x].rows;
+  }
+  call.kernel = of.kernel;
+  call.recurrent_kernel = of.recurrent_kernel;
+  call.bias = of.bias;
+  if (rates.inputs > 0 && rates.state > 0) call.dropout = &present;
+  if (rates.state > 0) call.recurrent_dropout = &present;
+  return call;
+}
+
+size_t PackedLayers::pack_part(const Part& part, std::byte* memory) const {
+  const LstmKernels& kernels = *program_.target_->lstm;
+  if (!part.backward) return kernels.pack_forward(call_of<LstmForward>(part.node), memory);
+  auto call = call_of<LstmBackward>(part.node);
+  const auto x = static_cast<size_t>(program_.nodes_[static_cast<size_t>(part.node)].inputs[0]);
+  const bool looks_up = program_.looked_up_[x] != 0 && !program_.rules_.rows_apart;
+  if (looks_up) {
+    if (program_.use_of(x, 0) != nullptr) call.d_embeddings = &present;
+  } else if (program_.differentiable_[x] != 0) {
+    call.d_x = &present;
+  }
+  return kernels.pack_backward(call, memory);
+}
+
+void PackedLayers::pack(int64_t n) const {
+  const Part& part = parts_[static_cast<size_t>(n)];
+  pack_part(part, memory_ + part.offset);
+}
+
+const std::byte* PackedLayers::at(int32_t node, bool backward) const {
+  for (const Part& part : parts_) {
+    if (part.node == node && part.backward == backward) return memory_ + part.offset;
+  }
+  return nullptr;
+}
+
+}  // namespace cellerate

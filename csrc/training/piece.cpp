@@ -1,0 +1,391 @@
+// The rows of a batch that a thread takes through a whole step: forward, and the loss.
+#include "training/piece.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "simd/dispatch.h"
+
+namespace cellerate {
+namespace {
+
+constexpr uint8_t kAlways = 1;  // any pointer to a mask will do where only its presence counts
+
+bool is_mask(ProgramOp op) {
+  return op == ProgramOp::kIdsMask || op == ProgramOp::kFeaturesMask || op == ProgramOp::kFlipMask;
+}
+
+}  // namespace
+
+StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batch, int64_t rows,
+                       bool training, std::byte* memory)
+    : nodes(program.nodes_.size()) {
+  Layout layout(memory);
+  const auto take = [&](int64_t count) { return layout.take<float>(static_cast<size_t>(count)); };
+  int64_t largest = 0;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    const ProgramNode& node = program.nodes_[n];
+    const ValueShape& shape = batch.shapes[n];
+    NodeMemory& to = nodes[n];
+    const int64_t positions = rows * shape.positions(), size = positions * shape.features;
+    if (node.op == ProgramOp::kInput) continue;
+    if (is_mask(node.op)) {
+      to.mask = layout.take<uint8_t>(static_cast<size_t>(positions));
+      continue;
+    }
+    largest = std::max(largest, size);
+    const bool looked_up = program.looked_up_[n] != 0;
+    if (!looked_up) to.value = take(size);
+    const TrainingProgram::Use* first_use = program.use_of(n, 0);
+    const bool elsewhere = first_use != nullptr && first_use->by_rows;
+    if (training && program.differentiable_[n] != 0 && !looked_up && !elsewhere) to.gradient = take(size);
+    if ((node.op == ProgramOp::kDense || node.op == ProgramOp::kActivation) &&
+        program.target_->training->derivative_needs_input(node.activation))
+      to.kept = take(size);
+    if (node.op == ProgramOp::kLayerNorm) to.kept = take(2 * positions);
+    if (node.op != ProgramOp::kLstm) continue;
+    const ValueShape& x = batch.shapes[node.inputs[0]];
+    const Rates& rates = program.rates_[n];
+    LstmInputs sizes;
+    sizes.batch = rows;
+    sizes.steps = x.steps;
+    sizes.inputs = node.rows;
+    sizes.units = node.columns;
+    sizes.return_sequences = node.return_sequences;
+    sizes.mask = node.inputs[1] >= 0 ? &kAlways : nullptr;
+    to.states = take(2 * rows * node.columns);
+    if (!training) continue;
+    to.reserve = layout.take<std::byte>(program.target_->lstm->reserve_bytes(sizes));
+    if (rates.inputs > 0) {
+      to.input_factors = take((rates.state > 0 ? 4 : 1) * rows * node.rows);
+      if (rates.state == 0) to.dropped = take(rows * x.steps * node.rows);
+      largest = std::max(largest, rows * x.steps * node.rows);
+    }
+    if (rates.state > 0) to.state_factors = take(4 * rows * node.columns);
+  }
+  if (training) spare = take(largest);
+  bytes = layout.bytes();
+}
+
+Piece::Piece(const TrainingProgram& program, const TrainingBatch& batch, const PackedLayers& packed,
+             int64_t first, int64_t rows, float* gradients, std::byte* memory)
+    : program_(program),
+      batch_(batch),
+      packed_(packed),
+      first_(first),
+      rows_(rows),
+      gradients_(gradients),
+      layout_(program, batch, rows, gradients != nullptr, memory),
+      inputs_(program.nodes_.size()),
+      reached_(program.nodes_.size()) {
+  size_t input = 0;
+  for (size_t n = 0; n < inputs_.size(); ++n) {
+    if (program.nodes_[n].op == ProgramOp::kInput) inputs_[n] = batch.inputs[input++];
+  }
+  for (const TrainingProgram::Use& use : program.uses_) {
+    if (gradients == nullptr || !use.by_rows) continue;
+    const int64_t size_of_row = size(use.node) / rows;
+    layout_.nodes[static_cast<size_t>(use.node)].gradient =
+        program.row_gradients_ + use.offset + first * size_of_row;
+  }
+}
+
+const float* Piece::value(int32_t n) const {
+  if (node(n).op != ProgramOp::kInput) return layout_.nodes[n].value;
+  return static_cast<const float*>(inputs_[n]) + first_ * shape(n).positions() * shape(n).features;
+}
+const int32_t* Piece::ids(int32_t n) const {
+  return static_cast<const int32_t*>(inputs_[n]) + first_ * shape(n).steps;
+}
+const uint8_t* Piece::mask(int32_t n) const { return n < 0 ? nullptr : layout_.nodes[n].mask; }
+
+float* Piece::gradient_of(int32_t n, int array) const {
+  const TrainingProgram::Use* use = program_.use_of(static_cast<size_t>(n), array);
+  return use == nullptr ? nullptr : gradients_ + use->offset;
+}
+
+Draws Piece::draws(int32_t n, int64_t numbers_of_row, uint64_t stream) const {
+  return {batch_.keys[n] + stream * 0x9e3779b97f4a7c15u, first_ * numbers_of_row};
+}
+
+void Piece::run(TrainingResult& result) {
+  const auto count = static_cast<int32_t>(program_.nodes_.size());
+  for (int32_t n = 0; n < count; ++n) forward(n);
+  take_loss(result);
+  if (gradients_ == nullptr) return;
+  reached_[program_.output_] = 1;
+  for (int32_t n = count - 1; n >= 0; --n) {
+    if (!wants_gradient(n)) continue;
+    reached_[n] != 0 ? backward(n) : clear_gradients(n);
+  }
+}
+
+void Piece::take_loss(TrainingResult& result) {
+  const int32_t out = program_.output_;
+  const int64_t features = shape(out).features, row_positions = shape(out).positions();
+  LossRows rows;
+  rows.positions = positions(out);
+  rows.features = features;
+  rows.outputs = value(out);
+  if (program_.takes_ids()) {
+    rows.ids = static_cast<const int32_t*>(batch_.targets) + first_ * row_positions;
+  } else {
+    rows.targets = static_cast<const float*>(batch_.targets) + first_ * row_positions * features;
+  }
+  std::vector<float> counts, weights;
+  result.counted = static_cast<double>(rows.positions);
+  if (const uint8_t* of = mask(program_.mask_)) {
+    counts.assign(of, of + rows.positions);
+    result.counted = static_cast<double>(std::count(of, of + rows.positions, uint8_t{1}));
+  }
+  const TrainingKernels& kernels = *program_.target_->training;
+  for (const Measure& measure : program_.rules_.measures) {
+    rows.weights = measure.masked && !counts.empty() ? counts.data() : nullptr;
+    result.measures.push_back(kernels.measure(measure, rows));
+  }
+  rows.weights = batch_.weights == nullptr ? nullptr : batch_.weights + first_ * row_positions;
+  if (!counts.empty() && rows.weights != nullptr) {
+    weights.assign(rows.weights, rows.weights + rows.positions);
+    kernels.multiply(weights.data(), counts.data(), weights.data(), rows.positions);
+  }
+  if (!counts.empty()) rows.weights = weights.empty() ? counts.data() : weights.data();
+  if (gradients_ != nullptr && wants_gradient(out)) rows.d_outputs = layout_.nodes[out].gradient;
+  result.loss = kernels.loss(program_.rules_.loss, rows);
+}
+
+void Piece::forward(int32_t n) {
+  const TrainingKernels& kernels = *program_.target_->training;
+  const ProgramNode& of = node(n);
+  const NodeMemory& to = layout_.nodes[n];
+  const ValueShape& shape_of = shape(n);
+  switch (of.op) {
+    case ProgramOp::kInput:
+      return;
+    case ProgramOp::kEmbedding:
+      for (int64_t place = 0; to.value != nullptr && place < positions(n); ++place)
+        copy(of.kernel + ids(source(n))[place] * of.columns, to.value + place * of.columns, of.columns);
+      return;
+    case ProgramOp::kIdsMask:
+    case ProgramOp::kFeaturesMask:
+    case ProgramOp::kFlipMask:
+      return make_mask(n);
+    case ProgramOp::kMasked:
+      for (int64_t place = 0; place < positions(n); ++place) {
+        const float* from = value(source(n)) + place * shape_of.features;
+        float* row = to.value + place * shape_of.features;
+        copy_if(mask(source(n, 1))[place] != 0, from, row, shape_of.features);
+      }
+      return;
+    case ProgramOp::kLstm:
+      return forward_lstm(n);
+    case ProgramOp::kDense: {
+      DenseForward call;
+      call.rows = positions(n);
+      call.inputs = of.rows;
+      call.outputs = of.columns;
+      call.x = value(source(n));
+      call.kernel = of.kernel;
+      call.bias = of.bias;
+      float* sums = to.kept != nullptr ? to.kept : to.value;
+      call.y = sums;
+      program_.target_->dense->forward(call);
+      if (of.activation != Activation::kLinear) kernels.activate(of.activation, sums, to.value, size(n));
+      if (of.normalizer != Normalizer::kNone)
+        kernels.normalize(of.normalizer, to.value, positions(n), shape_of.features);
+      return;
+    }
+    case ProgramOp::kActivation:
+      if (to.kept != nullptr) copy(value(source(n)), to.kept, size(n));
+      kernels.activate(of.activation, value(source(n)), to.value, size(n));
+      if (of.normalizer != Normalizer::kNone)
+        kernels.normalize(of.normalizer, to.value, positions(n), shape_of.features);
+      return;
+    case ProgramOp::kLayerNorm:
+      kernels.layer_norm(value(source(n)), of.kernel, of.bias, of.number, to.value, to.kept, positions(n),
+                         shape_of.features);
+      return;
+    case ProgramOp::kDropout:
+    case ProgramOp::kSpatialDropout:
+      return drop(n, value(source(n)), to.value);
+    case ProgramOp::kMeanOverTime:
+    case ProgramOp::kMaxOverTime:
+      return over_time(n);
+    case ProgramOp::kReshape:
+      return copy(value(source(n)), to.value, size(n));
+    case ProgramOp::kRepeatVector:
+    case ProgramOp::kCrop:
+    case ProgramOp::kFlip: {
+      const int64_t steps = shape_of.steps, features = shape_of.features;
+      const int64_t from_steps = shape(source(n)).positions();
+      for (int64_t place = 0; place < positions(n); ++place) {
+        int64_t step = place % steps;
+        if (of.op == ProgramOp::kRepeatVector) step = 0;
+        if (of.op == ProgramOp::kCrop) step += batch_.begins[n];
+        if (of.op == ProgramOp::kFlip) step = steps - 1 - step;
+        copy(value(source(n)) + (place / steps * from_steps + step) * features, to.value + place * features,
+             features);
+      }
+      return;
+    }
+    default:
+      return merge(n);
+  }
+}
+
+void Piece::make_mask(int32_t n) {
+  uint8_t* to = layout_.nodes[n].mask;
+  const int64_t steps = shape(n).steps;
+  for (int64_t place = 0; place < positions(n); ++place) {
+    if (node(n).op == ProgramOp::kIdsMask) {
+      to[place] = ids(source(n))[place] != 0;
+    } else if (node(n).op == ProgramOp::kFlipMask) {
+      to[place] = mask(source(n))[place / steps * steps + steps - 1 - place % steps];
+    } else {
+      const int64_t features = shape(source(n)).features;
+      const float* x = value(source(n)) + place * features;
+      to[place] = std::any_of(x, x + features, [&](float each) { return each != node(n).number; });
+    }
+  }
+}
+
+void Piece::merge(int32_t n) {
+  const ProgramNode& of = node(n);
+  float* to = layout_.nodes[n].value;
+  if (of.op == ProgramOp::kConcatenate) {
+    int64_t column = 0;
+    for (int32_t input = 0; input < of.input_count; ++input) {
+      const int64_t features = shape(source(n, input)).features;
+      for (int64_t place = 0; place < positions(n); ++place)
+        copy(value(source(n, input)) + place * features, to + place * shape(n).features + column, features);
+      column += features;
+    }
+    return;
+  }
+  copy(value(source(n)), to, size(n));
+  for (int32_t input = 1; input < of.input_count; ++input) {
+    const float* other = value(source(n, input));
+    if (of.op == ProgramOp::kMultiply) {
+      program_.target_->training->multiply(to, other, to, size(n));
+    } else if (of.op == ProgramOp::kSubtract) {
+      for (int64_t i = 0; i < size(n); ++i) to[i] -= other[i];
+    } else {
+      program_.target_->training->add(other, to, size(n));
+    }
+  }
+  if (of.op == ProgramOp::kAverage) {
+    for (int64_t i = 0; i < size(n); ++i) to[i] /= static_cast<float>(of.input_count);
+  }
+}
+
+void Piece::over_time(int32_t n) {
+  const int32_t x = source(n);
+  const int64_t steps = shape(x).steps, features = shape(x).features;
+  const uint8_t* counts = node(n).op == ProgramOp::kMeanOverTime ? mask(source(n, 1)) : nullptr;
+  for (int64_t row = 0; row < rows_; ++row) {
+    const float* from = value(x) + row * steps * features;
+    float* to = layout_.nodes[n].value + row * features;
+    if (node(n).op == ProgramOp::kMaxOverTime) {
+      copy(from, to, features);
+      for (int64_t step = 1; step < steps; ++step) {
+        for (int64_t i = 0; i < features; ++i) {
+          const float each = from[step * features + i];
+          if (each > to[i] || each != each) to[i] = each;
+        }
+      }
+      continue;
+    }
+    int64_t live = 0;
+    std::vector<double> sums(static_cast<size_t>(features));
+    for (int64_t step = 0; step < steps; ++step) {
+      if (counts != nullptr && counts[row * steps + step] == 0) continue;
+      ++live;
+      for (int64_t i = 0; i < features; ++i)
+        sums[static_cast<size_t>(i)] += static_cast<double>(from[step * features + i]);
+    }
+    for (int64_t i = 0; i < features; ++i)
+      to[i] = static_cast<float>(sums[static_cast<size_t>(i)] / static_cast<double>(live));
+  }
+}
+
+void Piece::drop(int32_t n, const float* from, float* to) const {
+  const float rate = program_.rates_[n].inputs;
+  const TrainingKernels& kernels = *program_.target_->training;
+  const int64_t steps = shape(n).positions(), features = shape(n).features;
+  if (gradients_ == nullptr || rate == 0) return copy(from, to, size(n));
+  if (node(n).op == ProgramOp::kDropout) {
+    return kernels.drop(draws(n, steps * features), rate, from, to, size(n));
+  }
+  // The same features at every step.
+  std::vector<float> factors(static_cast<size_t>(rows_ * features));
+  kernels.draw_factors(draws(n, features), rate, factors.data(), rows_ * features);
+  for (int64_t place = 0; place < positions(n); ++place) {
+    kernels.multiply(from + place * features, factors.data() + place / steps * features,
+                     to + place * features, features);
+  }
+}
+
+void Piece::draw_factors(int32_t n) {
+  const NodeMemory& to = layout_.nodes[n];
+  const Rates& rates = program_.rates_[n];
+  const TrainingKernels& kernels = *program_.target_->training;
+  const int64_t inputs = rows_ * node(n).rows, states = rows_ * node(n).columns;
+  for (int gate = 0; gate < (to.input_factors == nullptr ? 0 : to.dropped != nullptr ? 1 : 4); ++gate) {
+    kernels.draw_factors(draws(n, node(n).rows, 1 + static_cast<uint64_t>(gate)), rates.inputs,
+                         to.input_factors + gate * inputs, inputs);
+  }
+  for (int gate = 0; gate < (to.state_factors == nullptr ? 0 : 4); ++gate) {
+    kernels.draw_factors(draws(n, node(n).columns, 5 + static_cast<uint64_t>(gate)), rates.state,
+                         to.state_factors + gate * states, states);
+  }
+}
+
+void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
+  const ProgramNode& of = node(n);
+  const NodeMemory& memory = layout_.nodes[n];
+  const int32_t x = source(n);
+  call.batch = rows_;
+  call.steps = shape(x).steps;
+  call.inputs = of.rows;
+  call.units = of.columns;
+  call.activation = of.activation;
+  call.recurrent_activation = of.recurrent_activation;
+  call.masked_output = of.masked_output;
+  call.go_backwards = of.go_backwards;
+  call.return_sequences = of.return_sequences;
+  if (program_.looked_up_[x] != 0) {
+    call.ids = ids(source(x));
+    call.embeddings = node(x).kernel;
+    call.vocabulary = node(x).rows;
+  } else {
+    call.x = memory.dropped != nullptr ? memory.dropped : value(x);
+  }
+  call.kernel = of.kernel;
+  call.recurrent_kernel = of.recurrent_kernel;
+  call.bias = of.bias;
+  call.mask = mask(source(n, 1));
+  call.dropout = memory.dropped != nullptr ? nullptr : memory.input_factors;
+  call.recurrent_dropout = memory.state_factors;
+}
+
+void Piece::forward_lstm(int32_t n) {
+  const NodeMemory& to = layout_.nodes[n];
+  draw_factors(n);
+  if (to.dropped != nullptr) {
+    const int64_t inputs = node(n).rows, steps = shape(source(n)).steps;
+    for (int64_t place = 0; place < rows_ * steps; ++place) {
+      program_.target_->training->multiply(value(source(n)) + place * inputs,
+                                           to.input_factors + place / steps * inputs,
+                                           to.dropped + place * inputs, inputs);
+    }
+  }
+  LstmForward call;
+  fill_lstm(n, call);
+  call.outputs = to.value;
+  call.h_T = to.states;
+  call.c_T = to.states + rows_ * node(n).columns;
+  call.reserve = to.reserve;
+  call.packed = packed_.forward(n);
+  program_.target_->lstm->forward(call);
+}
+
+}  // namespace cellerate

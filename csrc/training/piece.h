@@ -1,0 +1,128 @@
+// The rows of a batch that a thread takes through a whole step.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "systems/scratch.h"
+#include "training/step.h"
+
+namespace cellerate {
+
+inline void copy(const float* from, float* to, int64_t count) {
+  std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+}
+// Zeros, if it is not wanted.
+inline void copy_if(bool wanted, const float* from, float* to, int64_t count) {
+  if (wanted) return copy(from, to, count);
+  std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
+}
+
+// Where the values of a piece lie, one after another; first without memory, to learn how much is needed.
+struct NodeMemory {
+  float* value = nullptr;     // (R, T, F)
+  uint8_t* mask = nullptr;    // (R, T)
+  float* gradient = nullptr;  // of the value
+  // What backward needs besides the value: the input of an activation, the moments of a normalisation.
+  float* kept = nullptr;
+  std::byte* reserve = nullptr;    // of an LSTM
+  float* dropped = nullptr;        // of an LSTM: its inputs times the factors of its dropout
+  float* input_factors = nullptr;  // of its dropout: (R, D), or (4, R, D)
+  float* state_factors = nullptr;  // of its recurrent dropout: (4, R, H)
+  float* states = nullptr;         // its last h and c, (2, R, H)
+};
+
+struct StepLayout {
+  std::vector<NodeMemory> nodes;
+  float* spare = nullptr;  // as large as the largest value
+
+  StepLayout(const TrainingProgram& program, const TrainingBatch& batch, int64_t rows, bool training,
+             std::byte* memory);
+  size_t bytes = 0;
+};
+
+// The weights of the layers, packed once for all pieces of a step: for every LSTM a part for forward and one for
+// backward. The calls here differ from those of a piece in rows and steps alone.
+class PackedLayers {
+ public:
+  PackedLayers(const TrainingProgram& program, bool training, bool wanted);
+
+  size_t bytes() const { return bytes_; }
+  void place(std::byte* memory) { memory_ = memory; }
+  // Packs part n of so many.
+  int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
+  void pack(int64_t n) const;
+  // What a node's calls take; null if nothing is packed.
+  const std::byte* forward(int32_t node) const { return at(node, false); }
+  const std::byte* backward(int32_t node) const { return at(node, true); }
+
+ private:
+  struct Part {
+    int32_t node;
+    bool backward;
+    size_t offset;
+  };
+  const std::byte* at(int32_t node, bool backward) const;
+  template <class Call>
+  Call call_of(int32_t node) const;
+  size_t pack_part(const Part& part, std::byte* memory) const;
+
+  const TrainingProgram& program_;
+  std::vector<Part> parts_;
+  std::byte* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class Piece {
+ public:
+  // Args: rows: how many, from `first` on. gradients: of this piece, or null for the loss alone.
+  Piece(const TrainingProgram& program, const TrainingBatch& batch, const PackedLayers& packed, int64_t first,
+        int64_t rows, float* gradients, std::byte* memory);
+
+  void run(TrainingResult& result);
+
+ private:
+  const ProgramNode& node(int32_t n) const { return program_.nodes_[n]; }
+  const ValueShape& shape(int32_t n) const { return batch_.shapes[n]; }
+  int32_t source(int32_t n, int32_t input = 0) const { return node(n).inputs[input]; }
+  int64_t positions(int32_t n) const { return rows_ * shape(n).positions(); }
+  int64_t size(int32_t n) const { return positions(n) * shape(n).features; }
+  const float* value(int32_t n) const;
+  const int32_t* ids(int32_t n) const;
+  const uint8_t* mask(int32_t n) const;
+  float* gradient_of(int32_t n, int array) const;
+  Draws draws(int32_t n, int64_t numbers_of_row, uint64_t stream = 0) const;
+
+  void forward(int32_t n);
+  void forward_lstm(int32_t n);
+  void make_mask(int32_t n);
+  void merge(int32_t n);
+  void over_time(int32_t n);
+  void drop(int32_t n, const float* from, float* to) const;
+  void draw_factors(int32_t n);
+  void take_loss(TrainingResult& result);
+
+  void backward(int32_t n);
+  void backward_lstm(int32_t n);
+  void backward_dense(int32_t n);
+  void embedding_back(int32_t n, const float* d);
+  void merge_back(int32_t n);
+  void over_time_back(int32_t n);
+  void clear_gradients(int32_t n);
+  void fill_lstm(int32_t n, LstmInputs& call) const;
+  bool wants_gradient(int32_t n) const { return n >= 0 && program_.differentiable_[n] != 0; }
+  // write(to) writes the gradient of a value, which is added to what other readers of the value have given.
+  template <class Write>
+  void give(int32_t n, const Write& write);
+
+  const TrainingProgram& program_;
+  const TrainingBatch& batch_;
+  const PackedLayers& packed_;
+  const int64_t first_, rows_;
+  float* const gradients_;
+  StepLayout layout_;
+  std::vector<const void*> inputs_;  // of every node that is one
+  std::vector<uint8_t> reached_;     // whether a node's gradient is there
+};
+
+}  // namespace cellerate

@@ -1,0 +1,235 @@
+// The rows of a batch that a thread takes through a whole step: the gradients.
+#include <algorithm>
+#include <cstring>
+
+#include "simd/dispatch.h"
+#include "training/crew.h"
+#include "training/piece.h"
+
+namespace cellerate {
+template <class Write>
+void Piece::give(int32_t n, const Write& write) {
+  if (!wants_gradient(n)) return;
+  float* to = layout_.nodes[n].gradient;
+  if (reached_[n] == 0) {
+    write(to);
+  } else {
+    write(layout_.spare);
+    program_.target_->training->add(layout_.spare, to, size(n));
+  }
+  reached_[n] = 1;
+}
+
+// No output depends on the node.
+void Piece::clear_gradients(int32_t n) {
+  for (const TrainingProgram::Use& use : program_.uses_) {
+    if (use.node != n) continue;
+    if (use.by_rows) {
+      std::fill_n(layout_.nodes[n].gradient, size(n), 0.0f);
+    } else {
+      std::fill_n(gradients_ + use.offset, use.squares ? round_up(use.count) + use.count : use.count, 0.0f);
+    }
+  }
+}
+
+void Piece::backward(int32_t n) {
+  const TrainingKernels& kernels = *program_.target_->training;
+  const ProgramNode& of = node(n);
+  const NodeMemory& memory = layout_.nodes[n];
+  float* d = memory.gradient;
+  const int64_t features = shape(n).features;
+  switch (of.op) {
+    case ProgramOp::kInput:
+      return;
+    case ProgramOp::kEmbedding:
+      return embedding_back(n, d);
+    case ProgramOp::kMasked:
+      return give(source(n), [&](float* to) {
+        for (int64_t place = 0; place < positions(n); ++place) {
+          copy_if(mask(source(n, 1))[place] != 0, d + place * features, to + place * features, features);
+        }
+      });
+    case ProgramOp::kLstm:
+      return backward_lstm(n);
+    case ProgramOp::kDense:
+      return backward_dense(n);
+    case ProgramOp::kActivation:
+      return give(source(n), [&](float* to) {
+        of.normalizer != Normalizer::kNone
+            ? kernels.normalize_back(of.normalizer, memory.value, d, to, positions(n), features)
+            : kernels.activate_back(of.activation, memory.kept, memory.value, d, to, size(n));
+      });
+    case ProgramOp::kLayerNorm: {
+      const auto write = [&](float* to) {
+        kernels.layer_norm_back(value(source(n)), memory.kept, of.kernel, d, to, gradient_of(n, 0),
+                                gradient_of(n, 2), positions(n), features);
+      };
+      if (!wants_gradient(source(n))) return write(nullptr);
+      return give(source(n), write);
+    }
+    case ProgramOp::kDropout:
+    case ProgramOp::kSpatialDropout:
+      return give(source(n), [&](float* to) { drop(n, d, to); });
+    case ProgramOp::kReshape:
+      return give(source(n), [&](float* to) { copy(d, to, size(n)); });
+    case ProgramOp::kMeanOverTime:
+    case ProgramOp::kMaxOverTime:
+    case ProgramOp::kRepeatVector:
+    case ProgramOp::kCrop:
+    case ProgramOp::kFlip:
+      return over_time_back(n);
+    default:
+      return merge_back(n);
+  }
+}
+
+void Piece::backward_dense(int32_t n) {
+  const TrainingKernels& kernels = *program_.target_->training;
+  const ProgramNode& of = node(n);
+  const NodeMemory& memory = layout_.nodes[n];
+  float* d = memory.gradient;
+  if (of.normalizer != Normalizer::kNone) {
+    kernels.normalize_back(of.normalizer, memory.value, d, d, positions(n), shape(n).features);
+  } else if (of.activation != Activation::kLinear) {
+    kernels.activate_back(of.activation, memory.kept, memory.value, d, d, size(n));
+  }
+  DenseBackward call;
+  call.rows = positions(n);
+  call.inputs = of.rows;
+  call.outputs = of.columns;
+  call.x = value(source(n));
+  call.kernel = of.kernel;
+  call.bias = of.bias;
+  call.d_y = d;
+  call.d_kernel = gradient_of(n, 0);
+  call.d_bias = gradient_of(n, 2);
+  const auto write = [&](float* to) {
+    call.d_x = to;
+    program_.target_->dense->backward(call);
+  };
+  if (!wants_gradient(source(n))) return write(nullptr);
+  give(source(n), write);
+}
+
+void Piece::backward_lstm(int32_t n) {
+  const NodeMemory& memory = layout_.nodes[n];
+  const int32_t x = source(n);
+  LstmBackward call;
+  fill_lstm(n, call);
+  call.outputs = memory.value;
+  call.reserve = memory.reserve;
+  call.packed = packed_.backward(n);
+  call.d_outputs = memory.gradient;
+  call.d_kernel = gradient_of(n, 0);
+  call.d_recurrent_kernel = gradient_of(n, 1);
+  call.d_bias = gradient_of(n, 2);
+  if (program_.looked_up_[x] != 0 && !program_.rules_.rows_apart) {
+    // Only one LSTM reads such an embedding.
+    call.d_embeddings = gradient_of(x, 0);
+    program_.target_->lstm->backward(call);
+    reached_[x] = 1;
+    return;
+  }
+  if (!wants_gradient(x)) {
+    program_.target_->lstm->backward(call);
+    return;
+  }
+  give(x, [&](float* to) {
+    call.d_x = to;
+    program_.target_->lstm->backward(call);
+    if (memory.dropped == nullptr) return;
+    const int64_t inputs = node(n).rows, steps = shape(x).steps;
+    for (int64_t place = 0; place < rows_ * steps; ++place) {
+      float* row = to + place * inputs;
+      program_.target_->training->multiply(row, memory.input_factors + place / steps * inputs, row, inputs);
+    }
+  });
+}
+
+void Piece::embedding_back(int32_t n, const float* d) {
+  // The LSTM that looks its rows up has given their gradient.
+  if (program_.looked_up_[n] != 0 && !program_.rules_.rows_apart) return;
+  const TrainingProgram::Use* use = program_.use_of(static_cast<size_t>(n), 0);
+  // Those that are summed by id lie where they are wanted.
+  if (use == nullptr || use->by_rows) return;
+  clear_gradients(n);
+  float* table = gradients_ + use->offset;
+  const int64_t features = shape(n).features;
+  for (int64_t place = 0; place < positions(n); ++place, d += features) {
+    float* row = table + ids(source(n))[place] * features;
+    program_.target_->training->add(d, row, features);
+    if (use->squares) program_.target_->training->add_squares(d, row + round_up(use->count), features);
+  }
+}
+
+void Piece::merge_back(int32_t n) {
+  const ProgramNode& of = node(n);
+  const float* d = layout_.nodes[n].gradient;
+  const TrainingKernels& kernels = *program_.target_->training;
+  int64_t column = 0;
+  for (int32_t input = 0; input < of.input_count; ++input) {
+    const int32_t part = source(n, input);
+    const int64_t features = shape(part).features;
+    give(part, [&](float* to) {
+      if (of.op == ProgramOp::kConcatenate) {
+        for (int64_t place = 0; place < positions(n); ++place)
+          copy(d + place * shape(n).features + column, to + place * features, features);
+        return;
+      }
+      copy(d, to, size(n));
+      for (int32_t other = 0; of.op == ProgramOp::kMultiply && other < of.input_count; ++other) {
+        if (other != input) kernels.multiply(to, value(source(n, other)), to, size(n));
+      }
+      const float factor = of.op == ProgramOp::kAverage ? 1 / static_cast<float>(of.input_count) : -1.0f;
+      if (of.op == ProgramOp::kAverage || (of.op == ProgramOp::kSubtract && input == 1)) {
+        for (int64_t i = 0; i < size(n); ++i) to[i] *= factor;
+      }
+    });
+    column += features;
+  }
+}
+
+void Piece::over_time_back(int32_t n) {
+  const ProgramNode& of = node(n);
+  const int32_t x = source(n);
+  const float* d = layout_.nodes[n].gradient;
+  const int64_t features = shape(n).features, steps = shape(x).positions();
+  const int64_t own_steps = shape(n).positions();
+  const uint8_t* counts = of.op == ProgramOp::kMeanOverTime ? mask(source(n, 1)) : nullptr;
+  give(x, [&](float* to) {
+    std::fill_n(to, size(x), 0.0f);
+    for (int64_t row = 0; row < rows_; ++row, to += steps * features, d += own_steps * features) {
+      if (of.op == ProgramOp::kMeanOverTime) {
+        int64_t live = 0;
+        for (int64_t step = 0; step < steps; ++step)
+          live += counts == nullptr || counts[row * steps + step] != 0;
+        for (int64_t step = 0; step < steps; ++step) {
+          if (counts != nullptr && counts[row * steps + step] == 0) continue;
+          for (int64_t i = 0; i < features; ++i) to[step * features + i] = d[i] / static_cast<float>(live);
+        }
+      } else if (of.op == ProgramOp::kMaxOverTime) {
+        // Equal maxima share the gradient, as on every backend but torch, whose first one takes it all.
+        const float* most = layout_.nodes[n].value + row * features;
+        const float* from = value(x) + row * steps * features;
+        for (int64_t i = 0; i < features; ++i) {
+          int64_t equal = 0;
+          for (int64_t step = 0; step < steps; ++step) equal += from[step * features + i] == most[i];
+          for (int64_t step = 0; step < steps; ++step) {
+            if (from[step * features + i] == most[i])
+              to[step * features + i] = d[i] / static_cast<float>(equal);
+          }
+        }
+      } else {
+        for (int64_t own = 0; own < own_steps; ++own) {
+          int64_t step = own;
+          if (of.op == ProgramOp::kRepeatVector) step = 0;
+          if (of.op == ProgramOp::kCrop) step += batch_.begins[n];
+          if (of.op == ProgramOp::kFlip) step = own_steps - 1 - own;
+          for (int64_t i = 0; i < features; ++i) to[step * features + i] += d[own * features + i];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace cellerate

@@ -1,0 +1,297 @@
+#include "training/step.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "engine/program_table.h"
+#include "simd/dispatch.h"
+#include "systems/threads.h"
+#include "training/crew.h"
+#include "training/piece.h"
+#include "training/weight_updates.h"
+
+namespace cellerate {
+namespace {
+
+// Pieces have at least so many rows, and more the more weights each step reads, which rows then share; and there are at
+// most so many, as each has gradients of its own.
+constexpr int64_t kRowsOfPiece = 8, kMostRowsOfPiece = 32, kUnitsOfRow = 8, kMostPieces = 8;
+// With more bytes of recurrent weights than this, which do not stay in a core's cache, each core reads its own share of
+// them, and the rows stay together.
+constexpr int64_t kLargestKernel = int64_t{8} << 20;
+// With fewer multiplications than this a step is not worth a second thread.
+constexpr double kWorthAThread = 2e6;
+// A table of embeddings times the kernel is worth its products if a piece looks up this share of its rows.
+constexpr double kTableShare = 0.5;
+
+[[noreturn]] void refuse(size_t node, const std::string& what) {
+  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
+}
+
+// Lends each running piece memory of its own.
+class Slots {
+ public:
+  explicit Slots(int count) : free_(static_cast<size_t>(count)) {
+    for (auto& each : free_) each.store(true, std::memory_order_relaxed);
+  }
+  size_t take() {
+    for (size_t n = 0;; n = (n + 1) % free_.size()) {
+      bool expected = true;
+      if (free_[n].compare_exchange_strong(expected, false, std::memory_order_acquire)) return n;
+    }
+  }
+  void give_back(size_t n) { free_[n].store(true, std::memory_order_release); }
+
+ private:
+  std::vector<std::atomic<bool>> free_;
+};
+
+}  // namespace
+
+TrainingProgram::TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rates> rates, int32_t output,
+                                 int32_t mask, std::vector<TrainedWeight> weights, TrainingRules rules)
+    : target_(&cellerate::target()),
+      nodes_(std::move(nodes)),
+      rates_(std::move(rates)),
+      output_(output),
+      mask_(mask),
+      weights_(std::move(weights)),
+      rules_(std::move(rules)) {
+  check_graph();
+  find_uses();
+}
+
+void TrainingProgram::check_graph() {
+  const auto count = static_cast<int32_t>(nodes_.size());
+  if (rates_.size() != nodes_.size()) throw std::invalid_argument("expected the rates of every node");
+  if (output_ < 0 || output_ >= count || mask_ < -1 || mask_ >= count)
+    throw std::invalid_argument("the output and its mask must be nodes");
+  for (const ProgramNode& node : nodes_)
+    sources_.insert(sources_.end(), node.inputs, node.inputs + node.input_count);
+  const int32_t* sources = sources_.data();
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    ProgramNode& node = nodes_[n];
+    node.inputs = sources;
+    sources += node.input_count;
+    const ProgramOpRow& rules = row(node.op);
+    const auto inputs = static_cast<size_t>(node.input_count);
+    if (rules.reads_many() ? inputs < 1 : inputs != rules.count_of_inputs()) refuse(n, "wrong inputs");
+    for (size_t input = 0; input < inputs; ++input) {
+      const int32_t source = node.inputs[input];
+      if (source == -1 && rules.is_optional(input)) continue;
+      if (source < 0 || source >= static_cast<int32_t>(n))
+        refuse(n, "reads a node that does not come before it");
+      const ValueKind kind = nodes_[source].ids ? ValueKind::kIds : row(nodes_[source].op).gives;
+      if (kind != rules.kind_of_input(input)) refuse(n, "reads a value of another kind");
+    }
+    if (!rules.trains) refuse(n, std::string("no training step computes the gradient of ") + rules.name);
+    if (node.op == ProgramOp::kLstm && (node.inputs[2] >= 0 || node.inputs[3] >= 0))
+      refuse(n, "has first states of its own");
+    inputs_ += node.op == ProgramOp::kInput;
+  }
+}
+
+// Finds which weights each node has, and where their gradients lie.
+void TrainingProgram::find_uses() {
+  const auto weight_of = [&](const float* values) {
+    const auto found = std::find_if(weights_.begin(), weights_.end(),
+                                    [&](const TrainedWeight& each) { return each.values == values; });
+    return values == nullptr || found == weights_.end() ? -1 : static_cast<int32_t>(found - weights_.begin());
+  };
+  differentiable_.resize(nodes_.size());
+  looked_up_.resize(nodes_.size());
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const ProgramNode& node = nodes_[n];
+    const float* arrays[] = {node.kernel, node.recurrent_kernel, node.bias};
+    bool changes = false;
+    for (const float* array : arrays) changes |= weight_of(array) >= 0;
+    for (int32_t input = 0; input < node.input_count; ++input)
+      changes |= node.inputs[input] >= 0 && differentiable_[node.inputs[input]] != 0;
+    const bool is_mask = row(node.op).gives == ValueKind::kMask;
+    differentiable_[n] = changes && !is_mask;
+    if (differentiable_[n] == 0) continue;
+    const bool lstm = node.op == ProgramOp::kLstm, matrix = lstm || node.op == ProgramOp::kDense;
+    for (int array = 0; array < 3; ++array) {
+      Use use{static_cast<int32_t>(n), array, weight_of(arrays[array])};
+      // The kernels of layers write all gradients at once, also those that nobody wants.
+      if (arrays[array] == nullptr || (use.weight < 0 && !matrix)) continue;
+      const int64_t columns = lstm ? 4 * node.columns : node.columns;
+      const int64_t rows = array == 2 ? 1 : array == 1 ? node.columns : std::max<int64_t>(node.rows, 1);
+      use.count = rows * columns;
+      if (use.weight >= 0 && weights_[use.weight].count != use.count)
+        throw std::invalid_argument("a weight has another size in the graph");
+      use.squares = node.op == ProgramOp::kEmbedding && rules_.rows_apart;
+      uses_.push_back(use);
+    }
+  }
+}
+
+// Finds the embeddings that one LSTM reads and looks up itself, where that is quicker than its products.
+void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training) {
+  std::fill(looked_up_.begin(), looked_up_.end(), uint8_t{0});
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].op != ProgramOp::kEmbedding || static_cast<int32_t>(n) == output_) continue;
+    int readers = 0, lstms = 0;
+    for (size_t reader = n + 1; reader < nodes_.size(); ++reader) {
+      const ProgramNode& node = nodes_[reader];
+      const auto reads = std::count(node.inputs, node.inputs + node.input_count, static_cast<int32_t>(n));
+      readers += static_cast<int>(reads);
+      lstms += node.op == ProgramOp::kLstm && node.inputs[0] == static_cast<int32_t>(n) &&
+               (!training || rates_[reader].inputs == 0);
+    }
+    const auto looked_up = static_cast<double>(most_rows * batch.shapes[n].steps);
+    // Rows that are apart need the gradients of the outputs, of one embedding.
+    const auto alike = std::count_if(nodes_.begin(), nodes_.end(), [&](const ProgramNode& node) {
+      return node.kernel == nodes_[n].kernel;
+    });
+    looked_up_[n] = readers == 1 && lstms == 1 && (alike == 1 || !rules_.rows_apart) &&
+                    kTableShare * looked_up >= static_cast<double>(nodes_[n].rows);
+  }
+}
+
+// Says where the gradients of a batch lie: those of pieces, and those of embeddings that are summed by id.
+void TrainingProgram::place_gradients(const TrainingBatch& batch) {
+  int64_t floats = 0, row_floats = 0;
+  for (Use& use : uses_) {
+    const auto n = static_cast<size_t>(use.node);
+    const auto same = std::count_if(uses_.begin(), uses_.end(),
+                                    [&](const Use& other) { return other.weight == use.weight; });
+    use.by_rows =
+        nodes_[n].op == ProgramOp::kEmbedding && same == 1 && (looked_up_[n] == 0 || rules_.rows_apart);
+    const int64_t sums = round_up(use.count) + (use.squares ? round_up(use.count) : 0);
+    if (use.by_rows) {
+      // The gradients of the outputs, then the sums.
+      use.offset = static_cast<size_t>(row_floats);
+      row_floats += round_up(batch.rows * batch.shapes[n].steps * nodes_[n].columns) + sums;
+    } else {
+      use.offset = static_cast<size_t>(floats);
+      floats += sums;
+    }
+  }
+  gradient_floats_ = static_cast<size_t>(floats);
+  row_floats_ = static_cast<size_t>(row_floats);
+}
+
+const int32_t* TrainingProgram::ids_of(const TrainingBatch& batch, int32_t input) const {
+  size_t place = 0;
+  for (int32_t n = 0; n < input; ++n) place += nodes_[static_cast<size_t>(n)].op == ProgramOp::kInput;
+  return static_cast<const int32_t*>(batch.inputs[place]);
+}
+
+const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) const {
+  for (const Use& use : uses_) {
+    if (use.node == static_cast<int32_t>(node) && use.array == array) return &use;
+  }
+  return nullptr;
+}
+
+void TrainingProgram::check_ids(const TrainingBatch& batch) const {
+  const auto check = [](const void* ids, int64_t count, int64_t rows) {
+    const auto* each = static_cast<const int32_t*>(ids);
+    uint32_t largest = 0;  // a negative id is larger than any
+    for (int64_t n = 0; n < count; ++n) largest = std::max(largest, static_cast<uint32_t>(each[n]));
+    if (static_cast<int64_t>(largest) >= rows) throw std::out_of_range("an id is not a row of its table");
+  };
+  size_t input = 0;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].op != ProgramOp::kInput) continue;
+    const void* ids = batch.inputs[input++];
+    if (!nodes_[n].ids) continue;
+    for (const ProgramNode& reader : nodes_) {
+      if (reader.op == ProgramOp::kEmbedding && reader.inputs[0] == static_cast<int32_t>(n))
+        check(ids, batch.rows * batch.shapes[n].steps, reader.rows);
+    }
+  }
+  const ValueShape& out = batch.shapes[output_];
+  if (takes_ids()) check(batch.targets, batch.rows * out.positions(), out.features);
+}
+
+double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
+  double products = 0;
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const ProgramNode& node = nodes_[n];
+    if (node.op == ProgramOp::kLstm) {
+      products += 4.0 * static_cast<double>(batch.shapes[node.inputs[0]].steps * node.columns) *
+                  static_cast<double>(node.columns + node.rows);
+    } else if (node.op == ProgramOp::kDense) {
+      products += static_cast<double>(batch.shapes[n].positions() * node.rows * node.columns);
+    }
+  }
+  return products;
+}
+
+int64_t TrainingProgram::pieces_of(const TrainingBatch& batch) const {
+  int64_t units = 0;
+  for (const ProgramNode& node : nodes_) {
+    if (node.op == ProgramOp::kLstm) units = std::max(units, node.columns);
+  }
+  if (16 * units * units > kLargestKernel) return 1;
+  const int64_t rows = std::clamp(units / kUnitsOfRow, kRowsOfPiece, kMostRowsOfPiece);
+  return std::clamp<int64_t>(batch.rows / rows, 1, kMostPieces);
+}
+
+std::byte* TrainingProgram::memory(size_t bytes) {
+  if (bytes > memory_bytes_) {
+    memory_.reset();
+    memory_bytes_ = 0;
+    memory_ = packed_memory(bytes);
+    memory_bytes_ = bytes;
+  }
+  return memory_.get();
+}
+
+TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNumbers* numbers) {
+  check_shapes(nodes_, batch.shapes, batch.begins);
+  check_ids(batch);
+  const int64_t pieces = pieces_of(batch), most_rows = (batch.rows + pieces - 1) / pieces;
+  const bool training = numbers != nullptr;
+  choose_lookups(batch, most_rows, training);
+  if (training) place_gradients(batch);
+  const double products = products_of_row(batch) * static_cast<double>(batch.rows) * (training ? 3 : 1);
+  const int most = pieces == 1 || products < kWorthAThread ? 1 : thread_count();
+  const int threads = static_cast<int>(std::min<int64_t>(most, pieces));
+  const auto slot_bytes = StepLayout(*this, batch, most_rows, training, nullptr).bytes;
+  const size_t gradient_bytes =
+      training ? (static_cast<size_t>(pieces) * gradient_floats_ + row_floats_) * sizeof(float) : size_t{0};
+  // A single piece has its layers divided among the threads, which pack the weights together.
+  PackedLayers packed(*this, training, pieces > 1);
+  std::byte* all = memory(gradient_bytes + static_cast<size_t>(threads) * slot_bytes + packed.bytes());
+  packed.place(all + gradient_bytes + static_cast<size_t>(threads) * slot_bytes);
+  gradients_ = reinterpret_cast<float*>(all);
+  row_gradients_ = gradients_ + static_cast<size_t>(pieces) * gradient_floats_;
+  std::vector<TrainingResult> results(static_cast<size_t>(pieces));
+  TrainingResult total;
+  total.measures.resize(rules_.measures.size());
+  Slots slots(threads);
+  with_threads(threads, [&](Crew& crew) {
+    each(crew, packed.parts(), [&](int n) { packed.pack(n); });
+    each(crew, pieces, [&](int n) {
+      const size_t slot = slots.take();
+      const int64_t first = batch.rows * n / pieces, end = batch.rows * (n + 1) / pieces;
+      Piece piece(*this, batch, packed, first, end - first, training ? gradients(n) : nullptr,
+                  all + gradient_bytes + slot * slot_bytes);
+      piece.run(results[static_cast<size_t>(n)]);
+      slots.give_back(slot);
+    });
+  });
+  for (const TrainingResult& each : results) {
+    total.loss += each.loss;
+    total.counted += each.counted;
+    for (size_t n = 0; n < total.measures.size(); ++n) total.measures[n] += each.measures[n];
+  }
+  if (!training) return total;
+  double scale = numbers->scale;
+  // As Keras: what the mask leaves out does not count, and the mean is over what is left.
+  if (mask_ >= 0 && rules_.mean) {
+    const auto positions = static_cast<double>(batch.rows * batch.shapes[output_].positions());
+    scale *= positions / (total.counted + 1e-7);
+  }
+  WeightUpdates(*this, batch, *numbers, scale, pieces).run();
+  return total;
+}
+
+}  // namespace cellerate

@@ -1,0 +1,100 @@
+// Sums of gradients, and the updates of Keras's optimizers.
+#pragma once
+
+#include "training/losses.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+inline double sum_gradients(float* first, Index stride, Index count, Index begin, Index end) {
+  double squares = 0;
+  for (Index from = begin; from < end; from += kLanes) {
+    const Index to = smaller(from + kLanes, end);
+    F sum = load_at(first, from, to);
+    for (Index n = 1; n < count; ++n) sum = Simd::add(sum, load_at(first + n * stride, from, to));
+    store_at(first, sum, from, to);
+    float lanes[kLanes];
+    Simd::store(lanes, Simd::mul(sum, sum));
+    for (int lane = 0; lane < lanes_before(from, to); ++lane) squares += static_cast<double>(lanes[lane]);
+  }
+  return squares;
+}
+
+// One vector of an update.
+struct UpdateVector {
+  F w, g, square, a, b, c;
+};
+
+inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool has_b, bool has_c,
+                          UpdateVector& v) {
+  const auto moments = [&] {
+    v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(of[1])));
+    v.b = Simd::add(v.b, Simd::mul(Simd::sub(v.square, v.b), set(of[2])));
+  };
+  switch (kind) {
+    case UpdateKind::kMomentum:
+    case UpdateKind::kNesterov: {
+      const F step = Simd::mul(v.g, set(of[0]));
+      v.a = Simd::sub(Simd::mul(v.a, set(of[1])), step);
+      v.w = Simd::add(v.w, kind == UpdateKind::kMomentum ? v.a : Simd::sub(Simd::mul(v.a, set(of[1])), step));
+      return;
+    }
+    case UpdateKind::kAdam:
+    case UpdateKind::kAmsgrad: {
+      moments();
+      if (kind == UpdateKind::kAmsgrad) v.c = Simd::max(v.c, v.b);
+      const F root = Simd::square_root(kind == UpdateKind::kAmsgrad ? v.c : v.b);
+      v.w = Simd::sub(v.w, Simd::div(Simd::mul(v.a, set(of[0])), Simd::add(root, set(of[3]))));
+      return;
+    }
+    case UpdateKind::kRmsprop: {
+      v.a = Simd::add(Simd::mul(set(of[1]), v.a), Simd::mul(set(1 - of[1]), v.square));
+      F below = Simd::add(v.a, set(of[2]));
+      if (has_c) {
+        v.c = Simd::add(Simd::mul(set(of[1]), v.c), Simd::mul(set(1 - of[1]), v.g));
+        below = Simd::add(Simd::sub(v.a, Simd::mul(v.c, v.c)), set(of[2]));
+      }
+      F step = Simd::div(Simd::mul(set(of[0]), v.g), Simd::square_root(below));
+      if (has_b) step = v.b = Simd::add(Simd::mul(set(of[3]), v.b), step);
+      v.w = Simd::sub(v.w, step);
+      return;
+    }
+    case UpdateKind::kAdagrad:
+      v.a = Simd::add(v.a, v.square);
+      v.w = Simd::sub(v.w,
+                      Simd::div(Simd::mul(set(of[0]), v.g), Simd::square_root(Simd::add(v.a, set(of[1])))));
+      return;
+    default:
+      v.w = Simd::sub(v.w, Simd::mul(v.g, set(of[0])));
+      return;
+  }
+}
+
+inline void update_rows(UpdateKind kind, const UpdateRows& rows) {
+  const WithoutDenormals without_denormals;
+  for (Index first = rows.begin; first < rows.end; first += kLanes) {
+    const Index end = smaller(first + kLanes, rows.end);
+    const auto slot = [&](int n) {
+      return rows.slots[n] == nullptr ? set(0.0f) : load_at(rows.slots[n], first, end);
+    };
+    UpdateVector v{load_at(rows.weight, first, end),
+                   rows.gradient == nullptr ? set(0.0f) : load_at(rows.gradient, first, end),
+                   set(0.0f),
+                   slot(0),
+                   slot(1),
+                   slot(2)};
+    v.g = Simd::mul(v.g, set(rows.scale));
+    if (rows.most != 0) v.g = clamp(v.g, -rows.most, rows.most);
+    v.square = rows.squares == nullptr
+                   ? Simd::mul(v.g, v.g)
+                   : Simd::mul(load_at(rows.squares, first, end), set(rows.scale * rows.scale));
+    if (rows.decay != 0) v.w = Simd::sub(v.w, Simd::mul(v.w, set(rows.decay)));
+    update_vector(kind, rows.numbers, rows.slots[1] != nullptr, rows.slots[2] != nullptr, v);
+    store_at(rows.weight, v.w, first, end);
+    const F slots[] = {v.a, v.b, v.c};
+    for (int n = 0; n < kMostSlots; ++n) {
+      if (rows.slots[n] != nullptr) store_at(rows.slots[n], slots[n], first, end);
+    }
+  }
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,216 @@
+#include "training/weight_updates.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd/dispatch.h"
+#include "training/crew.h"
+
+namespace cellerate {
+namespace {
+
+// Floats of a weight that a thread sums and updates at once, and of all gradients that are worth a second thread.
+constexpr int64_t kUpdatedAtOnce = 8192, kWorthAThread = 16 * kUpdatedAtOnce;
+
+}  // namespace
+
+WeightUpdates::WeightUpdates(TrainingProgram& program, const TrainingBatch& batch,
+                             const TrainingNumbers& numbers, double scale, int64_t pieces)
+    : program_(program),
+      batch_(batch),
+      numbers_(numbers),
+      scale_(scale),
+      pieces_(pieces),
+      places_(program.uses_.size()),
+      first_(program.weights_.size()),
+      squares_(program.weights_.size()) {
+  for (size_t n = 0; n < program.uses_.size(); ++n) {
+    const Use& use = program.uses_[n];
+    if (use.weight < 0) continue;
+    if (first_[static_cast<size_t>(use.weight)] == nullptr) first_[static_cast<size_t>(use.weight)] = &use;
+    if (use.by_rows) index_rows(n);
+    cut(n);
+  }
+}
+
+// Sorts the places of a batch by their ids.
+void WeightUpdates::index_rows(size_t n) {
+  const Use& use = program_.uses_[n];
+  const ProgramNode& node = program_.nodes_[static_cast<size_t>(use.node)];
+  const int32_t* ids = program_.ids_of(batch_, node.inputs[0]);
+  const int64_t count = batch_.rows * batch_.shapes[use.node].steps;
+  Places& to = places_[n];
+  to.starts.assign(static_cast<size_t>(node.rows) + 1, 0);
+  to.places.resize(static_cast<size_t>(count));
+  for (int64_t place = 0; place < count; ++place) ++to.starts[static_cast<size_t>(ids[place]) + 1];
+  for (size_t id = 0; id < static_cast<size_t>(node.rows); ++id) to.starts[id + 1] += to.starts[id];
+  std::vector<int32_t> next(to.starts.begin(), to.starts.end() - 1);
+  for (int64_t place = 0; place < count; ++place)
+    to.places[static_cast<size_t>(next[static_cast<size_t>(ids[place])]++)] = static_cast<int32_t>(place);
+}
+
+void WeightUpdates::cut(size_t n) {
+  const Use& use = program_.uses_[n];
+  const ProgramNode& node = program_.nodes_[static_cast<size_t>(use.node)];
+  const int64_t count = use.by_rows ? node.rows : use.count;
+  const int64_t at_once = use.by_rows ? std::max<int64_t>(1, kUpdatedAtOnce / node.columns) : kUpdatedAtOnce;
+  for (int64_t begin = 0; begin < count; begin += at_once)
+    chunks_.push_back({n, begin, std::min(begin + at_once, count), 0});
+}
+
+// Where the sums of a use lie.
+float* WeightUpdates::sums(size_t n) const {
+  const Use& use = program_.uses_[n];
+  if (!use.by_rows) return program_.gradients_ + use.offset;
+  const ProgramNode& node = program_.nodes_[static_cast<size_t>(use.node)];
+  return outputs(use) + round_up(batch_.rows * batch_.shapes[use.node].steps * node.columns);
+}
+
+void WeightUpdates::sum(Chunk& chunk) {
+  const Use& use = program_.uses_[chunk.use];
+  if (use.by_rows) return sum_rows(chunk);
+  const TrainingKernels& kernels = *program_.target_->training;
+  const auto stride = static_cast<int64_t>(program_.gradient_floats_);
+  float* to = sums(chunk.use);
+  chunk.squares = kernels.sum(to, stride, pieces_, chunk.begin, chunk.end);
+  if (!use.squares) return;
+  to += round_up(use.count);
+  kernels.sum(to, stride, pieces_, chunk.begin, chunk.end);
+  chunk.squares = 0;
+  for (int64_t i = chunk.begin; i < chunk.end; ++i) chunk.squares += static_cast<double>(to[i]);
+}
+
+void WeightUpdates::sum_rows(Chunk& chunk) {
+  const Use& use = program_.uses_[chunk.use];
+  const TrainingKernels& kernels = *program_.target_->training;
+  const int64_t features = program_.nodes_[static_cast<size_t>(use.node)].columns;
+  const Places& of = places_[chunk.use];
+  float* rows = sums(chunk.use);
+  chunk.squares = 0;
+  for (int64_t id = chunk.begin; id < chunk.end; ++id) {
+    const int32_t begin = of.starts[static_cast<size_t>(id)], end = of.starts[static_cast<size_t>(id) + 1];
+    if (begin == end) continue;
+    float* row = rows + id * features;
+    float* squares = row + round_up(use.count);
+    std::fill_n(row, features, 0.0f);
+    if (use.squares) std::fill_n(squares, features, 0.0f);
+    for (int32_t n = begin; n < end; ++n) {
+      const float* d = outputs(use) + of.places[static_cast<size_t>(n)] * features;
+      kernels.add(d, row, features);
+      if (use.squares) kernels.add_squares(d, squares, features);
+    }
+    for (int64_t i = 0; i < features; ++i)
+      chunk.squares += static_cast<double>(use.squares ? squares[i] : row[i] * row[i]);
+  }
+}
+
+void WeightUpdates::add_to_first(const Chunk& chunk) {
+  const Use& use = program_.uses_[chunk.use];
+  const Use* to = first_[static_cast<size_t>(use.weight)];
+  if (to == &use) return;
+  const TrainingKernels& kernels = *program_.target_->training;
+  const int64_t count = chunk.end - chunk.begin;
+  for (int part = 0; part < (use.squares ? 2 : 1); ++part) {
+    const int64_t offset = part * round_up(use.count) + chunk.begin;
+    kernels.add(program_.gradients_ + use.offset + offset, program_.gradients_ + to->offset + offset, count);
+  }
+}
+
+// What all parts of a weight's update have in common.
+UpdateRows WeightUpdates::rows_of(const Use& use) const {
+  const TrainingRules& rules = program_.rules_;
+  const auto place = static_cast<size_t>(use.weight);
+  const TrainedWeight& weight = program_.weights_[place];
+  UpdateRows rows;
+  rows.weight = weight.values;
+  std::copy_n(weight.slots, kMostSlots, rows.slots);
+  double factor = scale_;
+  if (rules.clip == ClipKind::kNorm || rules.clip == ClipKind::kGlobalNorm) {
+    const bool global = rules.clip == ClipKind::kGlobalNorm;
+    const double norm = std::sqrt(global ? all_squares_ : squares_[place]) * scale_;
+    const auto most = static_cast<double>(rules.most);
+    factor *= most / std::max(norm, most);
+    // As Keras: a norm of all that is infinite makes all gradients NaN.
+    if (global && !std::isfinite(norm)) factor *= norm - norm;
+  }
+  rows.scale = static_cast<float>(factor);
+  rows.most = rules.clip == ClipKind::kValue ? rules.most : 0;
+  rows.decay = weight.decays ? numbers_.decay : 0;
+  std::copy_n(numbers_.numbers, kMostNumbers, rows.numbers);
+  return rows;
+}
+
+void WeightUpdates::change(const Chunk& chunk) {
+  const Use& use = program_.uses_[chunk.use];
+  if (use.by_rows) return change_rows(chunk);
+  if (first_[static_cast<size_t>(use.weight)] != &use) return;
+  UpdateRows rows = rows_of(use);
+  rows.begin = chunk.begin;
+  rows.end = chunk.end;
+  rows.gradient = sums(chunk.use);
+  rows.squares = use.squares ? rows.gradient + round_up(use.count) : nullptr;
+  program_.target_->training->update(program_.rules_.update, rows);
+}
+
+// Rows that the batch does not read have a gradient of zero, which no memory holds.
+void WeightUpdates::change_rows(const Chunk& chunk) {
+  const Use& use = program_.uses_[chunk.use];
+  const int64_t features = program_.nodes_[static_cast<size_t>(use.node)].columns;
+  const std::vector<int32_t>& starts = places_[chunk.use].starts;
+  UpdateRows rows = rows_of(use);
+  const auto is_read = [&](int64_t id) {
+    return starts[static_cast<size_t>(id)] != starts[static_cast<size_t>(id) + 1];
+  };
+  for (int64_t id = chunk.begin; id < chunk.end;) {
+    int64_t end = id + 1;
+    while (end < chunk.end && is_read(end) == is_read(id)) ++end;
+    rows.begin = id * features;
+    rows.end = end * features;
+    rows.gradient = is_read(id) ? sums(chunk.use) : nullptr;
+    rows.squares = is_read(id) && use.squares ? rows.gradient + round_up(use.count) : nullptr;
+    program_.target_->training->update(program_.rules_.update, rows);
+    id = end;
+  }
+}
+
+void WeightUpdates::run() {
+  const ClipKind clip = program_.rules_.clip;
+  const bool norms = clip == ClipKind::kNorm || clip == ClipKind::kGlobalNorm;
+  const bool shared = std::any_of(program_.uses_.begin(), program_.uses_.end(), [&](const Use& use) {
+    return use.weight >= 0 && first_[static_cast<size_t>(use.weight)] != &use;
+  });
+  int64_t floats = 0;
+  for (const TrainedWeight& weight : program_.weights_) floats += weight.count;
+  const auto count = static_cast<int64_t>(chunks_.size());
+  const int64_t most = floats * pieces_ < kWorthAThread ? 1 : std::min<int64_t>(thread_count(), count);
+  const auto at = [&](int n) -> Chunk& { return chunks_[static_cast<size_t>(n)]; };
+  with_threads(static_cast<int>(most), [&](Crew& crew) {
+    if (!norms && !shared) {
+      each(crew, count, [&](int n) {
+        sum(at(n));
+        change(at(n));
+      });
+      return;
+    }
+    each(crew, count, [&](int n) { sum(at(n)); });
+    if (shared) {
+      for (const Chunk& chunk : chunks_) add_to_first(chunk);
+      each(crew, count, [&](int n) {
+        Chunk& chunk = at(n);
+        const Use& use = program_.uses_[chunk.use];
+        if (first_[static_cast<size_t>(use.weight)] != &use) {
+          chunk.squares = 0;
+        } else if (!use.squares && !use.by_rows) {
+          chunk.squares = program_.target_->training->sum(sums(chunk.use), 0, 1, chunk.begin, chunk.end);
+        }
+      });
+    }
+    for (const Chunk& chunk : chunks_) {
+      squares_[static_cast<size_t>(program_.uses_[chunk.use].weight)] += chunk.squares;
+      all_squares_ += chunk.squares;
+    }
+    each(crew, count, [&](int n) { change(at(n)); });
+  });
+}
+
+}  // namespace cellerate
