@@ -180,7 +180,9 @@ def test_logs_of_a_step_stay_what_they_were() -> None:
 
 DRAWING: dict[str, Callable[[], keras.Model]] = {
     "lstm": lambda: accelerate(
-        model_of(lstm={"dropout": 0.3, "recurrent_dropout": 0.2, "seed": 12345}), "cellerate-cpu"
+        model_of(lstm={"dropout": 0.3, "recurrent_dropout": 0.2, "seed": 12345}),
+        "cellerate-cpu",
+        engine="off",
     ),
     "dropout": lambda: model_of(None, layers.Dropout(0.3, seed=3), layers.SpatialDropout1D(0.2, seed=0)),
     # Drawn by one layer twice in a step.

@@ -22,6 +22,7 @@ from cellerate.keras_graph.program_nodes import (
     Nodes,
     ProgramCall,
     ProgramValue,
+    Readers,
     Refused,
     Weight,
     carried,
@@ -77,9 +78,9 @@ def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Wei
     Raises:
         ModelError: As `read_program`.
     """
-    graph = _graph(model)
+    graph = own_graph(model)
     if graph is None:
-        raise ModelError(_no_graph(model))
+        raise ModelError(no_graph(model))
     nodes, outputs, reading = _read(graph)
     if reading.refused:
         lines = "\n".join(f"- {line}" for line in reading.refused)
@@ -101,9 +102,9 @@ def why_not_packed(model: Any) -> tuple[str, ...]:
     Args:
         model: As `read_program` takes it.
     """
-    graph = _graph(model)
+    graph = own_graph(model)
     if graph is None:
-        return (_no_graph(model),)
+        return (no_graph(model),)
     nodes, outputs, reading = _read(graph)
     if reading.refused:
         return tuple(reading.refused)
@@ -114,21 +115,21 @@ def why_not_packed(model: Any) -> tuple[str, ...]:
     return ()
 
 
-def _read(graph: Any) -> tuple[tuple[Node, ...], dict[str, int], "_Reading"]:
+def _read(graph: Any) -> tuple[tuple[Node, ...], dict[str, int], "ProgramReading"]:
     """The nodes that a graph becomes and its outputs, both empty if anything is refused; and the reading."""
-    reading = _Reading()
+    reading = ProgramReading()
     inputs = zip(tensor_names(graph._inputs_struct, graph.inputs), graph.inputs, strict=True)
     values = walk(graph, [reading.model_input(name, tensor) for name, tensor in inputs], reading)
     names = tensor_names(graph._outputs_struct, graph.outputs)
     outputs = {name: reading.model_output(name, value) for name, value in zip(names, values, strict=True)}
     if reading.refused:
         return (), {}, reading
-    nodes, outputs = reading.used(outputs)
+    nodes, outputs, _ = reading.used(outputs)
     reading.check_finite(nodes)
     return nodes, outputs, reading
 
 
-class _Reading(Visitor[ProgramValue]):
+class ProgramReading(Visitor[ProgramValue]):
     """Turns a model's calls into the nodes of a program.
 
     Attributes:
@@ -136,10 +137,10 @@ class _Reading(Visitor[ProgramValue]):
         refused: A line for each layer that cannot be read.
     """
 
-    def __init__(self) -> None:
-        self.nodes = Nodes()
+    def __init__(self, nodes: Nodes | None = None, known: Readers | None = None) -> None:
+        self.nodes = Nodes() if nodes is None else nodes
         self.refused: dict[str, None] = {}
-        self._readers = readers()
+        self._readers = readers() if known is None else known
 
     def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
@@ -154,7 +155,7 @@ class _Reading(Visitor[ProgramValue]):
     def model_output(self, name: str, value: ProgramValue) -> int:
         """The node of an output."""
         if value.number is None:
-            self._refuse(
+            self.refuse(
                 f"output {name!r}", Refused("is a tensor of booleans, which programs have as masks only")
             )
         return value.number or 0
@@ -169,7 +170,7 @@ class _Reading(Visitor[ProgramValue]):
             return self._read(call)
         except Refused as refused:
             for reason in (refused, *refused.others):
-                self._refuse(reason.where or f"{call.path} ({type(call.operation).__name__})", reason)
+                self.refuse(reason.where or f"{call.path} ({type(call.operation).__name__})", reason)
             return [ProgramValue(0) for _ in call.outputs]
 
     def _read(self, call: GraphCall[ProgramValue]) -> list[ProgramValue] | Inner[ProgramValue]:
@@ -177,7 +178,7 @@ class _Reading(Visitor[ProgramValue]):
         if call.filled_in()[1].get("training"):
             raise Refused("is called with training=True", "Leave the argument out.")
         arguments = call.arguments()
-        graph = _graph(operation)
+        graph = own_graph(operation)
         if graph is not None:
             return Inner(graph, _inner_inputs(graph, arguments), call.path)
         mask = _mask_argument(arguments)
@@ -194,8 +195,12 @@ class _Reading(Visitor[ProgramValue]):
             for value, mask in zip(outputs, [*masks, *[None] * len(outputs)], strict=False)
         ]
 
-    def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int]]:
-        """The nodes that outputs depend on, and all inputs; what reads an input decides its type."""
+    def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int], dict[int, int]]:
+        """The nodes that outputs depend on, and all inputs; what reads an input decides its type.
+
+        Returns:
+            The nodes; the outputs by name; where each of the nodes was before.
+        """
         found = self.nodes.found
         used = {number for number, node in enumerate(found) if node.op == "input"} | set(outputs.values())
         types: dict[int, set[str]] = {}
@@ -213,31 +218,33 @@ class _Reading(Visitor[ProgramValue]):
             if node.op == "input":
                 options["dtype"], *others = sorted(types.get(number, {"float32"}))
                 if others:
-                    self._refuse(
+                    self.refuse(
                         f"input {node.name!r}", Refused("is read both as ids and as numbers", _TWO_INPUTS)
                     )
             nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
-        return tuple(nodes), {name: places[number] for name, number in outputs.items()}
+        return tuple(nodes), {name: places[number] for name, number in outputs.items()}, places
 
     def check_finite(self, nodes: Sequence[Node]) -> None:
         """Refuses every node with a weight that is not a number."""
         for node in nodes:
             for name, array in node.arrays.items():
                 if not np.isfinite(array).all():
-                    self._refuse(node.name, Refused(f"holds a NaN or an infinity in its {name}", _DIVERGED))
+                    self.refuse(node.name, Refused(f"holds a NaN or an infinity in its {name}", _DIVERGED))
 
-    def _refuse(self, what: str, refused: Refused) -> None:
+    def refuse(self, what: str, refused: Refused) -> None:
+        """Notes a reason that the model cannot be read."""
         self.refused[f"{what} {refused.why}. {refused.instead}"] = None
 
 
-def _graph(layer: Any) -> Any | None:
+def own_graph(layer: Any) -> Any | None:
     """The graph that a model runs; None for what is not a model, is not built, or does not run its graph."""
     if isinstance(layer, keras.Sequential) and type(layer).call is not keras.Sequential.call:
         return None
     return functional_graph(layer)
 
 
-def _no_graph(model: Any) -> str:
+def no_graph(model: Any) -> str:
+    """Why a model has no graph that can be read, a sentence."""
     if not isinstance(model, keras.Model):
         keras2.refuse(model)
         return (

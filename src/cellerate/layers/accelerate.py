@@ -19,14 +19,17 @@ from keras import layers
 from cellerate.errors import BackendError, ModelError
 from cellerate.keras_graph import keras2
 from cellerate.layers import cuda_graph_step, cudnn_choice, fused, fused_dense, table
+from cellerate.layers.engine import seam
 from cellerate.machine.environment import keep_freed_memory
 from cellerate.messages import Message, argument
 from cellerate.settings import check_choice
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
+ENGINES = ("auto", "require", "off")
 Model = TypeVar("Model", bound=keras.Layer)
 # Where a model keeps its compiled functions, and the method that a Bidirectional asks before it uses cuDNN.
 _COMPILED = ("train_function", "test_function", "predict_function")
+_OTHER_FUNCTIONS = ("make_test_function", "make_predict_function")
 _FUSED = "_can_attempt_fused_lstm"
 # Layers and models that TensorFlow compiled with XLA, or could have, before they got kernels that XLA cannot compile.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
@@ -34,7 +37,9 @@ _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
-def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_gradients: bool = False) -> Model:
+def accelerate(
+    model: Model, implementation: str = "auto", *, engine: str = "auto", sum_embedding_gradients: bool = False
+) -> Model:
     """Makes the LSTM layers of a model run on Cellerate's own kernels.
 
     The model stays the same object with the same weights; `fit`, `predict` and saving work as before, and a
@@ -46,6 +51,9 @@ def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_grad
         implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras if none can;
             "cellerate-cpu" demands the native core for every recurrent layer, "cellerate-cuda" the kernels for
             NVIDIA GPUs; "keras" is `restore`.
+        engine: "auto" trains whole steps of the model in one native call where the engine knows all of it: its layers,
+            loss, optimizer and metrics; "require" refuses to train a model that it does not know; "off" leaves steps
+            to Keras. `explain` says what keeps a model from it.
         sum_embedding_gradients: For TensorFlow, where Keras gives an optimizer the gradient of an Embedding row by
             row, and Adam and clipnorm take a row that a batch reads several times for several rows. A model learns as
             in stock Keras, so these rows stay apart; with True they are summed, as on the other backends. A step is
@@ -59,7 +67,7 @@ def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_grad
         `model` itself.
 
     Raises:
-        ConfigError: `implementation` is unknown.
+        ConfigError: `implementation` or `engine` is unknown.
         BackendError: A named implementation is not installed.
         ModelError: `model` is not a Keras layer, or a named implementation cannot run one of its recurrent layers, or
             finds none.
@@ -69,6 +77,7 @@ def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_grad
         >>> _ = accelerate(model)
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
+    check_choice("engine", engine, ENGINES)
     if implementation == "keras":
         return restore(model)
     strict = implementation != "auto"
@@ -79,7 +88,7 @@ def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_grad
     restore(model)
     for layer in found:
         _accelerate_layer(layer, implementation, sum_embedding_gradients)
-    _accelerate_around(model)
+    _accelerate_around(model, engine, sum_embedding_gradients)
     if isinstance(model, keras.Model):
         model.export = functools.partial(_export, model)
         if _compiled_by_xla(model):
@@ -138,7 +147,9 @@ def restored(model: keras.Layer) -> Iterator[None]:
         yield
 
 
-def enable(implementation: str = "auto", *, sum_embedding_gradients: bool = False) -> None:
+def enable(
+    implementation: str = "auto", *, engine: str = "auto", sum_embedding_gradients: bool = False
+) -> None:
     """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends it.
 
     `accelerate` also changes what is around the LSTMs of a model (Dense layers, and on a GPU the training step); here
@@ -146,13 +157,15 @@ def enable(implementation: str = "auto", *, sum_embedding_gradients: bool = Fals
 
     Args:
         implementation: As in `accelerate`.
+        engine: As in `accelerate`.
         sum_embedding_gradients: As in `accelerate`.
 
     Raises:
-        ConfigError: `implementation` is unknown.
+        ConfigError: `implementation` or `engine` is unknown.
         BackendError: The named implementation is not installed.
     """
     check_choice("implementation", implementation, IMPLEMENTATIONS)
+    check_choice("engine", engine, ENGINES)
     disable()
     if implementation == "keras":
         return
@@ -173,7 +186,7 @@ def enable(implementation: str = "auto", *, sum_embedding_gradients: bool = Fals
     @functools.wraps(compiled)
     def compile_(self: keras.Model, *args: Any, **keywords: Any) -> Any:
         # Only now is there a model around the layers.
-        _accelerate_around(self)
+        _accelerate_around(self, engine, sum_embedding_gradients)
         return compiled(self, *args, **keywords)
 
     _replace(keras.Model, "compile", compile_)
@@ -229,7 +242,7 @@ def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
     """The attributes of a model's layers that are Cellerate's: each layer and the attribute's name."""
     _check_layer(model)
     for layer in model._flatten_layers(include_self=True):
-        for name in ("inner_loop", "call", "export", "make_train_function", _FUSED):
+        for name in ("inner_loop", "call", "export", "make_train_function", *_OTHER_FUNCTIONS, _FUSED):
             found = vars(layer).get(name)
             if isinstance(found, functools.partial) and found.func in _OURS:
                 yield layer, name
@@ -267,8 +280,8 @@ def _replace(owner: type, name: str, method: Any) -> None:
     setattr(owner, name, method)
 
 
-def _accelerate_around(model: keras.Layer) -> None:
-    """Accelerates what a model has besides accelerated LSTMs: on a CPU Dense layers, on a GPU the training step."""
+def _accelerate_around(model: keras.Layer, engine: str, summed: bool) -> None:
+    """Accelerates what a model has besides accelerated LSTMs: Dense layers on a CPU, and the training step."""
     found = list(model._flatten_layers(include_self=True))
     implementations = {implementation_of(layer) for layer in found}
     if "cellerate-cpu" in implementations:
@@ -276,6 +289,10 @@ def _accelerate_around(model: keras.Layer) -> None:
         for layer in found:
             if isinstance(layer, layers.Dense):
                 _accelerate_dense(layer)
+        if engine != "off" and isinstance(model, keras.Model):
+            model.make_train_function = functools.partial(seam.make_train_function, model, engine, summed)
+            for name in _OTHER_FUNCTIONS:
+                setattr(model, name, functools.partial(seam.make_other_function, model, name))
     captures = "cellerate-cuda" in implementations and hasattr(fused.bridge(), "capture_step")
     if captures and isinstance(model, keras.Model):
         model.make_train_function = functools.partial(cuda_graph_step.make_train_function, model)
@@ -390,4 +407,13 @@ def forget_compiled(model: Any) -> None:
 
 
 # The functions that `accelerate` may put in place of Keras's own.
-_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, cuda_graph_step.make_train_function, _never)
+_OURS = (
+    _inner_loop,
+    fused.look_up,
+    fused_dense.run,
+    _export,
+    cuda_graph_step.make_train_function,
+    seam.make_train_function,
+    seam.make_other_function,
+    _never,
+)

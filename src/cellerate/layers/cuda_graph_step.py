@@ -26,7 +26,8 @@ def make_train_function(model: keras.Model, force: bool = False) -> None:
 
 def captured_step(model: Any) -> str | None:
     """The way the training step of an accelerated model runs on torch and a GPU, in words; None elsewhere."""
-    if "make_train_function" not in vars(model) or not _may_be_captured(model):
+    made = getattr(vars(model).get("make_train_function"), "func", None)
+    if made is not make_train_function or not _may_be_captured(model):
         return None
     refused = getattr(getattr(model, "train_function", None), "refused", None)
     if refused is not None:

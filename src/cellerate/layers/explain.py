@@ -21,6 +21,7 @@ from cellerate.layers import conditions, fused, table
 from cellerate.layers.accelerate import IMPLEMENTATIONS, implementation_of, is_strict, keeps_from_cudnn
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.cuda_graph_step import captured_step
+from cellerate.layers.engine import seam
 from cellerate.layers.explain_embedding import lookup_conditions, small_starts
 from cellerate.machine.environment import BACKENDS, installed_backends
 
@@ -173,7 +174,8 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     if chosen == "tensorflow" and any(report.implementation.startswith("cellerate") for report in reports):
         notes = [_WITHOUT_XLA, *notes]
         reports = [_offers_no_xla(report) for report in reports]
-    step = captured_step(model) if chosen == keras.backend.backend() else None
+    runs_it = chosen == keras.backend.backend()
+    step = (captured_step(model) or seam.described(model)) if runs_it else None
     return Explanation(
         model.name, chosen, here.gpu, tuple(reports), step, why_not_packed(model), tuple(notes)
     )

@@ -76,7 +76,9 @@ def test_explain_of_an_accelerated_layer_names_the_native_core_and_its_target() 
     assert explanation.summary == "2 recurrent layers; 0 could run faster."
     values = json.loads(json.dumps(explanation.to_dict()))
     assert [given["target"] for given in values["layers"]] == [None, native.target(), native.target()]
-    assert explain(restore(model)) == dataclasses.replace(explanation, layers=plain, notes=())
+    assert explanation.training_step is not None and "computes in float16" in explanation.training_step
+    before = dataclasses.replace(explanation, layers=plain, notes=(), training_step=None)
+    assert explain(restore(model)) == before
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""Reading a Keras model into the graph of a training step: a program whose layers also drop numbers.
+
+The nodes are those of a `Program`, with two more operations that packed models lack: "dropout" and
+"spatial_dropout".
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+from keras import layers
+
+from cellerate.keras_graph.graph import tensor_names
+from cellerate.keras_graph.keras_layers import readers
+from cellerate.keras_graph.program_nodes import (
+    Nodes,
+    ProgramCall,
+    ProgramValue,
+    Read,
+    Readers,
+    Refused,
+    Weight,
+)
+from cellerate.keras_graph.to_program import ProgramReading, no_graph, own_graph
+from cellerate.keras_graph.walk import walk
+from cellerate.kernels.training import cpu
+from cellerate.program import Node
+
+_SAME_LAYERS = "Use Dropout or SpatialDropout1D."
+
+
+class Drops(NamedTuple):
+    """The numbers that a node drops in training.
+
+    Attributes:
+        inputs: Which share of its inputs.
+        state: Which share of an LSTM's state.
+        seed: The generator of its random numbers, `keras.random.SeedGenerator`.
+    """
+
+    inputs: float
+    state: float
+    seed: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingGraph:
+    """The graph of a model's training step.
+
+    Attributes:
+        nodes: In order, each after those it reads.
+        output: The number of the node whose value the model gives.
+        mask: The number of the node of its Keras mask, -1 for none.
+        weights: (the number of a node, the name of an array) → its Keras variable.
+        drops: What nodes drop, by their numbers.
+        inputs: The names of the model's inputs, in its order.
+    """
+
+    nodes: tuple[Node, ...]
+    output: int
+    mask: int
+    weights: Mapping[tuple[int, str], Any]
+    drops: Mapping[int, Drops]
+    inputs: tuple[str, ...]
+
+
+def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
+    """Reads what a training step of a Keras model computes.
+
+    Args:
+        model: Any Keras model. It is not changed.
+
+    Returns:
+        The graph; or all that keeps the model from having one, a sentence each.
+    """
+    graph = own_graph(model)
+    if graph is None:
+        return (no_graph(model),)
+    other_types = tuple(
+        f"{layer.name} computes in {layer.compute_dtype}"
+        for layer in model._flatten_layers(include_self=False)
+        if layer.compute_dtype != "float32" or layer.variable_dtype != "float32"
+    )
+    if other_types:
+        return other_types
+    nodes = _DroppingNodes()
+    reading = ProgramReading(nodes, _training_readers())
+    names = tensor_names(graph._inputs_struct, graph.inputs)
+    values = [reading.model_input(name, tensor) for name, tensor in zip(names, graph.inputs, strict=True)]
+    outputs = walk(graph, values, reading)
+    if len(outputs) != 1:
+        return (f"model {model.name!r} has {len(outputs)} outputs. Give it one.",)
+    wanted = {"output": reading.model_output("output", outputs[0])}
+    try:
+        mask = _mask_node(reading, outputs[0])
+    except Refused as refused:
+        reading.refuse("the output", refused)
+        mask = None
+    if mask is not None:
+        wanted["mask"] = mask
+    if reading.refused:
+        return tuple(reading.refused)
+    found, numbers, places = reading.used(wanted)
+    if reading.refused:
+        return tuple(reading.refused)
+    unknown = [f"{node.name}: the engine has no {node.op}" for node in found if node.op not in cpu.rows()]
+    if unknown:
+        return tuple(unknown)
+    weights = {
+        (number, name): nodes.weights.get(id(array))
+        for number, node in enumerate(found)
+        for name, array in node.arrays.items()
+    }
+    odd = [found[number].name for (number, _), weight in weights.items() if not _is_variable(weight)]
+    if odd:
+        return tuple(f"{name} computes its weights from several variables." for name in dict.fromkeys(odd))
+    return TrainingGraph(
+        found,
+        numbers["output"],
+        numbers.get("mask", -1),
+        {key: weight.variable for key, weight in weights.items() if weight is not None},
+        {places[number]: drops for number, drops in nodes.drops.items() if number in places},
+        tuple(names),
+    )
+
+
+class _DroppingNodes(Nodes):
+    """The nodes of a program, and what each drops.
+
+    Attributes:
+        drops: By the number of the node.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drops: dict[int, Drops] = {}
+
+
+def _mask_node(reading: ProgramReading, output: ProgramValue) -> int | None:
+    """The node of the mask that the model's output carries."""
+    if output.mask is None:
+        return None
+    call = ProgramCall(None, "output", {}, output.mask, (), False, reading.nodes, _training_readers())
+    found = call.used_mask()
+    return None if found is None else found.number
+
+
+def _is_variable(weight: Weight | None) -> bool:
+    return (
+        weight is not None
+        and isinstance(weight.variable, keras.Variable)
+        and not weight.transposed
+        and weight.update is None
+        and weight.part is None
+    )
+
+
+@functools.cache
+def _training_readers() -> Readers:
+    """The rules of programs, with those of layers that act otherwise in training."""
+    known = readers()
+    return Readers(
+        *(
+            {kind: _in_training(kind, read) for kind, read in table.items()}
+            for table in (known.anywhere, known.per_step, known.recurrent)
+        )
+    )
+
+
+def _in_training(kind: type, read: Read) -> Read:
+    if kind is layers.Dropout:
+        return _dropout
+    if kind is layers.SpatialDropout1D:
+        return _spatial_dropout
+    if kind in (layers.GaussianDropout, layers.AlphaDropout, layers.GaussianNoise):
+        return _refused_noise
+    if kind in (layers.LSTM, layers.RNN):
+        return functools.partial(_recurrent, read)
+    return read
+
+
+def _refused_noise(call: ProgramCall) -> ProgramValue:
+    raise Refused("draws noise of its own in training", _SAME_LAYERS)
+
+
+def _dropout(call: ProgramCall) -> ProgramValue:
+    """A node that drops single numbers."""
+    layer = call.layer
+    if layer.rate > 0 and layer.noise_shape is not None:
+        raise Refused("has a noise_shape", _SAME_LAYERS)
+    return _dropping(call, "dropout")
+
+
+def _spatial_dropout(call: ProgramCall) -> ProgramValue:
+    """A node that drops features at all steps alike."""
+    if len(call.x.shape) != 3:
+        raise Refused(f"drops features of a tensor of {len(call.x.shape)} axes, not of (B, T, F)")
+    return _dropping(call, "spatial_dropout")
+
+
+def _dropping(call: ProgramCall, op: str) -> ProgramValue:
+    rate = float(call.layer.rate)
+    if rate == 0:
+        value: ProgramValue = call.x
+        return value
+    if rate >= 1:
+        raise Refused("drops everything", "Give it a rate below 1.")
+    added = call.add(op)
+    _note(call, added.number, Drops(rate, 0.0, call.layer.seed_generator))
+    return added
+
+
+def _note(call: ProgramCall, number: int | None, drops: Drops) -> None:
+    if isinstance(call.nodes, _DroppingNodes) and number is not None:
+        call.nodes.drops[number] = drops
+
+
+def _recurrent(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
+    """The nodes of a recurrent layer, and what its cells drop."""
+    before = len(call.nodes.found)
+    values = read(call)
+    if call.layer.stateful:
+        raise Refused("is stateful", "Build it with stateful=False.")
+    cell = call.layer.cell
+    cells = cell.cells if type(cell) is layers.StackedRNNCells else [cell]
+    added = [
+        number
+        for number in range(before, len(call.nodes.found))
+        if call.nodes.found[number].op in ("lstm", "gru", "simple_rnn")
+    ]
+    for number, one in zip(added, cells, strict=True):
+        inputs, state = float(one.dropout), float(one.recurrent_dropout)
+        if inputs == 0 and state == 0:
+            continue
+        if max(inputs, state) >= 1:
+            raise Refused("drops everything", "Give it a dropout below 1.")
+        if inputs > 0 and state == 0 and one.implementation == 1:
+            raise Refused("has dropout with implementation=1", "Build it with implementation=2.")
+        _note(call, number, Drops(inputs, state, one.seed_generator))
+    return values

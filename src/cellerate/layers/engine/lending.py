@@ -1,0 +1,133 @@
+"""Keras's variables while the engine has their values.
+
+The engine changes weights, slots, counters and metrics in arrays of its own, many steps in a row. Until then the
+variables would be stale, so each is lent: for so long its class is a subclass in which the value gives everything back
+first. A callback, a checkpoint or a second model then finds what stock Keras would have there.
+
+On torch the arrays of the weights are the variables' own memory, and nothing needs to be given back.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.keras_graph.variables import stored
+
+
+class Lender:
+    """Some variables and the engine's arrays for them.
+
+    Attributes:
+        lent: Whether the arrays have the values, and the variables do not.
+
+    Args:
+        variables: Keras variables, each once.
+        shared: Those whose memory the arrays are, on torch.
+    """
+
+    def __init__(self, variables: Iterable[Any], shared: Iterable[Any] = ()) -> None:
+        self.arrays: dict[int, np.ndarray] = {}
+        self._shared = {id(variable) for variable in shared}
+        self._variables = list({id(variable): variable for variable in variables}.values())
+        self.lent = False
+        for variable in self._variables:
+            self.arrays[id(variable)] = _memory(variable) if id(variable) in self._shared else _copy(variable)
+
+    def array(self, variable: Any) -> np.ndarray:
+        """The engine's array of a variable."""
+        return self.arrays[id(variable)]
+
+    def take(self) -> bool:
+        """Takes the values of all variables, unless they are here; False if memory that was shared has moved."""
+        if self.lent:
+            return True
+        for variable in self._variables:
+            array = self.arrays[id(variable)]
+            if id(variable) not in self._shared:
+                np.copyto(array, _copy(variable))
+            elif _memory(variable).ctypes.data != array.ctypes.data:
+                return False
+        for variable in self._variables:
+            if id(variable) not in self._shared:
+                _lend(variable, self.give_back)
+        self.lent = True
+        return True
+
+    def give_back(self) -> None:
+        """Makes the variables what they should be; from then on they are their own."""
+        if not self.lent:
+            return
+        self.lent = False
+        # All of them first: an assignment may read another variable.
+        for variable in self._variables:
+            if id(variable) not in self._shared:
+                _own_again(variable)
+        for variable in self._variables:
+            if id(variable) not in self._shared:
+                variable.assign(np.array(self.arrays[id(variable)]))
+
+
+class Values(Sequence[Any]):
+    """Some values of JAX's training state, made when somebody reads them.
+
+    Args:
+        read: Gives the tensors, in order.
+        count: How many there are.
+    """
+
+    def __init__(self, read: Callable[[], list[Any]], count: int) -> None:
+        self._read = read
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._read()[place]
+
+    def __iter__(self) -> Any:
+        return iter(self._read())
+
+
+def _copy(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(stored(variable)))
+
+
+def _memory(variable: Any) -> np.ndarray:
+    """The memory of a torch variable on the CPU."""
+    found: np.ndarray = stored(variable).detach().numpy()
+    return found
+
+
+def _lend(variable: Any, give_back: Callable[[], None]) -> None:
+    vars(variable)["_lent_by"] = give_back
+    own: Any = type(variable)
+    object.__setattr__(variable, "__class__", _lent_class(own))
+
+
+def _own_again(variable: Any) -> None:
+    if "_lent_by" in vars(variable):
+        object.__setattr__(variable, "__class__", type(variable).__mro__[1])
+        del vars(variable)["_lent_by"]
+
+
+@functools.cache
+def _lent_class(own: type) -> type:
+    """The class of a lent variable of a class."""
+
+    def read(self: Any) -> Any:
+        vars(self)["_lent_by"]()
+        return self._value
+
+    def write(self: Any, value: Any) -> None:
+        vars(self)["_lent_by"]()
+        self._value = value
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        vars(self)["_lent_by"]()
+        return self.__reduce_ex__(protocol)
+
+    return type(own.__name__, (own,), {"_value": property(read, write), "__reduce_ex__": reduce})

@@ -1,0 +1,282 @@
+"""Puts the engine into a model's training: Keras asks `make_train_function` for the function of its `fit`.
+
+What the engine does not know goes Keras's own way whole: a model of which it lacks a part, or a batch of another shape
+than the rest.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from cellerate.errors import ModelError
+from cellerate.kernels import native
+from cellerate.layers import fused
+from cellerate.layers.engine.graph import read_training
+from cellerate.layers.engine.lending import Lender, Values
+from cellerate.layers.engine.step import EngineStep, Misfit, StepParts, parts_of
+
+_HELD = "_cellerate_engine"
+# What has the values of a model's variables while it trains.
+_lenders: weakref.WeakKeyDictionary[keras.Model, Lender] = weakref.WeakKeyDictionary()
+
+
+def make_train_function(model: keras.Model, engine: str, summed: bool, force: bool = False) -> None:
+    """Stands in for `Model.make_train_function`; the first three are bound by a partial.
+
+    Args:
+        model: The model.
+        engine: "auto", or "require" to refuse a model that the engine does not know.
+        summed: Whether the rows of an Embedding are summed on TensorFlow.
+        force: Whether an existing function is made again.
+    """
+    made = model.train_function is None or force
+    type(model).make_train_function(model, force)
+    if not made:
+        return
+    own = model.train_function
+    reasons = why_not(model)
+    if reasons and engine == "require":
+        raise ModelError(refusal(model, reasons))
+    if not reasons:
+        model.train_function = _WAYS[keras.backend.backend()](model, own, engine, summed)
+
+
+def make_other_function(model: keras.Model, name: str, force: bool = False) -> None:
+    """Stands in for `make_test_function` and `make_predict_function`: their functions read the variables themselves."""
+    if (lender := _lenders.get(model)) is not None:
+        lender.give_back()
+    getattr(type(model), name)(model, force)
+
+
+def refusal(model: keras.Model, reasons: tuple[str, ...]) -> str:
+    """The message for a model that must train on the engine and cannot."""
+    lines = "\n".join(f"- {reason}" for reason in reasons)
+    return f"model {model.name!r} cannot train on the engine:\n{lines}"
+
+
+def why_not(model: keras.Model) -> tuple[str, ...]:
+    """All that keeps a model from the engine before its loss and optimizer are built."""
+    unavailable = native.why_unavailable()
+    if unavailable is not None:
+        return (unavailable,)
+    reasons = []
+    if fused.bridge().gpu_available():
+        reasons.append("the backend computes on a GPU")
+    for name in ("train_step", "compute_loss", "compute_metrics", "get_metrics_result", "reset_metrics"):
+        if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model):
+            reasons.append(f"its class has a {name} of its own")
+    if model.run_eagerly:
+        reasons.append("it runs eagerly")
+    if getattr(model, "_distribute_strategy", None) is not None:
+        reasons.append("it is distributed by a strategy of TensorFlow")
+    if keras.distribution.distribution() is not None:
+        reasons.append("it is distributed")
+    return tuple(reasons)
+
+
+class _Trainer:
+    """The state between a model's steps: the engine's step once it is made, or Keras's own way for good.
+
+    Args:
+        model: The model.
+        engine: As in `make_train_function`.
+        summed: The same.
+    """
+
+    def __init__(self, model: keras.Model, engine: str, summed: bool) -> None:
+        self._model, self._engine = model, engine
+        self._rows_apart = keras.backend.backend() == "tensorflow" and not summed
+        self._step: EngineStep | None = None
+        self._reasons: tuple[str, ...] | None = None
+        self._misfits = 0
+        self._key: tuple[int, ...] = ()
+
+    def step_for(self, data: Any) -> EngineStep | None:
+        """The step on the engine; None if the model goes Keras's own way."""
+        if self._step is not None and self._step.lender.lent:
+            # Nobody has looked since the last step.
+            return self._step
+        key = _trained_key(self._model)
+        if self._reasons is not None and self._key == key:
+            return self._step
+        if self._step is not None:
+            self._step.lender.give_back()
+        self._key = key
+        self._step = None
+        self._model._symbolic_build(data_batch=data)
+        parts = parts_of(self._model, rows_apart=self._rows_apart)
+        self._reasons = () if isinstance(parts, StepParts) else parts
+        if not isinstance(parts, StepParts):
+            if self._engine == "require":
+                raise ModelError(refusal(self._model, parts))
+            return None
+        self._step = EngineStep(self._model, parts)
+        _lenders[self._model] = self._step.lender
+        return self._step
+
+    def misfit(self, reason: str) -> None:
+        """Notes that a batch went Keras's way; after two in a row, all do, as each costs more than it may save."""
+        self._misfits += 1
+        if self._misfits > 1:
+            self._step, self._reasons = None, (f"of the last batches, {reason}",)
+
+    def forget(self) -> None:
+        """Has the step made again: memory that it shared has moved."""
+        self._reasons = None
+
+
+def reasons_of(model: keras.Model) -> tuple[str, ...] | None:
+    """Why a model's training function goes Keras's way; empty if it is the engine's; None before it is known."""
+    trainer = getattr(model.train_function, _HELD, None)
+    return None if trainer is None else trainer._reasons
+
+
+def described(model: Any) -> str | None:
+    """The way an accelerated model trains, in words; None for a model that the engine was not put into."""
+    made = vars(model).get("make_train_function")
+    if getattr(made, "func", None) is not make_train_function:
+        return None
+    reasons = why_not(model) or reasons_of(model)
+    if reasons is None:
+        graph = read_training(model)
+        reasons = graph if isinstance(graph, tuple) else ()
+    if not reasons:
+        return "whole steps in one native call"
+    return "\n".join(
+        ["Keras's own, as the engine does not take the model:", *(f"- {reason}" for reason in reasons)]
+    )
+
+
+def _trained_key(model: keras.Model) -> tuple[int, ...]:
+    """The same as long as a model trains the same weights with the same optimizer."""
+    return (id(model.optimizer), *(id(variable) for variable in model.trainable_variables))
+
+
+def _trained(trainer: _Trainer, data: Any, otherwise: Callable[[], Any]) -> Any:
+    """The logs of one step; `otherwise` gives those of Keras's own way."""
+    step = trainer.step_for(data)
+    if step is not None and not step.lender.take():
+        # Memory that it shared has moved.
+        trainer.forget()
+        step = trainer.step_for(data)
+    if step is None or not step.lender.take():
+        return otherwise()
+    try:
+        logs = step.run(data)
+    except Misfit as misfit:
+        step.lender.give_back()
+        trainer.misfit(str(misfit))
+        return otherwise()
+    trainer._misfits = 0
+    return logs
+
+
+def _on_tensorflow(
+    model: keras.Model, own: Callable[..., Any], engine: str, summed: bool
+) -> Callable[..., Any]:
+    trainer = _Trainer(model, engine, summed)
+
+    def train(iterator: Iterator[Any]) -> Any:
+        logs, begun = None, False
+        for _ in range(model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except StopIteration:
+                if begun:
+                    break
+                raise
+            begun = True
+            data = keras.tree.map_structure(_present, data)
+            logs = _trained(trainer, data, functools.partial(_one, own, data))
+        if not _is_dataset(iterator) and trainer._step is not None:
+            # One batch, and nobody knows what comes next.
+            trainer._step.lender.give_back()
+        return logs
+
+    setattr(train, _HELD, trainer)
+    return train
+
+
+def _present(value: Any) -> Any:
+    """The value of an optional of TensorFlow, None for an empty one."""
+    return None if hasattr(value, "has_value") else value
+
+
+def _is_dataset(iterator: Any) -> bool:
+    return hasattr(iterator, "get_next")
+
+
+def _one(own: Callable[..., Any], data: Any) -> Any:
+    return own(iter([data]))
+
+
+def _on_torch(model: keras.Model, own: Callable[..., Any], engine: str, summed: bool) -> Callable[..., Any]:
+    trainer = _Trainer(model, engine, summed)
+
+    def train(data: list[Any]) -> Any:
+        return _trained(trainer, data[0], functools.partial(own, data))
+
+    setattr(train, _HELD, trainer)
+    return train
+
+
+def _on_jax(model: keras.Model, own: Callable[..., Any], engine: str, summed: bool) -> Callable[..., Any]:
+    """Keras passes the values of all variables on as a state; the engine's are read from the variables when needed."""
+    trainer = _Trainer(model, engine, summed)
+    passed: list[Any] = [None]
+
+    def train(state: Any, iterator: Iterator[Any]) -> Any:
+        logs, begun = None, False
+        for _ in range(model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except StopIteration:
+                if begun:
+                    break
+                raise
+            begun = True
+            if passed[0] is None or state[0] is not passed[0][0]:
+                passed[0] = None
+                _put(model, state)
+            logs = _trained(trainer, data, functools.partial(_one_on_jax, model, own, data))
+            if passed[0] is None:
+                passed[0] = tuple(
+                    Values(functools.partial(_values, model, group), len(group(model))) for group in _GROUPS
+                )
+            state = passed[0]
+        return logs, state
+
+    setattr(train, _HELD, trainer)
+    return train
+
+
+# The variables of a state of JAX, in Keras's order.
+_GROUPS: tuple[Callable[[Any], list[Any]], ...] = (
+    lambda model: model.trainable_variables,
+    lambda model: model.non_trainable_variables,
+    lambda model: model.optimizer.variables,
+    lambda model: model.metrics_variables,
+)
+
+
+def _values(model: keras.Model, group: Callable[[Any], list[Any]]) -> list[Any]:
+    return [variable.value for variable in group(model)]
+
+
+def _put(model: keras.Model, state: Any) -> None:
+    """Gives the variables of a model the values of a state: Keras takes them away for the time of an epoch."""
+    for group, values in zip(_GROUPS, state, strict=True):
+        for variable, value in zip(group(model), values, strict=True):
+            variable._value = value
+
+
+def _one_on_jax(model: keras.Model, own: Callable[..., Any], data: Any) -> Any:
+    logs, state = own(tuple(_values(model, group) for group in _GROUPS), iter([data]))
+    _put(model, state)
+    return logs
+
+
+_WAYS = {"tensorflow": _on_tensorflow, "torch": _on_torch, "jax": _on_jax}

@@ -1,0 +1,275 @@
+"""Small models that the engine takes, with data, and what compares them with stock Keras."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import layers
+
+import cellerate
+
+T, D, OUT, V = 9, 3, 2, 11
+"""Steps and features of a series, outputs, and words of a vocabulary."""
+
+
+class Case(NamedTuple):
+    """A model with what it is trained on.
+
+    Attributes:
+        model: Builds it.
+        data: A key of `DATA`.
+        loss: Of `compile`.
+        metrics: Builds the metrics.
+    """
+
+    model: Callable[[], keras.Model]
+    data: str
+    loss: Any
+    metrics: Callable[[], list[Any]] = list
+
+
+def _sequential(*rows: Any) -> Callable[[], keras.Model]:
+    """A model of layers that `rows` give: each a function without arguments."""
+    return lambda: keras.Sequential([row() for row in rows])
+
+
+def _series() -> Any:
+    return keras.Input((T, D))
+
+
+def _ids() -> Any:
+    return keras.Input((T,), dtype="int32")
+
+
+def _free() -> Any:
+    return keras.Input((None, D))
+
+
+def _branches() -> keras.Model:
+    """Shared layers, several readers of one value, and all the merges."""
+    inputs = keras.Input((T, D))
+    first, second = (layers.LSTM(6, return_sequences=True)(inputs) for _ in range(2))
+    summed = layers.Add()([first, second])
+    joined = layers.Concatenate()([layers.Multiply()([first, summed]), second, summed])
+    shared = layers.Dense(5)
+    difference = layers.Subtract()([shared(joined), shared(layers.Average()([joined, joined]))])
+    pooled = layers.GlobalMaxPooling1D()(layers.Concatenate()([difference, joined]))
+    return keras.Model(inputs, layers.Dense(OUT)(pooled))
+
+
+def _shared_embedding() -> keras.Model:
+    """One table that two layers read."""
+    inputs = keras.Input((T,), dtype="int32")
+    table = layers.Embedding(V, 8)
+    forward = layers.LSTM(6, return_sequences=True)(table(inputs))
+    both = layers.Concatenate()([forward, table(inputs)])
+    return keras.Model(inputs, layers.Dense(V)(both))
+
+
+def _two_inputs() -> keras.Model:
+    series, other = keras.Input((T, D), name="series"), keras.Input((4,), name="other")
+    joined = layers.Concatenate()([layers.LSTM(6)(series), layers.Dense(3, activation="elu")(other)])
+    return keras.Model({"other": other, "series": series}, layers.Dense(OUT)(joined))
+
+
+L = layers
+CASES: dict[str, Case] = {
+    "plain": Case(_sequential(_series, lambda: L.LSTM(5), lambda: L.Dense(OUT)), "series", "mse"),
+    "any length": Case(_sequential(_free, lambda: L.LSTM(5), lambda: L.Dense(OUT)), "series", "mse"),
+    "stack": Case(
+        _sequential(
+            _series,
+            lambda: L.LSTM(20, return_sequences=True),
+            lambda: L.LSTM(7, activation=L.ReLU(negative_slope=0.05), use_bias=False),
+            lambda: L.Dense(6, activation="gelu"),
+            lambda: L.Dense(OUT),
+        ),
+        "series",
+        "mae",
+        lambda: ["mse", keras.metrics.RootMeanSquaredError()],
+    ),
+    "bidirectional": Case(
+        _sequential(
+            _series,
+            lambda: L.Bidirectional(L.LSTM(6, return_sequences=True)),
+            lambda: L.LayerNormalization(),
+            lambda: L.Bidirectional(L.LSTM(4), merge_mode="sum"),
+            lambda: L.Dense(OUT),
+        ),
+        "series",
+        "huber",
+        lambda: ["mae"],
+    ),
+    "every step": Case(
+        _sequential(
+            _series,
+            lambda: L.LSTM(6, return_sequences=True),
+            lambda: L.TimeDistributed(L.Dense(OUT, activation="tanh")),
+        ),
+        "steps",
+        "log_cosh",
+    ),
+    "autoencoder": Case(
+        _sequential(
+            _series,
+            lambda: L.LSTM(6),
+            lambda: L.RepeatVector(T),
+            lambda: L.LSTM(6, return_sequences=True, go_backwards=True),
+            lambda: L.Dense(OUT),
+        ),
+        "steps",
+        "mse",
+    ),
+    "pooled": Case(
+        _sequential(
+            _series,
+            lambda: L.LSTM(6, return_sequences=True),
+            lambda: L.GlobalAveragePooling1D(),
+            lambda: L.Activation("softplus"),
+            lambda: L.Dense(OUT),
+        ),
+        "series",
+        keras.losses.Huber(0.3, reduction="sum"),
+    ),
+    "flat": Case(
+        _sequential(
+            _series, lambda: L.LSTM(6, return_sequences=True), lambda: L.Flatten(), lambda: L.Dense(OUT)
+        ),
+        "series",
+        "mse",
+    ),
+    "branches": Case(_branches, "series", "mse"),
+    "two inputs": Case(_two_inputs, "two inputs", "mse"),
+    "characters": Case(
+        _sequential(
+            _ids, lambda: L.Embedding(V, 8), lambda: L.LSTM(16, return_sequences=True), lambda: L.Dense(V)
+        ),
+        "next ids",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: ["accuracy"],
+    ),
+    "wide vocabulary": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(900, 8),
+            lambda: L.LSTM(16, return_sequences=True),
+            lambda: L.Dense(V, activation="softmax"),
+        ),
+        "next ids",
+        "sparse_categorical_crossentropy",
+        lambda: ["accuracy"],
+    ),
+    "shared embedding": Case(
+        _shared_embedding, "next ids", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    ),
+    "masked": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(V, 8, mask_zero=True),
+            lambda: L.LSTM(16, return_sequences=True),
+            lambda: L.LSTM(5, return_sequences=True),
+            lambda: L.Dense(V),
+        ),
+        "next ids",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: ["accuracy"],
+    ),
+    "sentiment": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(V, 8, mask_zero=True),
+            lambda: L.Bidirectional(L.LSTM(6, return_sequences=True)),
+            lambda: L.Bidirectional(L.LSTM(6)),
+            lambda: L.Dense(1, activation="sigmoid"),
+        ),
+        "yes or no",
+        "binary_crossentropy",
+        lambda: ["accuracy"],
+    ),
+    "sentiment, logits": Case(
+        _sequential(_ids, lambda: L.Embedding(V, 8), lambda: L.LSTM(6), lambda: L.Dense(1)),
+        "yes or no",
+        keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1),
+        lambda: [keras.metrics.BinaryAccuracy(threshold=0.0)],
+    ),
+    "classes": Case(
+        _sequential(
+            _series, lambda: L.Masking(), lambda: L.LSTM(6), lambda: L.Dense(4, activation="softmax")
+        ),
+        "classes",
+        keras.losses.CategoricalCrossentropy(label_smoothing=0.1),
+        lambda: ["accuracy"],
+    ),
+    "classes, logits": Case(
+        _sequential(_series, lambda: L.LSTM(6), lambda: L.Dense(4)),
+        "classes",
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+    ),
+}
+"""What people build, and what the operations of the engine need to be tried."""
+
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.05),
+    "momentum, clipnorm": lambda: keras.optimizers.SGD(0.02, momentum=0.9, clipnorm=0.05),
+    "nesterov, global clipnorm": lambda: keras.optimizers.SGD(
+        0.02, momentum=0.9, nesterov=True, global_clipnorm=0.05
+    ),
+    "adam": lambda: keras.optimizers.Adam(0.003),
+    "amsgrad, clipvalue": lambda: keras.optimizers.Adam(0.003, amsgrad=True, clipvalue=0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.003, weight_decay=0.1),
+    "rmsprop, centered, schedule": lambda: keras.optimizers.RMSprop(
+        keras.optimizers.schedules.ExponentialDecay(0.003, 3, 0.9), momentum=0.5, centered=True
+    ),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.003),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.01, weight_decay=0.05),
+}
+
+
+def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
+    """Inputs and targets of so many rows."""
+    random = np.random.default_rng(seed)
+    if kind in ("next ids", "yes or no"):
+        ids = random.integers(0, V, (rows, T)).astype("int32")
+        if kind == "next ids":
+            return ids, random.integers(0, V, (rows, T)).astype("int32")
+        return ids, random.integers(0, 2, (rows, 1)).astype("float32")
+    x = random.standard_normal((rows, T, D), np.float32)
+    x[::3, -2:] = 0  # masked steps, where there is a Masking
+    if kind == "classes":
+        return x, keras.utils.to_categorical(random.integers(0, 4, rows), 4)
+    if kind == "steps":
+        return x, random.standard_normal((rows, T, OUT), np.float32)
+    y = random.standard_normal((rows, OUT), np.float32)
+    if kind == "two inputs":
+        return {"series": x, "other": random.standard_normal((rows, 4), np.float32)}, y
+    return x, y
+
+
+def copy_of(model: keras.Model) -> keras.Model:
+    """A new model of the same weights."""
+    made = keras.models.clone_model(model)
+    made.set_weights(model.get_weights())
+    return made
+
+
+def trained(
+    model: keras.Model,
+    case: Case,
+    optimizer: Callable[[], keras.optimizers.Optimizer],
+    engine: str | None,
+    **fit: Any,
+) -> tuple[keras.Model, dict[str, list[float]]]:
+    """A copy of a model after `fit`, and its history; stock Keras without an engine."""
+    made = copy_of(model)
+    # For a few steps TensorFlow is quicker without a graph.
+    eager = engine is None and keras.backend.backend() == "tensorflow"
+    made.compile(optimizer(), case.loss, metrics=case.metrics(), run_eagerly=eager)
+    if engine is not None:
+        cellerate.accelerate(made, engine=engine)
+    return made, made.fit(shuffle=False, verbose=0, **fit).history
+
+
+def numbers(variables: list[Any]) -> list[np.ndarray]:
+    """The values of variables."""
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]

@@ -1,0 +1,123 @@
+"""Dropout on the engine: Keras's rates, other random numbers, the same in every run."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import cellerate
+from layers.engine.engine_models import copy_of, numbers
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.backends,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+RATE, WIDTH = 0.3, 40
+
+
+def probe(*dropping: Any, steps: int = 5) -> keras.Model:
+    """A model whose output says which inputs were dropped: an LSTM is there, but counts for nothing."""
+    inputs = keras.Input((steps, WIDTH))
+    kept = inputs
+    for layer in dropping:
+        kept = layer(kept)
+    nothing = layers.LSTM(WIDTH, return_sequences=True, kernel_initializer="zeros")(inputs)
+    same = layers.Dense(WIDTH, use_bias=False, kernel_initializer="identity")
+    return keras.Model(inputs, layers.Add()([same(kept), nothing]))
+
+
+def loss_of_steps(model: keras.Model, rows: int, count: int) -> list[float]:
+    """The mean of the absolute outputs for inputs of ones, at each step, with weights that stay."""
+    model.compile(keras.optimizers.SGD(0.0), "mae")
+    cellerate.accelerate(model, engine="require")
+    x = np.ones((rows, 5, WIDTH), np.float32)
+    return [model.train_on_batch(x, np.zeros_like(x)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["dropout", "spatial"])
+def test_the_mean_stays_and_numbers_are_kept_at_the_rate(kind: str) -> None:
+    layer = layers.Dropout(RATE, seed=1) if kind == "dropout" else layers.SpatialDropout1D(RATE, seed=1)
+    losses = loss_of_steps(probe(layer), 64, 12)
+    drawn = 64 * WIDTH * (5 if kind == "dropout" else 1)
+    # A kept number is 1 / (1 - RATE): the share that is kept has this deviation.
+    deviation = np.sqrt(RATE / (1 - RATE) / drawn)
+    assert len(set(losses)) == len(losses)
+    np.testing.assert_allclose(losses, 1.0, atol=5 * deviation)
+    assert abs(np.mean(losses) - 1) < 5 * deviation / np.sqrt(len(losses))
+
+
+def test_no_dropout_while_evaluating() -> None:
+    model = probe(layers.Dropout(RATE, seed=1))
+    loss_of_steps(model, 8, 1)
+    x = np.ones((8, 5, WIDTH), np.float32)
+    assert model.evaluate(x, np.zeros_like(x), verbose=0) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_two_layers_with_different_seeds_drop_different_numbers() -> None:
+    one = loss_of_steps(probe(layers.Dropout(0.5, seed=1)), 64, 1)[0]
+    both = loss_of_steps(probe(layers.Dropout(0.5, seed=1), layers.Dropout(0.5, seed=2)), 64, 1)[0]
+    # With the same numbers the output would be twice that of one layer.
+    assert both == pytest.approx(1.0, abs=0.05)
+    assert one == pytest.approx(1.0, abs=0.03)
+
+
+def recurrent(**options: Any) -> keras.Model:
+    inputs = keras.Input((6, 4))
+    hidden = layers.Bidirectional(layers.LSTM(8, return_sequences=True, seed=5, **options))(inputs)
+    return keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.2, seed=7)(layers.LSTM(5)(hidden))))
+
+
+X = np.random.default_rng(0).standard_normal((40, 6, 4)).astype("float32")
+Y = np.random.default_rng(1).standard_normal((40, 2)).astype("float32")
+OPTIONS = [{"dropout": 0.3}, {"recurrent_dropout": 0.3}, {"dropout": 0.2, "recurrent_dropout": 0.3}, {}]
+
+
+def fitted(model: keras.Model, epochs: int = 2, engine: str = "require") -> keras.Model:
+    made = copy_of(model)
+    made.compile(keras.optimizers.Adam(0.01), "mse")
+    cellerate.accelerate(made, engine=engine)
+    made.fit(X, Y, 16, epochs=epochs, shuffle=False, verbose=0)
+    return made
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "none")
+def test_runs_from_the_same_seeds_are_equal_to_the_bit(options: Any) -> None:
+    keras.utils.set_random_seed(2)
+    model = recurrent(**options)
+    first, second = fitted(model), fitted(model)
+    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(other, one)
+
+
+def test_a_resumed_run_equals_one_without_a_break() -> None:
+    keras.utils.set_random_seed(2)
+    model = recurrent(dropout=0.2, recurrent_dropout=0.3)
+    whole, half, resumed = fitted(model, epochs=2), fitted(model, epochs=1), copy_of(model)
+    resumed.compile(keras.optimizers.Adam(0.01), "mse")
+    resumed.optimizer.build(resumed.trainable_variables)
+    # The states of the generators of random numbers are among a model's variables.
+    for owner, other in ((resumed, half), (resumed.optimizer, half.optimizer)):
+        for variable, value in zip(owner.variables, numbers(other.variables), strict=True):
+            variable.assign(value)
+    cellerate.accelerate(resumed, engine="require")
+    resumed.fit(X, Y, 16, shuffle=False, verbose=0)
+    for one, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=lambda options: " ".join(options))
+def test_what_is_learnt_with_dropout_is_what_keras_learns(options: Any) -> None:
+    """The losses of many steps have the same mean, though the numbers drawn differ."""
+    keras.utils.set_random_seed(2)
+    model = recurrent(**options)
+    means = []
+    for engine in ("off", "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.SGD(0.0), "mse")
+        cellerate.accelerate(made, engine=engine)
+        x, y = np.tile(X, (20, 1, 1)), np.tile(Y, (20, 1))
+        means.append(made.fit(x, y, 40, epochs=3, verbose=0).history["loss"])
+    np.testing.assert_allclose(np.mean(means[1]), np.mean(means[0]), rtol=0.02)

@@ -1,0 +1,194 @@
+"""Models that train on the engine become what stock Keras makes of them: weights, slots, losses and metrics."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from cellerate.kernels import native
+from layers.engine.engine_models import CASES, OPTIMIZERS, copy_of, data_of, numbers, trained
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.backends,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+ROWS, BATCH = 39, 16
+"""Two whole batches, each of several pieces, and a smaller one."""
+
+
+def assert_equal(case: str, optimizer: str, **fit: Any) -> None:
+    """Trains a copy in each way, and compares all that Keras keeps."""
+    row = CASES[case]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    x, y = data_of(row.data, ROWS)
+    given = {"x": x, "y": y, "batch_size": BATCH, "epochs": 2, **fit}
+    stock, history = trained(model, row, OPTIMIZERS[optimizer], None, **given)
+    ours, our_history = trained(model, row, OPTIMIZERS[optimizer], "require", **given)
+    assert our_history.keys() == history.keys()
+    for name, values in history.items():
+        np.testing.assert_allclose(our_history[name], values, rtol=2e-5, err_msg=name)
+    moved = max(
+        float(np.abs(one - before).max())
+        for one, before in zip(stock.get_weights(), model.get_weights(), strict=True)
+    )
+    for one, our in zip(stock.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(our, one, rtol=1e-5, atol=1e-4 * moved)
+    for one, our in zip(numbers(stock.optimizer.variables), numbers(ours.optimizer.variables), strict=True):
+        np.testing.assert_allclose(our, one, rtol=1e-4, atol=1e-5 * float(np.abs(one).max()))
+    assert int(ours.optimizer.iterations) == 2 * -(-ROWS // BATCH)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_model(case: str) -> None:
+    assert_equal(case, "adam")
+
+
+def test_validation() -> None:
+    assert_equal("masked", "adam", validation_data=data_of(CASES["masked"].data, 8, seed=1))
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adam"])
+# What an optimizer does to numbers is the same on every backend, but for embeddings on TensorFlow.
+@pytest.mark.parametrize("case", ["stack"] * (keras.backend.backend() == "torch") + ["wide vocabulary"])
+def test_every_optimizer(case: str, optimizer: str) -> None:
+    clipped = "clipvalue" in optimizer and CASES[case].data == "next ids"
+    if clipped and keras.backend.backend() == "tensorflow":
+        pytest.skip("there Keras clips the rows of an Embedding apart, which the engine leaves to it")
+    assert_equal(case, optimizer)
+
+
+@pytest.mark.parametrize("case", ["stack", "every step", "masked", "sentiment"])
+def test_sample_weights(case: str) -> None:
+    weights = np.linspace(0.2, 2.0, ROWS).astype("float32")
+    if CASES[case].data in ("steps", "next ids"):
+        weights = weights[:, None] * np.linspace(0.5, 1.5, 9).astype("float32")
+    assert_equal(case, "adam", sample_weight=weights)
+
+
+def test_class_weights() -> None:
+    assert_equal("sentiment", "sgd", class_weight={0: 0.3, 1: 1.7})
+
+
+def test_weights_of_losses_and_frozen_layers() -> None:
+    row = CASES["stack"]
+    model = row.model()
+    model.layers[0].trainable = False
+    x, y = data_of("series", ROWS)
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.layers[0].trainable = False
+        made.compile(keras.optimizers.Adam(0.01), "mse", loss_weights=[0.25])
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        results.append((made.fit(x, y, BATCH, shuffle=False, verbose=0).history["loss"], made.get_weights()))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-5)
+    for one, our in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(our, one, atol=2e-6)
+
+
+def test_summed_rows_of_embeddings_are_those_of_the_other_backends() -> None:
+    row = CASES["characters"]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    x, y = data_of(row.data, ROWS)
+    results = []
+    for engine in ("off", "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), row.loss)
+        cellerate.accelerate(made, engine=engine, sum_embedding_gradients=True)
+        made.fit(x, y, BATCH, shuffle=False, verbose=0)
+        results.append(made.get_weights())
+    for one, our in zip(*results, strict=True):
+        np.testing.assert_allclose(our, one, atol=5e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 130])
+def test_batches_of_any_size(rows: int) -> None:
+    row = CASES["bidirectional"]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    x, y = data_of(row.data, rows)
+    stock, _ = trained(model, row, OPTIMIZERS["sgd"], None, x=x, y=y, batch_size=rows, epochs=3)
+    ours, _ = trained(model, row, OPTIMIZERS["sgd"], "require", x=x, y=y, batch_size=rows, epochs=3)
+    for one, our in zip(stock.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(our, one, atol=2e-6)
+
+
+def test_lengths_may_change_from_batch_to_batch() -> None:
+    row = CASES["any length"]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    batches = [
+        (np.random.default_rng(steps).standard_normal((6, steps, 3), np.float32), np.ones((6, 2), np.float32))
+        for steps in (4, 9, 1, 4)
+    ]
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), "mse")
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        losses = [made.train_on_batch(x, y) for x, y in batches]
+        results.append((losses, made.get_weights()))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-5)
+    for one, our in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(our, one, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", ["bidirectional", "wide vocabulary", "masked"])
+def test_same_bits_for_any_number_of_threads(case: str) -> None:
+    row = CASES[case]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    x, y = data_of(row.data, 70)
+    found = []
+    threads = native.num_threads()
+    try:
+        for count in (1, 2, 3, 1):
+            native.set_num_threads(count)
+            made, history = trained(model, row, OPTIMIZERS["adam"], "require", x=x, y=y, batch_size=32)
+            found.append((history["loss"], made.get_weights()))
+    finally:
+        native.set_num_threads(threads)
+    for losses, weights in found[1:]:
+        assert losses == found[0][0]
+        for one, first in zip(weights, found[0][1], strict=True):
+            np.testing.assert_array_equal(one, first)
+
+
+def test_diverged_training_gives_nan_as_keras_does() -> None:
+    row = CASES["plain"]
+    model = row.model()
+    x, y = data_of(row.data, 8)
+    x[3, 2] = np.nan
+    for engine in (None, "require"):
+        made, history = trained(model, row, OPTIMIZERS["adam"], engine, x=x, y=y, batch_size=8)
+        assert np.isnan(history["loss"]).all()
+        assert all(np.isnan(weights).any() for weights in made.get_weights())
+
+
+@pytest.mark.parametrize("case", ["stack", "bidirectional", "sentiment", "classes", "wide vocabulary"])
+def test_every_instruction_set_takes_the_same_steps(case: str) -> None:
+    row = CASES[case]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    x, y = data_of(row.data, ROWS)
+    before = native.target()
+    given = {"x": x, "y": y, "batch_size": BATCH, "epochs": 2}
+    found = []
+    try:
+        for target in native.available_targets():
+            native.set_target(target)
+            made, history = trained(model, row, OPTIMIZERS["sgd"], "require", **given)
+            found.append((history["loss"], made.get_weights()))
+    finally:
+        native.set_target(before)
+    for losses, weights in found[1:]:
+        np.testing.assert_allclose(losses, found[0][0], rtol=2e-5)
+        for one, first in zip(weights, found[0][1], strict=True):
+            np.testing.assert_allclose(one, first, atol=5e-6)

@@ -1,0 +1,229 @@
+"""Keras's variables are true whenever somebody looks, in the middle of an epoch too."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from layers.engine.engine_models import CASES, copy_of, data_of, numbers
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.backends,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+ROW = CASES["bidirectional"]
+X, Y = data_of(ROW.data, 40)
+JAX = keras.backend.backend() == "jax"
+ATOL = 2e-5
+"""A five-hundredth of what a step of Adam at this rate moves a weight."""
+
+
+class At(keras.callbacks.Callback):
+    """Does something after the batches with these numbers."""
+
+    def __init__(self, batches: tuple[int, ...], do: Callable[[keras.Model], Any]) -> None:
+        super().__init__()
+        self.batches, self.do, self.seen = batches, do, []  # type: ignore[var-annotated]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch not in self.batches:
+            return
+        if JAX:
+            # As a callback must in Keras: there the values are elsewhere during an epoch.
+            self.model.jax_state_sync()
+        self.seen.append(self.do(self.model))
+
+
+def fitted(model: keras.Model, engine: str | None, *callbacks: Any, **fit: Any) -> Any:
+    """A copy of a model after two epochs of five batches, with its history."""
+    made = copy_of(model)
+    made.compile(keras.optimizers.Adam(0.01), ROW.loss, metrics=ROW.metrics())
+    if engine is not None:
+        cellerate.accelerate(made, engine=engine)
+    history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **fit)
+    return made, history.history
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    return ROW.model()
+
+
+def in_each_way(model: keras.Model, do: Callable[[keras.Model], Any]) -> list[tuple[Any, Any, Any]]:
+    """The weights, the history and what `do` gave in the middle, of stock Keras and of the engine."""
+    found = []
+    for engine in (None, "require"):
+        at = At((1, 3), do)
+        made, history = fitted(model, engine, at)
+        found.append((made.get_weights(), history, at.seen))
+    return found
+
+
+def assert_alike(found: list[tuple[Any, Any, Any]]) -> None:
+    (weights, history, seen), (our_weights, our_history, our_seen) = found
+    for one, our in zip(weights, our_weights, strict=True):
+        np.testing.assert_allclose(our, one, atol=ATOL)
+    for name, values in history.items():
+        np.testing.assert_allclose(our_history[name], values, rtol=2e-5)
+    assert len(our_seen) == len(seen) == 4
+    for one, our in zip(seen, our_seen, strict=True):
+        for first, second in zip(one, our, strict=True):
+            np.testing.assert_allclose(second, first, rtol=2e-5, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model: model.get_weights(),
+        lambda model: numbers(model.optimizer.variables),
+        lambda model: [float(metric.result()) for metric in model.metrics[:1]],
+        lambda model: [model.predict(X[:4], verbose=0)],
+        lambda model: [keras.ops.convert_to_numpy(model(X[:4]))],
+        lambda model: [np.asarray(keras.ops.convert_to_numpy(model.layers[0].forward_layer.cell.kernel))],
+        lambda model: [int(model.optimizer.iterations)],
+    ],
+    ids=["weights", "slots", "metrics", "predict", "call", "kernel", "iterations"],
+)
+def test_a_callback_sees_what_stock_keras_would_have(model: keras.Model, look: Any) -> None:
+    assert_alike(in_each_way(model, look))
+
+
+def halve_rate(model: keras.Model) -> list[Any]:
+    model.optimizer.learning_rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)) / 2
+    return []
+
+
+def halve_weights(model: keras.Model) -> list[Any]:
+    model.set_weights([weights / 2 for weights in model.get_weights()])
+    return []
+
+
+def restart_optimizer(model: keras.Model) -> list[Any]:
+    for variable in model.optimizer.variables[2:]:
+        variable.assign(np.zeros(variable.shape))
+    return []
+
+
+@pytest.mark.parametrize("change", [halve_rate, halve_weights, restart_optimizer])
+def test_a_callback_changes_what_the_next_steps_use(model: keras.Model, change: Any) -> None:
+    assert_alike(in_each_way(model, change))
+
+
+def test_a_model_saved_within_an_epoch_goes_on_from_there(model: keras.Model, tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    made, _ = fitted(model, "require", At((2,), lambda one: one.save(path)))
+    loaded = keras.saving.load_model(path)
+    assert int(loaded.optimizer.iterations) == 8  # of the second epoch
+    cellerate.accelerate(loaded, engine="require")
+    loaded.fit(X[24:], Y[24:], 8, shuffle=False, verbose=0)
+    for one, our in zip(made.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(our, one)
+
+
+def test_a_model_copied_within_an_epoch_is_its_own(model: keras.Model) -> None:
+    copies: list[Any] = []
+
+    def take(one: keras.Model) -> None:
+        copies.append((copy.deepcopy(one.layers[-1].kernel), one.layers[-1].kernel.numpy().copy()))
+
+    fitted(model, "require", At((2,), take))
+    for kernel, values in copies:
+        np.testing.assert_array_equal(kernel.numpy(), values)
+
+
+def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    weights = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        with pytest.raises(KeyboardInterrupt):
+            made.fit(X, Y, 8, shuffle=False, verbose=0, callbacks=[Stop()])
+        weights.append(made.get_weights())
+    for one, our in zip(*weights, strict=True):
+        np.testing.assert_allclose(our, one, atol=ATOL)
+
+
+def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras.Model) -> None:
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.SGD(0.1), ROW.loss)
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        made.fit(X, Y, 8, shuffle=False, verbose=0)
+        made.layers[0].trainable = False
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+        made.fit(X, Y, 8, shuffle=False, verbose=0)
+        results.append(made.get_weights())
+    for one, our in zip(*results, strict=True):
+        np.testing.assert_allclose(our, one, atol=ATOL)
+
+
+def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> None:
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss, metrics=ROW.metrics())
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        found = [*made.train_on_batch(X[:8], Y[:8]), *made.train_on_batch(X[8:20], Y[8:20])]
+        found += [*made.evaluate(X, Y, verbose=0), *made.test_on_batch(X[:8], Y[:8])]
+        if engine is not None:
+            cellerate.restore(made)
+        found += [*made.train_on_batch(X[:8], Y[:8])]
+        results.append((found, made.get_weights()))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=2e-5)
+    for one, our in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(our, one, atol=ATOL)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras on torch takes one step at a time")
+def test_several_steps_an_execution(model: keras.Model) -> None:
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss, steps_per_execution=3)
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        results.append((history, made.get_weights()))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=2e-5)
+    for one, our in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(our, one, atol=ATOL)
+
+
+def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, place: int) -> Any:
+            rows = slice(8 * place, 8 * place + 8)
+            return X[rows], Y[rows]
+
+    results = []
+    for engine in (None, "require"):
+        for feed in (Batches(), ((X[n : n + 8], Y[n : n + 8]) for n in range(0, 40, 8))):
+            made = copy_of(model)
+            made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+            if engine is not None:
+                cellerate.accelerate(made, engine=engine)
+            made.fit(feed, shuffle=False, verbose=0, steps_per_epoch=5)
+            results.append(made.get_weights())
+    for ours in results[2:]:
+        for one, our in zip(results[0], ours, strict=True):
+            np.testing.assert_allclose(our, one, atol=ATOL)

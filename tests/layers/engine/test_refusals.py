@@ -1,0 +1,155 @@
+"""What the engine leaves to Keras, and how that is said."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import cellerate
+from cellerate.errors import ConfigError, ModelError
+from cellerate.layers.engine.step import EngineStep, Misfit, StepParts, parts_of
+from cellerate.layers.explain import explain
+from layers.engine.engine_models import CASES, data_of
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.backends,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+X, Y = data_of("series", 8)
+
+
+def model_of(*between: Any, lstm: Any = None, **compiled: Any) -> keras.Model:
+    rows = [keras.Input((9, 3), batch_size=8), lstm or layers.LSTM(4), *between, layers.Dense(2)]
+    model = keras.Sequential(rows)
+    model.compile(**{"optimizer": "adam", "loss": "mse", **compiled})
+    return model
+
+
+def built_parts(model: keras.Model, batch: Any) -> StepParts:
+    """The parts of a model's training step."""
+    model._symbolic_build(data_batch=batch)
+    parts = parts_of(model, rows_apart=False)
+    assert isinstance(parts, StepParts)
+    return parts
+
+
+def own_loss(targets: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(targets - outputs), axis=-1)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, *args: Any, **keywords: Any) -> Any:
+        return super().train_step(*args, **keywords)
+
+
+def own_step() -> keras.Model:
+    model = OwnStep([keras.Input((9, 3)), layers.LSTM(4), layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
+    "noise": (lambda: model_of(layers.GaussianNoise(0.1)), "draws noise of its own"),
+    "batch normalization": (lambda: model_of(layers.BatchNormalization()), "no affine"),
+    "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
+    "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
+    "loss": (lambda: model_of(loss=own_loss), "no loss 'own_loss'"),
+    "metric": (lambda: model_of(metrics=[keras.metrics.R2Score()]), "metric 'r2_score'"),
+    "optimizer": (lambda: model_of(optimizer="lion"), "no optimizer Lion"),
+    "accumulation": (
+        lambda: model_of(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=2)),
+        "gradient_accumulation_steps",
+    ),
+    "average": (lambda: model_of(optimizer=keras.optimizers.Adam(use_ema=True)), "use_ema"),
+    "regularizer": (lambda: model_of(layers.Dense(3, kernel_regularizer="l2")), "regularizers"),
+    "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint="max_norm")), "constraint"),
+    "stateful": (lambda: model_of(lstm=layers.LSTM(4, stateful=True)), "stateful"),
+    "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_bfloat16")), "computes in bfloat16"),
+    "own step": (own_step, "train_step of its own"),
+    "eagerly": (lambda: model_of(run_eagerly=True), "runs eagerly"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_the_engine_does_not_know_trains_as_before(name: str) -> None:
+    make, reason = REFUSED[name]
+    stateful = {"batch_size": 8}
+    model = cellerate.accelerate(make())
+    model.fit(X, Y, verbose=0, **stateful)
+    told = explain(model).training_step
+    assert told is not None and told.startswith("Keras's own")
+    assert reason in told, told
+    required = cellerate.accelerate(make(), engine="require")
+    with pytest.raises(ModelError, match="cannot train on the engine") as error:
+        required.fit(X, Y, verbose=0, **stateful)
+    assert reason in str(error.value)
+
+
+def test_explain_says_that_steps_are_native() -> None:
+    model = model_of()
+    assert explain(model).training_step is None
+    assert explain(cellerate.accelerate(model)).training_step == "whole steps in one native call"
+    assert explain(cellerate.accelerate(model, engine="off")).training_step is None
+    assert explain(cellerate.restore(model)).training_step is None
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine"):
+        cellerate.accelerate(model_of(), engine="sometimes")
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX says it later, and has lost the weights by then"
+)
+def test_an_id_beyond_the_table_is_refused_and_changes_nothing() -> None:
+    row = CASES["characters"]
+    keras.utils.set_random_seed(1)
+    model = row.model()
+    model.compile("adam", row.loss)
+    cellerate.accelerate(model, engine="require")
+    x, y = data_of(row.data, 8)
+    model.train_on_batch(x, y)
+    before = model.get_weights()
+    wrong = x.copy()
+    wrong[2, 3] = 99
+    with pytest.raises(Exception, match=r"99|out of range"):
+        model.train_on_batch(wrong, y)
+    for one, weights in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weights, one)
+    assert np.isfinite(model.train_on_batch(x, y))
+
+
+def test_targets_of_another_shape_go_keras_way() -> None:
+    """Keras broadcasts them; the engine leaves such a batch to it."""
+    results = []
+    for engine in (None, "require"):
+        keras.utils.set_random_seed(1)
+        model = model_of()
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        losses = [model.train_on_batch(X, Y), model.train_on_batch(X, Y[:1]), model.train_on_batch(X, Y)]
+        results.append(losses)
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+
+
+def test_after_two_batches_of_keras_way_all_are() -> None:
+    model = cellerate.accelerate(model_of(), engine="require")
+    for targets in (Y, Y[:1], Y, Y[:1], Y[:1], Y):
+        assert np.isfinite(model.train_on_batch(X, targets))
+    told = explain(model).training_step
+    assert told is not None and "its targets are (1, 2)" in told
+
+
+def test_ids_beyond_32_bits_are_not_taken_for_others() -> None:
+    row = CASES["characters"]
+    model = row.model()
+    model.compile("sgd", row.loss)
+    cellerate.accelerate(model, engine="require")
+    x, y = data_of(row.data, 8)
+    step = EngineStep(model, built_parts(model, (x, y)))
+    with pytest.raises(Misfit, match="larger than any table"):
+        step.run((x.astype("int64") + 2**32, y))
