@@ -121,6 +121,8 @@ nb::list phase_times() {
 }  // namespace
 
 NB_MODULE(_core, module) {
+  // What a framework's caches hold until the process ends, such as a model that JAX has compiled, is not lost.
+  nb::set_leak_warnings(false);
   module.doc() = "Cellerate's native core; cellerate.kernels.native is its face.";
   module.def(
       "target", [] { return std::string(cellerate::target().name); }, "The name of the target in use.");
