@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import cellerate
-from layers.engine.engine_models import copy_of, numbers
+from support.keras_models.engine_models import copy_of, numbers
 
 pytestmark = [
     pytest.mark.keras,

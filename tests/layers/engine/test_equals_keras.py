@@ -8,7 +8,7 @@ import pytest
 
 import cellerate
 from cellerate.kernels import native
-from layers.engine.engine_models import CASES, OPTIMIZERS, copy_of, data_of, numbers, trained
+from support.keras_models.engine_models import CASES, OPTIMIZERS, copy_of, data_of, numbers, trained
 
 pytestmark = [
     pytest.mark.keras,

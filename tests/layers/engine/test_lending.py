@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cellerate
-from layers.engine.engine_models import CASES, copy_of, data_of, numbers
+from support.keras_models.engine_models import CASES, copy_of, data_of, numbers
 
 pytestmark = [
     pytest.mark.keras,
@@ -227,3 +227,18 @@ def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
     for ours in results[2:]:
         for one, our in zip(results[0], ours, strict=True):
             np.testing.assert_allclose(our, one, atol=ATOL)
+
+
+def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None:
+    rows: list[Any] = [
+        keras.layers.LSTM(6, return_sequences=True),
+        keras.layers.LSTM(4),
+        keras.layers.Dense(2),
+    ]
+    model = keras.Sequential(rows)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    cellerate.accelerate(model, engine="require")
+    losses = model.fit(X[:39], Y[:39], 16, epochs=20, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert model.predict(X[:5], verbose=0).shape == (5, 2)
+    assert np.isfinite(model.evaluate(X[:39], Y[:39], 13, verbose=0)).all()

@@ -12,7 +12,7 @@ import cellerate
 from cellerate.errors import ConfigError, ModelError
 from cellerate.layers.engine.step import EngineStep, Misfit, StepParts, parts_of
 from cellerate.layers.explain import explain
-from layers.engine.engine_models import CASES, data_of
+from support.keras_models.engine_models import CASES, data_of
 
 pytestmark = [
     pytest.mark.keras,
