@@ -5,6 +5,7 @@ than the rest.
 """
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -174,23 +175,21 @@ def _trained(trainer: _Trainer, data: Any, otherwise: Callable[[], Any]) -> Any:
     return logs
 
 
+def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
+    """The batches of one execution. Raises `StopIteration` if there is none, as Keras expects."""
+    return itertools.chain([next(iterator)], itertools.islice(iterator, model.steps_per_execution - 1))
+
+
 def _on_tensorflow(
     model: keras.Model, own: Callable[..., Any], engine: str, summed: bool
 ) -> Callable[..., Any]:
     trainer = _Trainer(model, engine, summed)
 
     def train(iterator: Iterator[Any]) -> Any:
-        logs, begun = None, False
-        for _ in range(model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except StopIteration:
-                if begun:
-                    break
-                raise
-            begun = True
-            data = keras.tree.map_structure(_present, data)
-            logs = _trained(trainer, data, functools.partial(_one, own, data))
+        logs = None
+        for data in _batches(model, iterator):
+            present = keras.tree.map_structure(_present, data)
+            logs = _trained(trainer, present, functools.partial(_one, own, present))
         if not _is_dataset(iterator) and trainer._step is not None:
             # One batch, and nobody knows what comes next.
             trainer._step.lender.give_back()
@@ -229,15 +228,8 @@ def _on_jax(model: keras.Model, own: Callable[..., Any], engine: str, summed: bo
     passed: list[Any] = [None]
 
     def train(state: Any, iterator: Iterator[Any]) -> Any:
-        logs, begun = None, False
-        for _ in range(model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except StopIteration:
-                if begun:
-                    break
-                raise
-            begun = True
+        logs = None
+        for data in _batches(model, iterator):
             if passed[0] is None or state[0] is not passed[0][0]:
                 passed[0] = None
                 _put(model, state)
