@@ -18,6 +18,9 @@ nanobind_add_module(_core NB_STATIC STABLE_ABI NB_SUPPRESS_WARNINGS NB_DOMAIN ce
                     ${PROJECT_SOURCE_DIR}/csrc/bindings/bindings.cpp ${PROJECT_SOURCE_DIR}/csrc/bindings/step_bindings.cpp
                     ${PROJECT_SOURCE_DIR}/csrc/bindings/program_bindings.cpp
                     ${PROJECT_SOURCE_DIR}/csrc/bindings/training_bindings.cpp)
+# What is called once a model or once a training step is small rather than quick.
+set_source_files_properties(${PROJECT_SOURCE_DIR}/csrc/bindings/training_bindings.cpp
+                            ${PROJECT_SOURCE_DIR}/csrc/bindings/bindings.cpp PROPERTIES COMPILE_OPTIONS -Os)
 target_link_libraries(_core PRIVATE cellerate_core)
 install(TARGETS _core LIBRARY DESTINATION cellerate/kernels)
 
