@@ -38,10 +38,6 @@ struct Clock {
   }
 };
 
-[[noreturn]] void refuse(size_t node, const std::string& what) {
-  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
-}
-
 }  // namespace
 
 CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs,
@@ -74,7 +70,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
     const ValueShape& shape = shapes[n];
     const auto of = [&](int32_t input) -> const ValueShape& { return shapes[node.inputs[input]]; };
     const auto need = [&](bool right) {
-      if (!right) refuse(n, "the shapes do not fit");
+      if (!right) refuse_node(n, "the shapes do not fit");
     };
     need(shape.steps >= 0 && shape.features >= 1);
     switch (node.op) {
@@ -148,25 +144,6 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         for (int32_t input = 0; input < node.input_count; ++input) need(of(input) == shape);
         break;
     }
-  }
-}
-
-// Throws std::out_of_range if an id is not a row of the smallest table that it is looked up in.
-void CompiledProgram::check_ids(const ProgramCall& call) const {
-  size_t input = 0;
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    if (nodes_[n].op != ProgramOp::kInput) continue;
-    const auto* ids = static_cast<const int32_t*>(call.inputs[input++]);
-    if (!nodes_[n].ids) continue;
-    int64_t most = std::numeric_limits<int32_t>::max();
-    for (size_t reader = n + 1; reader < nodes_.size(); ++reader) {
-      if (nodes_[reader].op == ProgramOp::kEmbedding && nodes_[reader].inputs[0] == static_cast<int32_t>(n))
-        most = std::min(most, nodes_[reader].rows - 1);
-    }
-    uint32_t largest = 0;  // a negative id is larger than any
-    for (int64_t place = 0; place < call.batch * call.shapes[n].steps; ++place)
-      largest = std::max(largest, static_cast<uint32_t>(ids[place]));
-    if (static_cast<int64_t>(largest) > most) throw std::out_of_range("an id is not a row of its table");
   }
 }
 
@@ -258,7 +235,7 @@ CompiledProgram::Division CompiledProgram::division(const ProgramCall& call) con
 void CompiledProgram::run(const ProgramCall& call) const {
   if (call.batch < 1) return;
   check_shapes(nodes_, call.shapes, call.begins);
-  check_ids(call);
+  check_ids(nodes_, call.shapes, call.inputs, call.batch);
   Division division = this->division(call);
   Pace* pace = nullptr;
   const auto start = Pace::Clock::now();

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cells/lstm.h"
@@ -88,6 +89,17 @@ struct ProgramNode {
   bool cell = false;  // an LSTM's state: c and not h
   float number = 0;   // epsilon, the value of a masked feature, or the cap of logits, 0 for none
 };
+
+[[noreturn]] void refuse_node(size_t node, const std::string& what);
+
+// Gives nodes their inputs in `sources`, which it fills, and checks what they read and that they have their weights.
+// Throws std::invalid_argument.
+void take_inputs(std::vector<ProgramNode>& nodes, std::vector<int32_t>& sources);
+
+// Throws std::out_of_range if an id among the inputs of a call is not a row of the smallest table that it is looked up
+// in.
+void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const void* const* inputs,
+               int64_t batch);
 
 // Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` says where each crop begins.
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins);
@@ -183,7 +195,6 @@ class CompiledProgram {
   void check_graph(Precision precision);
   void link();
   void pair_up(int32_t n);
-  void check_ids(const ProgramCall& call) const;
   // How the threads divide a call: `teams` of `members` threads each.
   struct Division {
     int64_t teams, members;

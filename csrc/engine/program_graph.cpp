@@ -17,44 +17,75 @@ constexpr int64_t kLargestTable = int64_t{16} << 20;
 // Two layers run beside each other if the work of one is at most this many times that of the other.
 constexpr double kBalanced = 3;
 
-[[noreturn]] void refuse(size_t node, const std::string& what) {
-  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
+bool has_matrix(const ProgramNode& node) {
+  return node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kLstm || node.op == ProgramOp::kDense;
 }
 
 ValueKind kind_of(const ProgramNode& node) { return node.ids ? ValueKind::kIds : row(node.op).gives; }
 
 }  // namespace
 
-void CompiledProgram::check_graph(Precision precision) {
-  for (const ProgramNode& node : nodes_)
-    sources_.insert(sources_.end(), node.inputs, node.inputs + node.input_count);
-  const int32_t* sources = sources_.data();
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    ProgramNode& node = nodes_[n];
+[[noreturn]] void refuse_node(size_t node, const std::string& what) {
+  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
+}
+
+void take_inputs(std::vector<ProgramNode>& nodes, std::vector<int32_t>& all) {
+  for (const ProgramNode& node : nodes) all.insert(all.end(), node.inputs, node.inputs + node.input_count);
+  const int32_t* sources = all.data();
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    ProgramNode& node = nodes[n];
     node.inputs = sources;
     sources += node.input_count;
     const auto count = static_cast<size_t>(node.input_count);
     const ProgramOpRow& rules = row(node.op);
-    if (!rules.predicts) refuse(n, std::string("packed models have no ") + rules.name);
-    if (rules.reads_many() ? count < 1 : count != rules.count_of_inputs()) refuse(n, "wrong inputs");
+    if (rules.reads_many() ? count < 1 : count != rules.count_of_inputs()) refuse_node(n, "wrong inputs");
     for (size_t input = 0; input < count; ++input) {
       const int32_t source = node.inputs[input];
       if (source == -1 && rules.is_optional(input)) continue;
       if (source < 0 || source >= static_cast<int32_t>(n))
-        refuse(n, "reads a node that does not come before it");
-      if (kind_of(nodes_[source]) != rules.kind_of_input(input)) refuse(n, "reads a value of another kind");
+        refuse_node(n, "reads a node that does not come before it");
+      if (kind_of(nodes[source]) != rules.kind_of_input(input))
+        refuse_node(n, "reads a value of another kind");
     }
+    const bool lacks =
+        has_matrix(node) && (node.rows < 1 || node.columns < 1 || node.kernel == nullptr ||
+                             (node.op == ProgramOp::kLstm && node.recurrent_kernel == nullptr));
+    if (lacks) refuse_node(n, "has no weights");
+  }
+}
+
+void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const void* const* inputs,
+               int64_t batch) {
+  size_t input = 0;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (nodes[n].op != ProgramOp::kInput) continue;
+    const auto* ids = static_cast<const int32_t*>(inputs[input++]);
+    if (!nodes[n].ids) continue;
+    int64_t most = std::numeric_limits<int32_t>::max();
+    for (size_t reader = n + 1; reader < nodes.size(); ++reader) {
+      if (nodes[reader].op == ProgramOp::kEmbedding && nodes[reader].inputs[0] == static_cast<int32_t>(n))
+        most = std::min(most, nodes[reader].rows - 1);
+    }
+    uint32_t largest = 0;  // a negative id is larger than any
+    for (int64_t place = 0; place < batch * shapes[n].steps; ++place)
+      largest = std::max(largest, static_cast<uint32_t>(ids[place]));
+    if (static_cast<int64_t>(largest) > most) throw std::out_of_range("an id is not a row of its table");
+  }
+}
+
+void CompiledProgram::check_graph(Precision precision) {
+  take_inputs(nodes_, sources_);
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const ProgramNode& node = nodes_[n];
+    const ProgramOpRow& rules = row(node.op);
+    if (!rules.predicts) refuse_node(n, std::string("packed models have no ") + rules.name);
     if (node.op == ProgramOp::kLstmState && nodes_[node.inputs[0]].op != ProgramOp::kLstm)
-      refuse(n, "reads no LSTM");
+      refuse_node(n, "reads no LSTM");
     if (node.op == ProgramOp::kLstm && (node.inputs[2] < 0) != (node.inputs[3] < 0))
-      refuse(n, "has only one of its two first states");
-    const bool weighs =
-        node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kLstm || node.op == ProgramOp::kDense;
-    if (weighs && (node.rows < 1 || node.columns < 1 || node.kernel == nullptr)) refuse(n, "has no weights");
-    if (node.op == ProgramOp::kLstm && node.recurrent_kernel == nullptr) refuse(n, "has no weights");
-    if (precision == Precision::kInt8 && weighs && node.op != ProgramOp::kEmbedding &&
+      refuse_node(n, "has only one of its two first states");
+    if (precision == Precision::kInt8 && has_matrix(node) && node.op != ProgramOp::kEmbedding &&
         std::max(node.rows, node.columns) > kMostInputs)
-      refuse(n, "int8 sums hold at most " + std::to_string(kMostInputs) + " inputs");
+      refuse_node(n, "int8 sums hold at most " + std::to_string(kMostInputs) + " inputs");
     if (node.op == ProgramOp::kInput) ++inputs_;
   }
   if (outputs_.empty()) throw std::invalid_argument("outputs: expected at least one");

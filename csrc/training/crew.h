@@ -1,23 +1,67 @@
-// Work for a crew of threads as functions.
+// Work for the threads of a step.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 
 #include "systems/threads.h"
 
 namespace cellerate {
 
-// Calls part(n) for each n in [0, parts) on the threads of a crew.
-template <class Part>
-void each(Crew& crew, int64_t parts, const Part& part) {
-  const auto call = [](void* context, int n) { (*static_cast<const Part*>(context))(n); };
-  crew.each(static_cast<int>(parts), call, const_cast<Part*>(&part));
-}
+// A crew whose parts are functions, which may throw: the first error is kept, and no further part begins.
+class Team {
+ public:
+  explicit Team(Crew& crew) : crew_(crew) {}
+
+  // Calls part(n) for each n in [0, parts).
+  template <class Part>
+  void each(int64_t parts, const Part& part) {
+    struct Work {
+      Team& team;
+      const Part& part;
+    } work{*this, part};
+    const auto call = [](void* context, int n) {
+      const auto& [team, part] = *static_cast<const Work*>(context);
+      team.guarded([&] { part(n); });
+    };
+    crew_.each(static_cast<int>(parts), call, &work);
+  }
+
+ private:
+  template <class Lead>
+  friend void with_team(int count, const Lead& lead);
+
+  template <class Function>
+  void guarded(const Function& function) noexcept {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    try {
+      function();
+    } catch (...) {
+      if (!failed_.exchange(true)) failure_ = std::current_exception();
+    }
+  }
+
+  Crew& crew_;
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;
+};
+
+// Calls lead(team) with up to `count` threads. Throws what with_crew(), the lead and its parts throw.
 template <class Lead>
-void with_threads(int count, const Lead& lead) {
-  with_crew(
-      count, [](void* context, Crew& crew) { (*static_cast<const Lead*>(context))(crew); },
-      const_cast<Lead*>(&lead));
+void with_team(int count, const Lead& lead) {
+  struct Work {
+    const Lead& lead;
+    std::exception_ptr failure;
+  } work{lead, nullptr};
+  const auto call = [](void* context, Crew& crew) {
+    auto& all = *static_cast<Work*>(context);
+    Team team(crew);
+    team.guarded([&] { all.lead(team); });
+    all.failure = team.failure_;
+  };
+  with_crew(count, call, &work);
+  if (work.failure) std::rethrow_exception(work.failure);
 }
 
 // Whole cache lines.

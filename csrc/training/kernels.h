@@ -68,8 +68,8 @@ struct TrainingKernels {
   // The sum over positions whose weight is not 0.
   double (*measure)(const Measure& measure, const LossRows& rows);
 
-  // Sums `count` arrays that lie `stride` numbers apart into the first, and gives the sum of its squares.
-  double (*sum)(float* first, int64_t stride, int64_t count, int64_t begin, int64_t end);
+  // Sums `count` arrays that lie `stride` numbers apart into the first.
+  void (*sum)(float* first, int64_t stride, int64_t count, int64_t begin, int64_t end);
   void (*update)(UpdateKind kind, const UpdateRows& rows);
 };
 

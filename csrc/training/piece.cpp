@@ -108,6 +108,17 @@ Draws Piece::draws(int32_t n, int64_t numbers_of_row, uint64_t stream) const {
   return {batch_.keys[n] + stream * 0x9e3779b97f4a7c15u, first_ * numbers_of_row};
 }
 
+int64_t Piece::step_read(int32_t n, int64_t own) const {
+  switch (node(n).op) {
+    case ProgramOp::kRepeatVector:
+      return 0;
+    case ProgramOp::kCrop:
+      return batch_.begins[n] + own;
+    default:
+      return shape(n).steps - 1 - own;
+  }
+}
+
 void Piece::run(TrainingResult& result) {
   const auto count = static_cast<int32_t>(program_.nodes_.size());
   for (int32_t n = 0; n < count; ++n) forward(n);
@@ -218,10 +229,7 @@ void Piece::forward(int32_t n) {
       const int64_t steps = shape_of.steps, features = shape_of.features;
       const int64_t from_steps = shape(source(n)).positions();
       for (int64_t place = 0; place < positions(n); ++place) {
-        int64_t step = place % steps;
-        if (of.op == ProgramOp::kRepeatVector) step = 0;
-        if (of.op == ProgramOp::kCrop) step += batch_.begins[n];
-        if (of.op == ProgramOp::kFlip) step = steps - 1 - step;
+        const int64_t step = step_read(n, place % steps);
         copy(value(source(n)) + (place / steps * from_steps + step) * features, to.value + place * features,
              features);
       }

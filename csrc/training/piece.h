@@ -85,6 +85,8 @@ class Piece {
   const ProgramNode& node(int32_t n) const { return program_.nodes_[n]; }
   const ValueShape& shape(int32_t n) const { return batch_.shapes[n]; }
   int32_t source(int32_t n, int32_t input = 0) const { return node(n).inputs[input]; }
+  // Of an operation that moves steps: the step that it reads for one of its own.
+  int64_t step_read(int32_t n, int64_t own) const;
   int64_t positions(int32_t n) const { return rows_ * shape(n).positions(); }
   int64_t size(int32_t n) const { return positions(n) * shape(n).features; }
   const float* value(int32_t n) const;

@@ -221,10 +221,7 @@ void Piece::over_time_back(int32_t n) {
         }
       } else {
         for (int64_t own = 0; own < own_steps; ++own) {
-          int64_t step = own;
-          if (of.op == ProgramOp::kRepeatVector) step = 0;
-          if (of.op == ProgramOp::kCrop) step += batch_.begins[n];
-          if (of.op == ProgramOp::kFlip) step = own_steps - 1 - own;
+          const int64_t step = step_read(n, own);
           for (int64_t i = 0; i < features; ++i) to[step * features + i] += d[own * features + i];
         }
       }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -28,23 +27,31 @@ constexpr double kWorthAThread = 2e6;
 // A table of embeddings times the kernel is worth its products if a piece looks up this share of its rows.
 constexpr double kTableShare = 0.5;
 
-[[noreturn]] void refuse(size_t node, const std::string& what) {
-  throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
-}
-
-// Lends each running piece memory of its own.
+// Places for running pieces to work in.
 class Slots {
  public:
   explicit Slots(int count) : free_(static_cast<size_t>(count)) {
     for (auto& each : free_) each.store(true, std::memory_order_relaxed);
   }
-  size_t take() {
-    for (size_t n = 0;; n = (n + 1) % free_.size()) {
-      bool expected = true;
-      if (free_[n].compare_exchange_strong(expected, false, std::memory_order_acquire)) return n;
+
+  // One of the places, for as long as it lives.
+  class Lent {
+   public:
+    explicit Lent(Slots& slots) : slots_(slots) {
+      for (bool expected = true; !slots.free_[place_].compare_exchange_strong(expected, false, kAcquire);
+           expected = true)
+        place_ = (place_ + 1) % slots.free_.size();
     }
-  }
-  void give_back(size_t n) { free_[n].store(true, std::memory_order_release); }
+    ~Lent() { slots_.free_[place_].store(true, std::memory_order_release); }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    size_t place() const { return place_; }
+
+   private:
+    static constexpr auto kAcquire = std::memory_order_acquire;
+    Slots& slots_;
+    size_t place_ = 0;
+  };
 
  private:
   std::vector<std::atomic<bool>> free_;
@@ -70,27 +77,13 @@ void TrainingProgram::check_graph() {
   if (rates_.size() != nodes_.size()) throw std::invalid_argument("expected the rates of every node");
   if (output_ < 0 || output_ >= count || mask_ < -1 || mask_ >= count)
     throw std::invalid_argument("the output and its mask must be nodes");
-  for (const ProgramNode& node : nodes_)
-    sources_.insert(sources_.end(), node.inputs, node.inputs + node.input_count);
-  const int32_t* sources = sources_.data();
+  take_inputs(nodes_, sources_);
   for (size_t n = 0; n < nodes_.size(); ++n) {
-    ProgramNode& node = nodes_[n];
-    node.inputs = sources;
-    sources += node.input_count;
+    const ProgramNode& node = nodes_[n];
     const ProgramOpRow& rules = row(node.op);
-    const auto inputs = static_cast<size_t>(node.input_count);
-    if (rules.reads_many() ? inputs < 1 : inputs != rules.count_of_inputs()) refuse(n, "wrong inputs");
-    for (size_t input = 0; input < inputs; ++input) {
-      const int32_t source = node.inputs[input];
-      if (source == -1 && rules.is_optional(input)) continue;
-      if (source < 0 || source >= static_cast<int32_t>(n))
-        refuse(n, "reads a node that does not come before it");
-      const ValueKind kind = nodes_[source].ids ? ValueKind::kIds : row(nodes_[source].op).gives;
-      if (kind != rules.kind_of_input(input)) refuse(n, "reads a value of another kind");
-    }
-    if (!rules.trains) refuse(n, std::string("no training step computes the gradient of ") + rules.name);
+    if (!rules.trains) refuse_node(n, std::string("no training step computes the gradient of ") + rules.name);
     if (node.op == ProgramOp::kLstm && (node.inputs[2] >= 0 || node.inputs[3] >= 0))
-      refuse(n, "has first states of its own");
+      refuse_node(n, "has first states of its own");
     inputs_ += node.op == ProgramOp::kInput;
   }
 }
@@ -189,25 +182,13 @@ const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) cons
   return nullptr;
 }
 
-void TrainingProgram::check_ids(const TrainingBatch& batch) const {
-  const auto check = [](const void* ids, int64_t count, int64_t rows) {
-    const auto* each = static_cast<const int32_t*>(ids);
-    uint32_t largest = 0;  // a negative id is larger than any
-    for (int64_t n = 0; n < count; ++n) largest = std::max(largest, static_cast<uint32_t>(each[n]));
-    if (static_cast<int64_t>(largest) >= rows) throw std::out_of_range("an id is not a row of its table");
-  };
-  size_t input = 0;
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    if (nodes_[n].op != ProgramOp::kInput) continue;
-    const void* ids = batch.inputs[input++];
-    if (!nodes_[n].ids) continue;
-    for (const ProgramNode& reader : nodes_) {
-      if (reader.op == ProgramOp::kEmbedding && reader.inputs[0] == static_cast<int32_t>(n))
-        check(ids, batch.rows * batch.shapes[n].steps, reader.rows);
-    }
-  }
+void TrainingProgram::check_targets(const TrainingBatch& batch) const {
+  if (!takes_ids()) return;
   const ValueShape& out = batch.shapes[output_];
-  if (takes_ids()) check(batch.targets, batch.rows * out.positions(), out.features);
+  const auto* ids = static_cast<const int32_t*>(batch.targets);
+  for (int64_t n = 0; n < batch.rows * out.positions(); ++n) {
+    if (ids[n] < 0 || ids[n] >= out.features) throw std::out_of_range("a target is not one of the outputs");
+  }
 }
 
 double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
@@ -246,7 +227,8 @@ std::byte* TrainingProgram::memory(size_t bytes) {
 
 TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNumbers* numbers) {
   check_shapes(nodes_, batch.shapes, batch.begins);
-  check_ids(batch);
+  check_ids(nodes_, batch.shapes, batch.inputs, batch.rows);
+  check_targets(batch);
   const int64_t pieces = pieces_of(batch), most_rows = (batch.rows + pieces - 1) / pieces;
   const bool training = numbers != nullptr;
   choose_lookups(batch, most_rows, training);
@@ -267,15 +249,14 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   TrainingResult total;
   total.measures.resize(rules_.measures.size());
   Slots slots(threads);
-  with_threads(threads, [&](Crew& crew) {
-    each(crew, packed.parts(), [&](int n) { packed.pack(n); });
-    each(crew, pieces, [&](int n) {
-      const size_t slot = slots.take();
+  with_team(threads, [&](Team& team) {
+    team.each(packed.parts(), [&](int n) { packed.pack(n); });
+    team.each(pieces, [&](int n) {
+      const Slots::Lent slot(slots);
       const int64_t first = batch.rows * n / pieces, end = batch.rows * (n + 1) / pieces;
       Piece piece(*this, batch, packed, first, end - first, training ? gradients(n) : nullptr,
-                  all + gradient_bytes + slot * slot_bytes);
+                  all + gradient_bytes + slot.place() * slot_bytes);
       piece.run(results[static_cast<size_t>(n)]);
-      slots.give_back(slot);
     });
   });
   for (const TrainingResult& each : results) {
@@ -290,6 +271,7 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
     const auto positions = static_cast<double>(batch.rows * batch.shapes[output_].positions());
     scale *= positions / (total.counted + 1e-7);
   }
+  total.loss *= scale;
   WeightUpdates(*this, batch, *numbers, scale, pieces).run();
   return total;
 }

@@ -63,7 +63,7 @@ struct TrainingNumbers {
 };
 
 struct TrainingResult {
-  double loss = 0;               // the sum over all positions, weighted
+  double loss = 0;               // of a step as `scale` makes it; else the weighted sum over all positions
   double counted = 0;            // positions that the output's mask does not leave out
   std::vector<double> measures;  // sums over all positions
 };
@@ -108,7 +108,7 @@ class TrainingProgram {
   void find_uses();
   void choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training);
   void place_gradients(const TrainingBatch& batch);
-  void check_ids(const TrainingBatch& batch) const;
+  void check_targets(const TrainingBatch& batch) const;
   const Use* use_of(size_t node, int array) const;
   int64_t pieces_of(const TrainingBatch& batch) const;
   double products_of_row(const TrainingBatch& batch) const;

@@ -5,18 +5,13 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-inline double sum_gradients(float* first, Index stride, Index count, Index begin, Index end) {
-  double squares = 0;
+inline void sum_gradients(float* first, Index stride, Index count, Index begin, Index end) {
   for (Index from = begin; from < end; from += kLanes) {
     const Index to = smaller(from + kLanes, end);
     F sum = load_at(first, from, to);
     for (Index n = 1; n < count; ++n) sum = Simd::add(sum, load_at(first + n * stride, from, to));
     store_at(first, sum, from, to);
-    float lanes[kLanes];
-    Simd::store(lanes, Simd::mul(sum, sum));
-    for (int lane = 0; lane < lanes_before(from, to); ++lane) squares += static_cast<double>(lanes[lane]);
   }
-  return squares;
 }
 
 // One vector of an update.

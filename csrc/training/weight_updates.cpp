@@ -66,27 +66,22 @@ float* WeightUpdates::sums(size_t n) const {
   return outputs(use) + round_up(batch_.rows * batch_.shapes[use.node].steps * node.columns);
 }
 
-void WeightUpdates::sum(Chunk& chunk) {
+void WeightUpdates::sum(const Chunk& chunk) {
   const Use& use = program_.uses_[chunk.use];
   if (use.by_rows) return sum_rows(chunk);
   const TrainingKernels& kernels = *program_.target_->training;
   const auto stride = static_cast<int64_t>(program_.gradient_floats_);
   float* to = sums(chunk.use);
-  chunk.squares = kernels.sum(to, stride, pieces_, chunk.begin, chunk.end);
-  if (!use.squares) return;
-  to += round_up(use.count);
   kernels.sum(to, stride, pieces_, chunk.begin, chunk.end);
-  chunk.squares = 0;
-  for (int64_t i = chunk.begin; i < chunk.end; ++i) chunk.squares += static_cast<double>(to[i]);
+  if (use.squares) kernels.sum(to + round_up(use.count), stride, pieces_, chunk.begin, chunk.end);
 }
 
-void WeightUpdates::sum_rows(Chunk& chunk) {
+void WeightUpdates::sum_rows(const Chunk& chunk) {
   const Use& use = program_.uses_[chunk.use];
   const TrainingKernels& kernels = *program_.target_->training;
   const int64_t features = program_.nodes_[static_cast<size_t>(use.node)].columns;
   const Places& of = places_[chunk.use];
   float* rows = sums(chunk.use);
-  chunk.squares = 0;
   for (int64_t id = chunk.begin; id < chunk.end; ++id) {
     const int32_t begin = of.starts[static_cast<size_t>(id)], end = of.starts[static_cast<size_t>(id) + 1];
     if (begin == end) continue;
@@ -99,9 +94,22 @@ void WeightUpdates::sum_rows(Chunk& chunk) {
       kernels.add(d, row, features);
       if (use.squares) kernels.add_squares(d, squares, features);
     }
-    for (int64_t i = 0; i < features; ++i)
-      chunk.squares += static_cast<double>(use.squares ? squares[i] : row[i] * row[i]);
   }
+}
+
+// The sum of the squares of a part of a weight's gradient, once it is whole; of rows that are apart, of all their parts.
+double WeightUpdates::squares_of(const Chunk& chunk) const {
+  const Use& use = program_.uses_[chunk.use];
+  if (first_[static_cast<size_t>(use.weight)] != &use) return 0;
+  const float* from = sums(chunk.use) + (use.squares ? round_up(use.count) : 0);
+  const int64_t features = use.by_rows ? program_.nodes_[static_cast<size_t>(use.node)].columns : 1;
+  double squares = 0;
+  for (int64_t n = chunk.begin; n < chunk.end; ++n) {
+    if (use.by_rows && !is_read(chunk.use, n)) continue;
+    for (int64_t i = n * features; i < (n + 1) * features; ++i)
+      squares += static_cast<double>(use.squares ? from[i] : from[i] * from[i]);
+  }
+  return squares;
 }
 
 void WeightUpdates::add_to_first(const Chunk& chunk) {
@@ -156,18 +164,14 @@ void WeightUpdates::change(const Chunk& chunk) {
 void WeightUpdates::change_rows(const Chunk& chunk) {
   const Use& use = program_.uses_[chunk.use];
   const int64_t features = program_.nodes_[static_cast<size_t>(use.node)].columns;
-  const std::vector<int32_t>& starts = places_[chunk.use].starts;
   UpdateRows rows = rows_of(use);
-  const auto is_read = [&](int64_t id) {
-    return starts[static_cast<size_t>(id)] != starts[static_cast<size_t>(id) + 1];
-  };
   for (int64_t id = chunk.begin; id < chunk.end;) {
     int64_t end = id + 1;
-    while (end < chunk.end && is_read(end) == is_read(id)) ++end;
+    while (end < chunk.end && is_read(chunk.use, end) == is_read(chunk.use, id)) ++end;
     rows.begin = id * features;
     rows.end = end * features;
-    rows.gradient = is_read(id) ? sums(chunk.use) : nullptr;
-    rows.squares = is_read(id) && use.squares ? rows.gradient + round_up(use.count) : nullptr;
+    rows.gradient = is_read(chunk.use, id) ? sums(chunk.use) : nullptr;
+    rows.squares = rows.gradient != nullptr && use.squares ? rows.gradient + round_up(use.count) : nullptr;
     program_.target_->training->update(program_.rules_.update, rows);
     id = end;
   }
@@ -184,32 +188,23 @@ void WeightUpdates::run() {
   const auto count = static_cast<int64_t>(chunks_.size());
   const int64_t most = floats * pieces_ < kWorthAThread ? 1 : std::min<int64_t>(thread_count(), count);
   const auto at = [&](int n) -> Chunk& { return chunks_[static_cast<size_t>(n)]; };
-  with_threads(static_cast<int>(most), [&](Crew& crew) {
+  with_team(static_cast<int>(most), [&](Team& team) {
     if (!norms && !shared) {
-      each(crew, count, [&](int n) {
+      team.each(count, [&](int n) {
         sum(at(n));
         change(at(n));
       });
       return;
     }
-    each(crew, count, [&](int n) { sum(at(n)); });
-    if (shared) {
-      for (const Chunk& chunk : chunks_) add_to_first(chunk);
-      each(crew, count, [&](int n) {
-        Chunk& chunk = at(n);
-        const Use& use = program_.uses_[chunk.use];
-        if (first_[static_cast<size_t>(use.weight)] != &use) {
-          chunk.squares = 0;
-        } else if (!use.squares && !use.by_rows) {
-          chunk.squares = program_.target_->training->sum(sums(chunk.use), 0, 1, chunk.begin, chunk.end);
-        }
-      });
-    }
+    team.each(count, [&](int n) { sum(at(n)); });
+    // A weight that several nodes have is summed from all of them.
+    for (const Chunk& chunk : chunks_) add_to_first(chunk);
+    team.each(norms ? count : 0, [&](int n) { at(n).squares = squares_of(at(n)); });
     for (const Chunk& chunk : chunks_) {
       squares_[static_cast<size_t>(program_.uses_[chunk.use].weight)] += chunk.squares;
       all_squares_ += chunk.squares;
     }
-    each(crew, count, [&](int n) { change(at(n)); });
+    team.each(count, [&](int n) { change(at(n)); });
   });
 }
 

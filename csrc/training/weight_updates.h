@@ -31,14 +31,20 @@ class WeightUpdates {
 
   void index_rows(size_t n);
   void cut(size_t n);
-  void sum(Chunk& chunk);
-  void sum_rows(Chunk& chunk);
+  void sum(const Chunk& chunk);
+  void sum_rows(const Chunk& chunk);
+  double squares_of(const Chunk& chunk) const;
   void add_to_first(const Chunk& chunk);
   void change(const Chunk& chunk);
   void change_rows(const Chunk& chunk);
   UpdateRows rows_of(const Use& use) const;
   float* outputs(const Use& use) const { return program_.row_gradients_ + use.offset; }
   float* sums(size_t n) const;
+  // Whether the batch reads a row of an embedding.
+  bool is_read(size_t n, int64_t id) const {
+    const auto at = places_[n].starts.begin() + id;
+    return at[0] != at[1];
+  }
 
   TrainingProgram& program_;
   const TrainingBatch& batch_;

@@ -2,7 +2,9 @@
 //
 // What it computes is tested from Python (tests/kernels/training, tests/layers/engine); here are memory, threads,
 // equal bits and refusals.
+#include <atomic>
 #include <cmath>
+#include <new>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -11,6 +13,7 @@
 #include "check.h"
 #include "simd/dispatch.h"
 #include "systems/threads.h"
+#include "training/crew.h"
 #include "training/step.h"
 
 namespace {
@@ -246,6 +249,23 @@ TEST(steps_in_many_pieces_are_the_same_whoever_takes_them) {
 TEST(training_makes_the_loss_smaller) {
   const Floats found = trained(false, false, ClipKind::kValue, 24, 40);
   CHECK(found[3 * 39 + 2] < 0.8f * found[2]);
+}
+
+TEST(an_error_of_a_part_is_thrown_and_leaves_the_threads_as_they_were) {
+  for (const int threads : {1, 2}) {
+    std::atomic<int> ran{0};
+    const auto lead = [&](cellerate::Team& team) {
+      team.each(8, [&](int n) {
+        ++ran;
+        if (n == 3) throw std::bad_alloc();
+      });
+    };
+    CHECK_THROWS(std::bad_alloc, cellerate::with_team(threads, lead));
+    CHECK(ran >= 1 && ran <= 8);
+    ran = 0;
+    cellerate::with_team(threads, [&](cellerate::Team& team) { team.each(8, [&](int) { ++ran; }); });
+    CHECK(ran == 8);
+  }
 }
 
 TEST(graphs_and_ids_that_do_not_fit_are_refused) {

@@ -24,6 +24,12 @@ ATOL = 2e-5
 """A five-hundredth of what a step of Adam at this rate moves a weight."""
 
 
+def assert_close(weights: list[Any], ours: list[Any]) -> None:
+    """Compares the weights of a stock model with those of ours."""
+    for one, our in zip(weights, ours, strict=True):
+        np.testing.assert_allclose(our, one, atol=ATOL)
+
+
 class At(keras.callbacks.Callback):
     """Does something after the batches with these numbers."""
 
@@ -68,8 +74,7 @@ def in_each_way(model: keras.Model, do: Callable[[keras.Model], Any]) -> list[tu
 
 def assert_alike(found: list[tuple[Any, Any, Any]]) -> None:
     (weights, history, seen), (our_weights, our_history, our_seen) = found
-    for one, our in zip(weights, our_weights, strict=True):
-        np.testing.assert_allclose(our, one, atol=ATOL)
+    assert_close(weights, our_weights)
     for name, values in history.items():
         np.testing.assert_allclose(our_history[name], values, rtol=2e-5)
     assert len(our_seen) == len(seen) == 4
@@ -153,8 +158,7 @@ def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model) -> None:
         with pytest.raises(KeyboardInterrupt):
             made.fit(X, Y, 8, shuffle=False, verbose=0, callbacks=[Stop()])
         weights.append(made.get_weights())
-    for one, our in zip(*weights, strict=True):
-        np.testing.assert_allclose(our, one, atol=ATOL)
+    assert_close(*weights)
 
 
 def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras.Model) -> None:
@@ -169,8 +173,7 @@ def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras
         made.compile(keras.optimizers.Adam(0.01), ROW.loss)
         made.fit(X, Y, 8, shuffle=False, verbose=0)
         results.append(made.get_weights())
-    for one, our in zip(*results, strict=True):
-        np.testing.assert_allclose(our, one, atol=ATOL)
+    assert_close(*results)
 
 
 def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> None:
@@ -187,8 +190,7 @@ def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> Non
         found += [*made.train_on_batch(X[:8], Y[:8])]
         results.append((found, made.get_weights()))
     np.testing.assert_allclose(results[1][0], results[0][0], rtol=2e-5)
-    for one, our in zip(results[0][1], results[1][1], strict=True):
-        np.testing.assert_allclose(our, one, atol=ATOL)
+    assert_close(results[0][1], results[1][1])
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras on torch takes one step at a time")
@@ -202,8 +204,7 @@ def test_several_steps_an_execution(model: keras.Model) -> None:
         history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0).history["loss"]
         results.append((history, made.get_weights()))
     np.testing.assert_allclose(results[1][0], results[0][0], rtol=2e-5)
-    for one, our in zip(results[0][1], results[1][1], strict=True):
-        np.testing.assert_allclose(our, one, atol=ATOL)
+    assert_close(results[0][1], results[1][1])
 
 
 def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
@@ -225,8 +226,7 @@ def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
             made.fit(feed, shuffle=False, verbose=0, steps_per_epoch=5)
             results.append(made.get_weights())
     for ours in results[2:]:
-        for one, our in zip(results[0], ours, strict=True):
-            np.testing.assert_allclose(our, one, atol=ATOL)
+        assert_close(results[0], ours)
 
 
 def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None:

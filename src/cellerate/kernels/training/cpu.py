@@ -99,10 +99,10 @@ class Numbers(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The sums over a batch.
+    """The loss and the sums over a batch.
 
     Attributes:
-        loss: Of the loss over all positions, weighted.
+        loss: Of a step the loss, as `Numbers.scale` makes it; else the sum over all positions, weighted.
         counted: The positions that the output's mask does not leave out.
         measures: Of each measure over all positions.
     """

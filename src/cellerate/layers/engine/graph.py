@@ -65,6 +65,11 @@ class TrainingGraph:
     drops: Mapping[int, Drops]
     inputs: tuple[str, ...]
 
+    def rates(self, number: int) -> tuple[float, float]:
+        """The shares that a node drops, of its inputs and of its state."""
+        drops = self.drops.get(number)
+        return (0.0, 0.0) if drops is None else (drops.inputs, drops.state)
+
 
 def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
     """Reads what a training step of a Keras model computes.

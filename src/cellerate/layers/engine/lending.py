@@ -24,35 +24,35 @@ class Lender:
         lent: Whether the arrays have the values, and the variables do not.
 
     Args:
-        variables: Keras variables, each once.
-        shared: Those whose memory the arrays are, on torch.
+        variables: Keras variables.
+        shared: Those among them whose memory the arrays are, on torch.
     """
 
     def __init__(self, variables: Iterable[Any], shared: Iterable[Any] = ()) -> None:
-        self.arrays: dict[int, np.ndarray] = {}
-        self._shared = {id(variable) for variable in shared}
-        self._variables = list({id(variable): variable for variable in variables}.values())
         self.lent = False
-        for variable in self._variables:
-            self.arrays[id(variable)] = _memory(variable) if id(variable) in self._shared else _copy(variable)
+        self._shared = {id(variable): variable for variable in shared}
+        everything = {id(variable): variable for variable in variables}
+        self._copied = {key: variable for key, variable in everything.items() if key not in self._shared}
+        self._arrays = {
+            **{key: _memory(variable) for key, variable in self._shared.items()},
+            **{key: _copy(variable) for key, variable in self._copied.items()},
+        }
 
     def array(self, variable: Any) -> np.ndarray:
         """The engine's array of a variable."""
-        return self.arrays[id(variable)]
+        return self._arrays[id(variable)]
 
     def take(self) -> bool:
         """Takes the values of all variables, unless they are here; False if memory that was shared has moved."""
         if self.lent:
             return True
-        for variable in self._variables:
-            array = self.arrays[id(variable)]
-            if id(variable) not in self._shared:
-                np.copyto(array, _copy(variable))
-            elif _memory(variable).ctypes.data != array.ctypes.data:
+        for variable in self._shared.values():
+            if _memory(variable).ctypes.data != self.array(variable).ctypes.data:
                 return False
-        for variable in self._variables:
-            if id(variable) not in self._shared:
-                _lend(variable, self.give_back)
+        for variable in self._copied.values():
+            np.copyto(self.array(variable), _copy(variable))
+        for variable in self._copied.values():
+            _lend(variable, self.give_back)
         self.lent = True
         return True
 
@@ -62,12 +62,10 @@ class Lender:
             return
         self.lent = False
         # All of them first: an assignment may read another variable.
-        for variable in self._variables:
-            if id(variable) not in self._shared:
-                _own_again(variable)
-        for variable in self._variables:
-            if id(variable) not in self._shared:
-                variable.assign(np.array(self.arrays[id(variable)]))
+        for variable in self._copied.values():
+            _own_again(variable)
+        for variable in self._copied.values():
+            variable.assign(np.array(self.array(variable)))
 
 
 class Values(Sequence[Any]):

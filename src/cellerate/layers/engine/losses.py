@@ -11,7 +11,7 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 from cellerate.kernels.training.cpu import LossRule, MeasureRule
 
 _MEANS = ("sum_over_batch_size", "mean")
-_NO_WEIGHTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None, "delta": 1.0}
+_DEFAULTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None, "delta": 1.0}
 # By the function that a loss wraps.
 _LOSSES: dict[Any, str] = {
     losses.mean_squared_error: "mean_squared_error",
@@ -71,8 +71,8 @@ def objective_of(model: keras.Model) -> Objective | str:
     known = isinstance(loss, LossFunctionWrapper) and _LOSSES.get(getattr(loss, "fn", None))
     if not known or type(loss).call is not LossFunctionWrapper.call:
         return f"the engine has no loss {name!r}"
-    given = {**_NO_WEIGHTS, **loss._fn_kwargs}
-    odd = [key for key in given if key not in _NO_WEIGHTS]
+    given = {**_DEFAULTS, **loss._fn_kwargs}
+    odd = [key for key in given if key not in _DEFAULTS]
     if odd or given["axis"] != -1 or given["ignore_class"] is not None:
         return f"the engine does not have the loss {name!r} with these arguments"
     if loss.reduction not in (*_MEANS, "sum"):

@@ -59,7 +59,9 @@ class EngineStep:
         self._sizes: dict[Any, Any] = {}
         array = self.lender.array
         nodes = [
-            _with_arrays(node, {name: array(parts.graph.weights[number, name]) for name in node.arrays})
+            dataclasses.replace(
+                node, arrays={name: array(parts.graph.weights[number, name]) for name in node.arrays}
+            )
             for number, node in enumerate(parts.graph.nodes)
         ]
         self._nodes = nodes
@@ -69,7 +71,7 @@ class EngineStep:
         places = {id(variable): place for place, variable in enumerate(self._trained)}
         self._program = cpu.TrainingProgram(
             nodes,
-            [(drops.inputs, drops.state) for drops in map(parts.drops, range(len(nodes)))],
+            [parts.graph.rates(number) for number in range(len(nodes))],
             parts.graph.output,
             parts.graph.mask,
             [
@@ -118,7 +120,7 @@ class EngineStep:
         except IndexError as error:
             raise Misfit(str(error)) from error
         iterations[...] = step
-        return self._logs(totals, rows, positions, scale)
+        return self._logs(totals, rows, positions)
 
     def _inputs(self, x: Any) -> list[np.ndarray]:
         names = self._parts.graph.inputs
@@ -181,12 +183,9 @@ class EngineStep:
             array[1] += 1
         return keys
 
-    def _logs(self, totals: cpu.Totals, rows: int, positions: int, scale: float) -> dict[str, float]:
+    def _logs(self, totals: cpu.Totals, rows: int, positions: int) -> dict[str, float]:
         """Adds to the metrics of the epoch, and gives their values so far."""
-        loss = totals.loss * scale
-        if self._parts.graph.mask >= 0 and self._parts.objective.mean:
-            loss *= rows * positions / (totals.counted + 1e-7)
-        logs = {self._tracker.name: self._add(self._tracker, loss * rows, rows)}
+        logs = {self._tracker.name: self._add(self._tracker, totals.loss * rows, rows)}
         for measured, total in zip(self._parts.measured, totals.measures, strict=True):
             count = totals.counted if measured.rule.masked else rows * positions
             # As Keras, which takes the mean of each row first.
@@ -202,6 +201,7 @@ class EngineStep:
         return float(totals) / float(counts) if counts else 0.0
 
 
+@dataclasses.dataclass(frozen=True)
 class StepParts:
     """The parts of a model's training step.
 
@@ -213,28 +213,11 @@ class StepParts:
         rows_apart: Whether the rows of embeddings are treated apart, as stock Keras on TensorFlow does.
     """
 
-    def __init__(
-        self,
-        graph: TrainingGraph,
-        objective: Objective,
-        measured: Sequence[Measured],
-        update: OptimizerUpdate,
-        *,
-        rows_apart: bool,
-    ) -> None:
-        self.graph, self.objective, self.measured, self.update = graph, objective, measured, update
-        self.rows_apart = rows_apart
-
-    def drops(self, number: int) -> Any:
-        """The numbers that a node drops."""
-        return self.graph.drops.get(number) or _NOTHING
-
-
-class _Nothing:
-    inputs = state = 0.0
-
-
-_NOTHING = _Nothing()
+    graph: TrainingGraph
+    objective: Objective
+    measured: Sequence[Measured]
+    update: OptimizerUpdate
+    rows_apart: bool
 
 
 def parts_of(model: keras.Model, *, rows_apart: bool) -> StepParts | tuple[str, ...]:
@@ -269,7 +252,7 @@ def parts_of(model: keras.Model, *, rows_apart: bool) -> StepParts | tuple[str, 
         for variable in model.trainable_variables
         if id(variable) not in trained
     ]
-    return tuple(reasons) or StepParts(graph, objective, measured, update, rows_apart=rows_apart)
+    return tuple(reasons) or StepParts(graph, objective, measured, update, rows_apart)
 
 
 def _odd_variables(model: keras.Model) -> list[str]:
@@ -287,10 +270,6 @@ def _odd_variables(model: keras.Model) -> list[str]:
     if not model.trainable_variables:
         reasons.append("it has no weights that change")
     return reasons
-
-
-def _with_arrays(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    return dataclasses.replace(node, arrays=arrays)
 
 
 def _array(values: Any) -> np.ndarray:
