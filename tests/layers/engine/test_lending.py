@@ -242,3 +242,18 @@ def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None
     assert losses[-1] < losses[0]
     assert model.predict(X[:5], verbose=0).shape == (5, 2)
     assert np.isfinite(model.evaluate(X[:39], Y[:39], 13, verbose=0)).all()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="elsewhere Keras trains what it has compiled")
+def test_slots_stay_with_their_weights_when_a_layer_freezes(model: keras.Model) -> None:
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        made.fit(X, Y, 8, shuffle=False, verbose=0)
+        made.layers[0].trainable = False
+        made.fit(X, Y, 8, shuffle=False, verbose=0)
+        results.append(made.get_weights())
+    assert_close(*results)

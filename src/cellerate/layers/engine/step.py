@@ -34,7 +34,6 @@ class EngineStep:
     def __init__(self, model: keras.Model, parts: "StepParts") -> None:
         self._model, self._parts = model, parts
         optimizer = model.optimizer
-        # In the order of the optimizer, which is that of its slots.
         self._trained = list(model.trainable_variables)
         slots = [
             variable
@@ -68,23 +67,12 @@ class EngineStep:
         self._shapes = {
             number: node.options["shape"] for number, node in enumerate(nodes) if node.op == "input"
         }
-        places = {id(variable): place for place, variable in enumerate(self._trained)}
         self._program = cpu.TrainingProgram(
             nodes,
             [parts.graph.rates(number) for number in range(len(nodes))],
             parts.graph.output,
             parts.graph.mask,
-            [
-                cpu.TrainedWeight(
-                    array(variable),
-                    tuple(
-                        None if variables is None else array(variables[places[id(variable)]])
-                        for variables in parts.update.slots
-                    ),
-                    bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(variable)),
-                )
-                for variable in self._trained
-            ],
+            [self._weight(variable) for variable in self._trained],
             cpu.StepRules(
                 parts.objective.rule,
                 [measured.rule for measured in parts.measured],
@@ -92,6 +80,19 @@ class EngineStep:
                 parts.objective.mean,
                 parts.rows_apart,
             ),
+        )
+
+    def _weight(self, variable: Any) -> cpu.TrainedWeight:
+        """A weight with its slots, as the core takes it."""
+        optimizer, array = self._model.optimizer, self.lender.array
+        place = optimizer._get_variable_index(variable)
+        return cpu.TrainedWeight(
+            array(variable),
+            tuple(
+                None if variables is None else array(variables[place])
+                for variables in self._parts.update.slots
+            ),
+            bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(variable)),
         )
 
     def run(self, data: Any) -> dict[str, float]:
