@@ -6,6 +6,16 @@
 #include "systems/scratch.h"
 
 namespace cellerate {
+
+size_t place_among(const char* what, std::string_view name, std::span<const char* const> names) {
+  std::string known;
+  for (size_t n = 0; n < names.size(); ++n) {
+    if (name == names[n]) return n;
+    known += (n > 0 ? ", " : "") + std::string(names[n]);
+  }
+  throw std::invalid_argument(std::string(what) + ": expected one of " + known + "; got " +
+                              std::string(name));
+}
 namespace {
 
 // One axis of a rule: factor times the size of a letter, or the factor alone.

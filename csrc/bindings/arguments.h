@@ -97,17 +97,13 @@ Enum option(const char* name, int64_t value, int64_t count = static_cast<int64_t
   }
   return static_cast<Enum>(value);
 }
+// The place of a name among others. Throws std::invalid_argument if it is none of them.
+size_t place_among(const char* what, std::string_view name, std::span<const char* const> names);
 // One of an enumeration's values by its name.
 template <class Enum, size_t kNames>
 Enum named(const char* what, std::string_view name, const char* const (&names)[kNames]) {
   static_assert(kNames == static_cast<size_t>(Enum::kCount));
-  std::string known;
-  for (size_t n = 0; n < kNames; ++n) {
-    if (name == names[n]) return static_cast<Enum>(n);
-    known += (n > 0 ? ", " : "") + std::string(names[n]);
-  }
-  throw std::invalid_argument(std::string(what) + ": expected one of " + known + "; got " +
-                              std::string(name));
+  return static_cast<Enum>(place_among(what, name, names));
 }
 // The same for an activation: its code, and the bits of its parameters.
 constexpr size_t kActivationOptions = 1 + Activation::kMostParameters;

@@ -71,6 +71,8 @@ std::vector<std::tuple<bool, bool, bool, int32_t>> links(const CompiledProgram& 
 
 }  // namespace
 
+std::vector<PassedNode> passed_nodes(const nb::list& list) { return nb::cast<std::vector<PassedNode>>(list); }
+
 std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed) {
   std::vector<ProgramNode> graph;
   for (const auto& [op, inputs, arrays, codes, flags, number] : passed) {

@@ -34,7 +34,10 @@ struct ProgramSizes {
   std::vector<int64_t> begins;
 };
 
-// The nodes, whose inputs and arrays stay where Python has them. Throws std::invalid_argument.
+// A list of nodes of Python. Throws nanobind::cast_error.
+std::vector<PassedNode> passed_nodes(const nanobind::list& list);
+
+// The nodes, whose inputs and arrays stay where they were passed. Throws std::invalid_argument.
 std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed);
 
 // The rows of program_table.h that a flag is set for: the inputs, the arrays, the number and the shapes by name.

@@ -14,109 +14,158 @@ namespace cellerate {
 namespace {
 
 using Weight = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-// The values, the slots, and whether it decays.
-using PassedWeight = std::tuple<Weight, std::vector<std::optional<Weight>>, bool>;
-// Its name, from_logits; delta, label_smoothing, the least probability.
-using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float>>;
-// Its name, threshold, and whether it is masked.
-using PassedMeasures = std::vector<std::tuple<std::string, float, bool>>;
-// The update; the clip and its size; whether rows are apart; whether the loss is a mean.
-using PassedRules = std::tuple<std::string, std::string, float, bool, bool>;
+// The values; the slots; the gradients of earlier steps and the moving average; whether it decays; l1 and l2.
+using PassedWeight =
+    std::tuple<Weight, std::vector<std::optional<Weight>>,
+               std::tuple<std::optional<Weight>, std::optional<Weight>>, bool, std::tuple<float, float>>;
+// Its name; from_logits; delta, label_smoothing, the least probability; the levels.
+using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float>, std::vector<float>>;
+// Its name, threshold, and whether it is masked and weighted.
+using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
+// The nodes of the output and of its mask; the loss, whether it is a mean and its factor; the measures.
+using PassedHead = std::tuple<int32_t, int32_t, PassedLoss, bool, double, PassedMeasures>;
+// The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied.
+using PassedRules = std::tuple<std::string, std::string, float, bool, bool, std::vector<int32_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Given = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Factors = std::optional<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>;
-// The numbers of the update, the decay, and the scale of the loss.
-using PassedNumbers = std::optional<std::tuple<std::vector<float>, float, double>>;
+// Of an output: the positions and features of a row; the targets; the weights.
+using PassedTargets = std::tuple<int64_t, int64_t, Given, Factors>;
+// The numbers of the update; the decay; the share of accumulated gradients; what averages keep, and whether weights
+// become theirs.
+using PassedNumbers = std::optional<std::tuple<std::vector<float>, float, float, float, bool>>;
+// The loss and the norm; of each output the loss, and each measure's total and count.
+using Found =
+    std::tuple<double, double, std::vector<std::tuple<double, std::vector<std::tuple<double, double>>>>>;
 
-TrainingRules rules_of(const PassedLoss& loss, const PassedMeasures& measures, const PassedRules& passed) {
+LossHead head_of(const PassedHead& passed) {
+  const auto& [output, mask, loss, mean, factor, measures] = passed;
+  LossHead head;
+  head.output = output;
+  head.mask = mask;
+  head.loss.kind = named<LossKind>("loss", std::get<0>(loss), kLossNames);
+  head.loss.from_logits = std::get<1>(loss);
+  std::tie(head.loss.delta, head.loss.label_smoothing, head.loss.least) = std::get<2>(loss);
+  head.levels = std::get<3>(loss);
+  head.mean = mean;
+  head.factor = factor;
+  for (const auto& [name, threshold, masked, weighted] : measures)
+    head.measures.push_back(
+        {named<MeasureKind>("measure", name, kMeasureNames), threshold, masked, weighted});
+  return head;
+}
+
+TrainedWeight weight_of(const PassedWeight& passed) {
+  const auto& [values, slots, others, decays, penalties] = passed;
+  const auto data = [&](const std::optional<Weight>& array) -> float* {
+    if (!array) return nullptr;
+    if (array->size() != values.size())
+      throw std::invalid_argument("a slot has another size than its weight");
+    return array->data();
+  };
+  TrainedWeight weight;
+  weight.values = values.data();
+  weight.count = static_cast<int64_t>(values.size());
+  weight.decays = decays;
+  if (slots.size() != kMostSlots) throw std::invalid_argument("expected three slots, or None for one");
+  for (size_t n = 0; n < slots.size(); ++n) weight.slots[n] = data(slots[n]);
+  weight.accumulated = data(std::get<0>(others));
+  weight.average = data(std::get<1>(others));
+  std::tie(weight.l1, weight.l2) = penalties;
+  return weight;
+}
+
+void make(TrainingProgram* self, const nb::list& list, const std::vector<std::tuple<float, float>>& rates,
+          const std::vector<PassedWeight>& weights, const std::vector<PassedHead>& heads,
+          const PassedRules& passed) {
+  const std::vector<PassedNode> nodes = passed_nodes(list);
+  std::vector<Rates> drops;
+  for (const auto& [inputs, state] : rates) drops.push_back({inputs, state});
+  std::vector<TrainedWeight> trained;
+  for (const PassedWeight& weight : weights) trained.push_back(weight_of(weight));
   TrainingRules rules;
-  rules.loss.kind = named<LossKind>("loss", std::get<0>(loss), kLossNames);
-  rules.loss.from_logits = std::get<1>(loss);
-  std::tie(rules.loss.delta, rules.loss.label_smoothing, rules.loss.least) = std::get<2>(loss);
-  for (const auto& [name, threshold, masked] : measures)
-    rules.measures.push_back({named<MeasureKind>("measure", name, kMeasureNames), threshold, masked});
+  for (const PassedHead& head : heads) rules.heads.push_back(head_of(head));
   rules.update = named<UpdateKind>("update", std::get<0>(passed), kUpdateNames);
   rules.clip = named<ClipKind>("clip", std::get<1>(passed), kClipNames);
   rules.most = std::get<2>(passed);
   rules.rows_apart = std::get<3>(passed);
-  rules.mean = std::get<4>(passed);
-  return rules;
+  rules.norms = std::get<4>(passed);
+  rules.copied = std::get<5>(passed);
+  new (self) TrainingProgram(nodes_of(nodes), std::move(drops), std::move(trained), std::move(rules));
 }
 
-void make(TrainingProgram* self, const std::vector<PassedNode>& nodes,
-          const std::vector<std::tuple<float, float>>& rates, int32_t output, int32_t mask,
-          const std::vector<PassedWeight>& weights, const PassedLoss& loss, const PassedMeasures& measures,
-          const PassedRules& rules) {
-  std::vector<Rates> drops;
-  for (const auto& [inputs, state] : rates) drops.push_back({inputs, state});
-  std::vector<TrainedWeight> trained;
-  for (const auto& [values, slots, decays] : weights) {
-    TrainedWeight& weight = trained.emplace_back();
-    weight.values = values.data();
-    weight.count = static_cast<int64_t>(values.size());
-    weight.decays = decays;
-    if (slots.size() != kMostSlots) throw std::invalid_argument("expected three slots, or None for one");
-    for (size_t n = 0; n < slots.size(); ++n) {
-      if (!slots[n]) continue;
-      if (slots[n]->size() != values.size())
-        throw std::invalid_argument("a slot has another size than its weight");
-      weight.slots[n] = slots[n]->data();
-    }
-  }
-  new (self) TrainingProgram(nodes_of(nodes), std::move(drops), output, mask, std::move(trained),
-                             rules_of(loss, measures, rules));
-}
-
-// The sum of the loss, the positions that count, and the sums of the measures.
-std::tuple<double, double, std::vector<double>> run(TrainingProgram& program, int64_t rows,
-                                                    const ProgramSizes& sizes, const Inputs& inputs,
-                                                    const std::vector<uint64_t>& keys, const Given& targets,
-                                                    const Factors& weights, const PassedNumbers& passed) {
-  const auto fits = [&](const Given& array, int64_t node, int64_t features) {
-    return static_cast<int64_t>(array.size()) == rows * sizes.shapes[node].positions() * features;
-  };
-  if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
-      keys.size() != program.count() || inputs.size() != program.inputs())
-    throw std::invalid_argument("expected a shape, a begin and a key for each node, and all inputs");
-  TrainingBatch batch;
+// Checks the inputs of a call and gives their addresses.
+std::vector<const void*> inputs_of(const TrainingProgram& program, int64_t rows, const ProgramSizes& sizes,
+                                   const Inputs& inputs) {
   std::vector<const void*> from;
   for (size_t n = 0, input = 0; n < program.count(); ++n) {
     if (program.node(n).op != ProgramOp::kInput) continue;
     const Given& array = inputs[input++];
+    const ValueShape& shape = sizes.shapes[n];
     const bool right_type =
         program.node(n).ids ? array.dtype() == nb::dtype<int32_t>() : array.dtype() == nb::dtype<float>();
-    if (!right_type || !fits(array, static_cast<int64_t>(n), sizes.shapes[n].features))
+    if (!right_type || static_cast<int64_t>(array.size()) != rows * shape.positions() * shape.features)
       throw std::invalid_argument("an input has another type or size than its node");
     from.push_back(array.data());
   }
-  const int32_t out = program.output();
-  const bool ids = program.takes_ids();
-  if (targets.dtype() != (ids ? nb::dtype<int32_t>() : nb::dtype<float>()) ||
-      !fits(targets, out, ids ? 1 : sizes.shapes[out].features))
+  return from;
+}
+
+HeadBatch part_of(const LossHead& head, int64_t rows, const PassedTargets& passed) {
+  const auto& [positions, features, targets, weights] = passed;
+  const int64_t places = rows * positions;
+  if (targets.dtype() != (head.takes_ids() ? nb::dtype<int32_t>() : nb::dtype<float>()) ||
+      static_cast<int64_t>(targets.size()) != places * head.target_features(features))
     throw std::invalid_argument("the targets have another type or size than the output");
-  if (weights && static_cast<int64_t>(weights->size()) != rows * sizes.shapes[out].positions())
+  if (weights && static_cast<int64_t>(weights->size()) != places)
     throw std::invalid_argument("expected a weight for each position of the output");
+  return {positions, features, targets.data(), weights ? weights->data() : nullptr};
+}
+
+Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, const Inputs& inputs,
+          const std::vector<uint64_t>& keys, const std::vector<PassedTargets>& targets,
+          const std::vector<Weight>& copies, const PassedNumbers& passed) {
+  if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
+      keys.size() != program.count() || inputs.size() != program.inputs() ||
+      targets.size() != program.heads().size() || copies.size() != program.copied().size())
+    throw std::invalid_argument("expected a shape, a begin and a key for each node, all inputs and targets");
+  std::vector<float*> to;
+  for (size_t n = 0; n < copies.size(); ++n) {
+    const ValueShape& shape = sizes.shapes[static_cast<size_t>(program.copied()[n])];
+    if (static_cast<int64_t>(copies[n].size()) != rows * shape.positions() * shape.features)
+      throw std::invalid_argument("a copy has another size than its node");
+    to.push_back(copies[n].data());
+  }
+  const std::vector<const void*> from = inputs_of(program, rows, sizes, inputs);
+  std::vector<HeadBatch> heads;
+  for (size_t n = 0; n < targets.size(); ++n) heads.push_back(part_of(program.heads()[n], rows, targets[n]));
+  TrainingBatch batch;
   batch.rows = rows;
   batch.shapes = sizes.shapes.data();
   batch.begins = sizes.begins.data();
   batch.inputs = from.data();
   batch.keys = keys.data();
-  batch.targets = targets.data();
-  batch.weights = weights ? weights->data() : nullptr;
+  batch.heads = heads.data();
+  batch.copies = to.data();
   TrainingNumbers numbers;
   if (passed) {
-    const auto& [each, decay, scale] = *passed;
+    const std::vector<float>& each = std::get<0>(*passed);
     if (each.size() > kMostNumbers) throw std::invalid_argument("too many numbers of an update");
     std::copy(each.begin(), each.end(), numbers.numbers);
-    numbers.decay = decay;
-    numbers.scale = scale;
+    std::tie(std::ignore, numbers.decay, numbers.share, numbers.kept, numbers.averaged) = *passed;
   }
   TrainingResult result;
   {
     const nb::gil_scoped_release release;
     result = program.run(batch, passed ? &numbers : nullptr);
   }
-  return {result.loss, result.counted, result.measures};
+  Found found{result.loss, result.norm, {}};
+  for (const HeadResult& head : result.heads) {
+    auto& [loss, measures] =
+        std::get<2>(found).emplace_back(head.loss, std::vector<std::tuple<double, double>>{});
+    for (const MeasureSums& sums : head.measures) measures.emplace_back(sums.total, sums.count);
+  }
+  return found;
 }
 
 }  // namespace
@@ -124,10 +173,10 @@ std::tuple<double, double, std::vector<double>> run(TrainingProgram& program, in
 void bind_training(nb::module_& module) {
   nb::class_<TrainingProgram>(module, "TrainingProgram",
                               "A whole training step; see cellerate.kernels.training.cpu.")
-      .def("__init__", &make, nb::arg("nodes"), nb::arg("rates"), nb::arg("output"), nb::arg("mask"),
-           nb::arg("weights"), nb::arg("loss"), nb::arg("measures"), nb::arg("rules"))
+      .def("__init__", &make, nb::arg("nodes"), nb::arg("rates"), nb::arg("weights"), nb::arg("heads"),
+           nb::arg("rules"))
       .def("run", &run, nb::arg("rows"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("keys"),
-           nb::arg("targets"), nb::arg("weights") = nb::none(), nb::arg("numbers") = nb::none());
+           nb::arg("targets"), nb::arg("copies"), nb::arg("numbers") = nb::none());
   module.attr("TRAINING_OPERATIONS") = operations_with(&ProgramOpRow::trains);
 }
 

@@ -64,13 +64,19 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
 
 const char* CompiledProgram::target() const { return target_->name; }
 
-void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins) {
+void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
+                  bool stretches) {
   for (size_t n = 0; n < nodes.size(); ++n) {
     const ProgramNode& node = nodes[n];
     const ValueShape& shape = shapes[n];
     const auto of = [&](int32_t input) -> const ValueShape& { return shapes[node.inputs[input]]; };
     const auto need = [&](bool right) {
       if (!right) refuse_node(n, "the shapes do not fit");
+    };
+    // Of a merge.
+    const auto fits = [&](const ValueShape& read) {
+      return read == shape ||
+             (stretches && read.features == shape.features && shape.positions() % read.positions() == 0);
     };
     need(shape.steps >= 0 && shape.features >= 1);
     switch (node.op) {
@@ -88,9 +94,10 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         need(shape.features == 1 && shape.steps >= 1 && shape.steps == of(0).steps);
         break;
       case ProgramOp::kMasked:
-      case ProgramOp::kWhere:
         need(shape == of(0) && shape.steps == of(1).steps);
-        if (node.op == ProgramOp::kWhere) need(shape == of(2));
+        break;
+      case ProgramOp::kWhere:
+        need(fits(of(0)) && fits({of(1).steps, shape.features}) && fits(of(2)));
         break;
       case ProgramOp::kLstm: {
         need(of(0).steps >= 1 && of(0).features == node.rows && shape.features == node.columns &&
@@ -110,6 +117,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       case ProgramOp::kFlip:
       case ProgramOp::kDropout:
       case ProgramOp::kSpatialDropout:
+      case ProgramOp::kStepDropout:
         need(shape == of(0));
         break;
       case ProgramOp::kLayerNorm:
@@ -141,7 +149,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         if (node.op == ProgramOp::kMeanOverTime && node.inputs[1] >= 0) need(of(1).steps == of(0).steps);
         break;
       default:  // the merges, and masks joined
-        for (int32_t input = 0; input < node.input_count; ++input) need(of(input) == shape);
+        for (int32_t input = 0; input < node.input_count; ++input) need(fits(of(input)));
         break;
     }
   }

@@ -52,6 +52,7 @@ enum class ProgramOp : int32_t {
   kMaxOverTime,
   kDropout,
   kSpatialDropout,
+  kStepDropout,
   kCount,
 };
 
@@ -101,8 +102,13 @@ void take_inputs(std::vector<ProgramNode>& nodes, std::vector<int32_t>& sources)
 void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const void* const* inputs,
                int64_t batch);
 
-// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` says where each crop begins.
-void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins);
+// Throws std::invalid_argument unless an LSTM has both first states or none, and a state is that of an LSTM.
+void check_states(const std::vector<ProgramNode>& nodes, size_t n);
+
+// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` says where each crop begins;
+// `stretches`, whether an input of fewer steps may be merged with those of a multiple of them.
+void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
+                  bool stretches = false);
 
 // How the value of a node is linked to the others, the same for all calls.
 struct ValueLink {

@@ -54,6 +54,14 @@ void take_inputs(std::vector<ProgramNode>& nodes, std::vector<int32_t>& all) {
   }
 }
 
+void check_states(const std::vector<ProgramNode>& nodes, size_t n) {
+  const ProgramNode& node = nodes[n];
+  if (node.op == ProgramOp::kLstmState && nodes[node.inputs[0]].op != ProgramOp::kLstm)
+    refuse_node(n, "reads no LSTM");
+  if (node.op == ProgramOp::kLstm && (node.inputs[2] < 0) != (node.inputs[3] < 0))
+    refuse_node(n, "has only one of its two first states");
+}
+
 void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const void* const* inputs,
                int64_t batch) {
   size_t input = 0;
@@ -79,10 +87,7 @@ void CompiledProgram::check_graph(Precision precision) {
     const ProgramNode& node = nodes_[n];
     const ProgramOpRow& rules = row(node.op);
     if (!rules.predicts) refuse_node(n, std::string("packed models have no ") + rules.name);
-    if (node.op == ProgramOp::kLstmState && nodes_[node.inputs[0]].op != ProgramOp::kLstm)
-      refuse_node(n, "reads no LSTM");
-    if (node.op == ProgramOp::kLstm && (node.inputs[2] < 0) != (node.inputs[3] < 0))
-      refuse_node(n, "has only one of its two first states");
+    check_states(nodes_, n);
     if (precision == Precision::kInt8 && has_matrix(node) && node.op != ProgramOp::kEmbedding &&
         std::max(node.rows, node.columns) > kMostInputs)
       refuse_node(n, "int8 sums hold at most " + std::to_string(kMostInputs) + " inputs");

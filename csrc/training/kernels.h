@@ -21,10 +21,16 @@ struct Draws {
 struct LossRows {
   int64_t positions = 0, features = 0;
   const float* outputs = nullptr;  // (positions, features)
-  const float* targets = nullptr;  // (positions, features), or
-  const int32_t* ids = nullptr;    // (positions), for what takes ids
+  const float* targets =
+      nullptr;                   // (positions, features), for quantiles as many fewer as there are levels; or
+  const int32_t* ids = nullptr;  // (positions), for what takes ids
   const float* weights = nullptr;  // (positions), or null for ones
   float* d_outputs = nullptr;      // the gradient of the weighted sum; null if not wanted
+};
+
+// A measure over some positions.
+struct MeasureSums {
+  double total = 0, count = 0;
 };
 
 // Part [begin, end) of one weight.
@@ -37,6 +43,9 @@ struct UpdateRows {
   float scale = 1;                  // multiplies the gradient, and its square the squares
   float most = 0;                   // clips each element to this size, if not 0
   float decay = 0;                  // what the weight loses of itself first
+  float* average = nullptr;         // the moving average of the weight, or null
+  float kept = 0;                   // what the average keeps of itself
+  bool averaged = false;            // whether the weight becomes its average at the end
   float numbers[kMostNumbers] = {};
 };
 
@@ -65,8 +74,8 @@ struct TrainingKernels {
 
   // The weighted sum of the loss.
   double (*loss)(const Loss& loss, const LossRows& rows);
-  // The sum over positions whose weight is not 0.
-  double (*measure)(const Measure& measure, const LossRows& rows);
+  // Over positions whose weight is not 0; `weighted` multiplies them by it.
+  MeasureSums (*measure)(const Measure& measure, const LossRows& rows);
 
   // Sums `count` arrays that lie `stride` numbers apart into the first.
   void (*sum)(float* first, int64_t stride, int64_t count, int64_t begin, int64_t end);

@@ -59,6 +59,29 @@ double mean_loss(const LossRows& rows, const TermOf& term) {
   return total;
 }
 
+// The pinball loss: predictions for all levels of a target follow each other.
+inline double quantile_loss(const Loss& loss, const LossRows& rows) {
+  double total = 0;
+  const Index levels = loss.level_count;
+  const auto share = 1.0f / static_cast<float>(rows.features);
+  for (Index row = 0; row < rows.positions; ++row) {
+    const float* y = rows.outputs + row * rows.features;
+    const float* target = rows.targets + row * (rows.features / levels);
+    const float weight = rows.weights == nullptr ? 1.0f : rows.weights[row];
+    double sum = 0;
+    for (Index i = 0; i < rows.features; ++i) {
+      const float level = loss.levels[i % levels], off = target[i / levels] - y[i];
+      const float above = level * off, below = (level - 1) * off;
+      sum += static_cast<double>(above > below || above != above ? above : below);
+      // Where both are equal the gradient is shared, as of any maximum.
+      const float slope = above > below ? -level : above < below ? 1 - level : 0.5f - level + (above - above);
+      if (rows.d_outputs != nullptr) rows.d_outputs[row * rows.features + i] = slope * (weight * share);
+    }
+    total += static_cast<double>(weight * static_cast<float>(sum) * share);
+  }
+  return total;
+}
+
 // The largest number of a row and the sum of e^(y - largest); writes these powers to `powers`.
 struct Exponents {
   float largest;
@@ -157,6 +180,8 @@ inline double loss_of(const Loss& loss, const LossRows& rows) {
           [&](Layout& layout) { spare = layout.take<float>(static_cast<size_t>(rows.features)); });
       return cross_entropy(loss, rows, spare);
     }
+    case LossKind::kQuantile:
+      return quantile_loss(loss, rows);
     default:
       return mean_loss(rows, [&](float y, float target) { return regression_term(loss, y, target); });
   }
@@ -171,32 +196,36 @@ inline Index largest_of(const float* row, Index n) {
   return place;
 }
 
-// The sum of a measure over all positions but those without a weight.
-inline double measure_of(const Measure& measure, const LossRows& rows) {
-  double total = 0;
-  const Index n = rows.features;
-  for (Index row = 0; row < rows.positions; ++row) {
-    const float* y = rows.outputs + row * n;
-    const float* target = rows.targets == nullptr ? nullptr : rows.targets + row * n;
-    if (rows.weights != nullptr && rows.weights[row] == 0) continue;
-    if (measure.kind == MeasureKind::kSparseAccuracy) {
-      total += largest_of(y, n) == rows.ids[row];
-    } else if (measure.kind == MeasureKind::kCategoricalAccuracy) {
-      total += largest_of(y, n) == largest_of(target, n);
+// A measure at one position.
+inline double measure_at(const Measure& measure, const float* y, const float* target, int32_t id, Index n) {
+  if (measure.kind == MeasureKind::kSparseAccuracy) return largest_of(y, n) == id;
+  if (measure.kind == MeasureKind::kCategoricalAccuracy) return largest_of(y, n) == largest_of(target, n);
+  double sum = 0;
+  for (Index i = 0; i < n; ++i) {
+    const double off = static_cast<double>(y[i]) - static_cast<double>(target[i]);
+    if (measure.kind == MeasureKind::kBinaryAccuracy) {
+      sum += (y[i] > measure.threshold ? 1.0f : 0.0f) == target[i];
     } else {
-      double sum = 0;
-      for (Index i = 0; i < n; ++i) {
-        const double off = static_cast<double>(y[i]) - static_cast<double>(target[i]);
-        if (measure.kind == MeasureKind::kBinaryAccuracy) {
-          sum += (y[i] > measure.threshold ? 1.0f : 0.0f) == target[i];
-        } else {
-          sum += measure.kind == MeasureKind::kAbsolute ? std::fabs(off) : off * off;
-        }
-      }
-      total += sum / static_cast<double>(n);
+      sum += measure.kind == MeasureKind::kAbsolute ? std::fabs(off) : off * off;
     }
   }
-  return total;
+  return sum / static_cast<double>(n);
+}
+
+inline MeasureSums measure_of(const Measure& measure, const LossRows& rows) {
+  MeasureSums sums;
+  const Index n = rows.features;
+  for (Index row = 0; row < rows.positions; ++row) {
+    const double weight = rows.weights == nullptr ? 1 : static_cast<double>(rows.weights[row]);
+    // What a mask leaves out does not count, whatever it holds.
+    if (weight == 0 && !measure.weighted) continue;
+    const double factor = measure.weighted ? weight : 1;
+    sums.total += factor * measure_at(measure, rows.outputs + row * n,
+                                      rows.targets == nullptr ? nullptr : rows.targets + row * n,
+                                      rows.ids == nullptr ? 0 : rows.ids[row], n);
+    sums.count += factor;
+  }
+  return sums;
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

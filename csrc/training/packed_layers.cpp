@@ -38,6 +38,7 @@ Call PackedLayers::call_of(int32_t n) const {
   call.kernel = of.kernel;
   call.recurrent_kernel = of.recurrent_kernel;
   call.bias = of.bias;
+  if (of.inputs[2] >= 0) call.h0 = call.c0 = &present;
   if (rates.inputs > 0 && rates.state > 0) call.dropout = &present;
   if (rates.state > 0) call.recurrent_dropout = &present;
   return call;

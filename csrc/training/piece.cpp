@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/program_table.h"
 #include "simd/dispatch.h"
 
 namespace cellerate {
@@ -11,9 +12,7 @@ namespace {
 
 constexpr uint8_t kAlways = 1;  // any pointer to a mask will do where only its presence counts
 
-bool is_mask(ProgramOp op) {
-  return op == ProgramOp::kIdsMask || op == ProgramOp::kFeaturesMask || op == ProgramOp::kFlipMask;
-}
+bool is_mask(ProgramOp op) { return row(op).gives == ValueKind::kMask; }
 
 }  // namespace
 
@@ -34,6 +33,15 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
       continue;
     }
     largest = std::max(largest, size);
+    if (node.op == ProgramOp::kLstmState) {
+      // The LSTM writes it.
+      NodeMemory& lstm = nodes[static_cast<size_t>(node.inputs[0])];
+      to.value = lstm.states + (node.cell ? size : 0);
+      if (!training || program.differentiable_[n] == 0) continue;
+      to.gradient = take(size);
+      if (lstm.d_states == nullptr) lstm.d_states = take(2 * size);
+      continue;
+    }
     const bool looked_up = program.looked_up_[n] != 0;
     if (!looked_up) to.value = take(size);
     const TrainingProgram::Use* first_use = program.use_of(n, 0);
@@ -55,6 +63,7 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     sizes.mask = node.inputs[1] >= 0 ? &kAlways : nullptr;
     to.states = take(2 * rows * node.columns);
     if (!training) continue;
+    if (node.inputs[2] >= 0) to.d_first = take(2 * rows * node.columns);
     to.reserve = layout.take<std::byte>(program.target_->lstm->reserve_bytes(sizes));
     if (rates.inputs > 0) {
       to.input_factors = take((rates.state > 0 ? 4 : 1) * rows * node.rows);
@@ -77,7 +86,8 @@ Piece::Piece(const TrainingProgram& program, const TrainingBatch& batch, const P
       gradients_(gradients),
       layout_(program, batch, rows, gradients != nullptr, memory),
       inputs_(program.nodes_.size()),
-      reached_(program.nodes_.size()) {
+      reached_(program.nodes_.size()),
+      reached_states_(program.nodes_.size()) {
   size_t input = 0;
   for (size_t n = 0; n < inputs_.size(); ++n) {
     if (program.nodes_[n].op == ProgramOp::kInput) inputs_[n] = batch.inputs[input++];
@@ -122,46 +132,17 @@ int64_t Piece::step_read(int32_t n, int64_t own) const {
 void Piece::run(TrainingResult& result) {
   const auto count = static_cast<int32_t>(program_.nodes_.size());
   for (int32_t n = 0; n < count; ++n) forward(n);
-  take_loss(result);
+  for (size_t n = 0; n < program_.rules_.copied.size(); ++n) {
+    const int32_t node = program_.rules_.copied[n];
+    copy(value(node), batch_.copies[n] + first_ * (size(node) / rows_), size(node));
+  }
+  take_losses(result);
   if (gradients_ == nullptr) return;
-  reached_[program_.output_] = 1;
   for (int32_t n = count - 1; n >= 0; --n) {
     if (!wants_gradient(n)) continue;
-    reached_[n] != 0 ? backward(n) : clear_gradients(n);
+    const auto& [h, c] = reached_states_[n];
+    reached_[n] != 0 || h || c ? backward(n) : clear_gradients(n);
   }
-}
-
-void Piece::take_loss(TrainingResult& result) {
-  const int32_t out = program_.output_;
-  const int64_t features = shape(out).features, row_positions = shape(out).positions();
-  LossRows rows;
-  rows.positions = positions(out);
-  rows.features = features;
-  rows.outputs = value(out);
-  if (program_.takes_ids()) {
-    rows.ids = static_cast<const int32_t*>(batch_.targets) + first_ * row_positions;
-  } else {
-    rows.targets = static_cast<const float*>(batch_.targets) + first_ * row_positions * features;
-  }
-  std::vector<float> counts, weights;
-  result.counted = static_cast<double>(rows.positions);
-  if (const uint8_t* of = mask(program_.mask_)) {
-    counts.assign(of, of + rows.positions);
-    result.counted = static_cast<double>(std::count(of, of + rows.positions, uint8_t{1}));
-  }
-  const TrainingKernels& kernels = *program_.target_->training;
-  for (const Measure& measure : program_.rules_.measures) {
-    rows.weights = measure.masked && !counts.empty() ? counts.data() : nullptr;
-    result.measures.push_back(kernels.measure(measure, rows));
-  }
-  rows.weights = batch_.weights == nullptr ? nullptr : batch_.weights + first_ * row_positions;
-  if (!counts.empty() && rows.weights != nullptr) {
-    weights.assign(rows.weights, rows.weights + rows.positions);
-    kernels.multiply(weights.data(), counts.data(), weights.data(), rows.positions);
-  }
-  if (!counts.empty()) rows.weights = weights.empty() ? counts.data() : weights.data();
-  if (gradients_ != nullptr && wants_gradient(out)) rows.d_outputs = layout_.nodes[out].gradient;
-  result.loss = kernels.loss(program_.rules_.loss, rows);
 }
 
 void Piece::forward(int32_t n) {
@@ -179,6 +160,7 @@ void Piece::forward(int32_t n) {
     case ProgramOp::kIdsMask:
     case ProgramOp::kFeaturesMask:
     case ProgramOp::kFlipMask:
+    case ProgramOp::kAnyMask:
       return make_mask(n);
     case ProgramOp::kMasked:
       for (int64_t place = 0; place < positions(n); ++place) {
@@ -187,8 +169,17 @@ void Piece::forward(int32_t n) {
         copy_if(mask(source(n, 1))[place] != 0, from, row, shape_of.features);
       }
       return;
+    case ProgramOp::kWhere:
+      for (int64_t place = 0; place < positions(n); ++place) {
+        const int32_t input = mask(source(n, 1))[place_read(n, 1, place)] != 0 ? 0 : 2;
+        copy(value(source(n, input)) + place_read(n, input, place) * shape_of.features,
+             to.value + place * shape_of.features, shape_of.features);
+      }
+      return;
     case ProgramOp::kLstm:
       return forward_lstm(n);
+    case ProgramOp::kLstmState:
+      return;
     case ProgramOp::kDense: {
       DenseForward call;
       call.rows = positions(n);
@@ -217,6 +208,7 @@ void Piece::forward(int32_t n) {
       return;
     case ProgramOp::kDropout:
     case ProgramOp::kSpatialDropout:
+    case ProgramOp::kStepDropout:
       return drop(n, value(source(n)), to.value);
     case ProgramOp::kMeanOverTime:
     case ProgramOp::kMaxOverTime:
@@ -243,8 +235,16 @@ void Piece::forward(int32_t n) {
 void Piece::make_mask(int32_t n) {
   uint8_t* to = layout_.nodes[n].mask;
   const int64_t steps = shape(n).steps;
+  const auto any_mask = [&](int64_t place) {
+    for (int32_t input = 0; input < node(n).input_count; ++input) {
+      if (mask(source(n, input))[place_read(n, input, place)] != 0) return true;
+    }
+    return false;
+  };
   for (int64_t place = 0; place < positions(n); ++place) {
-    if (node(n).op == ProgramOp::kIdsMask) {
+    if (node(n).op == ProgramOp::kAnyMask) {
+      to[place] = any_mask(place);
+    } else if (node(n).op == ProgramOp::kIdsMask) {
       to[place] = ids(source(n))[place] != 0;
     } else if (node(n).op == ProgramOp::kFlipMask) {
       to[place] = mask(source(n))[place / steps * steps + steps - 1 - place % steps];
@@ -269,9 +269,11 @@ void Piece::merge(int32_t n) {
     }
     return;
   }
-  copy(value(source(n)), to, size(n));
+  copy(stretched(n, 0, to), to, size(n));
+  std::vector<float> all;
   for (int32_t input = 1; input < of.input_count; ++input) {
-    const float* other = value(source(n, input));
+    if (is_stretched(n, input)) all.resize(static_cast<size_t>(size(n)));
+    const float* other = stretched(n, input, all.data());
     if (of.op == ProgramOp::kMultiply) {
       program_.target_->training->multiply(to, other, to, size(n));
     } else if (of.op == ProgramOp::kSubtract) {
@@ -283,6 +285,15 @@ void Piece::merge(int32_t n) {
   if (of.op == ProgramOp::kAverage) {
     for (int64_t i = 0; i < size(n); ++i) to[i] /= static_cast<float>(of.input_count);
   }
+}
+
+const float* Piece::stretched(int32_t n, int32_t input, float* to) const {
+  const float* from = value(source(n, input));
+  if (!is_stretched(n, input)) return from;
+  const int64_t features = shape(n).features;
+  for (int64_t place = 0; place < positions(n); ++place)
+    copy(from + place_read(n, input, place) * features, to + place * features, features);
+  return to;
 }
 
 void Piece::over_time(int32_t n) {
@@ -322,6 +333,15 @@ void Piece::drop(int32_t n, const float* from, float* to) const {
   if (gradients_ == nullptr || rate == 0) return copy(from, to, size(n));
   if (node(n).op == ProgramOp::kDropout) {
     return kernels.drop(draws(n, steps * features), rate, from, to, size(n));
+  }
+  if (node(n).op == ProgramOp::kStepDropout) {
+    std::vector<float> factors(static_cast<size_t>(positions(n)));
+    kernels.draw_factors(draws(n, steps), rate, factors.data(), positions(n));
+    for (int64_t place = 0; place < positions(n); ++place) {
+      for (int64_t i = place * features; i < (place + 1) * features; ++i)
+        to[i] = from[i] * factors[static_cast<size_t>(place)];
+    }
+    return;
   }
   // The same features at every step.
   std::vector<float> factors(static_cast<size_t>(rows_ * features));
@@ -366,6 +386,10 @@ void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
     call.vocabulary = node(x).rows;
   } else {
     call.x = memory.dropped != nullptr ? memory.dropped : value(x);
+  }
+  if (of.inputs[2] >= 0) {
+    call.h0 = value(source(n, 2));
+    call.c0 = value(source(n, 3));
   }
   call.kernel = of.kernel;
   call.recurrent_kernel = of.recurrent_kernel;

@@ -1,6 +1,7 @@
 // The rows of a batch that a thread takes through a whole step.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct NodeMemory {
   float* input_factors = nullptr;  // of its dropout: (R, D), or (4, R, D)
   float* state_factors = nullptr;  // of its recurrent dropout: (4, R, H)
   float* states = nullptr;         // its last h and c, (2, R, H)
+  float* d_states = nullptr;       // their gradients, where a node reads them
+  float* d_first = nullptr;        // those of its first states, where it has some
 };
 
 struct StepLayout {
@@ -87,6 +90,17 @@ class Piece {
   int32_t source(int32_t n, int32_t input = 0) const { return node(n).inputs[input]; }
   // Of an operation that moves steps: the step that it reads for one of its own.
   int64_t step_read(int32_t n, int64_t own) const;
+  // Of a merge: whether an input has fewer positions, which are taken again and again.
+  bool is_stretched(int32_t n, int32_t input) const {
+    return shape(source(n, input)).positions() != shape(n).positions();
+  }
+  // The place in such an input that a place of the result reads.
+  int64_t place_read(int32_t n, int32_t input, int64_t place) const {
+    const int64_t own = shape(n).positions(), read = shape(source(n, input)).positions();
+    return place / own * read + place % own % read;
+  }
+  // That input at all positions, in `to`; else the input itself.
+  const float* stretched(int32_t n, int32_t input, float* to) const;
   int64_t positions(int32_t n) const { return rows_ * shape(n).positions(); }
   int64_t size(int32_t n) const { return positions(n) * shape(n).features; }
   const float* value(int32_t n) const;
@@ -102,14 +116,18 @@ class Piece {
   void over_time(int32_t n);
   void drop(int32_t n, const float* from, float* to) const;
   void draw_factors(int32_t n);
-  void take_loss(TrainingResult& result);
+  void take_losses(TrainingResult& result);
+  void take_loss(size_t head, HeadResult& result);
+  void weigh(const HeadBatch& part, const std::vector<float>& counts, std::vector<float>& weights) const;
 
   void backward(int32_t n);
   void backward_lstm(int32_t n);
   void backward_dense(int32_t n);
   void embedding_back(int32_t n, const float* d);
   void merge_back(int32_t n);
+  void merged_back(int32_t n, int32_t input, float* to, std::vector<float>& all) const;
   void over_time_back(int32_t n);
+  void state_back(int32_t n);
   void clear_gradients(int32_t n);
   void fill_lstm(int32_t n, LstmInputs& call) const;
   bool wants_gradient(int32_t n) const { return n >= 0 && program_.differentiable_[n] != 0; }
@@ -125,6 +143,8 @@ class Piece {
   StepLayout layout_;
   std::vector<const void*> inputs_;  // of every node that is one
   std::vector<uint8_t> reached_;     // whether a node's gradient is there
+  // Of an LSTM: whether the gradient of its last h and of its last c is there.
+  std::vector<std::array<bool, 2>> reached_states_;
 };
 
 }  // namespace cellerate

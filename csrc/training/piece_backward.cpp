@@ -49,8 +49,21 @@ void Piece::backward(int32_t n) {
           copy_if(mask(source(n, 1))[place] != 0, d + place * features, to + place * features, features);
         }
       });
+    case ProgramOp::kWhere:
+      for (const int32_t input : {0, 2}) {
+        give(source(n, input), [&](float* to) {
+          std::fill_n(to, size(source(n, input)), 0.0f);
+          for (int64_t place = 0; place < positions(n); ++place) {
+            if ((mask(source(n, 1))[place_read(n, 1, place)] != 0) != (input == 0)) continue;
+            kernels.add(d + place * features, to + place_read(n, input, place) * features, features);
+          }
+        });
+      }
+      return;
     case ProgramOp::kLstm:
       return backward_lstm(n);
+    case ProgramOp::kLstmState:
+      return state_back(n);
     case ProgramOp::kDense:
       return backward_dense(n);
     case ProgramOp::kActivation:
@@ -69,6 +82,7 @@ void Piece::backward(int32_t n) {
     }
     case ProgramOp::kDropout:
     case ProgramOp::kSpatialDropout:
+    case ProgramOp::kStepDropout:
       return give(source(n), [&](float* to) { drop(n, d, to); });
     case ProgramOp::kReshape:
       return give(source(n), [&](float* to) { copy(d, to, size(n)); });
@@ -111,6 +125,19 @@ void Piece::backward_dense(int32_t n) {
   give(source(n), write);
 }
 
+// Hands the gradient of a state to its LSTM.
+void Piece::state_back(int32_t n) {
+  const bool cell = node(n).cell;
+  float* to = layout_.nodes[source(n)].d_states + (cell ? size(n) : 0);
+  bool& reached = reached_states_[source(n)][cell];
+  if (reached) {
+    program_.target_->training->add(layout_.nodes[n].gradient, to, size(n));
+  } else {
+    copy(layout_.nodes[n].gradient, to, size(n));
+  }
+  reached = true;
+}
+
 void Piece::backward_lstm(int32_t n) {
   const NodeMemory& memory = layout_.nodes[n];
   const int32_t x = source(n);
@@ -119,7 +146,15 @@ void Piece::backward_lstm(int32_t n) {
   call.outputs = memory.value;
   call.reserve = memory.reserve;
   call.packed = packed_.backward(n);
-  call.d_outputs = memory.gradient;
+  const int64_t states = rows_ * node(n).columns;
+  const auto& [h, c] = reached_states_[n];
+  call.d_outputs = reached_[n] != 0 ? memory.gradient : nullptr;
+  call.d_h_T = h ? memory.d_states : nullptr;
+  call.d_c_T = c ? memory.d_states + states : nullptr;
+  if (memory.d_first != nullptr) {
+    call.d_h0 = memory.d_first;
+    call.d_c0 = memory.d_first + states;
+  }
   call.d_kernel = gradient_of(n, 0);
   call.d_recurrent_kernel = gradient_of(n, 1);
   call.d_bias = gradient_of(n, 2);
@@ -128,22 +163,22 @@ void Piece::backward_lstm(int32_t n) {
     call.d_embeddings = gradient_of(x, 0);
     program_.target_->lstm->backward(call);
     reached_[x] = 1;
-    return;
-  }
-  if (!wants_gradient(x)) {
+  } else if (!wants_gradient(x)) {
     program_.target_->lstm->backward(call);
-    return;
+  } else {
+    give(x, [&](float* to) {
+      call.d_x = to;
+      program_.target_->lstm->backward(call);
+      if (memory.dropped == nullptr) return;
+      const int64_t inputs = node(n).rows, steps = shape(x).steps;
+      for (int64_t place = 0; place < rows_ * steps; ++place) {
+        float* row = to + place * inputs;
+        program_.target_->training->multiply(row, memory.input_factors + place / steps * inputs, row, inputs);
+      }
+    });
   }
-  give(x, [&](float* to) {
-    call.d_x = to;
-    program_.target_->lstm->backward(call);
-    if (memory.dropped == nullptr) return;
-    const int64_t inputs = node(n).rows, steps = shape(x).steps;
-    for (int64_t place = 0; place < rows_ * steps; ++place) {
-      float* row = to + place * inputs;
-      program_.target_->training->multiply(row, memory.input_factors + place / steps * inputs, row, inputs);
-    }
-  });
+  for (int state = 0; memory.d_first != nullptr && state < 2; ++state)
+    give(source(n, 2 + state), [&](float* to) { copy(memory.d_first + state * states, to, states); });
 }
 
 void Piece::embedding_back(int32_t n, const float* d) {
@@ -165,8 +200,8 @@ void Piece::embedding_back(int32_t n, const float* d) {
 void Piece::merge_back(int32_t n) {
   const ProgramNode& of = node(n);
   const float* d = layout_.nodes[n].gradient;
-  const TrainingKernels& kernels = *program_.target_->training;
   int64_t column = 0;
+  std::vector<float> whole, all;
   for (int32_t input = 0; input < of.input_count; ++input) {
     const int32_t part = source(n, input);
     const int64_t features = shape(part).features;
@@ -176,16 +211,31 @@ void Piece::merge_back(int32_t n) {
           copy(d + place * shape(n).features + column, to + place * features, features);
         return;
       }
-      copy(d, to, size(n));
-      for (int32_t other = 0; of.op == ProgramOp::kMultiply && other < of.input_count; ++other) {
-        if (other != input) kernels.multiply(to, value(source(n, other)), to, size(n));
-      }
-      const float factor = of.op == ProgramOp::kAverage ? 1 / static_cast<float>(of.input_count) : -1.0f;
-      if (of.op == ProgramOp::kAverage || (of.op == ProgramOp::kSubtract && input == 1)) {
-        for (int64_t i = 0; i < size(n); ++i) to[i] *= factor;
+      if (!is_stretched(n, input)) return merged_back(n, input, to, all);
+      whole.resize(static_cast<size_t>(size(n)));
+      merged_back(n, input, whole.data(), all);
+      std::fill_n(to, size(part), 0.0f);
+      for (int64_t place = 0; place < positions(n); ++place) {
+        program_.target_->training->add(whole.data() + place * features,
+                                        to + place_read(n, input, place) * features, features);
       }
     });
     column += features;
+  }
+}
+
+// The gradient of an input of a merge at each number of the result.
+void Piece::merged_back(int32_t n, int32_t input, float* to, std::vector<float>& all) const {
+  const ProgramNode& of = node(n);
+  copy(layout_.nodes[n].gradient, to, size(n));
+  for (int32_t other = 0; of.op == ProgramOp::kMultiply && other < of.input_count; ++other) {
+    if (other == input) continue;
+    if (is_stretched(n, other)) all.resize(static_cast<size_t>(size(n)));
+    program_.target_->training->multiply(to, stretched(n, other, all.data()), to, size(n));
+  }
+  const float factor = of.op == ProgramOp::kAverage ? 1 / static_cast<float>(of.input_count) : -1.0f;
+  if (of.op == ProgramOp::kAverage || (of.op == ProgramOp::kSubtract && input == 1)) {
+    for (int64_t i = 0; i < size(n); ++i) to[i] *= factor;
   }
 }
 

@@ -59,15 +59,17 @@ class Slots {
 
 }  // namespace
 
-TrainingProgram::TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rates> rates, int32_t output,
-                                 int32_t mask, std::vector<TrainedWeight> weights, TrainingRules rules)
+TrainingProgram::TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rates> rates,
+                                 std::vector<TrainedWeight> weights, TrainingRules rules)
     : target_(&cellerate::target()),
       nodes_(std::move(nodes)),
       rates_(std::move(rates)),
-      output_(output),
-      mask_(mask),
       weights_(std::move(weights)),
       rules_(std::move(rules)) {
+  for (LossHead& head : rules_.heads) {
+    head.loss.levels = head.levels.data();
+    head.loss.level_count = static_cast<int32_t>(head.levels.size());
+  }
   check_graph();
   find_uses();
 }
@@ -75,17 +77,33 @@ TrainingProgram::TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rat
 void TrainingProgram::check_graph() {
   const auto count = static_cast<int32_t>(nodes_.size());
   if (rates_.size() != nodes_.size()) throw std::invalid_argument("expected the rates of every node");
-  if (output_ < 0 || output_ >= count || mask_ < -1 || mask_ >= count)
-    throw std::invalid_argument("the output and its mask must be nodes");
+  if (rules_.heads.empty()) throw std::invalid_argument("expected an output and its loss");
+  for (const LossHead& head : rules_.heads) {
+    if (head.output < 0 || head.output >= count || head.mask < -1 || head.mask >= count)
+      throw std::invalid_argument("outputs and their masks must be nodes");
+    if (head.mask >= 0 && head.mean && rules_.heads.size() > 1)
+      throw std::invalid_argument("of several losses one is the mean over what a mask leaves");
+    if (head.loss.kind == LossKind::kQuantile && head.levels.empty())
+      throw std::invalid_argument("a loss of quantiles has no levels");
+  }
+  for (const int32_t node : rules_.copied) {
+    if (node < 0 || node >= count) throw std::invalid_argument("what is copied must be nodes");
+  }
   take_inputs(nodes_, sources_);
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const ProgramOpRow& rules = row(node.op);
     if (!rules.trains) refuse_node(n, std::string("no training step computes the gradient of ") + rules.name);
-    if (node.op == ProgramOp::kLstm && (node.inputs[2] >= 0 || node.inputs[3] >= 0))
-      refuse_node(n, "has first states of its own");
+    check_states(nodes_, n);
     inputs_ += node.op == ProgramOp::kInput;
   }
+}
+
+bool TrainingProgram::is_output(size_t node) const {
+  const auto is_it = [&](int32_t n) { return n == static_cast<int32_t>(node); };
+  return std::any_of(rules_.copied.begin(), rules_.copied.end(), is_it) ||
+         std::any_of(rules_.heads.begin(), rules_.heads.end(),
+                     [&](const LossHead& head) { return is_it(head.output); });
 }
 
 // Finds which weights each node has, and where their gradients lie.
@@ -117,7 +135,8 @@ void TrainingProgram::find_uses() {
       use.count = rows * columns;
       if (use.weight >= 0 && weights_[use.weight].count != use.count)
         throw std::invalid_argument("a weight has another size in the graph");
-      use.squares = node.op == ProgramOp::kEmbedding && rules_.rows_apart;
+      // Where a gradient has more parts, Keras adds them first, and no rows are apart.
+      use.squares = node.op == ProgramOp::kEmbedding && rules_.rows_apart && !weights_[use.weight].has_more();
       uses_.push_back(use);
     }
   }
@@ -127,7 +146,7 @@ void TrainingProgram::find_uses() {
 void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training) {
   std::fill(looked_up_.begin(), looked_up_.end(), uint8_t{0});
   for (size_t n = 0; n < nodes_.size(); ++n) {
-    if (nodes_[n].op != ProgramOp::kEmbedding || static_cast<int32_t>(n) == output_) continue;
+    if (nodes_[n].op != ProgramOp::kEmbedding || is_output(n)) continue;
     int readers = 0, lstms = 0;
     for (size_t reader = n + 1; reader < nodes_.size(); ++reader) {
       const ProgramNode& node = nodes_[reader];
@@ -182,12 +201,23 @@ const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) cons
   return nullptr;
 }
 
-void TrainingProgram::check_targets(const TrainingBatch& batch) const {
-  if (!takes_ids()) return;
-  const ValueShape& out = batch.shapes[output_];
-  const auto* ids = static_cast<const int32_t*>(batch.targets);
-  for (int64_t n = 0; n < batch.rows * out.positions(); ++n) {
-    if (ids[n] < 0 || ids[n] >= out.features) throw std::out_of_range("a target is not one of the outputs");
+void TrainingProgram::check_heads(const TrainingBatch& batch) const {
+  for (size_t n = 0; n < rules_.heads.size(); ++n) {
+    const LossHead& head = rules_.heads[n];
+    const HeadBatch& part = batch.heads[n];
+    const ValueShape& out = batch.shapes[head.output];
+    if (part.positions < 1 || part.features < 1 ||
+        part.positions * part.features != out.positions() * out.features ||
+        (head.loss.kind == LossKind::kQuantile && part.features % head.loss.level_count != 0))
+      throw std::invalid_argument("the positions of a loss do not fit its output");
+    if (head.mask >= 0 && batch.shapes[head.mask].positions() != part.positions)
+      throw std::invalid_argument("a mask does not fit the positions of its output");
+    if (!head.takes_ids()) continue;
+    const auto* ids = static_cast<const int32_t*>(part.targets);
+    for (int64_t place = 0; place < batch.rows * part.positions; ++place) {
+      if (ids[place] < 0 || ids[place] >= part.features)
+        throw std::out_of_range("a target is not one of the outputs");
+    }
   }
 }
 
@@ -225,10 +255,45 @@ std::byte* TrainingProgram::memory(size_t bytes) {
   return memory_.get();
 }
 
+// What the loss of a head is multiplied by, but for what its mask leaves out.
+double TrainingProgram::scale_of(const TrainingBatch& batch, size_t head) const {
+  const auto positions = static_cast<double>(batch.rows * batch.heads[head].positions);
+  return rules_.heads[head].mean ? 1 / positions : 1;
+}
+
+// Adds up what the pieces have found, and gives the factor that is left for all gradients.
+double TrainingProgram::sum_results(const TrainingBatch& batch, const std::vector<TrainingResult>& pieces,
+                                    TrainingResult& total) const {
+  double scale = 1;
+  for (size_t n = 0; n < rules_.heads.size(); ++n) {
+    const LossHead& head = rules_.heads[n];
+    HeadResult& sum = total.heads.emplace_back();
+    sum.measures.resize(head.measures.size());
+    for (const TrainingResult& piece : pieces) {
+      const HeadResult& part = piece.heads[n];
+      sum.loss += part.loss;
+      sum.counted += part.counted;
+      for (size_t m = 0; m < sum.measures.size(); ++m) {
+        sum.measures[m].total += part.measures[m].total;
+        sum.measures[m].count += part.measures[m].count;
+      }
+    }
+    double factor = scale_of(batch, n);
+    // As Keras: what the mask leaves out does not count, and the mean is over what is left.
+    if (head.mask >= 0 && head.mean)
+      factor *= static_cast<double>(batch.rows * batch.heads[n].positions) / (sum.counted + 1e-7);
+    sum.loss *= factor;
+    total.loss += head.factor * sum.loss;
+    // The gradients of several heads have their factors already.
+    if (rules_.heads.size() == 1) scale = head.factor * factor;
+  }
+  return scale;
+}
+
 TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNumbers* numbers) {
-  check_shapes(nodes_, batch.shapes, batch.begins);
+  check_shapes(nodes_, batch.shapes, batch.begins, true);
   check_ids(nodes_, batch.shapes, batch.inputs, batch.rows);
-  check_targets(batch);
+  check_heads(batch);
   const int64_t pieces = pieces_of(batch), most_rows = (batch.rows + pieces - 1) / pieces;
   const bool training = numbers != nullptr;
   choose_lookups(batch, most_rows, training);
@@ -246,8 +311,6 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   gradients_ = reinterpret_cast<float*>(all);
   row_gradients_ = gradients_ + static_cast<size_t>(pieces) * gradient_floats_;
   std::vector<TrainingResult> results(static_cast<size_t>(pieces));
-  TrainingResult total;
-  total.measures.resize(rules_.measures.size());
   Slots slots(threads);
   with_team(threads, [&](Team& team) {
     team.each(packed.parts(), [&](int n) { packed.pack(n); });
@@ -259,21 +322,22 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
       piece.run(results[static_cast<size_t>(n)]);
     });
   });
-  for (const TrainingResult& each : results) {
-    total.loss += each.loss;
-    total.counted += each.counted;
-    for (size_t n = 0; n < total.measures.size(); ++n) total.measures[n] += each.measures[n];
+  TrainingResult total;
+  const double scale = sum_results(batch, results, total);
+  if (training) {
+    WeightUpdates(*this, batch, *numbers, scale, pieces).run(total);
+  } else {
+    total.loss += penalty();
   }
-  if (!training) return total;
-  double scale = numbers->scale;
-  // As Keras: what the mask leaves out does not count, and the mean is over what is left.
-  if (mask_ >= 0 && rules_.mean) {
-    const auto positions = static_cast<double>(batch.rows * batch.shapes[output_].positions());
-    scale *= positions / (total.counted + 1e-7);
-  }
-  total.loss *= scale;
-  WeightUpdates(*this, batch, *numbers, scale, pieces).run();
   return total;
+}
+
+double TrainingProgram::penalty() const {
+  double sum = 0;
+  for (const TrainedWeight& weight : weights_) {
+    if (weight.l1 != 0 || weight.l2 != 0) sum += regularize(weight, nullptr, 1, 0, weight.count);
+  }
+  return sum;
 }
 
 }  // namespace cellerate

@@ -30,19 +30,52 @@ struct TrainedWeight {
   int64_t count = 0;
   float* slots[kMostSlots] = {};
   bool decays = true;
+  float* accumulated = nullptr;  // the gradients of the steps since the last update, or null
+  float* average = nullptr;      // the moving average of the weight, or null
+  float l1 = 0, l2 = 0;          // its regularizer adds l1 |w| + l2 w² to the loss
+
+  // Whether its gradient is more than that of the loss.
+  bool has_more() const { return accumulated != nullptr || l1 != 0 || l2 != 0; }
+};
+
+// An output and the loss that compares it.
+struct LossHead {
+  int32_t output = 0;
+  int32_t mask = -1;  // the node of its mask, or -1
+  Loss loss;
+  std::vector<float> levels;  // of a loss of quantiles
+  // Whether the loss is the mean over the positions that the mask leaves, not the sum.
+  bool mean = true;
+  double factor = 1;  // of the loss in the sum of all
+  std::vector<Measure> measures;
+
+  bool takes_ids() const { return loss.kind == LossKind::kSparse; }
+  // How many numbers of a target belong to so many of an output.
+  int64_t target_features(int64_t features) const {
+    return takes_ids() ? 1 : loss.kind == LossKind::kQuantile ? features / loss.level_count : features;
+  }
 };
 
 struct TrainingRules {
-  Loss loss;
-  std::vector<Measure> measures;
+  std::vector<LossHead> heads;
   UpdateKind update = UpdateKind::kSgd;
   ClipKind clip = ClipKind::kNone;
   float most = 0;  // of the clipped value or norm
-  // Whether the loss is the mean over the positions that the output's mask leaves, not the sum.
-  bool mean = true;
   // Whether updates take for the square of an embedding's gradient the sum of the squares of all its parts, as Keras's
   // optimizers do on TensorFlow.
   bool rows_apart = false;
+  bool norms = false;           // whether the norm of all gradients is wanted
+  std::vector<int32_t> copied;  // nodes whose values are wanted
+
+  bool clips_norms() const { return clip == ClipKind::kNorm || clip == ClipKind::kGlobalNorm; }
+};
+
+// What an output is compared with in a batch.
+struct HeadBatch {
+  // Of a row: the loss has a value for each position. Their product is the size of the output.
+  int64_t positions = 0, features = 0;
+  const void* targets = nullptr;   // (B, positions, LossHead::target_features) float32, or int32 ids
+  const float* weights = nullptr;  // (B, positions), or null
 };
 
 struct TrainingBatch {
@@ -51,37 +84,45 @@ struct TrainingBatch {
   const int64_t* begins = nullptr;      // of every node: where a crop begins
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   const uint64_t* keys = nullptr;       // of every node: of its draws
-  const void* targets = nullptr;        // float32 in the shape of the output, or int32 without its last axis
-  const float* weights = nullptr;       // (B, positions), or null
+  const HeadBatch* heads = nullptr;     // of every head
+  float* const* copies = nullptr;       // where the values that are wanted go, (B, ...)
 };
 
 // The numbers of an update that change from step to step.
 struct TrainingNumbers {
   float numbers[kMostNumbers] = {};  // see UpdateKind
   float decay = 0;                   // what decaying weights lose of themselves
-  double scale = 1;                  // of the sum of all positions' losses in the loss
+  // Of accumulated gradients: their share in the mean, or 0 for a step that only adds its own to them.
+  float share = 1;
+  float kept = 0;         // what moving averages keep of themselves
+  bool averaged = false;  // whether weights become their averages at the end
+};
+
+struct HeadResult {
+  double loss =
+      0;  // of a piece the weighted sum over its positions; of a step the mean or the sum, as the head asks
+  double counted = 0;  // positions that the mask does not leave out
+  std::vector<MeasureSums> measures;
 };
 
 struct TrainingResult {
-  double loss = 0;               // of a step as `scale` makes it; else the weighted sum over all positions
-  double counted = 0;            // positions that the output's mask does not leave out
-  std::vector<double> measures;  // sums over all positions
+  double loss = 0;  // all heads' losses times their factors, and what regularizers add
+  double norm = 0;  // of all gradients before they are clipped, if it is wanted
+  std::vector<HeadResult> heads;
 };
 
 class TrainingProgram {
  public:
-  // Args: nodes: as CompiledProgram takes them, but their arrays are the live weights. mask: the node of the output's
-  // mask, or -1.
+  // Args: nodes: as CompiledProgram takes them, but their arrays are the live weights.
   // Throws std::invalid_argument if the graph is not valid.
-  TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rates> rates, int32_t output, int32_t mask,
+  TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rates> rates,
                   std::vector<TrainedWeight> weights, TrainingRules rules);
 
   size_t count() const { return nodes_.size(); }
   size_t inputs() const { return inputs_; }
-  size_t measures() const { return rules_.measures.size(); }
+  const std::vector<LossHead>& heads() const { return rules_.heads; }
+  const std::vector<int32_t>& copied() const { return rules_.copied; }
   const ProgramNode& node(size_t n) const { return nodes_[n]; }
-  int32_t output() const { return output_; }
-  bool takes_ids() const { return rules_.loss.kind == LossKind::kSparse; }
 
   // One step; without numbers the loss and the measures alone, with all drops left out and no weight changed.
   // Throws std::out_of_range if an id is not a row of its table or of the output, and std::bad_alloc.
@@ -100,15 +141,21 @@ class TrainingProgram {
     size_t offset = 0;    // in floats
     int64_t count = 0;
     bool squares = false;  // of an embedding whose rows are apart: the sums of squares follow the gradient
-    bool by_rows =
-        false;  // of an embedding in this batch: the gradients of its outputs are summed by id at the end
+    // Of an embedding in this batch: the gradients of its outputs are summed by id at the end.
+    bool by_rows = false;
   };
 
   void check_graph();
   void find_uses();
   void choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training);
   void place_gradients(const TrainingBatch& batch);
-  void check_targets(const TrainingBatch& batch) const;
+  void check_heads(const TrainingBatch& batch) const;
+  // Whether the value of a node is needed by others than nodes.
+  bool is_output(size_t node) const;
+  double scale_of(const TrainingBatch& batch, size_t head) const;
+  double sum_results(const TrainingBatch& batch, const std::vector<TrainingResult>& pieces,
+                     TrainingResult& total) const;
+  double penalty() const;
   const Use* use_of(size_t node, int array) const;
   int64_t pieces_of(const TrainingBatch& batch) const;
   double products_of_row(const TrainingBatch& batch) const;
@@ -120,7 +167,6 @@ class TrainingProgram {
   std::vector<ProgramNode> nodes_;
   std::vector<int32_t> sources_;
   std::vector<Rates> rates_;
-  int32_t output_, mask_;
   std::vector<TrainedWeight> weights_;
   TrainingRules rules_;
   std::vector<Use> uses_;

@@ -14,6 +14,12 @@ inline void sum_gradients(float* first, Index stride, Index count, Index begin, 
   }
 }
 
+// -1, 0 or 1.
+inline F sign_of(F x) {
+  const F zero = set(0.0f), one = set(1.0f);
+  return Simd::sub(Simd::where_greater(x, zero, one, zero), Simd::where_greater(zero, x, one, zero));
+}
+
 // One vector of an update.
 struct UpdateVector {
   F w, g, square, a, b, c;
@@ -58,6 +64,21 @@ inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool
       v.w = Simd::sub(v.w,
                       Simd::div(Simd::mul(set(of[0]), v.g), Simd::square_root(Simd::add(v.a, set(of[1])))));
       return;
+    case UpdateKind::kNadam: {
+      const F now = Simd::mul(v.g, set(of[1]));
+      v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(of[2])));
+      v.b = Simd::add(v.b, Simd::mul(Simd::sub(v.square, v.b), set(of[3])));
+      const F root = Simd::square_root(Simd::mul(v.b, set(of[4])));
+      v.w =
+          Simd::sub(v.w, Simd::div(Simd::add(Simd::mul(v.a, set(of[0])), now), Simd::add(root, set(of[5]))));
+      return;
+    }
+    case UpdateKind::kLion: {
+      const F way = Simd::add(Simd::mul(v.a, set(of[1])), Simd::mul(v.g, set(1 - of[1])));
+      v.w = Simd::sub(v.w, Simd::mul(sign_of(way), set(of[0])));
+      v.a = Simd::add(Simd::mul(v.a, set(of[2])), Simd::mul(v.g, set(1 - of[2])));
+      return;
+    }
     default:
       v.w = Simd::sub(v.w, Simd::mul(v.g, set(of[0])));
       return;
@@ -84,6 +105,12 @@ inline void update_rows(UpdateKind kind, const UpdateRows& rows) {
                    : Simd::mul(load_at(rows.squares, first, end), set(rows.scale * rows.scale));
     if (rows.decay != 0) v.w = Simd::sub(v.w, Simd::mul(v.w, set(rows.decay)));
     update_vector(kind, rows.numbers, rows.slots[1] != nullptr, rows.slots[2] != nullptr, v);
+    if (rows.average != nullptr) {
+      const F before = load_at(rows.average, first, end);
+      const F average = Simd::add(Simd::mul(before, set(rows.kept)), Simd::mul(v.w, set(1 - rows.kept)));
+      store_at(rows.average, average, first, end);
+      if (rows.averaged) v.w = average;
+    }
     store_at(rows.weight, v.w, first, end);
     const F slots[] = {v.a, v.b, v.c};
     for (int n = 0; n < kMostSlots; ++n) {

@@ -14,6 +14,17 @@ constexpr int64_t kUpdatedAtOnce = 8192, kWorthAThread = 16 * kUpdatedAtOnce;
 
 }  // namespace
 
+double regularize(const TrainedWeight& weight, float* gradient, float scale, int64_t begin, int64_t end) {
+  double added = 0;
+  for (int64_t n = begin; n < end; ++n) {
+    const float w = weight.values[n];
+    const float sign = w > 0 ? 1.0f : w < 0 ? -1.0f : w;
+    if (gradient != nullptr) gradient[n] = gradient[n] * scale + (weight.l1 * sign + 2 * weight.l2 * w);
+    added += static_cast<double>(weight.l1 * (w * sign) + weight.l2 * (w * w));
+  }
+  return added;
+}
+
 WeightUpdates::WeightUpdates(TrainingProgram& program, const TrainingBatch& batch,
                              const TrainingNumbers& numbers, double scale, int64_t pieces)
     : program_(program),
@@ -55,7 +66,7 @@ void WeightUpdates::cut(size_t n) {
   const int64_t count = use.by_rows ? node.rows : use.count;
   const int64_t at_once = use.by_rows ? std::max<int64_t>(1, kUpdatedAtOnce / node.columns) : kUpdatedAtOnce;
   for (int64_t begin = 0; begin < count; begin += at_once)
-    chunks_.push_back({n, begin, std::min(begin + at_once, count), 0});
+    chunks_.push_back({n, begin, std::min(begin + at_once, count)});
 }
 
 // Where the sums of a use lie.
@@ -84,7 +95,7 @@ void WeightUpdates::sum_rows(const Chunk& chunk) {
   float* rows = sums(chunk.use);
   for (int64_t id = chunk.begin; id < chunk.end; ++id) {
     const int32_t begin = of.starts[static_cast<size_t>(id)], end = of.starts[static_cast<size_t>(id) + 1];
-    if (begin == end) continue;
+    if (!is_read(chunk.use, id)) continue;
     float* row = rows + id * features;
     float* squares = row + round_up(use.count);
     std::fill_n(row, features, 0.0f);
@@ -97,19 +108,60 @@ void WeightUpdates::sum_rows(const Chunk& chunk) {
   }
 }
 
+// What a gradient has besides that of the loss.
+void WeightUpdates::complete(Chunk& chunk) {
+  const TrainedWeight& weight = weight_of(chunk.use);
+  if (!weight.has_more() || !is_first(chunk)) return;
+  const int64_t features = width(chunk.use);
+  chunk.penalty = regularize(weight, sums(chunk.use), static_cast<float>(scale_), chunk.begin * features,
+                             chunk.end * features);
+}
+
+// Adds the gradients of earlier steps and takes the mean, or keeps the sum for later ones.
+void WeightUpdates::accumulate(const Chunk& chunk) {
+  float* sum = weight_of(chunk.use).accumulated;
+  if (sum == nullptr || !is_first(chunk)) return;
+  float* gradient = sums(chunk.use);
+  const int64_t features = width(chunk.use);
+  for (int64_t n = chunk.begin * features; n < chunk.end * features; ++n) {
+    const float all = gradient[n] + sum[n];
+    gradient[n] = all * numbers_.share;
+    sum[n] = numbers_.share == 0 ? all : 0.0f;
+  }
+}
+
+// The sum of the squares of all gradients; that of each weight is in squares_.
+double WeightUpdates::sum_squares(Team& team) {
+  team.each(static_cast<int64_t>(chunks_.size()), [&](int n) {
+    Chunk& chunk = chunks_[static_cast<size_t>(n)];
+    chunk.squares = squares_of(chunk);
+  });
+  std::fill(squares_.begin(), squares_.end(), 0.0);
+  double all = 0;
+  for (const Chunk& chunk : chunks_) {
+    squares_[static_cast<size_t>(program_.uses_[chunk.use].weight)] += chunk.squares;
+    all += chunk.squares;
+  }
+  return all;
+}
+
 // The sum of the squares of a part of a weight's gradient, once it is whole; of rows that are apart, of all their parts.
 double WeightUpdates::squares_of(const Chunk& chunk) const {
   const Use& use = program_.uses_[chunk.use];
-  if (first_[static_cast<size_t>(use.weight)] != &use) return 0;
+  if (!is_first(chunk)) return 0;
   const float* from = sums(chunk.use) + (use.squares ? round_up(use.count) : 0);
-  const int64_t features = use.by_rows ? program_.nodes_[static_cast<size_t>(use.node)].columns : 1;
-  double squares = 0;
+  const int64_t features = width(chunk.use);
+  // Several sums, as each addition waits for the one before.
+  constexpr int64_t kSums = 4;
+  double parts[kSums] = {};
   for (int64_t n = chunk.begin; n < chunk.end; ++n) {
     if (use.by_rows && !is_read(chunk.use, n)) continue;
     for (int64_t i = n * features; i < (n + 1) * features; ++i)
-      squares += static_cast<double>(use.squares ? from[i] : from[i] * from[i]);
+      parts[i % kSums] += static_cast<double>(use.squares ? from[i] : from[i] * from[i]);
   }
-  return squares;
+  double squares = 0;
+  for (const double part : parts) squares += part;
+  return squares * scale_of(chunk.use) * scale_of(chunk.use);
 }
 
 void WeightUpdates::add_to_first(const Chunk& chunk) {
@@ -132,10 +184,10 @@ UpdateRows WeightUpdates::rows_of(const Use& use) const {
   UpdateRows rows;
   rows.weight = weight.values;
   std::copy_n(weight.slots, kMostSlots, rows.slots);
-  double factor = scale_;
-  if (rules.clip == ClipKind::kNorm || rules.clip == ClipKind::kGlobalNorm) {
+  double factor = scale_of(static_cast<size_t>(&use - program_.uses_.data()));
+  if (rules.clips_norms()) {
     const bool global = rules.clip == ClipKind::kGlobalNorm;
-    const double norm = std::sqrt(global ? all_squares_ : squares_[place]) * scale_;
+    const double norm = std::sqrt(global ? all_squares_ : squares_[place]);
     const auto most = static_cast<double>(rules.most);
     factor *= most / std::max(norm, most);
     // As Keras: a norm of all that is infinite makes all gradients NaN.
@@ -144,19 +196,29 @@ UpdateRows WeightUpdates::rows_of(const Use& use) const {
   rows.scale = static_cast<float>(factor);
   rows.most = rules.clip == ClipKind::kValue ? rules.most : 0;
   rows.decay = weight.decays ? numbers_.decay : 0;
+  rows.average = weight.average;
+  rows.kept = numbers_.kept;
+  rows.averaged = numbers_.averaged;
   std::copy_n(numbers_.numbers, kMostNumbers, rows.numbers);
   return rows;
+}
+
+// The sums of squares that an update takes for the square of a gradient; null for the square itself, as of rows that
+// Keras adds up when it clips all gradients by one norm.
+const float* WeightUpdates::squares_apart(const Use& use, const float* gradient) const {
+  if (!use.squares || gradient == nullptr || program_.rules_.clip == ClipKind::kGlobalNorm) return nullptr;
+  return gradient + round_up(use.count);
 }
 
 void WeightUpdates::change(const Chunk& chunk) {
   const Use& use = program_.uses_[chunk.use];
   if (use.by_rows) return change_rows(chunk);
-  if (first_[static_cast<size_t>(use.weight)] != &use) return;
+  if (!is_first(chunk)) return;
   UpdateRows rows = rows_of(use);
   rows.begin = chunk.begin;
   rows.end = chunk.end;
   rows.gradient = sums(chunk.use);
-  rows.squares = use.squares ? rows.gradient + round_up(use.count) : nullptr;
+  rows.squares = squares_apart(use, rows.gradient);
   program_.target_->training->update(program_.rules_.update, rows);
 }
 
@@ -171,25 +233,28 @@ void WeightUpdates::change_rows(const Chunk& chunk) {
     rows.begin = id * features;
     rows.end = end * features;
     rows.gradient = is_read(chunk.use, id) ? sums(chunk.use) : nullptr;
-    rows.squares = rows.gradient != nullptr && use.squares ? rows.gradient + round_up(use.count) : nullptr;
+    rows.squares = squares_apart(use, rows.gradient);
     program_.target_->training->update(program_.rules_.update, rows);
     id = end;
   }
 }
 
-void WeightUpdates::run() {
-  const ClipKind clip = program_.rules_.clip;
-  const bool norms = clip == ClipKind::kNorm || clip == ClipKind::kGlobalNorm;
-  const bool shared = std::any_of(program_.uses_.begin(), program_.uses_.end(), [&](const Use& use) {
-    return use.weight >= 0 && first_[static_cast<size_t>(use.weight)] != &use;
-  });
+void WeightUpdates::run(TrainingResult& result) {
+  const TrainingRules& rules = program_.rules_;
+  const bool clips = rules.clips_norms();
+  const bool shared =
+      std::any_of(chunks_.begin(), chunks_.end(), [&](const Chunk& each) { return !is_first(each); });
+  const bool more = std::any_of(program_.weights_.begin(), program_.weights_.end(),
+                                [](const TrainedWeight& each) { return each.has_more(); });
+  const bool accumulates = std::any_of(program_.weights_.begin(), program_.weights_.end(),
+                                       [](const TrainedWeight& each) { return each.accumulated != nullptr; });
   int64_t floats = 0;
   for (const TrainedWeight& weight : program_.weights_) floats += weight.count;
   const auto count = static_cast<int64_t>(chunks_.size());
   const int64_t most = floats * pieces_ < kWorthAThread ? 1 : std::min<int64_t>(thread_count(), count);
   const auto at = [&](int n) -> Chunk& { return chunks_[static_cast<size_t>(n)]; };
   with_team(static_cast<int>(most), [&](Team& team) {
-    if (!norms && !shared) {
+    if (!clips && !shared && !more && !rules.norms) {
       team.each(count, [&](int n) {
         sum(at(n));
         change(at(n));
@@ -199,11 +264,13 @@ void WeightUpdates::run() {
     team.each(count, [&](int n) { sum(at(n)); });
     // A weight that several nodes have is summed from all of them.
     for (const Chunk& chunk : chunks_) add_to_first(chunk);
-    team.each(norms ? count : 0, [&](int n) { at(n).squares = squares_of(at(n)); });
-    for (const Chunk& chunk : chunks_) {
-      squares_[static_cast<size_t>(program_.uses_[chunk.use].weight)] += chunk.squares;
-      all_squares_ += chunk.squares;
-    }
+    if (more) team.each(count, [&](int n) { complete(at(n)); });
+    for (const Chunk& chunk : chunks_) result.loss += chunk.penalty;
+    if (rules.norms) all_squares_ = sum_squares(team);
+    result.norm = std::sqrt(all_squares_);
+    if (accumulates) team.each(count, [&](int n) { accumulate(at(n)); });
+    if (accumulates && numbers_.share == 0) return;
+    if (clips && (accumulates || !rules.norms)) all_squares_ = sum_squares(team);
     team.each(count, [&](int n) { change(at(n)); });
   });
 }

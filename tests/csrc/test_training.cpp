@@ -2,6 +2,7 @@
 //
 // What it computes is tested from Python (tests/kernels/training, tests/layers/engine); here are memory, threads,
 // equal bits and refusals.
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <new>
@@ -20,6 +21,8 @@ namespace {
 
 using cellerate::Activation;
 using cellerate::ClipKind;
+using cellerate::HeadBatch;
+using cellerate::LossHead;
 using cellerate::LossKind;
 using cellerate::MeasureKind;
 using cellerate::Normalizer;
@@ -79,10 +82,11 @@ struct Model {
     nodes.back().kernel = numbers(kVocabulary * width).data();
     return made;
   }
-  int32_t lstm(int32_t x, int64_t units, bool backwards, bool sequences, int32_t mask = -1,
-               Rates drops = {}) {
+  int32_t lstm(int32_t x, int64_t units, bool backwards, bool sequences, int32_t mask = -1, Rates drops = {},
+               std::array<int32_t, 2> first = {-1, -1}) {
     const int64_t inputs = shapes[static_cast<size_t>(x)].features;
-    const int32_t made = add(ProgramOp::kLstm, {x, mask, -1, -1}, {sequences ? kSteps : 0, units}, drops);
+    const int32_t made =
+        add(ProgramOp::kLstm, {x, mask, first[0], first[1]}, {sequences ? kSteps : 0, units}, drops);
     ProgramNode& node = nodes.back();
     node.rows = inputs;
     node.columns = units;
@@ -135,7 +139,10 @@ int32_t everything(Model& model, bool masked) {
   const int32_t less = model.add(ProgramOp::kSubtract, {mean, forward}, steps);
   const int32_t joined = model.add(ProgramOp::kConcatenate, {less, sum}, {kSteps, 16});
   const int32_t normal = model.normalized(joined);
-  const int32_t last = model.lstm(normal, 8, false, false);
+  const int32_t h = model.add(ProgramOp::kLstmState, {forward}, {0, 8});
+  const int32_t c = model.add(ProgramOp::kLstmState, {forward}, {0, 8});
+  model.nodes.back().cell = true;
+  const int32_t last = model.lstm(normal, 8, false, false, -1, {}, {model.dense(h, 8), c});
   const int32_t repeated = model.add(ProgramOp::kRepeatVector, {last}, steps);
   const int32_t most = model.add(ProgramOp::kMaxOverTime, {joined}, {0, 16});
   const int32_t average = model.add(ProgramOp::kMeanOverTime, {joined, -1}, {0, 16});
@@ -144,62 +151,97 @@ int32_t everything(Model& model, bool masked) {
   const int32_t shaped = model.add(ProgramOp::kReshape, {wide}, steps);
   const int32_t active = model.add(ProgramOp::kActivation, {shaped}, steps);
   model.nodes.back().activation = Activation::kSoftplus;
-  const int32_t all = model.add(ProgramOp::kAdd, {active, repeated, less}, steps);
+  const int32_t rarely = model.add(ProgramOp::kStepDropout, {active}, steps, {0.1f, 0});
+  // What has one step, or no time at all, is taken at every step.
+  const int32_t one = model.add(ProgramOp::kReshape, {h}, {1, 8});
+  const int32_t scaled = model.add(ProgramOp::kMultiply, {rarely, one}, steps);
+  int32_t all = model.add(ProgramOp::kAdd, {scaled, repeated, less, c}, steps);
+  if (masked) {
+    const int32_t any = model.add(ProgramOp::kAnyMask, {mask, mask}, {kSteps, 1});
+    all = model.add(ProgramOp::kWhere, {all, any, less}, steps);
+  }
   return model.dense(all, 4, Activation::kLinear, Normalizer::kSoftmax);
 }
 
+// A way to train.
+struct Way {
+  bool masked = false, apart = false;
+  ClipKind clip = ClipKind::kNone;
+  // Whether weights have regularizers, averages and gradients of several steps, and whether there is a second output.
+  bool more = false;
+};
+
 // Runs some steps, and gives the losses and the weights after them.
-Floats trained(bool masked, bool apart, ClipKind clip, int64_t rows, int count) {
+Floats trained(const Way& way, int64_t rows, int count) {
   Model model;
-  const int32_t output = everything(model, masked);
+  const int32_t output = everything(model, way.masked);
+  const int32_t other = model.dense(2, 6);
   std::vector<Floats> slots;
-  slots.reserve(3 * model.arrays.size());
+  slots.reserve(5 * model.arrays.size());
   std::vector<TrainedWeight> weights;
   for (Floats& values : model.arrays) {
     TrainedWeight& weight = weights.emplace_back();
     weight.values = values.data();
     weight.count = static_cast<int64_t>(values.size());
     for (float*& slot : weight.slots) slot = slots.emplace_back(values.size()).data();
+    if (!way.more) continue;
+    weight.accumulated = slots.emplace_back(values.size()).data();
+    weight.average = slots.emplace_back(values.size()).data();
+    weight.l1 = weight.l2 = 1e-4f;
   }
   TrainingRules rules;
-  rules.loss.kind = LossKind::kSparse;
-  rules.measures = {{MeasureKind::kSparseAccuracy, 0.5f, true}};
-  rules.update = UpdateKind::kAmsgrad;
-  rules.clip = clip;
+  LossHead& head = rules.heads.emplace_back();
+  head.output = output;
+  head.mask = way.masked && !way.more ? 1 : -1;
+  head.loss.kind = LossKind::kSparse;
+  head.measures = {{MeasureKind::kSparseAccuracy, 0.5f, true, way.apart}};
+  if (way.more) {
+    LossHead& second = rules.heads.emplace_back();
+    second.output = other;
+    second.loss.kind = LossKind::kQuantile;
+    second.levels = {0.1f, 0.5f, 0.9f};
+    second.factor = 0.5;
+    rules.copied = {other};
+  }
+  rules.update = way.more ? UpdateKind::kNadam : UpdateKind::kAmsgrad;
+  rules.clip = way.clip;
   rules.most = 0.1f;
-  rules.rows_apart = apart;
-  TrainingProgram program(model.nodes, model.rates, output, masked ? 1 : -1, weights, rules);
+  rules.rows_apart = way.apart;
+  rules.norms = way.more;
+  TrainingProgram program(model.nodes, model.rates, weights, rules);
   std::vector<int32_t> ids(static_cast<size_t>(rows * kSteps)), targets(ids.size());
   for (size_t n = 0; n < ids.size(); ++n) {
     ids[n] = static_cast<int32_t>((n * 7) % kVocabulary);
     targets[n] = static_cast<int32_t>(n % 4);
   }
-  const Floats row_weights(ids.size(), 0.5f);
+  const Floats row_weights(ids.size(), 0.5f), levels(2 * ids.size(), 0.1f);
+  Floats copied(6 * ids.size());
   const std::vector<int64_t> begins(model.nodes.size());
   std::vector<uint64_t> keys(model.nodes.size(), 12345);
   const void* inputs[] = {ids.data()};
+  const HeadBatch heads[] = {{kSteps, 4, targets.data(), row_weights.data()}, {kSteps, 6, levels.data()}};
+  float* copies[] = {copied.data()};
   TrainingBatch batch;
   batch.rows = rows;
   batch.shapes = model.shapes.data();
   batch.begins = begins.data();
   batch.inputs = inputs;
   batch.keys = keys.data();
-  batch.targets = targets.data();
-  batch.weights = row_weights.data();
-  TrainingNumbers numbers;
-  numbers.numbers[0] = 0.01f;
-  numbers.numbers[1] = 0.1f;
-  numbers.numbers[2] = 0.001f;
-  numbers.numbers[3] = 1e-7f;
-  numbers.decay = 1e-4f;
-  numbers.scale = 1.0 / static_cast<double>(rows * kSteps);
+  batch.heads = heads;
+  batch.copies = copies;
+  TrainingNumbers numbers{.numbers = {0.01f, 0.1f, 0.001f, 1e-7f}, .decay = 1e-4f};
+  if (way.more) numbers = {.numbers = {0.01f, 0.001f, 0.1f, 0.001f, 2, 1e-7f}, .kept = 0.9f};
   Floats found;
   for (int step = 0; step < count; ++step) {
     for (uint64_t& key : keys) key += uint64_t{1} << 32;
+    if (way.more) numbers.share = step % 2 == 1 ? 0.5f : 0;
+    numbers.averaged = way.more && step == 3;
     const TrainingResult result = program.run(batch, &numbers);
     found.push_back(static_cast<float>(result.loss));
-    found.push_back(static_cast<float>(result.measures[0]));
+    found.push_back(static_cast<float>(result.heads[0].measures[0].total));
     found.push_back(static_cast<float>(program.run(batch, nullptr).loss));
+    CHECK((result.norm > 0) == way.more);
+    if (way.more) found.insert(found.end(), copied.begin(), copied.end());
   }
   for (const Floats& values : model.arrays) found.insert(found.end(), values.begin(), values.end());
   return found;
@@ -218,7 +260,10 @@ void on_every_target(const Body& body) {
 TEST(short_steps_of_all_operations_are_finite) {
   for (const bool masked : {false, true}) {
     for (const bool apart : {false, true}) {
-      for (const float value : trained(masked, apart, ClipKind::kNone, 9, 2)) CHECK(std::isfinite(value));
+      for (const bool more : {false, true}) {
+        for (const float value : trained({masked, apart, ClipKind::kNone, more}, 9, 5))
+          CHECK(std::isfinite(value));
+      }
     }
   }
 }
@@ -230,7 +275,7 @@ TEST(steps_are_the_same_for_any_number_of_threads) {
       std::vector<Floats> found;
       for (const int threads : {1, 2, 4}) {
         cellerate::set_thread_count(threads);
-        found.push_back(trained(rows == 3, rows == 33, ClipKind::kGlobalNorm, rows, 3));
+        found.push_back(trained({rows == 3, rows == 33, ClipKind::kGlobalNorm, rows == 33}, rows, 3));
       }
       CHECK(found[0] == found[1]);
       CHECK(found[0] == found[2]);
@@ -241,13 +286,13 @@ TEST(steps_are_the_same_for_any_number_of_threads) {
 
 TEST(steps_in_many_pieces_are_the_same_whoever_takes_them) {
   cellerate::set_sharing(cellerate::Sharing::kAlways);
-  const Floats first = trained(true, false, ClipKind::kNorm, 70, 3);
-  for (int run = 0; run < 5; ++run) CHECK(trained(true, false, ClipKind::kNorm, 70, 3) == first);
+  const Floats first = trained({true, false, ClipKind::kNorm}, 70, 3);
+  for (int run = 0; run < 5; ++run) CHECK(trained({true, false, ClipKind::kNorm}, 70, 3) == first);
   cellerate::set_sharing(cellerate::Sharing::kByWork);
 }
 
 TEST(training_makes_the_loss_smaller) {
-  const Floats found = trained(false, false, ClipKind::kValue, 24, 40);
+  const Floats found = trained({false, false, ClipKind::kValue}, 24, 40);
   CHECK(found[3 * 39 + 2] < 0.8f * found[2]);
 }
 
@@ -272,14 +317,15 @@ TEST(graphs_and_ids_that_do_not_fit_are_refused) {
   Model model;
   const int32_t ids = model.input({kSteps, 1}, true);
   const int32_t table = model.embedding(ids, 6);
-  const auto program_of = [&] {
-    return TrainingProgram(model.nodes, model.rates, static_cast<int32_t>(model.nodes.size()) - 1, -1, {},
-                           {});
+  const auto program_of = [&](int32_t output) {
+    TrainingRules rules;
+    rules.heads.emplace_back().output = output;
+    return TrainingProgram(model.nodes, model.rates, {}, rules);
   };
   model.lstm(table, 8, false, false);
-  CHECK_THROWS(std::invalid_argument, TrainingProgram(model.nodes, {}, 2, -1, {}, {}));
-  CHECK_THROWS(std::invalid_argument, TrainingProgram(model.nodes, model.rates, 9, -1, {}, {}));
-  TrainingProgram program = program_of();
+  CHECK_THROWS(std::invalid_argument, TrainingProgram(model.nodes, model.rates, {}, {}));
+  CHECK_THROWS(std::invalid_argument, program_of(9));
+  TrainingProgram program = program_of(2);
   const std::vector<int32_t> wrong(kSteps, kVocabulary);
   const Floats targets(8);
   const std::vector<int64_t> begins(3);
@@ -291,13 +337,20 @@ TEST(graphs_and_ids_that_do_not_fit_are_refused) {
   batch.begins = begins.data();
   batch.inputs = inputs;
   batch.keys = keys.data();
-  batch.targets = targets.data();
+  const HeadBatch head{1, 8, targets.data()};
+  batch.heads = &head;
   CHECK_THROWS(std::out_of_range, program.run(batch, nullptr));
   const std::vector<ValueShape> shapes(3, ValueShape{kSteps, 3});
   batch.shapes = shapes.data();
   CHECK_THROWS(std::invalid_argument, program.run(batch, nullptr));
-  model.add(ProgramOp::kWhere, {table, -1, table}, {kSteps, 6});
-  CHECK_THROWS(std::invalid_argument, program_of());
+  const std::vector<int32_t> right(kSteps);
+  inputs[0] = right.data();
+  const HeadBatch wide{1, 9, targets.data()};
+  batch.shapes = model.shapes.data();
+  batch.heads = &wide;
+  CHECK_THROWS(std::invalid_argument, program.run(batch, nullptr));
+  model.add(ProgramOp::kAffine, {table}, {kSteps, 6});
+  CHECK_THROWS(std::invalid_argument, program_of(3));
 }
 
 }  // namespace

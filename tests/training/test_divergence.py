@@ -7,9 +7,9 @@ import pytest
 
 from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import TrainingError
+from cellerate.layers.engine.gradient_norm import GradientNorm
 from cellerate.models.text import build_text_model
 from cellerate.training.divergence import (
-    GradientNorm,
     is_far,
     made_worse,
     reference_loss,

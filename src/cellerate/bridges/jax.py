@@ -56,6 +56,11 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
     return run
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a pure function of arrays, once for each of their shapes."""
+    return jax.jit(function)
+
+
 def in_place_changes(tensor: Any) -> int:
     """The number of times a tensor was changed in place: JAX's arrays never are."""
     del tensor

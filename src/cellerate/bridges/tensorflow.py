@@ -102,6 +102,12 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a pure function of arrays, once for each of their shapes."""
+    made: Callable[..., Any] = tf.function(function, autograph=False, reduce_retracing=True)
+    return made
+
+
 def in_place_changes(tensor: Any) -> int:
     """The number of times a tensor was changed in place: TensorFlow's tensors never are."""
     del tensor

@@ -139,6 +139,12 @@ def _as_tensors(batch: Any) -> Any:
     return torch.from_numpy(batch)
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A pure function of arrays without gradients, which torch runs as it is."""
+    made: Callable[..., Any] = torch.no_grad()(function)
+    return made
+
+
 def in_place_changes(tensor: torch.Tensor) -> int | None:
     """The number of times a tensor was changed in place: None if torch does not count them, in inference mode."""
     return None if tensor.is_inference() else int(tensor._version)

@@ -29,7 +29,7 @@ ENGINES = ("auto", "require", "off")
 Model = TypeVar("Model", bound=keras.Layer)
 # Where a model keeps its compiled functions, and the method that a Bidirectional asks before it uses cuDNN.
 _COMPILED = ("train_function", "test_function", "predict_function")
-_OTHER_FUNCTIONS = ("make_test_function", "make_predict_function")
+_MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 _FUSED = "_can_attempt_fused_lstm"
 # Layers and models that TensorFlow compiled with XLA, or could have, before they got kernels that XLA cannot compile.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
@@ -242,7 +242,7 @@ def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
     """The attributes of a model's layers that are Cellerate's: each layer and the attribute's name."""
     _check_layer(model)
     for layer in model._flatten_layers(include_self=True):
-        for name in ("inner_loop", "call", "export", "make_train_function", *_OTHER_FUNCTIONS, _FUSED):
+        for name in ("inner_loop", "call", "export", *_MAKERS, _FUSED):
             found = vars(layer).get(name)
             if isinstance(found, functools.partial) and found.func in _OURS:
                 yield layer, name
@@ -291,8 +291,8 @@ def _accelerate_around(model: keras.Layer, engine: str, summed: bool) -> None:
                 _accelerate_dense(layer)
         if engine != "off" and isinstance(model, keras.Model):
             model.make_train_function = functools.partial(seam.make_train_function, model, engine, summed)
-            for name in _OTHER_FUNCTIONS:
-                setattr(model, name, functools.partial(seam.make_other_function, model, name))
+            model.make_test_function = functools.partial(seam.make_test_function, model, engine)
+            model.make_predict_function = functools.partial(seam.make_predict_function, model)
     captures = "cellerate-cuda" in implementations and hasattr(fused.bridge(), "capture_step")
     if captures and isinstance(model, keras.Model):
         model.make_train_function = functools.partial(cuda_graph_step.make_train_function, model)
@@ -414,6 +414,7 @@ _OURS = (
     _export,
     cuda_graph_step.make_train_function,
     seam.make_train_function,
-    seam.make_other_function,
+    seam.make_test_function,
+    seam.make_predict_function,
     _never,
 )

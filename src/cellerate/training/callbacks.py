@@ -17,8 +17,9 @@ from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.format import loss
+from cellerate.layers.engine.gradient_norm import GradientNorm
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
-from cellerate.training.divergence import GradientNorm, diverged, is_far, reference_loss, remedy
+from cellerate.training.divergence import diverged, is_far, reference_loss, remedy
 from cellerate.training.optimizers import current_learning_rate
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings

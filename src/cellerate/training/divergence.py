@@ -1,12 +1,8 @@
 """Training that goes astray without becoming NaN: how it is noticed, and what to do about it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import keras
-import numpy as np
-from keras import ops
 
 from cellerate.messages import Message, argument, marked
 from cellerate.training.settings import TrainingSettings
@@ -18,49 +14,6 @@ _WORSE = 1.1
 # Keras's own defaults, from which most models learn.
 _USUAL_RATE = {"sgd": 0.01}
 _USUAL_RATE_ELSE = 0.001
-
-
-class GradientNorm:
-    """Adds up the norms of an optimizer's gradients: of all weights together, before clipping.
-
-    The sums are variables of the optimizer, so that a checkpoint holds them and no step waits for them.
-
-    Args:
-        optimizer: The optimizer, before it has taken a step.
-    """
-
-    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        # Loss scaling gives the optimizer within it the gradients of the unscaled loss.
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        self._sums = inner.add_variable((2,), dtype="float32", name="gradient_norms")
-        apply: Callable[..., None] = inner.apply
-
-        def counted(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-            self._add(grads)
-            apply(grads, trainable_variables)
-
-        inner.apply = counted
-
-    def reset(self) -> None:
-        """Begins to count anew."""
-        self._sums.assign(np.zeros(2, np.float32))
-
-    def mean(self) -> float:
-        """The mean norm over the steps since `reset`; NaN without any."""
-        total, steps = map(float, ops.convert_to_numpy(self._sums.value))
-        return total / steps if steps else math.nan
-
-    def _add(self, grads: Sequence[Any]) -> None:
-        squares = 0.0
-        for grad in grads:
-            if grad is not None:
-                # TensorFlow gives only the rows of an embedding that were used, and clips by the norm of those, too.
-                rows = getattr(grad, "values", None)
-                flat = ops.reshape(
-                    ops.cast(grad if rows is None or callable(rows) else rows, "float32"), (-1,)
-                )
-                squares = squares + ops.dot(flat, flat)
-        self._sums.assign_add(ops.stack([ops.sqrt(squares), 1.0]))
 
 
 def reference_loss(first: float | None, ignorant: float | None) -> float:

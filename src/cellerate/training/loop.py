@@ -17,6 +17,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.files import remove_unfinished
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.carried_states import carried_states
+from cellerate.layers.engine.gradient_norm import GradientNorm
 from cellerate.layers.kernels_used import kernels_used
 from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
@@ -33,7 +34,6 @@ from cellerate.training.callbacks import (
 )
 from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.divergence import GradientNorm
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
 from cellerate.training.precision import precision_for

@@ -39,7 +39,14 @@ def assert_equal(case: str, optimizer: str, **fit: Any) -> None:
         np.testing.assert_allclose(our, one, rtol=1e-5, atol=1e-4 * moved)
     for one, our in zip(numbers(stock.optimizer.variables), numbers(ours.optimizer.variables), strict=True):
         np.testing.assert_allclose(our, one, rtol=1e-4, atol=1e-5 * float(np.abs(one).max()))
-    assert int(ours.optimizer.iterations) == 2 * -(-ROWS // BATCH)
+    assert int(ours.optimizer._iterations) == 2 * -(-ROWS // BATCH)
+    weights = {"sample_weight": fit["sample_weight"]} if "sample_weight" in fit else {}
+    judged, our = (
+        made.evaluate(x, y, BATCH, verbose=0, return_dict=True, **weights) for made in (stock, ours)
+    )
+    assert our.keys() == judged.keys()
+    for name, value in judged.items():
+        np.testing.assert_allclose(our[name], value, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("case", CASES)

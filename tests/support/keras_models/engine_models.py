@@ -8,6 +8,9 @@ import numpy as np
 from keras import layers
 
 import cellerate
+from cellerate.models.autoencoder import build_autoencoder
+from cellerate.models.losses import QuantileLoss
+from cellerate.training.stretches import ErrorByStretch
 
 T, D, OUT, V = 9, 3, 2, 11
 """Steps and features of a series, outputs, and words of a vocabulary."""
@@ -21,12 +24,14 @@ class Case(NamedTuple):
         data: A key of `DATA`.
         loss: Of `compile`.
         metrics: Builds the metrics.
+        options: Builds what else `compile` takes.
     """
 
     model: Callable[[], keras.Model]
     data: str
     loss: Any
-    metrics: Callable[[], list[Any]] = list
+    metrics: Callable[[], Any] = list
+    options: Callable[[], dict[str, Any]] = dict
 
 
 def _sequential(*rows: Any) -> Callable[[], keras.Model]:
@@ -71,6 +76,61 @@ def _two_inputs() -> keras.Model:
     series, other = keras.Input((T, D), name="series"), keras.Input((4,), name="other")
     joined = layers.Concatenate()([layers.LSTM(6)(series), layers.Dense(3, activation="elu")(other)])
     return keras.Model({"other": other, "series": series}, layers.Dense(OUT)(joined))
+
+
+def _translator() -> keras.Model:
+    """An encoder whose last states begin a decoder, which reads the targets one step late."""
+    source, target = keras.Input((None,), dtype="int32"), keras.Input((T,), dtype="int32")
+    _, *states = layers.LSTM(6, return_state=True)(layers.Embedding(V, 5, mask_zero=True)(source))
+    decoded = layers.LSTM(6, return_sequences=True)(layers.Embedding(V, 5)(target), initial_state=states)
+    return keras.Model([source, target], layers.Dense(V)(decoded))
+
+
+def _lines() -> keras.Model:
+    return build_autoencoder(V, embedding=6, units=7, latent=5, seed=3)
+
+
+def _states() -> keras.Model:
+    """States that are read by layers, and that begin another layer backwards."""
+    inputs = keras.Input((T, D))
+    outputs, h, c = layers.LSTM(6, return_sequences=True, return_state=True)(inputs)
+    again = layers.LSTM(6, go_backwards=True)(outputs, initial_state=[layers.Dense(6)(h), c])
+    return keras.Model(inputs, layers.Dense(OUT)(layers.Concatenate()([again, h, c])))
+
+
+def _heads(shared: bool) -> keras.Model:
+    """Two outputs, of one value or of two."""
+    inputs = keras.Input((T, D))
+    hidden = layers.LSTM(6)(inputs)
+    other = hidden if shared else layers.Dense(5, activation="tanh")(hidden)
+    outputs = [
+        layers.Dense(OUT, name="level")(hidden),
+        layers.Dense(4, activation="softmax", name="kind")(other),
+    ]
+    return keras.Model(inputs, outputs)
+
+
+def _quantiles() -> keras.Model:
+    """Three quantiles of two targets at each of four steps."""
+    inputs = keras.Input((T, D))
+    flat = layers.Dense(4 * OUT * 3)(layers.LSTM(6)(inputs))
+    center = layers.Reshape((1, OUT, 3))(layers.Dense(OUT * 3)(layers.LSTM(5)(inputs)))
+    return keras.Model(inputs, layers.Add()([layers.Reshape((4, OUT, 3))(flat), center]))
+
+
+def _merged() -> keras.Model:
+    """Steps merged with a value of one step, in each way, and masks joined."""
+    inputs = keras.Input((T, D))
+    steps = layers.LSTM(6, return_sequences=True)(layers.Masking()(inputs))
+    one = layers.Reshape((1, 6))(layers.LSTM(6)(inputs))
+    parts = [layers.Add()([steps, one]), layers.Multiply()([one, steps, one]), layers.Average()([one, steps])]
+    parts.append(layers.Subtract()([steps, one]))
+    return keras.Model(inputs, layers.Dense(OUT)(layers.GlobalMaxPooling1D()(layers.Concatenate()(parts))))
+
+
+def _observed() -> list[Any]:
+    """Metrics that are more than a mean, beside one that is."""
+    return ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
 
 
 L = layers
@@ -206,6 +266,59 @@ CASES: dict[str, Case] = {
         "classes",
         keras.losses.CategoricalCrossentropy(from_logits=True),
     ),
+    "translator": Case(
+        _translator,
+        "two texts",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: ["accuracy"],
+    ),
+    "lines": Case(
+        _lines, "lines", keras.losses.SparseCategoricalCrossentropy(from_logits=True), lambda: ["accuracy"]
+    ),
+    "states": Case(_states, "series", "mse"),
+    "merged": Case(_merged, "series", "mse"),
+    "two outputs": Case(
+        lambda: _heads(shared=True),
+        "two targets",
+        ["mse", "categorical_crossentropy"],
+        lambda: [["mae"], ["accuracy"]],
+        lambda: {"loss_weights": [0.3, 2.0]},
+    ),
+    "two outputs by name": Case(
+        lambda: _heads(shared=False),
+        "two targets by name",
+        {"kind": "categorical_crossentropy", "level": "huber"},
+        lambda: {"kind": ["accuracy", keras.metrics.AUC(name="auc")]},
+        lambda: {"weighted_metrics": {"level": ["mae", "mse"]}},
+    ),
+    "quantiles": Case(
+        _quantiles,
+        "grid",
+        QuantileLoss((0.1, 0.5, 0.9)),
+        list,
+        lambda: {"weighted_metrics": [ErrorByStretch(3, place=1)]},
+    ),
+    "regularized": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(V, 8, embeddings_regularizer="l2"),
+            lambda: L.LSTM(
+                6, kernel_regularizer="l1", recurrent_regularizer=keras.regularizers.L1L2(0.01, 0.02)
+            ),
+            lambda: L.Dense(1, activation="sigmoid", kernel_regularizer=keras.regularizers.L2(0.03)),
+        ),
+        "yes or no",
+        "binary_crossentropy",
+    ),
+    "observed": Case(
+        _sequential(
+            _ids, lambda: L.Embedding(V, 8), lambda: L.LSTM(6), lambda: L.Dense(1, activation="sigmoid")
+        ),
+        "yes or no",
+        "binary_crossentropy",
+        _observed,
+        lambda: {"weighted_metrics": ["accuracy", keras.metrics.Recall(name="recall"), "mse"]},
+    ),
 }
 """What people build, and what the operations of the engine need to be tried."""
 
@@ -221,7 +334,18 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "rmsprop, centered, schedule": lambda: keras.optimizers.RMSprop(
         keras.optimizers.schedules.ExponentialDecay(0.003, 3, 0.9), momentum=0.5, centered=True
     ),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.003),
+    "rmsprop, clipnorm": lambda: keras.optimizers.RMSprop(0.003, clipnorm=0.05),
+    "nadam, global clipnorm": lambda: keras.optimizers.Nadam(0.003, global_clipnorm=0.05),
+    "lion": lambda: keras.optimizers.Lion(0.0005),
+    "accumulation": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.003, 3, 0.9),
+        gradient_accumulation_steps=2,
+        clipnorm=0.05,
+    ),
+    "average": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8),
+    "average that is taken": lambda: keras.optimizers.Adam(
+        0.003, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
+    ),
     "adagrad": lambda: keras.optimizers.Adagrad(0.01, weight_decay=0.05),
 }
 
@@ -229,6 +353,13 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
     """Inputs and targets of so many rows."""
     random = np.random.default_rng(seed)
+    if kind in ("two texts", "lines"):
+        texts = random.integers(0, V, (2, rows, T)).astype("int32")
+        texts[0, :, :2] = 0
+        next_ids = random.integers(0, V, (rows, T)).astype("int32")
+        if kind == "two texts":
+            return list(texts), next_ids
+        return {"source": texts[0], "target_in": texts[1]}, next_ids
     if kind in ("next ids", "yes or no"):
         ids = random.integers(0, V, (rows, T)).astype("int32")
         if kind == "next ids":
@@ -240,7 +371,12 @@ def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
         return x, keras.utils.to_categorical(random.integers(0, 4, rows), 4)
     if kind == "steps":
         return x, random.standard_normal((rows, T, OUT), np.float32)
+    if kind == "grid":
+        return x, random.standard_normal((rows, 4, OUT), np.float32)
     y = random.standard_normal((rows, OUT), np.float32)
+    if kind.startswith("two targets"):
+        kinds = keras.utils.to_categorical(random.integers(0, 4, rows), 4)
+        return x, [y, kinds] if kind == "two targets" else {"kind": kinds, "level": y}
     if kind == "two inputs":
         return {"series": x, "other": random.standard_normal((rows, 4), np.float32)}, y
     return x, y
@@ -264,7 +400,7 @@ def trained(
     made = copy_of(model)
     # For a few steps TensorFlow is quicker without a graph.
     eager = engine is None and keras.backend.backend() == "tensorflow"
-    made.compile(optimizer(), case.loss, metrics=case.metrics(), run_eagerly=eager)
+    made.compile(optimizer(), case.loss, metrics=case.metrics(), run_eagerly=eager, **case.options())
     if engine is not None:
         cellerate.accelerate(made, engine=engine)
     return made, made.fit(shuffle=False, verbose=0, **fit).history

@@ -5,6 +5,7 @@ where they are.
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ import numpy as np
 
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Row, Sizes, native_node, sizes_of
-from cellerate.program import OPERATIONS, Node, Shape
+from cellerate.program import MASKS, OPERATIONS, Node, Shape
 
 # How far Keras keeps probabilities from 0 and 1.
 _LEAST = 1e-7
 MOST_SLOTS = 3
 """Arrays that an optimizer keeps beside a weight, at most."""
+DROPPING = ("dropout", "spatial_dropout", "step_dropout")
+"""Operations that packed models lack."""
 
 
 class TrainedWeight(NamedTuple):
@@ -26,12 +29,18 @@ class TrainedWeight(NamedTuple):
     Attributes:
         values: float32, C-contiguous; the very array that nodes have.
         slots: What the optimizer keeps for it, in the order of its update; None for one that it lacks.
+        accumulated: The gradients of the steps since the last update; None without accumulation.
+        average: Its moving average; None without one.
         decays: Whether the weight decay applies to it.
+        penalties: l1 and l2 of its regularizer, which adds l1·|w| + l2·w² to the loss.
     """
 
     values: np.ndarray
     slots: tuple[np.ndarray | None, ...]
-    decays: bool
+    accumulated: np.ndarray | None = None
+    average: np.ndarray | None = None
+    decays: bool = False
+    penalties: tuple[float, float] = (0.0, 0.0)
 
 
 class LossRule(NamedTuple):
@@ -41,6 +50,16 @@ class LossRule(NamedTuple):
     from_logits: bool = False
     delta: float = 1.0
     label_smoothing: float = 0.0
+    levels: tuple[float, ...] = ()
+
+    @property
+    def takes_ids(self) -> bool:
+        """True if targets are ids."""
+        return self.name.startswith("sparse")
+
+    def target_features(self, features: int) -> int:
+        """The numbers of a target that belong to so many of an output."""
+        return 1 if self.takes_ids else features // max(1, len(self.levels))
 
 
 class MeasureRule(NamedTuple):
@@ -49,6 +68,27 @@ class MeasureRule(NamedTuple):
     name: str
     threshold: float = 0.5
     masked: bool = False
+    weighted: bool = False
+
+
+class LossHead(NamedTuple):
+    """An output with the loss that compares it.
+
+    Attributes:
+        output: The number of its node.
+        mask: The number of its mask's node, or -1.
+        loss: The loss.
+        mean: Whether the loss is the mean over the positions that the mask leaves, not the sum.
+        factor: The factor of the loss in the sum of all.
+        measures: What else is averaged.
+    """
+
+    output: int
+    mask: int
+    loss: LossRule
+    mean: bool
+    factor: float
+    measures: tuple[MeasureRule, ...]
 
 
 class UpdateRule(NamedTuple):
@@ -66,22 +106,36 @@ class UpdateRule(NamedTuple):
 
 
 class StepRules(NamedTuple):
-    """The rules by which a step minimises, measures and changes.
+    """The rules by which a step changes weights.
 
     Attributes:
-        loss: The loss.
-        measures: What else is averaged.
         update: How weights change.
-        mean: Whether the loss is the mean over the positions that the mask leaves, not the sum.
         rows_apart: Whether an update takes for the square of an embedding's gradient the sum of the squares of all
             its parts, as Keras's optimizers do on TensorFlow.
+        norms: Whether the norm of all gradients is wanted.
+        copied: The numbers of nodes whose values are wanted.
     """
 
-    loss: LossRule
-    measures: Sequence[MeasureRule]
     update: UpdateRule
-    mean: bool = True
     rows_apart: bool = False
+    norms: bool = False
+    copied: tuple[int, ...] = ()
+
+
+class Compared(NamedTuple):
+    """A batch's targets of an output.
+
+    Attributes:
+        positions: How many a row of the output has; the loss has a value for each.
+        features: The numbers of a position.
+        targets: (B, positions, ...) float32, with the numbers that `LossRule.target_features` gives; or int32 ids.
+        weights: (B, positions) float32, or None for ones.
+    """
+
+    positions: int
+    features: int
+    targets: np.ndarray
+    weights: np.ndarray | None = None
 
 
 class Numbers(NamedTuple):
@@ -90,26 +144,37 @@ class Numbers(NamedTuple):
     Attributes:
         each: In the order that `csrc/training/rules.h` gives.
         decay: What decaying weights lose of themselves.
-        scale: The factor of the sum of all positions' losses.
+        share: Of accumulated gradients, that of each in their mean; 0 for a step that only adds its own to them.
+        kept: What moving averages keep of themselves.
+        averaged: Whether weights become their averages at the end.
     """
 
     each: tuple[float, ...]
-    decay: float
-    scale: float
+    decay: float = 0.0
+    share: float = 1.0
+    kept: float = 0.0
+    averaged: bool = False
+
+
+class HeadTotals(NamedTuple):
+    """The loss of a head, and the total and the count of each of its measures."""
+
+    loss: float
+    measures: list[tuple[float, float]]
 
 
 class Totals(NamedTuple):
-    """The loss and the sums over a batch.
+    """The results of a step.
 
     Attributes:
-        loss: Of a step the loss, as `Numbers.scale` makes it; else the sum over all positions, weighted.
-        counted: The positions that the output's mask does not leave out.
-        measures: Of each measure over all positions.
+        loss: All heads' losses times their factors, and what regularizers add.
+        norm: Of all gradients before they are clipped, if it is wanted.
+        heads: Of each.
     """
 
     loss: float
-    counted: float
-    measures: list[float]
+    norm: float
+    heads: list[HeadTotals]
 
 
 class TrainingProgram:
@@ -118,10 +183,9 @@ class TrainingProgram:
     Args:
         nodes: In order, each after those it reads; their arrays are those of the weights.
         rates: What each node drops: of its inputs and, for an LSTM, of its state.
-        output: The number of the node that the loss compares.
-        mask: The number of its mask's node, or -1.
         weights: Those that change.
-        rules: What is minimised, measured and changed.
+        heads: What is minimised and measured.
+        rules: How weights change.
 
     Raises:
         ValueError: The graph is not one that the core trains.
@@ -131,9 +195,8 @@ class TrainingProgram:
         self,
         nodes: Sequence[Node],
         rates: Sequence[tuple[float, float]],
-        output: int,
-        mask: int,
         weights: Sequence[TrainedWeight],
+        heads: Sequence[LossHead],
         rules: StepRules,
     ) -> None:
         places = {number: number for number in range(len(nodes))}
@@ -142,16 +205,12 @@ class TrainingProgram:
         self._native = native.core().TrainingProgram(
             [native_node(node, places, rows()) for node in nodes],
             list(rates),
-            output,
-            mask,
-            [(weight.values, _three(weight.slots), weight.decays) for weight in weights],
-            (
-                rules.loss.name,
-                rules.loss.from_logits,
-                (rules.loss.delta, rules.loss.label_smoothing, _LEAST),
-            ),
-            [tuple(measure) for measure in rules.measures],
-            (rules.update.name, rules.update.clip, rules.update.most, rules.rows_apart, rules.mean),
+            [
+                (one.values, _three(one.slots), (one.accumulated, one.average), one.decays, one.penalties)
+                for one in weights
+            ],
+            [_native_head(head) for head in heads],
+            (*rules.update, rules.rows_apart, rules.norms, list(rules.copied)),
         )
 
     def run(
@@ -159,8 +218,8 @@ class TrainingProgram:
         sizes: Sizes,
         inputs: Sequence[np.ndarray],
         keys: Sequence[int],
-        targets: np.ndarray,
-        weights: np.ndarray | None = None,
+        compared: Sequence[Compared],
+        copies: Sequence[np.ndarray] = (),
         numbers: Numbers | None = None,
     ) -> Totals:
         """Runs a step.
@@ -169,15 +228,29 @@ class TrainingProgram:
             sizes: Of these inputs' rows, as `sizes_of_step` gives them.
             inputs: In the order of the input nodes, (B, ...), C-contiguous, float32 or int32.
             keys: For each node, of the random numbers that it draws.
-            targets: What the loss compares: (B, ...) float32 in the shape of the output, or int32 without its last
-                axis for a loss of ids.
-            weights: (B, positions) float32, or None for ones.
-            numbers: Of the update; None for the loss and the measures alone, which drop nothing.
+            compared: What the heads compare.
+            copies: (B, ...) float32 arrays that take the values of the nodes in `StepRules.copied`.
+            numbers: Of the update; None for the losses and the measures alone, which drop nothing.
 
         Raises:
             IndexError: An id is not a row of its table, or of the output.
         """
-        return Totals(*self._native.run(len(inputs[0]), sizes, inputs, keys, targets, weights, numbers))
+        loss, norm, heads = self._native.run(len(inputs[0]), sizes, inputs, keys, compared, copies, numbers)
+        return Totals(loss, norm, [HeadTotals(*head) for head in heads])
+
+
+def _native_head(head: LossHead) -> tuple[object, ...]:
+    loss = head.loss
+    numbers = (loss.delta, loss.label_smoothing, _LEAST)
+    passed = (loss.name, loss.from_logits, numbers, list(loss.levels))
+    return (
+        head.output,
+        head.mask,
+        passed,
+        head.mean,
+        head.factor,
+        [tuple(measure) for measure in head.measures],
+    )
 
 
 def _three(slots: tuple[np.ndarray | None, ...]) -> list[np.ndarray | None]:
@@ -207,11 +280,41 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
             shapes[number] = next(given)
             continue
         read = {name: shapes[source] for name, source in node.inputs.items()}
-        drops = node.op in ("dropout", "spatial_dropout")
-        shapes[number] = read["x"] if drops else OPERATIONS[node.op].shape(node, read)
+        shapes[number] = read["x"] if node.op in DROPPING else OPERATIONS[node.op].shape(node, read)
     return shapes
 
 
 def sizes_of_step(nodes: Sequence[Node], shapes: Mapping[int, Shape]) -> Sizes:
     """The shapes of a step in the core's form; None if it does not take such shapes."""
-    return sizes_of(dict(enumerate(nodes)), shapes, rows())
+    flat = {}
+    for number, node in enumerate(nodes):
+        if any(
+            not _takes(node, shapes[number], shapes[source], name) for name, source in node.inputs.items()
+        ):
+            return None
+        flat[number] = _flat(shapes[number])
+    return sizes_of(
+        dict(enumerate(nodes)), flat, {name: row._replace(shapes="any") for name, row in rows().items()}
+    )
+
+
+def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
+    """True if the core computes a node of a shape from an input of a shape."""
+    takes = rows()[node.op].shapes
+    if name.startswith("mask") or takes == "any":
+        return True
+    if takes == "time":
+        return len(read) == 2
+    if takes == "features":
+        return node.options["axis"] in (-1, len(shape))
+    if node.op in MASKS:
+        return read in (shape, (1,))
+    # What has fewer positions is taken again and again.
+    read = (1,) * (len(shape) - len(read)) + read
+    first = next((axis for axis, size in enumerate(read[:-1]) if size != 1), len(read) - 1)
+    return read[first:] == shape[first:]
+
+
+def _flat(shape: Shape) -> Shape:
+    """A shape of at most two axes; all but the last may be counted as one."""
+    return shape if len(shape) < 3 else (math.prod(shape[:-1]), shape[-1])

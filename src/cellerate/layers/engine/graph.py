@@ -1,7 +1,6 @@
 """Reading a Keras model into the graph of a training step: a program whose layers also drop numbers.
 
-The nodes are those of a `Program`, with two more operations that packed models lack: "dropout" and
-"spatial_dropout".
+The nodes are those of a `Program`, with operations that packed models lack: those that drop numbers.
 """
 
 import dataclasses
@@ -51,16 +50,15 @@ class TrainingGraph:
 
     Attributes:
         nodes: In order, each after those it reads.
-        output: The number of the node whose value the model gives.
-        mask: The number of the node of its Keras mask, -1 for none.
+        outputs: Of each output of the model, in its order, the number of the node and that of its Keras mask, -1 for
+            none.
         weights: (the number of a node, the name of an array) → its Keras variable.
         drops: What nodes drop, by their numbers.
         inputs: The names of the model's inputs, in its order.
     """
 
     nodes: tuple[Node, ...]
-    output: int
-    mask: int
+    outputs: tuple[tuple[int, int], ...]
     weights: Mapping[tuple[int, str], Any]
     drops: Mapping[int, Drops]
     inputs: tuple[str, ...]
@@ -94,17 +92,16 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
     reading = ProgramReading(nodes, _training_readers())
     names = tensor_names(graph._inputs_struct, graph.inputs)
     values = [reading.model_input(name, tensor) for name, tensor in zip(names, graph.inputs, strict=True)]
-    outputs = walk(graph, values, reading)
-    if len(outputs) != 1:
-        return (f"model {model.name!r} has {len(outputs)} outputs. Give it one.",)
-    wanted = {"output": reading.model_output("output", outputs[0])}
-    try:
-        mask = _mask_node(reading, outputs[0])
-    except Refused as refused:
-        reading.refuse("the output", refused)
-        mask = None
-    if mask is not None:
-        wanted["mask"] = mask
+    wanted: dict[str, int] = {}
+    for place, output in enumerate(walk(graph, values, reading)):
+        wanted[f"output {place}"] = reading.model_output(f"output {place}", output)
+        try:
+            mask = _mask_node(reading, output)
+        except Refused as refused:
+            reading.refuse(f"output {place}", refused)
+            mask = None
+        if mask is not None:
+            wanted[f"mask {place}"] = mask
     if reading.refused:
         return tuple(reading.refused)
     found, numbers, places = reading.used(wanted)
@@ -123,8 +120,10 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
         return tuple(f"{name} computes its weights from several variables." for name in dict.fromkeys(odd))
     return TrainingGraph(
         found,
-        numbers["output"],
-        numbers.get("mask", -1),
+        tuple(
+            (numbers[f"output {place}"], numbers.get(f"mask {place}", -1))
+            for place in range(len(graph.outputs))
+        ),
         {key: weight.variable for key, weight in weights.items() if weight is not None},
         {places[number]: drops for number, drops in nodes.drops.items() if number in places},
         tuple(names),
@@ -191,11 +190,23 @@ def _refused_noise(call: ProgramCall) -> ProgramValue:
 
 
 def _dropout(call: ProgramCall) -> ProgramValue:
-    """A node that drops single numbers."""
-    layer = call.layer
-    if layer.rate > 0 and layer.noise_shape is not None:
-        raise Refused("has a noise_shape", _SAME_LAYERS)
-    return _dropping(call, "dropout")
+    """A node that drops single numbers, or those along an axis alike."""
+    shape = call.layer.noise_shape
+    if call.layer.rate == 0 or shape is None:
+        return _dropping(call, "dropout")
+    alike = [size == 1 and of != 1 for size, of in zip(shape, call.x.shape, strict=False)]
+    others = [size for size, one in zip(shape, alike, strict=False) if not one]
+    free = all(size is None or size == of for size, of in zip(shape, call.x.shape, strict=False) if size != 1)
+    if (
+        len(shape) == len(call.x.shape)
+        and free
+        and (not any(alike) or (len(shape) == 3 and len(others) == 2))
+    ):
+        if not any(alike):
+            return _dropping(call, "dropout")
+        if not alike[0]:
+            return _dropping(call, "spatial_dropout" if alike[1] else "step_dropout")
+    raise Refused(f"has the noise_shape {tuple(shape)}", _SAME_LAYERS)
 
 
 def _spatial_dropout(call: ProgramCall) -> ProgramValue:

@@ -1,16 +1,19 @@
 """The losses and metrics of Keras that the engine has: a row each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 from keras import losses, metrics
+from keras.src import tree
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from cellerate.kernels.training.cpu import LossRule, MeasureRule
 
 _MEANS = ("sum_over_batch_size", "mean")
+# Cellerate's own, in a room beside this one.
+_QUANTILES = "cellerate>QuantileLoss"
 _DEFAULTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None, "delta": 1.0}
 # By the function that a loss wraps.
 _LOSSES: dict[Any, str] = {
@@ -33,41 +36,88 @@ _MEASURES: dict[Any, str] = {
 
 
 class Objective(NamedTuple):
-    """The loss that a model minimises.
+    """A loss of a model.
 
     Attributes:
         rule: As the core takes it.
         mean: Whether the loss is the mean over all positions, not their sum.
-        factor: The weight of the loss.
+        factor: The weight of the loss in the sum of all.
+        output: The place of the output that it compares, among all of the model's.
+        tracker: The metric that keeps its mean, where the model has several losses.
     """
 
     rule: LossRule
     mean: bool
     factor: float
+    output: int
+    tracker: keras.Metric | None
 
 
 class Measured(NamedTuple):
-    """A metric of a model.
+    """A metric of a model that is a mean, which the core averages.
 
     Attributes:
         metric: Keras's, whose `total` and `count` hold the state.
+        name: In the logs.
+        output: The place of the output that it compares.
         rule: As the core takes it.
         result: What a mean becomes in the logs.
     """
 
     metric: keras.Metric
+    name: str
+    output: int
     rule: MeasureRule
     result: Callable[[float], float]
 
 
-def objective_of(model: keras.Model) -> Objective | str:
-    """The loss of a compiled model whose losses are built; or why the engine has it not."""
+class Observed(NamedTuple):
+    """Any other metric, which Keras computes from the outputs.
+
+    Attributes:
+        metric: Keras's.
+        name: In the logs.
+        output: The place of the output that it compares.
+        weighted: Whether samples count as their weights say.
+    """
+
+    metric: keras.Metric
+    name: str
+    output: int
+    weighted: bool
+
+
+def objectives_of(model: keras.Model) -> list[Objective] | str:
+    """The losses of a compiled model, which are built; or why the engine has one of them not."""
     compiled = model._compile_loss
     flat = getattr(compiled, "_flat_losses", None) or []
-    if len(flat) != 1:
-        return f"it has {len(flat)} losses"
-    loss, factor = flat[0].loss, flat[0].loss_weights
+    if not flat:
+        return "it has no loss"
+    structure = compiled._y_pred_build_structure
+    places = tree.pack_sequence_as(structure, list(range(len(tree.flatten(structure)))))
+    trackers = list(compiled.metrics) or [None] * len(flat)
+    found = []
+    for (path, loss, factor, _), tracker in zip(flat, trackers, strict=True):
+        rule = _loss_rule(loss)
+        if isinstance(rule, str):
+            return rule
+        place = places
+        for step in path:
+            place = place[step]
+        mean = loss.reduction in _MEANS
+        found.append(Objective(rule, mean, 1.0 if factor is None else float(factor), place, tracker))
+    return found
+
+
+def _loss_rule(loss: Any) -> LossRule | str:
+    """A loss as the core takes it; or why it is not one of the engine's."""
     name = getattr(loss, "name", type(loss).__name__)
+    if getattr(loss, "reduction", None) not in (*_MEANS, "sum"):
+        return f"the loss {name!r} has the reduction {getattr(loss, 'reduction', None)!r}"
+    if keras.backend.standardize_dtype(loss.dtype) != "float32":
+        return f"the loss {name!r} is computed in {loss.dtype}"
+    if keras.saving.get_registered_name(type(loss)) == _QUANTILES:
+        return LossRule("quantile", levels=loss.quantiles)
     known = isinstance(loss, LossFunctionWrapper) and _LOSSES.get(getattr(loss, "fn", None))
     if not known or type(loss).call is not LossFunctionWrapper.call:
         return f"the engine has no loss {name!r}"
@@ -75,39 +125,60 @@ def objective_of(model: keras.Model) -> Objective | str:
     odd = [key for key in given if key not in _DEFAULTS]
     if odd or given["axis"] != -1 or given["ignore_class"] is not None:
         return f"the engine does not have the loss {name!r} with these arguments"
-    if loss.reduction not in (*_MEANS, "sum"):
-        return f"the loss has the reduction {loss.reduction!r}"
-    if keras.backend.standardize_dtype(loss.dtype) != "float32":
-        return f"the loss is computed in {loss.dtype}"
     smoothing = 0.0 if known.startswith("sparse") else float(given["label_smoothing"])
-    rule = LossRule(known, bool(given["from_logits"]), float(given["delta"]), smoothing)
-    return Objective(rule, loss.reduction in _MEANS, 1.0 if factor is None else float(factor))
+    return LossRule(known, bool(given["from_logits"]), float(given["delta"]), smoothing)
 
 
-def measured_of(model: keras.Model) -> list[Measured] | str:
-    """The metrics of a compiled model besides its loss; or why the engine has one of them not."""
+def sees_masks(training: bool) -> bool:
+    """True if metrics see the masks of outputs: in a step that JAX differentiates, these have lost theirs."""
+    return not (training and keras.backend.backend() == "jax")
+
+
+def metrics_of(
+    model: keras.Model, objectives: Sequence[Objective], *, training: bool
+) -> tuple[list[Measured], list[Observed]] | str:
+    """The metrics of a compiled model besides its losses; or why the engine has one of them not.
+
+    Args:
+        model: The model, whose metrics are built.
+        objectives: Its losses.
+        training: Whether the step trains, or only judges.
+    """
     compiled = model._compile_metrics
-    found: list[Measured] = []
-    own = [metric for metric in model.metrics if metric not in (model._loss_tracker, compiled)]
+    measured: list[Measured] = []
+    observed: list[Observed] = []
+    known = {id(metric) for metric in (model._loss_tracker, compiled)}
+    known |= {id(objective.tracker) for objective in objectives}
+    own = [metric for metric in model.metrics if id(metric) not in known]
     if own:
         return f"the engine does not have the metric {own[0].name!r}"
-    if compiled is None:
-        return found
-    if any(part is not None for part in compiled._flat_weighted_metrics):
-        return "it has weighted metrics"
-    for part in compiled._flat_metrics:
+    if compiled is None or not compiled.metrics:
+        return measured, observed
+    rules = {objective.output: objective.rule for objective in reversed(objectives)}
+    # Keras's own way to find names that differ.
+    names = iter(compiled.result())
+    lists = [(part, place, False) for place, part in enumerate(compiled._flat_metrics)]
+    lists += [(part, place, True) for place, part in enumerate(compiled._flat_weighted_metrics)]
+    for part, place, weighted in lists:
         for metric in [] if part is None else part.metrics:
-            rule = _measure(metric)
-            if rule is None:
-                return f"the engine does not have the metric {metric.name!r}"
+            name = next(names)
+            if place not in rules:
+                return f"the output of the metric {name!r} has no loss"
+            rule = _measure(metric, sees_masks(training), weighted)
+            comparable = rule is not None and (
+                rule.name.startswith("sparse") == rules[place].takes_ids and not rules[place].levels
+            )
+            if rule is None or not comparable:
+                observed.append(Observed(metric, name, place, weighted))
+                continue
             root = type(metric) is metrics.RootMeanSquaredError
-            found.append(Measured(metric, rule, _root if root else float))
-    return found
+            measured.append(Measured(metric, name, place, rule, _root if root else float))
+    return measured, observed
 
 
-def _measure(metric: Any) -> MeasureRule | None:
+def _measure(metric: Any, masked: bool, weighted: bool) -> MeasureRule | None:
     if type(metric) is metrics.RootMeanSquaredError:
-        return MeasureRule("squared")
+        return MeasureRule("squared", masked=False, weighted=weighted)
     if (
         not isinstance(metric, MeanMetricWrapper)
         or type(metric).update_state is not MeanMetricWrapper.update_state
@@ -116,9 +187,7 @@ def _measure(metric: Any) -> MeasureRule | None:
     name = _MEASURES.get(metric._fn)
     arguments = dict(metric._fn_kwargs)
     threshold = float(arguments.pop("threshold", 0.5))
-    # In a step that JAX differentiates, the outputs have lost their mask.
-    masked = keras.backend.backend() != "jax"
-    return None if name is None or arguments else MeasureRule(name, threshold, masked)
+    return None if name is None or arguments else MeasureRule(name, threshold, masked, weighted)
 
 
 def _root(mean: float) -> float:

@@ -42,14 +42,35 @@ def make_train_function(model: keras.Model, engine: str, summed: bool, force: bo
     if reasons and engine == "require":
         raise ModelError(refusal(model, reasons))
     if not reasons:
-        model.train_function = _WAYS[keras.backend.backend()](model, own, engine, summed)
+        model.train_function = _WAYS[keras.backend.backend()](_Stepper(model, own, engine, summed))
 
 
-def make_other_function(model: keras.Model, name: str, force: bool = False) -> None:
-    """Stands in for `make_test_function` and `make_predict_function`: their functions read the variables themselves."""
+def make_test_function(model: keras.Model, engine: str, force: bool = False) -> None:
+    """Stands in for `Model.make_test_function`; the first two are bound by a partial.
+
+    Args:
+        model: The model.
+        engine: "auto", or "require", as for training; what the engine does not know is judged in Keras's own way.
+        force: Whether an existing function is made again.
+    """
+    _give_back(model)
+    made = model.test_function is None or force
+    type(model).make_test_function(model, force)
+    if made and not why_not(model, _JUDGING):
+        model.test_function = _WAYS[keras.backend.backend()](
+            _Stepper(model, model.test_function, engine, None)
+        )
+
+
+def make_predict_function(model: keras.Model, force: bool = False) -> Any:
+    """Stands in for `Model.make_predict_function`, whose function reads the variables itself."""
+    _give_back(model)
+    return type(model).make_predict_function(model, force)
+
+
+def _give_back(model: keras.Model) -> None:
     if (lender := _lenders.get(model)) is not None:
         lender.give_back()
-    getattr(type(model), name)(model, force)
 
 
 def refusal(model: keras.Model, reasons: tuple[str, ...]) -> str:
@@ -58,15 +79,25 @@ def refusal(model: keras.Model, reasons: tuple[str, ...]) -> str:
     return f"model {model.name!r} cannot train on the engine:\n{lines}"
 
 
-def why_not(model: keras.Model) -> tuple[str, ...]:
-    """All that keeps a model from the engine before its loss and optimizer are built."""
+# What a class may have of its own, so that its model is not trained, or not judged, as Keras's are.
+_COMPUTING = ("compute_loss", "compute_metrics", "get_metrics_result", "reset_metrics")
+_TRAINING, _JUDGING = ("train_step", *_COMPUTING), ("test_step", *_COMPUTING)
+
+
+def why_not(model: keras.Model, methods: tuple[str, ...] = _TRAINING) -> tuple[str, ...]:
+    """All that keeps a model from the engine before its loss and optimizer are built.
+
+    Args:
+        model: The model.
+        methods: Those that must be Keras's.
+    """
     unavailable = native.why_unavailable()
     if unavailable is not None:
         return (unavailable,)
     reasons = []
     if fused.bridge().gpu_available():
         reasons.append("the backend computes on a GPU")
-    for name in ("train_step", "compute_loss", "compute_metrics", "get_metrics_result", "reset_metrics"):
+    for name in methods:
         if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model):
             reasons.append(f"its class has a {name} of its own")
     if model.run_eagerly:
@@ -78,61 +109,89 @@ def why_not(model: keras.Model) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-class _Trainer:
+class _Stepper:
     """The state between a model's steps: the engine's step once it is made, or Keras's own way for good.
 
     Args:
         model: The model.
+        own: Keras's function of a step.
         engine: As in `make_train_function`.
-        summed: The same.
+        summed: The same; None for steps that judge the model.
     """
 
-    def __init__(self, model: keras.Model, engine: str, summed: bool) -> None:
-        self._model, self._engine = model, engine
-        self._rows_apart = keras.backend.backend() == "tensorflow" and not summed
-        self._step: EngineStep | None = None
-        self._reasons: tuple[str, ...] | None = None
+    def __init__(self, model: keras.Model, own: Callable[..., Any], engine: str, summed: bool | None) -> None:
+        self.model, self.own, self._engine = model, own, engine
+        self.training = summed is not None
+        self._rows_apart = keras.backend.backend() == "tensorflow" and summed is False
+        self.step: EngineStep | None = None
+        self.reasons: tuple[str, ...] | None = None
         self._misfits = 0
         self._key: tuple[int, ...] = ()
 
-    def step_for(self, data: Any) -> EngineStep | None:
-        """The step on the engine; None if the model goes Keras's own way."""
-        if self._step is not None and self._step.lender.lent:
-            # Nobody has looked since the last step.
-            return self._step
-        key = _trained_key(self._model)
-        if self._reasons is not None and self._key == key:
-            return self._step
-        if self._step is not None:
-            self._step.lender.give_back()
-        self._key = key
-        self._step = None
-        self._model._symbolic_build(data_batch=data)
-        parts = parts_of(self._model, rows_apart=self._rows_apart)
-        self._reasons = () if isinstance(parts, StepParts) else parts
-        if not isinstance(parts, StepParts):
-            if self._engine == "require":
-                raise ModelError(refusal(self._model, parts))
-            return None
-        self._step = EngineStep(self._model, parts)
-        _lenders[self._model] = self._step.lender
-        return self._step
+    def logs(self, data: Any, otherwise: Callable[[], Any]) -> Any:
+        """The logs of one step; `otherwise` gives those of Keras's own way."""
+        step = self._step_for(data)
+        if step is not None and not step.lender.take():
+            # Memory that it shared has moved.
+            self.reasons = None
+            step = self._step_for(data)
+        if step is None or not step.lender.take():
+            return otherwise()
+        try:
+            logs = step.run(data, training=self.training)
+        except Misfit as misfit:
+            step.lender.give_back()
+            self._misfit(str(misfit))
+            return otherwise()
+        self._misfits = 0
+        return logs
 
-    def misfit(self, reason: str) -> None:
+    def give_back(self) -> None:
+        """Makes the variables what they should be."""
+        if self.step is not None:
+            self.step.lender.give_back()
+
+    def _step_for(self, data: Any) -> EngineStep | None:
+        """The step on the engine; None if the model goes Keras's own way."""
+        if self.step is not None and self.step.lender.lent:
+            # Nobody has looked since the last step.
+            return self.step
+        key = _trained_key(self.model)
+        if self.reasons is not None and self._key == key:
+            self._hold()
+            return self.step
+        self.give_back()
+        self._key = key
+        self.step = None
+        self.model._symbolic_build(data_batch=data)
+        parts = parts_of(self.model, rows_apart=self._rows_apart, training=self.training)
+        self.reasons = () if isinstance(parts, StepParts) else parts
+        if not isinstance(parts, StepParts):
+            if self._engine == "require" and self.training:
+                raise ModelError(refusal(self.model, parts))
+            return None
+        self.step = EngineStep(self.model, parts)
+        self._hold()
+        return self.step
+
+    def _hold(self) -> None:
+        """Takes the place of the step that had the model's variables before."""
+        if self.step is None or _lenders.get(self.model) is self.step.lender:
+            return
+        _give_back(self.model)
+        _lenders[self.model] = self.step.lender
+
+    def _misfit(self, reason: str) -> None:
         """Notes that a batch went Keras's way; after two in a row, all do, as each costs more than it may save."""
         self._misfits += 1
         if self._misfits > 1:
-            self._step, self._reasons = None, (f"of the last batches, {reason}",)
-
-    def forget(self) -> None:
-        """Has the step made again: memory that it shared has moved."""
-        self._reasons = None
+            self.step, self.reasons = None, (f"of the last batches, {reason}",)
 
 
 def reasons_of(model: keras.Model) -> tuple[str, ...] | None:
     """Why a model's training function goes Keras's way; empty if it is the engine's; None before it is known."""
     trainer = getattr(model.train_function, _HELD, None)
-    return None if trainer is None else trainer._reasons
+    return None if trainer is None else trainer.reasons
 
 
 def described(model: Any) -> str | None:
@@ -156,47 +215,24 @@ def _trained_key(model: keras.Model) -> tuple[int, ...]:
     return (id(model.optimizer), *(id(variable) for variable in model.trainable_variables))
 
 
-def _trained(trainer: _Trainer, data: Any, otherwise: Callable[[], Any]) -> Any:
-    """The logs of one step; `otherwise` gives those of Keras's own way."""
-    step = trainer.step_for(data)
-    if step is not None and not step.lender.take():
-        # Memory that it shared has moved.
-        trainer.forget()
-        step = trainer.step_for(data)
-    if step is None or not step.lender.take():
-        return otherwise()
-    try:
-        logs = step.run(data)
-    except Misfit as misfit:
-        step.lender.give_back()
-        trainer.misfit(str(misfit))
-        return otherwise()
-    trainer._misfits = 0
-    return logs
-
-
 def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
     """The batches of one execution. Raises `StopIteration` if there is none, as Keras expects."""
     return itertools.chain([next(iterator)], itertools.islice(iterator, model.steps_per_execution - 1))
 
 
-def _on_tensorflow(
-    model: keras.Model, own: Callable[..., Any], engine: str, summed: bool
-) -> Callable[..., Any]:
-    trainer = _Trainer(model, engine, summed)
-
-    def train(iterator: Iterator[Any]) -> Any:
+def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
+    def step(iterator: Iterator[Any]) -> Any:
         logs = None
-        for data in _batches(model, iterator):
+        for data in _batches(stepper.model, iterator):
             present = keras.tree.map_structure(_present, data)
-            logs = _trained(trainer, present, functools.partial(_one, own, present))
-        if not _is_dataset(iterator) and trainer._step is not None:
+            logs = stepper.logs(present, functools.partial(_one, stepper.own, present))
+        if not _is_dataset(iterator):
             # One batch, and nobody knows what comes next.
-            trainer._step.lender.give_back()
+            stepper.give_back()
         return logs
 
-    setattr(train, _HELD, trainer)
-    return train
+    setattr(step, _HELD, stepper)
+    return step
 
 
 def _present(value: Any) -> Any:
@@ -212,62 +248,61 @@ def _one(own: Callable[..., Any], data: Any) -> Any:
     return own(iter([data]))
 
 
-def _on_torch(model: keras.Model, own: Callable[..., Any], engine: str, summed: bool) -> Callable[..., Any]:
-    trainer = _Trainer(model, engine, summed)
+def _on_torch(stepper: _Stepper) -> Callable[..., Any]:
+    def step(data: list[Any]) -> Any:
+        return stepper.logs(data[0], functools.partial(stepper.own, data))
 
-    def train(data: list[Any]) -> Any:
-        return _trained(trainer, data[0], functools.partial(own, data))
-
-    setattr(train, _HELD, trainer)
-    return train
+    setattr(step, _HELD, stepper)
+    return step
 
 
-def _on_jax(model: keras.Model, own: Callable[..., Any], engine: str, summed: bool) -> Callable[..., Any]:
+def _on_jax(stepper: _Stepper) -> Callable[..., Any]:
     """Keras passes the values of all variables on as a state; the engine's are read from the variables when needed."""
-    trainer = _Trainer(model, engine, summed)
+    model, groups = stepper.model, _GROUPS if stepper.training else _JUDGED_GROUPS
     passed: list[Any] = [None]
 
-    def train(state: Any, iterator: Iterator[Any]) -> Any:
+    def step(state: Any, iterator: Iterator[Any]) -> Any:
         logs = None
         for data in _batches(model, iterator):
             if passed[0] is None or state[0] is not passed[0][0]:
                 passed[0] = None
-                _put(model, state)
-            logs = _trained(trainer, data, functools.partial(_one_on_jax, model, own, data))
+                _put(model, groups, state)
+            logs = stepper.logs(data, functools.partial(_one_on_jax, model, groups, stepper.own, data))
             if passed[0] is None:
                 passed[0] = tuple(
-                    Values(functools.partial(_values, model, group), len(group(model))) for group in _GROUPS
+                    Values(functools.partial(_values, model, group), len(group(model))) for group in groups
                 )
             state = passed[0]
         return logs, state
 
-    setattr(train, _HELD, trainer)
-    return train
+    setattr(step, _HELD, stepper)
+    return step
 
 
+_Group = Callable[[Any], list[Any]]
+_WEIGHTS: _Group = lambda model: model.trainable_variables  # noqa: E731
+_OTHERS: _Group = lambda model: model.non_trainable_variables  # noqa: E731
+_OPTIMIZERS: _Group = lambda model: model.optimizer.variables  # noqa: E731
+_METRICS: _Group = lambda model: model.metrics_variables  # noqa: E731
 # The variables of a state of JAX, in Keras's order.
-_GROUPS: tuple[Callable[[Any], list[Any]], ...] = (
-    lambda model: model.trainable_variables,
-    lambda model: model.non_trainable_variables,
-    lambda model: model.optimizer.variables,
-    lambda model: model.metrics_variables,
-)
+_GROUPS = (_WEIGHTS, _OTHERS, _OPTIMIZERS, _METRICS)
+_JUDGED_GROUPS = (_WEIGHTS, _OTHERS, _METRICS)
 
 
-def _values(model: keras.Model, group: Callable[[Any], list[Any]]) -> list[Any]:
+def _values(model: keras.Model, group: _Group) -> list[Any]:
     return [variable.value for variable in group(model)]
 
 
-def _put(model: keras.Model, state: Any) -> None:
+def _put(model: keras.Model, groups: tuple[_Group, ...], state: Any) -> None:
     """Gives the variables of a model the values of a state: Keras takes them away for the time of an epoch."""
-    for group, values in zip(_GROUPS, state, strict=True):
+    for group, values in zip(groups, state, strict=True):
         for variable, value in zip(group(model), values, strict=True):
             variable._value = value
 
 
-def _one_on_jax(model: keras.Model, own: Callable[..., Any], data: Any) -> Any:
-    logs, state = own(tuple(_values(model, group) for group in _GROUPS), iter([data]))
-    _put(model, state)
+def _one_on_jax(model: keras.Model, groups: tuple[_Group, ...], own: Callable[..., Any], data: Any) -> Any:
+    logs, state = own(tuple(_values(model, group) for group in groups), iter([data]))
+    _put(model, groups, state)
     return logs
 
 

@@ -1,6 +1,7 @@
 """A model's training step on the engine: what the core takes, and what Keras sees of it."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,18 +11,57 @@ from keras import optimizers
 from keras.src import tree
 
 from cellerate.kernels.training import cpu
+from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.graph import TrainingGraph, read_training
 from cellerate.layers.engine.lending import Lender
-from cellerate.layers.engine.losses import Measured, Objective, measured_of, objective_of
-from cellerate.layers.engine.updates import OptimizerUpdate, rule_of, update_of
+from cellerate.layers.engine.losses import (
+    Measured,
+    Objective,
+    Observed,
+    metrics_of,
+    objectives_of,
+    sees_masks,
+)
+from cellerate.layers.engine.observer import Observer
+from cellerate.layers.engine.updates import (
+    OptimizerUpdate,
+    StepCounter,
+    has_penalty,
+    kept_by,
+    penalties_of,
+    rule_of,
+    trained_weight,
+    update_of,
+)
 
 
 class Misfit(Exception):  # noqa: N818  (it is always caught)
     """Why a batch goes Keras's own way."""
 
 
+@dataclasses.dataclass(frozen=True)
+class StepParts:
+    """The parts of a model's training step.
+
+    Attributes:
+        graph: Its graph.
+        objectives: Its losses.
+        measured: Its metrics that the core averages.
+        observed: Its other metrics.
+        update: The update of its optimizer; None for a step that only judges the model.
+        rows_apart: Whether the rows of embeddings are treated apart, as stock Keras on TensorFlow does.
+    """
+
+    graph: TrainingGraph
+    objectives: Sequence[Objective]
+    measured: Sequence[Measured]
+    observed: Sequence[Observed]
+    update: OptimizerUpdate | None
+    rows_apart: bool
+
+
 class EngineStep:
-    """The training step of a compiled model, whose optimizer, loss and metrics are built.
+    """The step of a compiled model, whose optimizer, losses and metrics are built: it trains or judges.
 
     Attributes:
         lender: What has the values of the model's variables.
@@ -31,72 +71,79 @@ class EngineStep:
         parts: What `parts_of` gives for it.
     """
 
-    def __init__(self, model: keras.Model, parts: "StepParts") -> None:
+    def __init__(self, model: keras.Model, parts: StepParts) -> None:
         self._model, self._parts = model, parts
-        optimizer = model.optimizer
-        self._trained = list(model.trainable_variables)
-        slots = [
-            variable
-            for variables in parts.update.slots
-            if variables is not None
-            for variable in variables
-            if variable is not None
-        ]
-        weights = [*self._trained, *parts.graph.weights.values()]
-        rate = optimizer._learning_rate
-        self._rate = rate if isinstance(rate, keras.Variable) else None
+        graph, update = parts.graph, parts.update
+        trained = [one for one in model.trainable_variables if update is not None or has_penalty(one)]
+        large = [*trained, *graph.weights.values()]
+        counters: list[Any] = []
+        if update is not None:
+            large += kept_by(model.optimizer, update)
+            self._counter = StepCounter(model.optimizer, update, self._array)
+            counters = self._counter.variables
         self._tracker = model._loss_tracker
-        metrics = [self._tracker, *(measured.metric for measured in parts.measured)]
+        trackers = [one.tracker for one in parts.objectives if one.tracker is not None]
+        metrics = [self._tracker, *trackers, *(measured.metric for measured in parts.measured)]
         small = [
-            optimizer._iterations,
-            *([] if self._rate is None else [self._rate]),
-            *(drops.seed.state for drops in parts.graph.drops.values()),
+            *counters,
+            *(drops.seed.state for drops in graph.drops.values()),
             *(variable for metric in metrics for variable in (metric.total, metric.count)),
         ]
-        shared = [*weights, *slots] if keras.backend.backend() == "torch" else []
-        self.lender = Lender([*weights, *slots, *small], shared)
+        shared = large if keras.backend.backend() == "torch" else []
+        self.lender = Lender([*large, *small], shared)
+        self._observer = Observer(parts.observed) if parts.observed else None
         self._sizes: dict[Any, Any] = {}
-        array = self.lender.array
-        nodes = [
+        self._nodes = [
             dataclasses.replace(
-                node, arrays={name: array(parts.graph.weights[number, name]) for name in node.arrays}
+                node, arrays={name: self._array(graph.weights[number, name]) for name in node.arrays}
             )
-            for number, node in enumerate(parts.graph.nodes)
+            for number, node in enumerate(graph.nodes)
         ]
-        self._nodes = nodes
         self._shapes = {
-            number: node.options["shape"] for number, node in enumerate(nodes) if node.op == "input"
+            number: node.options["shape"] for number, node in enumerate(self._nodes) if node.op == "input"
         }
-        self._program = cpu.TrainingProgram(
-            nodes,
-            [parts.graph.rates(number) for number in range(len(nodes))],
-            parts.graph.output,
-            parts.graph.mask,
-            [self._weight(variable) for variable in self._trained],
+        self._seen = sorted({one.output for one in parts.observed})
+        self._program = self._made(trained)
+
+    def _array(self, variable: Any) -> np.ndarray:
+        return self.lender.array(variable)
+
+    def _made(self, trained: Sequence[Any]) -> cpu.TrainingProgram:
+        """The step as the core has it."""
+        parts, optimizer = self._parts, self._model.optimizer
+        outputs = parts.graph.outputs
+        heads = [
+            cpu.LossHead(
+                *outputs[one.output],
+                one.rule,
+                one.mean,
+                one.factor,
+                tuple(measured.rule for measured in self._measures(place)),
+            )
+            for place, one in enumerate(parts.objectives)
+        ]
+        update = None if parts.update is None else rule_of(optimizer, parts.update)
+        return cpu.TrainingProgram(
+            self._nodes,
+            [parts.graph.rates(number) for number in range(len(self._nodes))],
+            [trained_weight(optimizer, parts.update, one, self._array) for one in trained],
+            heads,
             cpu.StepRules(
-                parts.objective.rule,
-                [measured.rule for measured in parts.measured],
-                rule_of(optimizer, parts.update),
-                parts.objective.mean,
+                cpu.UpdateRule("sgd") if update is None else update,
                 parts.rows_apart,
+                parts.update is not None and norms_of(optimizer) is not None,
+                tuple(outputs[place][0] for place in self._seen),
             ),
         )
 
-    def _weight(self, variable: Any) -> cpu.TrainedWeight:
-        """A weight with its slots, as the core takes it."""
-        optimizer, array = self._model.optimizer, self.lender.array
-        place = optimizer._get_variable_index(variable)
-        return cpu.TrainedWeight(
-            array(variable),
-            tuple(
-                None if variables is None else array(variables[place])
-                for variables in self._parts.update.slots
-            ),
-            bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(variable)),
-        )
+    def _measures(self, place: int) -> list[Measured]:
+        """The metrics that are averaged beside a loss: those of its output, if it is the first there."""
+        output = self._parts.objectives[place].output
+        first = next(n for n, one in enumerate(self._parts.objectives) if one.output == output)
+        return [one for one in self._parts.measured if one.output == output] if first == place else []
 
-    def run(self, data: Any) -> dict[str, float]:
-        """Trains on a batch as Keras's `train_step` takes it, and gives the logs.
+    def run(self, data: Any, *, training: bool) -> dict[str, Any]:
+        """Trains on a batch as Keras's `train_step` takes it, or judges one as its `test_step`, and gives the logs.
 
         Raises:
             Misfit: The batch must go Keras's own way; nothing has changed.
@@ -104,24 +151,27 @@ class EngineStep:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         inputs = self._inputs(x)
         rows = len(inputs[0])
-        sizes, output = self._sizes_of(tuple(array.shape for array in inputs))
-        targets = self._targets(y, (rows, *output))
-        positions = int(np.prod(output[:-1]))
-        weights = _weights(sample_weight, rows, positions)
-        objective = self._parts.objective
-        scale = objective.factor / (rows * positions) if objective.mean else objective.factor
-        array, optimizer = self.lender.array, self._model.optimizer
-        iterations = array(optimizer._iterations)
-        step = int(iterations) + 1
-        rate = self._learning_rate(step)
-        decay = float(optimizer.weight_decay or 0.0) * rate
-        numbers = cpu.Numbers(self._parts.update.numbers(rate, step), decay, scale)
+        sizes, shapes = self._sizes_of(tuple(array.shape for array in inputs))
+        targets = _for_each_output(y, self._model, len(shapes))
+        weights = _weights_for_each(sample_weight, self._model, len(shapes))
+        compared = [
+            _compared(one.rule, targets[one.output], weights[one.output], (rows, *shapes[one.output]))
+            for one in self._parts.objectives
+        ]
+        copies = [np.empty((rows, *shapes[place]), np.float32) for place in self._seen]
+        keys = self._keys() if training else [0] * len(self._nodes)
+        numbers = self._counter.numbers() if training else None
         try:
-            totals = self._program.run(sizes, inputs, self._keys(), targets, weights, numbers)
-        except IndexError as error:
+            totals = self._program.run(sizes, inputs, keys, compared, copies, numbers)
+        except (IndexError, ValueError) as error:
             raise Misfit(str(error)) from error
-        iterations[...] = step
-        return self._logs(totals, rows, positions)
+        if training:
+            self._counter.count(totals.norm)
+        logs = self._logs(totals, rows, [rows * one.positions for one in compared])
+        if self._observer is not None:
+            outputs = dict(zip(self._seen, copies, strict=True))
+            logs.update(self._observer.update(targets, outputs, weights))
+        return logs
 
     def _inputs(self, x: Any) -> list[np.ndarray]:
         names = self._parts.graph.inputs
@@ -138,8 +188,8 @@ class EngineStep:
             for values, (number, shape) in zip(flat, self._shapes.items(), strict=True)
         ]
 
-    def _sizes_of(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, tuple[int, ...]]:
-        """The shapes of a step in the core's form, and that of a row of the output."""
+    def _sizes_of(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, list[tuple[int, ...]]]:
+        """The shapes of a step in the core's form, and those of a row of the outputs."""
         key = tuple(shape[1:] for shape in shapes)
         found = self._sizes.get(key)
         if found is None:
@@ -150,102 +200,83 @@ class EngineStep:
             sizes = cpu.sizes_of_step(self._nodes, known)
             if sizes is None:
                 raise Misfit("the engine does not know its shapes")
-            found = self._sizes[key] = sizes, known[self._parts.graph.output]
+            found = self._sizes[key] = sizes, [known[output] for output, _ in self._parts.graph.outputs]
         return found
-
-    def _targets(self, y: Any, output: tuple[int, ...]) -> np.ndarray:
-        flat = tree.flatten(y)
-        if len(flat) != 1 or flat[0] is None:
-            raise Misfit("it has several targets, or none")
-        targets = _array(flat[0])
-        ids = self._parts.objective.rule.name.startswith("sparse")
-        wanted = output[:-1] if ids else output
-        if targets.shape not in (wanted, (*wanted, 1)) and (ids or (*targets.shape, 1) != wanted):
-            raise Misfit(f"its targets are {targets.shape}")
-        return _of_type(targets.reshape(wanted), "int32" if ids else "float32")
-
-    def _learning_rate(self, step: int) -> float:
-        if self._rate is not None:
-            return float(self.lender.array(self._rate))
-        schedule = self._model.optimizer._learning_rate
-        return float(keras.ops.convert_to_numpy(schedule(np.int32(step - 1))))
 
     def _keys(self) -> list[int]:
         """The keys of this step's random numbers; the states of their generators go on by one."""
         keys = [0] * len(self._nodes)
         for number, drops in self._parts.graph.drops.items():
-            state = self.lender.array(drops.seed.state)
+            state = self._array(drops.seed.state)
             first, second = (int(each) & 0xFFFFFFFF for each in state)
             keys[number] = first | second << 32
         for state in {
             id(drops.seed): drops.seed.state for drops in self._parts.graph.drops.values()
         }.values():
-            array = self.lender.array(state)
+            array = self._array(state)
             array[1] += 1
         return keys
 
-    def _logs(self, totals: cpu.Totals, rows: int, positions: int) -> dict[str, float]:
+    def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int]) -> dict[str, Any]:
         """Adds to the metrics of the epoch, and gives their values so far."""
-        logs = {self._tracker.name: self._add(self._tracker, totals.loss * rows, rows)}
-        for measured, total in zip(self._parts.measured, totals.measures, strict=True):
-            count = totals.counted if measured.rule.masked else rows * positions
-            # As Keras, which takes the mean of each row first.
-            mean = self._add(measured.metric, total / positions, count / positions)
-            logs[measured.metric.name] = measured.result(mean)
+        logs: dict[str, Any] = {self._tracker.name: self._add(self._tracker, totals.loss * rows, rows)}
+        for place, (objective, head) in enumerate(zip(self._parts.objectives, totals.heads, strict=True)):
+            if objective.tracker is not None:
+                logs[objective.tracker.name] = self._add(objective.tracker, head.loss * rows, rows)
+            for measured, (total, count) in zip(self._measures(place), head.measures, strict=True):
+                # As Keras, which takes the mean of each row first.
+                each = positions[place] / rows
+                logs[measured.name] = measured.result(self._add(measured.metric, total / each, count / each))
         return logs
 
     def _add(self, metric: Any, total: float, count: float) -> float:
         """Adds to the state of a mean, and gives it."""
-        totals, counts = self.lender.array(metric.total), self.lender.array(metric.count)
+        totals, counts = self._array(metric.total), self._array(metric.count)
         totals += np.float32(total)
         counts += np.float32(count)
         return float(totals) / float(counts) if counts else 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class StepParts:
-    """The parts of a model's training step.
-
-    Attributes:
-        graph: Its graph.
-        objective: Its loss.
-        measured: Its metrics.
-        update: The update of its optimizer.
-        rows_apart: Whether the rows of embeddings are treated apart, as stock Keras on TensorFlow does.
-    """
-
-    graph: TrainingGraph
-    objective: Objective
-    measured: Sequence[Measured]
-    update: OptimizerUpdate
-    rows_apart: bool
-
-
-def parts_of(model: keras.Model, *, rows_apart: bool) -> StepParts | tuple[str, ...]:
-    """The parts of a model's training step; or all that keeps it from the engine, in words.
+def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> StepParts | tuple[str, ...]:
+    """The parts of a model's step; or all that keeps it from the engine, in words.
 
     Args:
-        model: A compiled model whose loss, metrics and optimizer are built.
+        model: A compiled model whose losses, metrics and optimizer are built.
         rows_apart: Whether the rows of embeddings are treated apart.
+        training: Whether the step trains, or only judges.
     """
     graph = read_training(model)
-    objective, measured, update = objective_of(model), measured_of(model), update_of(model.optimizer)
+    objectives = objectives_of(model)
+    found = metrics_of(model, [] if isinstance(objectives, str) else objectives, training=training)
+    update = update_of(model.optimizer) if training else None
     reasons = list(graph) if isinstance(graph, tuple) else []
-    reasons += [part for part in (objective, measured, update) if isinstance(part, str)]
-    reasons += _odd_variables(model)
-    if isinstance(graph, tuple) or isinstance(objective, str) or isinstance(measured, str):
+    reasons += [part for part in (objectives, found, update) if isinstance(part, str)]
+    reasons += _odd_variables(model) if training else _odd_losses(model)
+    if isinstance(graph, tuple) or isinstance(objectives, str) or isinstance(found, str):
         return tuple(reasons)
     if isinstance(update, str) or reasons:
         return tuple(reasons)
-    if any(node.op == "lstm" and "h0" in node.inputs for node in graph.nodes):
-        reasons.append("an LSTM is given a first state")
-    ids = objective.rule.name.startswith("sparse")
-    reasons += [
-        f"the metric {one.metric.name!r} does not compare what the loss compares"
-        for one in measured
-        if one.rule.name.startswith("sparse") != ids
-    ]
-    if rows_apart and model.optimizer.clipvalue and any(node.op == "embedding" for node in graph.nodes):
+    parts = StepParts(graph, objectives, *found, update, rows_apart)
+    return tuple(_odd_parts(model, parts)) or parts
+
+
+def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
+    """All that keeps parts from working together."""
+    graph, objectives = parts.graph, parts.objectives
+    reasons = []
+    masked = [one for one in objectives if graph.outputs[one.output][1] >= 0]
+    if len(objectives) > 1 and any(one.mean for one in masked):
+        reasons.append("one of its several losses is a mean over what a mask leaves")
+    if sees_masks(parts.update is not None):
+        places = {one.output for one in masked}
+        reasons += [
+            f"the engine does not have the metric {one.name!r} of an output with a mask"
+            for one in parts.observed
+            if one.output in places
+        ]
+    if parts.update is None:
+        return reasons
+    if parts.rows_apart and model.optimizer.clipvalue and any(node.op == "embedding" for node in graph.nodes):
         reasons.append("clipvalue clips the rows of an Embedding apart on TensorFlow")
     trained = {id(variable) for variable in graph.weights.values()}
     reasons += [
@@ -253,24 +284,92 @@ def parts_of(model: keras.Model, *, rows_apart: bool) -> StepParts | tuple[str, 
         for variable in model.trainable_variables
         if id(variable) not in trained
     ]
-    return tuple(reasons) or StepParts(graph, objective, measured, update, rows_apart)
+    if model.optimizer.use_ema and len(model.trainable_variables) != len(
+        model.optimizer._trainable_variables
+    ):
+        reasons.append("its optimizer averages weights that no longer change")
+    return reasons
 
 
 def _odd_variables(model: keras.Model) -> list[str]:
-    """All that keeps the variables of a model from the engine."""
+    """All that keeps the variables of a model from being trained by the engine."""
     reasons = [
         f"{variable.path} has a constraint"
         for variable in model.trainable_variables
         if variable.constraint is not None
     ]
-    if model.losses:
-        reasons.append("it adds losses of its own or of regularizers")
     rate = getattr(model.optimizer, "_learning_rate", None)
     if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):
         reasons.append("its learning rate is a function")
     if not model.trainable_variables:
         reasons.append("it has no weights that change")
+    return reasons + _odd_losses(model)
+
+
+def _odd_losses(model: keras.Model) -> list[str]:
+    """The losses of a model beside those of its outputs that the engine does not have."""
+    regularized = [one for one in model.trainable_variables if getattr(one, "regularizer", None) is not None]
+    reasons = [
+        f"{variable.path} has the regularizer {type(variable.regularizer).__name__}"
+        for variable in regularized
+        if penalties_of(variable) is None
+    ]
+    if len(model.losses) > len(regularized) or any(
+        getattr(layer, "activity_regularizer", None) is not None
+        for layer in model._flatten_layers(include_self=False)
+    ):
+        reasons.append("it adds losses of its own")
     return reasons
+
+
+def _for_each_output(values: Any, model: keras.Model, count: int) -> list[Any]:
+    """A batch's targets, one for each output."""
+    if isinstance(values, Mapping) and not isinstance(model._outputs_struct, Mapping):
+        names = list(model.output_names)
+        if set(values) != set(names):
+            raise Misfit("its targets have other names than the outputs")
+        values = [values[name] for name in names]
+    flat = list(tree.flatten(values))
+    if len(flat) != count or any(one is None for one in flat):
+        raise Misfit(f"it has {len(flat)} targets for {count} outputs, or none")
+    return flat
+
+
+def _weights_for_each(sample_weight: Any, model: keras.Model, count: int) -> list[Any]:
+    """The weights of a batch for each output; None for none."""
+    if sample_weight is None:
+        return [None] * count
+    if isinstance(sample_weight, Mapping) and not isinstance(model._outputs_struct, Mapping):
+        sample_weight = [sample_weight.get(name) for name in model.output_names]
+    flat = list(tree.flatten(sample_weight))
+    if len(flat) == 1:
+        return flat * count
+    if len(flat) != count:
+        raise Misfit("it has several sample weights")
+    return flat
+
+
+def _compared(rule: cpu.LossRule, values: Any, weights: Any, output: tuple[int, ...]) -> cpu.Compared:
+    """The targets and weights that a loss compares an output (B, ...) with."""
+    rows, targets = output[0], _array(values)
+    wanted = output[:-1] if rule.takes_ids or rule.levels else output
+    if rule.levels:
+        if output[-1] != len(rule.levels):
+            raise Misfit("its output has another number of quantiles than the loss")
+        fits = targets.shape == wanted or (len(rule.levels) == 1 and targets.shape == output)
+        positions = math.prod(output[1:-2])
+    else:
+        alike = targets.shape in (wanted, (*wanted, 1))
+        fits = alike or (not rule.takes_ids and (*targets.shape, 1) == wanted)
+        positions = math.prod(output[1:-1])
+    if not fits:
+        raise Misfit(f"its targets are {targets.shape}")
+    return cpu.Compared(
+        positions,
+        math.prod(output[1:]) // positions,
+        _of_type(targets.reshape(wanted), "int32" if rule.takes_ids else "float32"),
+        _weights(weights, rows, positions),
+    )
 
 
 def _array(values: Any) -> np.ndarray:
@@ -313,13 +412,10 @@ def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def _weights(sample_weight: Any, rows: int, positions: int) -> np.ndarray | None:
     """(B, positions) float32."""
-    flat = [part for part in tree.flatten(sample_weight) if part is not None]
-    if not flat:
+    if sample_weight is None:
         return None
-    if len(flat) > 1:
-        raise Misfit("it has several sample weights")
-    weights = _array(flat[0])
+    weights = _array(sample_weight)
     each = weights.size == rows * positions and weights.shape[:1] == (rows,)
-    if not each and weights.shape != (rows, 1):
+    if not each and weights.shape not in ((rows, 1), (rows,)):
         raise Misfit(f"its sample weights are {weights.shape}")
     return np.ascontiguousarray(np.broadcast_to(weights.reshape(rows, -1), (rows, positions)), np.float32)

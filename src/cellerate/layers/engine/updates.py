@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import optimizers
+from keras import optimizers, regularizers
 
-from cellerate.kernels.training.cpu import UpdateRule
+from cellerate.kernels.training.cpu import Numbers, TrainedWeight, UpdateRule
+from cellerate.layers.engine.gradient_norm import norms_of
 
 _FLOAT = np.float32
+# Of an optimizer, those that change its update if they are replaced.
+_METHODS = frozenset({"apply", "apply_gradients", "update_step", "stateless_apply", "_clip_gradients"})
 
 
 class OptimizerUpdate(NamedTuple):
@@ -20,11 +23,15 @@ class OptimizerUpdate(NamedTuple):
         name: As the core names it.
         slots: The optimizer's lists of variables, in the order of the update's slots; None for one that it lacks.
         numbers: From the learning rate and the number of the step, counted from 1, the numbers of the update.
+        product: A variable of the optimizer that each update multiplies before it is used.
+        multiplier: Of that variable, from the number of the step.
     """
 
     name: str
     slots: tuple[Sequence[Any] | None, ...]
-    numbers: Callable[[float, int], tuple[float, ...]]
+    numbers: Callable[..., tuple[float, ...]]
+    product: Any = None
+    multiplier: Callable[[int], float] | None = None
 
 
 def update_of(optimizer: Any) -> OptimizerUpdate | str:
@@ -35,9 +42,15 @@ def update_of(optimizer: Any) -> OptimizerUpdate | str:
     row = next((_ROWS[each] for each in kinds if each in _ROWS), None)
     if row is None:
         return f"the engine has no optimizer {type(optimizer).__name__}"
-    for name in ("gradient_accumulation_steps", "use_ema", "loss_scale_factor"):
-        if getattr(optimizer, name, None):
-            return f"the engine does not have {name} of an optimizer"
+    if optimizer.loss_scale_factor:
+        return "the engine does not have loss_scale_factor of an optimizer"
+    if optimizer.use_ema and optimizer.gradient_accumulation_steps:
+        return "the engine does not have use_ema beside gradient_accumulation_steps"
+    replaced = _METHODS & vars(optimizer).keys()
+    if norms_of(optimizer) is not None:
+        replaced -= {"apply"}
+    if replaced:
+        return f"its optimizer replaces its method {min(replaced)}"
     return row(optimizer)
 
 
@@ -50,6 +63,123 @@ def rule_of(optimizer: Any, update: OptimizerUpdate) -> UpdateRule:
     if optimizer.clipvalue:
         return UpdateRule(update.name, "value", float(optimizer.clipvalue))
     return UpdateRule(update.name)
+
+
+def trained_weight(
+    optimizer: Any, update: OptimizerUpdate | None, variable: Any, array: Callable[[Any], np.ndarray]
+) -> TrainedWeight:
+    """A weight with what its optimizer keeps for it, as the core takes it.
+
+    Args:
+        optimizer: The optimizer.
+        update: Its update; None for a weight that only its regularizer counts.
+        variable: The weight's variable.
+        array: Gives the engine's array of a variable.
+    """
+    penalties = penalties_of(variable) or (0.0, 0.0)
+    if update is None:
+        return TrainedWeight(array(variable), (), penalties=penalties)
+    place = optimizer._get_variable_index(variable)
+
+    def kept(variables: Sequence[Any] | None) -> np.ndarray | None:
+        return None if variables is None else array(variables[place])
+
+    return TrainedWeight(
+        array(variable),
+        tuple(map(kept, update.slots)),
+        kept(optimizer._accumulated_gradients) if optimizer.gradient_accumulation_steps else None,
+        kept(optimizer._model_variables_moving_average) if optimizer.use_ema else None,
+        bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(variable)),
+        penalties,
+    )
+
+
+def kept_by(optimizer: Any, update: OptimizerUpdate) -> list[Any]:
+    """The variables of an optimizer that are as large as weights."""
+    lists = [
+        *update.slots,
+        optimizer._accumulated_gradients if optimizer.gradient_accumulation_steps else None,
+        optimizer._model_variables_moving_average if optimizer.use_ema else None,
+    ]
+    return [each for variables in lists for each in variables or () if each is not None]
+
+
+def penalties_of(variable: Any) -> tuple[float, float] | None:
+    """l1 and l2 of a weight's regularizer; None for another regularizer."""
+    regularizer = getattr(variable, "regularizer", None)
+    if regularizer is None:
+        return 0.0, 0.0
+    if type(regularizer) not in (regularizers.L1, regularizers.L2, regularizers.L1L2):
+        return None
+    l1, l2 = (keras.ops.convert_to_numpy(getattr(regularizer, name, 0.0)) for name in ("l1", "l2"))
+    return float(l1), float(l2)
+
+
+def has_penalty(variable: Any) -> bool:
+    """True if a weight has a regularizer."""
+    return getattr(variable, "regularizer", None) is not None
+
+
+class StepCounter:
+    """Counts the steps of an optimizer, and gives the numbers of each.
+
+    Args:
+        optimizer: The optimizer.
+        update: Its update.
+        array: Gives the engine's array of a variable.
+    """
+
+    def __init__(self, optimizer: Any, update: OptimizerUpdate, array: Callable[[Any], np.ndarray]) -> None:
+        self._optimizer, self._update, self._array = optimizer, update, array
+        rate = optimizer._learning_rate
+        self._rate = rate if isinstance(rate, keras.Variable) else None
+        self._norms = norms_of(optimizer)
+        self._every = optimizer.gradient_accumulation_steps or 1
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables that it counts in or reads."""
+        return [
+            one
+            for one in (self._optimizer._iterations, self._rate, self._norms, self._update.product)
+            if one is not None
+        ]
+
+    def numbers(self) -> Numbers:
+        """The numbers of the next step."""
+        optimizer = self._optimizer
+        done = int(self._array(optimizer._iterations))
+        # As Keras, which counts updates.
+        updates = done // self._every
+        share = 1.0 if self._every == 1 else 1 / self._every if (done + 1) % self._every == 0 else 0.0
+        if share == 0:
+            return Numbers((), share=0.0)
+        rate = self._learning_rate(done)
+        passed: list[Any] = [rate, updates + 1]
+        if self._update.multiplier is not None:
+            product = self._array(self._update.product)
+            product *= _FLOAT(self._update.multiplier(updates + 1))
+            passed.append(float(product))
+        every = (optimizer.ema_overwrite_frequency or None) if optimizer.use_ema else None
+        return Numbers(
+            self._update.numbers(*passed),
+            float(optimizer.weight_decay or 0.0) * rate,
+            share,
+            float(optimizer.ema_momentum) if optimizer.use_ema and updates else 0.0,
+            every is not None and (updates + 1) % every == 0,
+        )
+
+    def count(self, norm: float) -> None:
+        """Counts a step whose gradients had a norm."""
+        iterations = self._array(self._optimizer._iterations)
+        iterations[...] = int(iterations) + 1
+        if self._norms is not None:
+            self._array(self._norms)[...] += np.array([norm, 1.0], _FLOAT)
+
+    def _learning_rate(self, done: int) -> float:
+        if self._rate is not None:
+            return float(self._array(self._rate))
+        return float(keras.ops.convert_to_numpy(self._optimizer._learning_rate(np.int32(done))))
 
 
 def _sgd(optimizer: Any) -> OptimizerUpdate:
@@ -74,6 +204,33 @@ def _adam(optimizer: Any) -> OptimizerUpdate:
     return OptimizerUpdate("adam", slots, numbers)
 
 
+def _nadam(optimizer: Any) -> OptimizerUpdate:
+    first, second, epsilon = (float(getattr(optimizer, name)) for name in ("beta_1", "beta_2", "epsilon"))
+
+    def factor(step: int) -> float:
+        return float(_FLOAT(first) * (_FLOAT(1) - _FLOAT(0.5) * _FLOAT(0.96) ** _FLOAT(step)))
+
+    def numbers(rate: float, step: int, product: float = 0.0) -> tuple[float, ...]:
+        now, next_one = factor(step), factor(step + 1)
+        product = product or now
+        power = float(_FLOAT(second) ** _FLOAT(step))
+        of_moment, of_gradient = next_one / (1 - product * next_one), (1 - now) / (1 - product)
+        return rate * of_moment, rate * of_gradient, 1 - first, 1 - second, 1 / (1 - power), epsilon
+
+    slots = (optimizer._momentums, optimizer._velocities)
+    product = optimizer._u_product
+    # Keras 3.15 does not count it among the variables, so on JAX each step begins with 1 again.
+    forgotten = keras.backend.backend() == "jax" and all(one is not product for one in optimizer.variables)
+    if forgotten:
+        return OptimizerUpdate("nadam", slots, numbers)
+    return OptimizerUpdate("nadam", slots, numbers, product, factor)
+
+
+def _lion(optimizer: Any) -> OptimizerUpdate:
+    first, second = float(optimizer.beta_1), float(optimizer.beta_2)
+    return OptimizerUpdate("lion", (optimizer._momentums,), lambda rate, step: (rate, first, second))
+
+
 def _rmsprop(optimizer: Any) -> OptimizerUpdate:
     rho, epsilon, momentum = (float(getattr(optimizer, name)) for name in ("rho", "epsilon", "momentum"))
     slots = (
@@ -95,4 +252,6 @@ _ROWS: dict[type[keras.optimizers.Optimizer], Callable[[Any], OptimizerUpdate]] 
     optimizers.AdamW: _adam,
     optimizers.RMSprop: _rmsprop,
     optimizers.Adagrad: _adagrad,
+    optimizers.Nadam: _nadam,
+    optimizers.Lion: _lion,
 }
