@@ -29,6 +29,8 @@ using PassedRules = std::tuple<std::string, std::string, float, bool, bool, std:
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Given = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Factors = std::optional<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>;
+// Of each node: of a gather, where each number of a row lies in a row of its input.
+using Gathers = std::vector<std::optional<nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>>>;
 // Of an output: the positions and features of a row; the targets; the weights.
 using PassedTargets = std::tuple<int64_t, int64_t, Given, Factors>;
 // The numbers of the update; the decay; the share of accumulated gradients; what averages keep, and whether weights
@@ -123,12 +125,23 @@ HeadBatch part_of(const LossHead& head, int64_t rows, const PassedTargets& passe
 }
 
 Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, const Inputs& inputs,
-          const std::vector<uint64_t>& keys, const std::vector<PassedTargets>& targets,
-          const std::vector<Weight>& copies, const PassedNumbers& passed) {
+          const std::vector<uint64_t>& keys, const Gathers& gathers,
+          const std::vector<PassedTargets>& targets, const std::vector<Weight>& copies,
+          const PassedNumbers& passed) {
   if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
-      keys.size() != program.count() || inputs.size() != program.inputs() ||
-      targets.size() != program.heads().size() || copies.size() != program.copied().size())
+      keys.size() != program.count() || gathers.size() != program.count() ||
+      inputs.size() != program.inputs() || targets.size() != program.heads().size() ||
+      copies.size() != program.copied().size())
     throw std::invalid_argument("expected a shape, a begin and a key for each node, all inputs and targets");
+  std::vector<const int32_t*> places;
+  for (size_t n = 0; n < gathers.size(); ++n) {
+    const ValueShape& shape = sizes.shapes[n];
+    const bool gathers_here = program.node(n).op == ProgramOp::kGather;
+    if (gathers_here != gathers[n].has_value() ||
+        (gathers_here && static_cast<int64_t>(gathers[n]->size()) != shape.positions() * shape.features))
+      throw std::invalid_argument("expected a place for each number of a gather");
+    places.push_back(gathers_here ? gathers[n]->data() : nullptr);
+  }
   std::vector<float*> to;
   for (size_t n = 0; n < copies.size(); ++n) {
     const ValueShape& shape = sizes.shapes[static_cast<size_t>(program.copied()[n])];
@@ -145,6 +158,7 @@ Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, con
   batch.begins = sizes.begins.data();
   batch.inputs = from.data();
   batch.keys = keys.data();
+  batch.gathers = places.data();
   batch.heads = heads.data();
   batch.copies = to.data();
   TrainingNumbers numbers;
@@ -176,7 +190,7 @@ void bind_training(nb::module_& module) {
       .def("__init__", &make, nb::arg("nodes"), nb::arg("rates"), nb::arg("weights"), nb::arg("heads"),
            nb::arg("rules"))
       .def("run", &run, nb::arg("rows"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("keys"),
-           nb::arg("targets"), nb::arg("copies"), nb::arg("numbers") = nb::none());
+           nb::arg("gathers"), nb::arg("targets"), nb::arg("copies"), nb::arg("numbers") = nb::none());
   module.attr("TRAINING_OPERATIONS") = operations_with(&ProgramOpRow::trains);
 }
 

@@ -64,6 +64,20 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
 
 const char* CompiledProgram::target() const { return target_->name; }
 
+namespace {
+
+bool joins_steps(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape) {
+  int64_t steps = 0;
+  for (int32_t input = 0; input < node.input_count; ++input) {
+    const ValueShape& read = shapes[node.inputs[input]];
+    if (read.features != shape.features) return false;
+    steps += read.positions();
+  }
+  return steps == shape.positions();
+}
+
+}  // namespace
+
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
                   bool stretches) {
   for (size_t n = 0; n < nodes.size(); ++n) {
@@ -118,13 +132,17 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       case ProgramOp::kDropout:
       case ProgramOp::kSpatialDropout:
       case ProgramOp::kStepDropout:
+      case ProgramOp::kCumsum:
         need(shape == of(0));
         break;
       case ProgramOp::kLayerNorm:
       case ProgramOp::kAffine:
         need(shape == of(0) && (node.columns == 0 || shape.features == node.columns));
         break;
+      case ProgramOp::kGather:
+        break;
       case ProgramOp::kConcatenate: {
+        if (stretches && joins_steps(node, shapes, shape)) break;
         int64_t features = 0;
         for (int32_t input = 0; input < node.input_count; ++input) {
           need(of(input).steps == shape.steps);

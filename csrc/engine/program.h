@@ -53,6 +53,8 @@ enum class ProgramOp : int32_t {
   kDropout,
   kSpatialDropout,
   kStepDropout,
+  kGather,
+  kCumsum,
   kCount,
 };
 
@@ -106,7 +108,7 @@ void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, 
 void check_states(const std::vector<ProgramNode>& nodes, size_t n);
 
 // Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` says where each crop begins;
-// `stretches`, whether an input of fewer steps may be merged with those of a multiple of them.
+// `stretches`, whether an input of fewer steps may be merged with those of a multiple of them, and steps may be joined.
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
                   bool stretches = false);
 

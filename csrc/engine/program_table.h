@@ -81,11 +81,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .inputs = {"x"},
      .arrays = {"gamma", nullptr, "beta"},
      .number = "epsilon"},
-    {.op = ProgramOp::kAffine,
-     .name = "affine",
-     .inputs = {"x"},
-     .arrays = {"scale", nullptr, "offset"},
-     .trains = false},
+    {.op = ProgramOp::kAffine, .name = "affine", .inputs = {"x"}, .arrays = {"scale", nullptr, "offset"}},
     {.op = ProgramOp::kAdd, .name = "add", .inputs = {"*"}, .shapes = kAlike},
     {.op = ProgramOp::kSubtract, .name = "subtract", .inputs = {"0", "1"}, .shapes = kAlike},
     {.op = ProgramOp::kMultiply, .name = "multiply", .inputs = {"*"}, .shapes = kAlike},
@@ -102,6 +98,9 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kDropout, .name = "dropout", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kSpatialDropout, .name = "spatial_dropout", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kStepDropout, .name = "step_dropout", .inputs = {"x"}, .predicts = false},
+    // Each number of a row is one of those of x: all that only moves numbers.
+    {.op = ProgramOp::kGather, .name = "gather", .inputs = {"x"}, .predicts = false},
+    {.op = ProgramOp::kCumsum, .name = "cumsum", .inputs = {"x"}, .shapes = kFeatures, .predicts = false},
     // Other names for the same kernels.
     {.op = ProgramOp::kDense,
      .name = "unembedding",

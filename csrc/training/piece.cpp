@@ -180,6 +180,20 @@ void Piece::forward(int32_t n) {
       return forward_lstm(n);
     case ProgramOp::kLstmState:
       return;
+    case ProgramOp::kGather: {
+      const int64_t own = size(n) / rows_, read = size(source(n)) / rows_;
+      for (int64_t i = 0; i < size(n); ++i)
+        to.value[i] = value(source(n))[i / own * read + batch_.gathers[n][i % own]];
+      return;
+    }
+    case ProgramOp::kCumsum:
+      for (int64_t i = 0; i < size(n); ++i)
+        to.value[i] = value(source(n))[i] + (i % shape_of.features == 0 ? 0.0f : to.value[i - 1]);
+      return;
+    case ProgramOp::kAffine:
+      for (int64_t i = 0; i < size(n); ++i)
+        to.value[i] = value(source(n))[i] * of.kernel[i % of.columns] + of.bias[i % of.columns];
+      return;
     case ProgramOp::kDense: {
       DenseForward call;
       call.rows = positions(n);
@@ -260,12 +274,12 @@ void Piece::merge(int32_t n) {
   const ProgramNode& of = node(n);
   float* to = layout_.nodes[n].value;
   if (of.op == ProgramOp::kConcatenate) {
-    int64_t column = 0;
+    int64_t begin = 0;
     for (int32_t input = 0; input < of.input_count; ++input) {
-      const int64_t features = shape(source(n, input)).features;
-      for (int64_t place = 0; place < positions(n); ++place)
-        copy(value(source(n, input)) + place * features, to + place * shape(n).features + column, features);
-      column += features;
+      const Joined part = joined(n, input);
+      for (int64_t place = 0; place < part.places; ++place)
+        copy(value(source(n, input)) + place * part.width, to + place * part.stride + begin, part.width);
+      begin += part.width;
     }
     return;
   }
@@ -285,6 +299,14 @@ void Piece::merge(int32_t n) {
   if (of.op == ProgramOp::kAverage) {
     for (int64_t i = 0; i < size(n); ++i) to[i] /= static_cast<float>(of.input_count);
   }
+}
+
+Piece::Joined Piece::joined(int32_t n, int32_t input) const {
+  const ValueShape &own = shape(n), &read = shape(source(n, input));
+  if (read.positions() == own.positions() && read.features != own.features)
+    return {positions(n), read.features, own.features};
+  const int64_t width = read.positions() * read.features;
+  return {rows_, width, own.positions() * own.features};
 }
 
 const float* Piece::stretched(int32_t n, int32_t input, float* to) const {

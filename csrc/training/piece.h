@@ -99,6 +99,11 @@ class Piece {
     const int64_t own = shape(n).positions(), read = shape(source(n, input)).positions();
     return place / own * read + place % own % read;
   }
+  // Of an input of a concatenation: in how many parts it is copied, their width, and how far apart they come to lie.
+  struct Joined {
+    int64_t places, width, stride;
+  };
+  Joined joined(int32_t n, int32_t input) const;
   // That input at all positions, in `to`; else the input itself.
   const float* stretched(int32_t n, int32_t input, float* to) const;
   int64_t positions(int32_t n) const { return rows_ * shape(n).positions(); }

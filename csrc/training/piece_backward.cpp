@@ -64,6 +64,21 @@ void Piece::backward(int32_t n) {
       return backward_lstm(n);
     case ProgramOp::kLstmState:
       return state_back(n);
+    case ProgramOp::kGather:
+      return give(source(n), [&](float* to) {
+        const int64_t own = size(n) / rows_, read = size(source(n)) / rows_;
+        std::fill_n(to, size(source(n)), 0.0f);
+        for (int64_t i = 0; i < size(n); ++i) to[i / own * read + batch_.gathers[n][i % own]] += d[i];
+      });
+    case ProgramOp::kCumsum:
+      return give(source(n), [&](float* to) {
+        for (int64_t i = size(n) - 1; i >= 0; --i)
+          to[i] = d[i] + (i % features == features - 1 ? 0.0f : to[i + 1]);
+      });
+    case ProgramOp::kAffine:
+      return give(source(n), [&](float* to) {
+        for (int64_t i = 0; i < size(n); ++i) to[i] = d[i] * of.kernel[i % of.columns];
+      });
     case ProgramOp::kDense:
       return backward_dense(n);
     case ProgramOp::kActivation:
@@ -200,15 +215,16 @@ void Piece::embedding_back(int32_t n, const float* d) {
 void Piece::merge_back(int32_t n) {
   const ProgramNode& of = node(n);
   const float* d = layout_.nodes[n].gradient;
-  int64_t column = 0;
+  int64_t begin = 0;
   std::vector<float> whole, all;
   for (int32_t input = 0; input < of.input_count; ++input) {
     const int32_t part = source(n, input);
     const int64_t features = shape(part).features;
     give(part, [&](float* to) {
       if (of.op == ProgramOp::kConcatenate) {
-        for (int64_t place = 0; place < positions(n); ++place)
-          copy(d + place * shape(n).features + column, to + place * features, features);
+        const Joined joins = joined(n, input);
+        for (int64_t place = 0; place < joins.places; ++place)
+          copy(d + place * joins.stride + begin, to + place * joins.width, joins.width);
         return;
       }
       if (!is_stretched(n, input)) return merged_back(n, input, to, all);
@@ -220,7 +236,7 @@ void Piece::merge_back(int32_t n) {
                                         to + place_read(n, input, place) * features, features);
       }
     });
-    column += features;
+    if (of.op == ProgramOp::kConcatenate) begin += joined(n, input).width;
   }
 }
 

@@ -84,8 +84,10 @@ struct TrainingBatch {
   const int64_t* begins = nullptr;      // of every node: where a crop begins
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   const uint64_t* keys = nullptr;       // of every node: of its draws
-  const HeadBatch* heads = nullptr;     // of every head
-  float* const* copies = nullptr;       // where the values that are wanted go, (B, ...)
+  // Of every node: of a gather, for each number of a row, its place in a row of x.
+  const int32_t* const* gathers = nullptr;
+  const HeadBatch* heads = nullptr;  // of every head
+  float* const* copies = nullptr;    // where the values that are wanted go, (B, ...)
 };
 
 // The numbers of an update that change from step to step.

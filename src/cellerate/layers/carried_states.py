@@ -13,6 +13,7 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.keras_graph.graph import functional_graph
 from cellerate.layers.accelerate import accelerate, implementation_of, is_strict
+from cellerate.layers.engine.graph import carries_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ def carried_states(model: keras.Model, batch_size: int) -> CarriedStates:
     return CarriedStates(carried, tuple(wrappers))
 
 
+@carries_states
 class CarriedRNN(keras.Layer):
     """Runs a recurrent layer from the states that its last call ended with.
 

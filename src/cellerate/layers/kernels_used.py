@@ -3,6 +3,7 @@
 import keras
 
 from cellerate.kernels import native
+from cellerate.layers.engine.seam import WHOLE_STEPS
 from cellerate.layers.explain import explain
 
 _OWN = {"keras": "Keras's own kernels", "cudnn": "cuDNN"}
@@ -34,5 +35,6 @@ def kernels_used(model: keras.Model, precision: str = "float32") -> str:
         found.backend + (" on a GPU" if found.gpu else ""),
         kernels or "no recurrent layers",
         *([precision] if precision != "float32" else []),
+        *([found.training_step] if found.training_step == WHOLE_STEPS else []),
     ]
     return ", ".join(parts)

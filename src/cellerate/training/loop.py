@@ -188,21 +188,27 @@ class _Training:
             )
 
     def accelerate(self) -> None:
-        """Takes the model to the precision of the run and onto Cellerate's kernels, and says which these are."""
+        """Takes the model to the precision of the run and onto Cellerate's kernels."""
         precision = self.progress.precision
         if precision != "float32":
             self.model = with_dtype_policy(self.model, precision)
         accelerate(self.model, self._settings.implementation, sum_embedding_gradients=True)
-        self._kernels = kernels_used(self.model, precision)
-        self._display.message(self._kernels + self._beginning)
 
     def compile(self) -> None:
-        """Compiles what `fit` trains, as the checkpoint left it if there is one, and chooses what judges it."""
+        """Compiles what `fit` trains, as the checkpoint left it if there is one, and chooses what judges it.
+
+        Says what computes it.
+        """
         run, source = self._run, self._source
         self._states = carried_states(self.model, source.batch_size) if run.carry_states else None
         # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
         name = f"{self.model.name}_trainer"
         self._trainer = self._states.model if self._states else same_layers(self.model, name)
+        # Several processes add up their gradients, which the engine would keep to itself.
+        engine = "off" if self.processes.several else "auto"
+        accelerate(self._trainer, self._settings.implementation, engine=engine, sum_embedding_gradients=True)
+        self._kernels = kernels_used(self._trainer, self.progress.precision)
+        self._display.message(self._kernels + self._beginning)
         compiled = functools.partial(
             self._trainer.compile,
             loss=self.processes.loss(run.loss),

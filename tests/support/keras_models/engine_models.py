@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 
 import cellerate
 from cellerate.models.autoencoder import build_autoencoder
+from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.training.stretches import ErrorByStretch
 
@@ -116,6 +117,25 @@ def _quantiles() -> keras.Model:
     flat = layers.Dense(4 * OUT * 3)(layers.LSTM(6)(inputs))
     center = layers.Reshape((1, OUT, 3))(layers.Dense(OUT * 3)(layers.LSTM(5)(inputs)))
     return keras.Model(inputs, layers.Add()([layers.Reshape((4, OUT, 3))(flat), center]))
+
+
+def _forecaster(**options: Any) -> Callable[[], keras.Model]:
+    """What `train series` trains."""
+    return lambda: build_forecast_model(T, D, 4, OUT, target_columns=(0, 2), units=6, seed=3, **options)
+
+
+def _moved() -> keras.Model:
+    """Numbers moved along every axis, and layers that count by constants."""
+    inputs = keras.Input((T, D))
+    scaled = layers.Normalization(mean=[0.1, 0.2, 0.3], variance=[1.0, 2.0, 3.0])(
+        layers.Rescaling(0.5)(inputs)
+    )
+    steps = layers.LSTM(4, return_sequences=True)(scaled)
+    frozen = layers.BatchNormalization(trainable=False)(steps)
+    turned = layers.Permute((2, 1))(ops.flip(ops.cumsum(frozen, axis=-1), axis=-1))
+    joined = layers.Concatenate(axis=1)([turned, layers.Cropping1D((1, 2))(turned)])
+    picked = ops.take(ops.take(joined, [0, 4, 4], axis=1), [8, 1, 1], axis=2)
+    return keras.Model(inputs, layers.Dense(OUT)(layers.Flatten()(picked)))
 
 
 def _merged() -> keras.Model:
@@ -298,6 +318,13 @@ CASES: dict[str, Case] = {
         list,
         lambda: {"weighted_metrics": [ErrorByStretch(3, place=1)]},
     ),
+    "forecast": Case(_forecaster(dropout=0.0), "grid", "mse", list, lambda: {"weighted_metrics": ["mae"]}),
+    "forecast of quantiles": Case(
+        _forecaster(quantiles=(0.1, 0.5, 0.9), absolute=(1,), shared_linear=True),
+        "grid",
+        QuantileLoss((0.1, 0.5, 0.9)),
+    ),
+    "moved": Case(_moved, "series", "mse"),
     "regularized": Case(
         _sequential(
             _ids,

@@ -4,10 +4,11 @@ Only this module uses the core's `TrainingProgram`. The arrays of the weights an
 where they are.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from cellerate.program import MASKS, OPERATIONS, Node, Shape
 _LEAST = 1e-7
 MOST_SLOTS = 3
 """Arrays that an optimizer keeps beside a weight, at most."""
+# What moves numbers computes none.
+_NO_ARITHMETIC: Any = None
 DROPPING = ("dropout", "spatial_dropout", "step_dropout")
 """Operations that packed models lack."""
 
@@ -199,6 +202,7 @@ class TrainingProgram:
         heads: Sequence[LossHead],
         rules: StepRules,
     ) -> None:
+        nodes = [_moved(node) for node in nodes]
         places = {number: number for number in range(len(nodes))}
         # The core has only the addresses of the arrays.
         self._held = [node.arrays for node in nodes], weights
@@ -215,7 +219,7 @@ class TrainingProgram:
 
     def run(
         self,
-        sizes: Sizes,
+        sizes: "StepSizes",
         inputs: Sequence[np.ndarray],
         keys: Sequence[int],
         compared: Sequence[Compared],
@@ -235,7 +239,9 @@ class TrainingProgram:
         Raises:
             IndexError: An id is not a row of its table, or of the output.
         """
-        loss, norm, heads = self._native.run(len(inputs[0]), sizes, inputs, keys, compared, copies, numbers)
+        loss, norm, heads = self._native.run(
+            len(inputs[0]), sizes.shapes, inputs, keys, sizes.gathers, compared, copies, numbers
+        )
         return Totals(loss, norm, [HeadTotals(*head) for head in heads])
 
 
@@ -284,29 +290,65 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
     return shapes
 
 
-def sizes_of_step(nodes: Sequence[Node], shapes: Mapping[int, Shape]) -> Sizes:
+class StepSizes(NamedTuple):
+    """The shapes of a step in the core's form.
+
+    Attributes:
+        shapes: Of all nodes; only the core reads it.
+        gathers: Of each node that moves numbers, where each number of a row lies in a row of its input.
+    """
+
+    shapes: Sizes
+    gathers: list[np.ndarray | None]
+
+
+def sizes_of_step(nodes: Sequence[Node], shapes: Mapping[int, Shape]) -> StepSizes | None:
     """The shapes of a step in the core's form; None if it does not take such shapes."""
     flat = {}
+    gathers = []
     for number, node in enumerate(nodes):
         if any(
             not _takes(node, shapes[number], shapes[source], name) for name, source in node.inputs.items()
         ):
             return None
         flat[number] = _flat(shapes[number])
-    return sizes_of(
-        dict(enumerate(nodes)), flat, {name: row._replace(shapes="any") for name, row in rows().items()}
-    )
+        gathers.append(_gather(node, shapes[node.inputs["x"]]) if _moves(node) else None)
+    free = {name: row._replace(shapes="any") for name, row in rows().items()}
+    sizes = sizes_of(dict(enumerate(map(_moved, nodes))), flat, free)
+    return None if sizes is None else StepSizes(sizes, gathers)
+
+
+def trains(node: Node) -> bool:
+    """True if the core computes the gradient of a node."""
+    return _moved(node).op in rows()
+
+
+def _moves(node: Node) -> bool:
+    """True if a node only moves numbers, in a way that the core has no operation for."""
+    return node.op in ("take", "permute") or (node.op == "flip" and node.options["axis"] != 1)
+
+
+def _moved(node: Node) -> Node:
+    return dataclasses.replace(node, op="gather") if _moves(node) else node
+
+
+def _gather(node: Node, shape: Shape) -> np.ndarray:
+    """The places in a row of the input that each number of a result's row comes from."""
+    places = np.arange(math.prod(shape), dtype=np.int32).reshape(1, *shape)
+    move: Any = OPERATIONS[node.op].run
+    return np.ascontiguousarray(move(node, {"x": places}, _NO_ARITHMETIC)).ravel()
 
 
 def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
     """True if the core computes a node of a shape from an input of a shape."""
-    takes = rows()[node.op].shapes
+    takes = rows()[_moved(node).op].shapes
     if name.startswith("mask") or takes == "any":
         return True
     if takes == "time":
         return len(read) == 2
     if takes == "features":
-        return node.options["axis"] in (-1, len(shape))
+        axis: Any = node.options["axis"]
+        return axis in (-1, len(shape)) or (node.op == "concatenate" and axis == 1)
     if node.op in MASKS:
         return read in (shape, (1,))
     # What has fewer positions is taken again and again.

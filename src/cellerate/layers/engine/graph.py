@@ -28,6 +28,7 @@ from cellerate.kernels.training import cpu
 from cellerate.program import Node
 
 _SAME_LAYERS = "Use Dropout or SpatialDropout1D."
+_carrying: list[type] = []
 
 
 class Drops(NamedTuple):
@@ -44,6 +45,18 @@ class Drops(NamedTuple):
     seed: Any
 
 
+class Carried(NamedTuple):
+    """A state that a layer takes up from the last batch.
+
+    Attributes:
+        variable: Its Keras variable, (B, H).
+        node: The number of the node that gives its value after a batch.
+    """
+
+    variable: Any
+    node: int
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
     """The graph of a model's training step.
@@ -52,16 +65,26 @@ class TrainingGraph:
         nodes: In order, each after those it reads.
         outputs: Of each output of the model, in its order, the number of the node and that of its Keras mask, -1 for
             none.
-        weights: (the number of a node, the name of an array) → its Keras variable.
+        weights: (the number of a node, the name of an array) → the Keras variable, or a part of it; the others are
+            constants.
+        fixed: The variables that constants were made of.
         drops: What nodes drop, by their numbers.
-        inputs: The names of the model's inputs, in its order.
+        inputs: The names of the model's inputs, in its order; the first input nodes are theirs.
+        carried: The states that go on from batch to batch: the nodes of the other inputs begin with them.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[tuple[int, int], ...]
-    weights: Mapping[tuple[int, str], Any]
+    weights: Mapping[tuple[int, str], Weight]
+    fixed: tuple[Any, ...]
     drops: Mapping[int, Drops]
     inputs: tuple[str, ...]
+    carried: tuple["Carried", ...]
+
+    @property
+    def divided(self) -> set[int]:
+        """The variables, by `id`, of which each part belongs to a node."""
+        return {id(weight.variable) for weight in self.weights.values() if weight.part is not None}
 
     def rates(self, number: int) -> tuple[float, float]:
         """The shares that a node drops, of its inputs and of its state."""
@@ -88,7 +111,7 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
     )
     if other_types:
         return other_types
-    nodes = _DroppingNodes()
+    nodes = _TrainingNodes()
     reading = ProgramReading(nodes, _training_readers())
     names = tensor_names(graph._inputs_struct, graph.inputs)
     values = [reading.model_input(name, tensor) for name, tensor in zip(names, graph.inputs, strict=True)]
@@ -104,10 +127,11 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
             wanted[f"mask {place}"] = mask
     if reading.refused:
         return tuple(reading.refused)
+    wanted |= {f"state {place}": carried.node for place, carried in enumerate(nodes.carried)}
     found, numbers, places = reading.used(wanted)
     if reading.refused:
         return tuple(reading.refused)
-    unknown = [f"{node.name}: the engine has no {node.op}" for node in found if node.op not in cpu.rows()]
+    unknown = [f"{node.name}: the engine has no {node.op}" for node in found if not cpu.trains(node)]
     if unknown:
         return tuple(unknown)
     weights = {
@@ -115,7 +139,13 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
         for number, node in enumerate(found)
         for name, array in node.arrays.items()
     }
-    odd = [found[number].name for (number, _), weight in weights.items() if not _is_variable(weight)]
+    odd = [
+        found[number].name
+        for (number, _), weight in weights.items()
+        # What scales by constants has no variables.
+        if not _is_variable(weight) and found[number].op != "affine"
+    ]
+    odd += _parts_alone(weights)
     if odd:
         return tuple(f"{name} computes its weights from several variables." for name in dict.fromkeys(odd))
     return TrainingGraph(
@@ -124,22 +154,28 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
             (numbers[f"output {place}"], numbers.get(f"mask {place}", -1))
             for place in range(len(graph.outputs))
         ),
-        {key: weight.variable for key, weight in weights.items() if weight is not None},
+        {key: weight for key, weight in weights.items() if weight is not None},
+        tuple(nodes.fixed),
         {places[number]: drops for number, drops in nodes.drops.items() if number in places},
         tuple(names),
+        tuple(carried._replace(node=places[carried.node]) for carried in nodes.carried),
     )
 
 
-class _DroppingNodes(Nodes):
-    """The nodes of a program, and what each drops.
+class _TrainingNodes(Nodes):
+    """The nodes of a program, and what training does with them besides.
 
     Attributes:
-        drops: By the number of the node.
+        drops: What nodes drop, by their numbers.
+        carried: The states that go on from batch to batch, in the order of the inputs that begin with them.
+        fixed: The variables of layers whose weights become constants.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.drops: dict[int, Drops] = {}
+        self.carried: list[Carried] = []
+        self.fixed: list[Any] = []
 
 
 def _mask_node(reading: ProgramReading, output: ProgramValue) -> int | None:
@@ -157,20 +193,40 @@ def _is_variable(weight: Weight | None) -> bool:
         and isinstance(weight.variable, keras.Variable)
         and not weight.transposed
         and weight.update is None
-        and weight.part is None
     )
+
+
+def _parts_alone(weights: Mapping[tuple[int, str], Weight | None]) -> list[str]:
+    """The variables of which some parts are read, but not all."""
+    parts: dict[int, set[int | None]] = {}
+    variables = {}
+    for weight in weights.values():
+        if weight is not None:
+            parts.setdefault(id(weight.variable), set()).add(weight.part)
+            variables[id(weight.variable)] = weight.variable
+    return [
+        variables[key].path
+        for key, found in parts.items()
+        if found != {None} and found != set(range(variables[key].shape[0]))
+    ]
+
+
+def carries_states(kind: type[keras.Layer]) -> type[keras.Layer]:
+    """Decorates a class of layers that run a recurrent layer, `runner`, from the `states` its last batch ended with."""
+    _carrying.append(kind)
+    _training_readers.cache_clear()
+    return kind
 
 
 @functools.cache
 def _training_readers() -> Readers:
     """The rules of programs, with those of layers that act otherwise in training."""
     known = readers()
-    return Readers(
-        *(
-            {kind: _in_training(kind, read) for kind, read in table.items()}
-            for table in (known.anywhere, known.per_step, known.recurrent)
-        )
+    anywhere, per_step, recurrent = (
+        {kind: _in_training(kind, read) for kind, read in table.items()}
+        for table in (known.anywhere, known.per_step, known.recurrent)
     )
+    return Readers({**anywhere, **dict.fromkeys(_carrying, _carried)}, per_step, recurrent)
 
 
 def _in_training(kind: type, read: Read) -> Read:
@@ -180,6 +236,8 @@ def _in_training(kind: type, read: Read) -> Read:
         return _spatial_dropout
     if kind in (layers.GaussianDropout, layers.AlphaDropout, layers.GaussianNoise):
         return _refused_noise
+    if kind in (layers.BatchNormalization, layers.Normalization):
+        return functools.partial(_constant, read)
     if kind in (layers.LSTM, layers.RNN):
         return functools.partial(_recurrent, read)
     return read
@@ -187,6 +245,15 @@ def _in_training(kind: type, read: Read) -> Read:
 
 def _refused_noise(call: ProgramCall) -> ProgramValue:
     raise Refused("draws noise of its own in training", _SAME_LAYERS)
+
+
+def _constant(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
+    """The node of a layer that training leaves as it is."""
+    if isinstance(call.layer, layers.BatchNormalization) and call.layer.trainable:
+        raise Refused("normalises by each batch in training", "Use LayerNormalization.")
+    if isinstance(call.nodes, _TrainingNodes):
+        call.nodes.fixed += call.layer.variables
+    return read(call)
 
 
 def _dropout(call: ProgramCall) -> ProgramValue:
@@ -229,8 +296,27 @@ def _dropping(call: ProgramCall, op: str) -> ProgramValue:
 
 
 def _note(call: ProgramCall, number: int | None, drops: Drops) -> None:
-    if isinstance(call.nodes, _DroppingNodes) and number is not None:
+    if isinstance(call.nodes, _TrainingNodes) and number is not None:
         call.nodes.drops[number] = drops
+
+
+def _carried(call: ProgramCall) -> ProgramValue:
+    """The nodes of a recurrent layer that goes on where the last batch ended."""
+    layer = call.layer
+    before = [call.add("input", {}, shape=(-1, state.shape[-1]), dtype="float32") for state in layer.states]
+    before = [
+        dataclasses.replace(value, shape=(None, state.shape[-1]))
+        for value, state in zip(before, layer.states, strict=True)
+    ]
+    read = _training_readers().anywhere[type(layer.runner)]
+    arguments = {**call.arguments, "initial_state": before}
+    values: Any = read(dataclasses.replace(call, layer=layer.runner, arguments=arguments))
+    outputs, *after = values
+    if isinstance(call.nodes, _TrainingNodes):
+        call.nodes.carried += [
+            Carried(state, value.number) for state, value in zip(layer.states, after, strict=True)
+        ]
+    return outputs
 
 
 def _recurrent(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:

@@ -26,11 +26,15 @@ class Lender:
     Args:
         variables: Keras variables.
         shared: Those among them whose memory the arrays are, on torch.
+        fixed: Others, whose values must stay as they are now.
     """
 
-    def __init__(self, variables: Iterable[Any], shared: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, variables: Iterable[Any], shared: Iterable[Any] = (), fixed: Iterable[Any] = ()
+    ) -> None:
         self.lent = False
         self._shared = {id(variable): variable for variable in shared}
+        self._fixed = [(variable, _copy(variable)) for variable in fixed]
         everything = {id(variable): variable for variable in variables}
         self._copied = {key: variable for key, variable in everything.items() if key not in self._shared}
         self._arrays = {
@@ -43,9 +47,14 @@ class Lender:
         return self._arrays[id(variable)]
 
     def take(self) -> bool:
-        """Takes the values of all variables, unless they are here; False if memory that was shared has moved."""
+        """Takes the values of all variables, unless they are here.
+
+        False if memory that was shared has moved, or if what must stay has changed.
+        """
         if self.lent:
             return True
+        if any(not np.array_equal(_copy(variable), value) for variable, value in self._fixed):
+            return False
         for variable in self._shared.values():
             if _memory(variable).ctypes.data != self.array(variable).ctypes.data:
                 return False

@@ -19,6 +19,7 @@ from cellerate.layers.engine.graph import read_training
 from cellerate.layers.engine.lending import Lender, Values
 from cellerate.layers.engine.step import EngineStep, Misfit, StepParts, parts_of
 
+WHOLE_STEPS = "whole steps in one native call"
 _HELD = "_cellerate_engine"
 # What has the values of a model's variables while it trains.
 _lenders: weakref.WeakKeyDictionary[keras.Model, Lender] = weakref.WeakKeyDictionary()
@@ -204,7 +205,7 @@ def described(model: Any) -> str | None:
         graph = read_training(model)
         reasons = graph if isinstance(graph, tuple) else ()
     if not reasons:
-        return "whole steps in one native call"
+        return WHOLE_STEPS
     return "\n".join(
         ["Keras's own, as the engine does not take the model:", *(f"- {reason}" for reason in reasons)]
     )

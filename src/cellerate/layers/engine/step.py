@@ -27,6 +27,7 @@ from cellerate.layers.engine.updates import (
     OptimizerUpdate,
     StepCounter,
     has_penalty,
+    in_parts,
     kept_by,
     penalties_of,
     rule_of,
@@ -75,7 +76,7 @@ class EngineStep:
         self._model, self._parts = model, parts
         graph, update = parts.graph, parts.update
         trained = [one for one in model.trainable_variables if update is not None or has_penalty(one)]
-        large = [*trained, *graph.weights.values()]
+        large = [*trained, *(weight.variable for weight in graph.weights.values())]
         counters: list[Any] = []
         if update is not None:
             large += kept_by(model.optimizer, update)
@@ -87,16 +88,15 @@ class EngineStep:
         small = [
             *counters,
             *(drops.seed.state for drops in graph.drops.values()),
+            *(carried.variable for carried in graph.carried),
             *(variable for metric in metrics for variable in (metric.total, metric.count)),
         ]
         shared = large if keras.backend.backend() == "torch" else []
-        self.lender = Lender([*large, *small], shared)
+        self.lender = Lender([*large, *small], shared, graph.fixed)
         self._observer = Observer(parts.observed) if parts.observed else None
         self._sizes: dict[Any, Any] = {}
         self._nodes = [
-            dataclasses.replace(
-                node, arrays={name: self._array(graph.weights[number, name]) for name in node.arrays}
-            )
+            dataclasses.replace(node, arrays={name: self._node_array(number, name) for name in node.arrays})
             for number, node in enumerate(graph.nodes)
         ]
         self._shapes = {
@@ -107,6 +107,15 @@ class EngineStep:
 
     def _array(self, variable: Any) -> np.ndarray:
         return self.lender.array(variable)
+
+    def _node_array(self, number: int, name: str) -> np.ndarray:
+        """An array of a node: a variable's, a part of one, or a constant."""
+        graph = self._parts.graph
+        weight = graph.weights.get((number, name))
+        if weight is None:
+            return graph.nodes[number].arrays[name]
+        array = self._array(weight.variable)
+        return array if weight.part is None else array[weight.part]
 
     def _made(self, trained: Sequence[Any]) -> cpu.TrainingProgram:
         """The step as the core has it."""
@@ -123,16 +132,26 @@ class EngineStep:
             for place, one in enumerate(parts.objectives)
         ]
         update = None if parts.update is None else rule_of(optimizer, parts.update)
+        divided = parts.graph.divided
         return cpu.TrainingProgram(
             self._nodes,
             [parts.graph.rates(number) for number in range(len(self._nodes))],
-            [trained_weight(optimizer, parts.update, one, self._array) for one in trained],
+            [
+                weight
+                for one in trained
+                for weight in in_parts(
+                    trained_weight(optimizer, parts.update, one, self._array), id(one) in divided
+                )
+            ],
             heads,
             cpu.StepRules(
                 cpu.UpdateRule("sgd") if update is None else update,
                 parts.rows_apart,
                 parts.update is not None and norms_of(optimizer) is not None,
-                tuple(outputs[place][0] for place in self._seen),
+                (
+                    *(outputs[place][0] for place in self._seen),
+                    *(carried.node for carried in parts.graph.carried),
+                ),
             ),
         )
 
@@ -159,14 +178,18 @@ class EngineStep:
             for one in self._parts.objectives
         ]
         copies = [np.empty((rows, *shapes[place]), np.float32) for place in self._seen]
+        states = [self._array(carried.variable) for carried in self._parts.graph.carried]
+        after = [np.empty_like(state) for state in states]
         keys = self._keys() if training else [0] * len(self._nodes)
         numbers = self._counter.numbers() if training else None
         try:
-            totals = self._program.run(sizes, inputs, keys, compared, copies, numbers)
+            totals = self._program.run(sizes, inputs, keys, compared, [*copies, *after], numbers)
         except (IndexError, ValueError) as error:
             raise Misfit(str(error)) from error
         if training:
             self._counter.count(totals.norm)
+        for state, value in zip(states, after, strict=True):
+            state[...] = value
         logs = self._logs(totals, rows, [rows * one.positions for one in compared])
         if self._observer is not None:
             outputs = dict(zip(self._seen, copies, strict=True))
@@ -183,10 +206,15 @@ class EngineStep:
             flat = list(tree.flatten(x))
         if len(flat) != len(names):
             raise Misfit(f"it has {len(flat)} inputs")
-        return [
+        found = [
             _input(values, shape, str(self._nodes[number].options["dtype"]))
-            for values, (number, shape) in zip(flat, self._shapes.items(), strict=True)
+            # States that are carried on come after the inputs.
+            for values, (number, shape) in zip(flat, self._shapes.items(), strict=False)
         ]
+        states = [self._array(carried.variable) for carried in self._parts.graph.carried]
+        if any(len(state) != len(found[0]) for state in states):
+            raise Misfit(f"it has {len(found[0])} rows")
+        return found + states
 
     def _sizes_of(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, list[tuple[int, ...]]]:
         """The shapes of a step in the core's form, and those of a row of the outputs."""
@@ -278,7 +306,9 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
         return reasons
     if parts.rows_apart and model.optimizer.clipvalue and any(node.op == "embedding" for node in graph.nodes):
         reasons.append("clipvalue clips the rows of an Embedding apart on TensorFlow")
-    trained = {id(variable) for variable in graph.weights.values()}
+    if graph.divided and model.optimizer.clipnorm:
+        reasons.append("clipnorm clips a weight that several nodes share out")
+    trained = {id(weight.variable) for weight in graph.weights.values()}
     reasons += [
         f"{variable.path} is not a weight of its graph"
         for variable in model.trainable_variables

@@ -94,6 +94,25 @@ def trained_weight(
     )
 
 
+def in_parts(weight: TrainedWeight, divided: bool) -> list[TrainedWeight]:
+    """A weight, or each part of it along its first axis as one."""
+    if not divided:
+        return [weight]
+
+    def part(array: np.ndarray | None, place: int) -> np.ndarray | None:
+        return None if array is None else array[place]
+
+    return [
+        weight._replace(
+            values=values,
+            slots=tuple(part(slot, place) for slot in weight.slots),
+            accumulated=part(weight.accumulated, place),
+            average=part(weight.average, place),
+        )
+        for place, values in enumerate(weight.values)
+    ]
+
+
 def kept_by(optimizer: Any, update: OptimizerUpdate) -> list[Any]:
     """The variables of an optimizer that are as large as weights."""
     lists = [
