@@ -17,12 +17,14 @@ from benchmarks.tables.standings import (
     Entry,
     generating,
     inferring,
-    training,
+    typical,
 )
 from cellerate.format import percent, rounded, short, size
 
 Records = dict[str, list[dict[str, Any]]]
 """Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""
+TRAINED = (("forecaster", 32), ("bidirectional", 32), ("imdb", 32), ("characters-128", 128))
+"""The models and batches of the case `typical` that are shown."""
 SHOWN = (("forecaster 2x50", 1), ("IMDB bidirectional 2x64", 32), ("text 512", 32))
 """The models and batches of the case `inference` that are shown first."""
 ENOUGH = 3
@@ -59,10 +61,20 @@ def _range(factors: list[float]) -> str:
 
 
 def _training(result: dict[str, Any]) -> Iterator[Row]:
-    """The largest layer."""
-    contest = training(max(result["races"], key=lambda race: race[0]["units"]))
-    yield from _beside_keras(contest, "")
-    yield from _added(contest, "", ("bfloat16",))
+    """A step of models that people train, the fastest of every backend, and on TensorFlow alone."""
+    for race in _trained(result):
+        on_tensorflow = [one for one in race if one["backend"] == "tensorflow"]
+        for records, where in ((race, ""), (on_tensorflow, ", on TensorFlow")):
+            contest = typical(records)
+            keras, ours = contest.best("keras", "float32"), contest.best("ours", "float32")
+            if keras and ours:
+                told = (contest.shown(keras), contest.shown(ours))
+                yield Row(f"{contest.what}{where}", *told, contest.ratio(ours, keras))
+
+
+def _trained(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The races that are shown."""
+    return [race for race in result["races"] if race and (race[0]["model"], race[0]["batch"]) in TRAINED]
 
 
 def _generating(result: dict[str, Any]) -> Iterator[Row]:
@@ -115,7 +127,7 @@ def _file(result: dict[str, Any]) -> Iterator[Row]:
 
 
 ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
-    "step": _training,
+    "typical": _training,
     "generate": _generating,
     "inference": _predicting,
     "smaller": _pruning,
@@ -165,12 +177,16 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 
 
 class Bar(NamedTuple):
-    """A bar: the precision, whose, how long, and whether it is ours."""
+    """A bar: the precision or the model, whose, how long, and whether it is ours."""
 
     group: str
     label: str
     speed: float
     ours: bool
+
+
+Panel = tuple[str, str, list[Bar]]
+"""A head, the unit of its bars, and these."""
 
 
 def chart(by_processor: dict[str, Records]) -> str:
@@ -189,7 +205,7 @@ def chart(by_processor: dict[str, Records]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" '
             f'height="{top}" role="img" aria-labelledby="title">',
-            '<title id="title">Training and generating with one LSTM layer, Keras and Cellerate</title>',
+            '<title id="title">Training models that people train, and generating: Keras and Cellerate</title>',
             f"<style>{_STYLE}</style>",
             f'<rect class="ground" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{top - 1}" rx="8"/>',
             *parts,
@@ -198,13 +214,13 @@ def chart(by_processor: dict[str, Records]) -> str:
     )
 
 
-def _drawn(panels: list[tuple[str, list[Bar]]], processor: str, top: int) -> tuple[list[str], int]:
+def _drawn(panels: list[Panel], processor: str, top: int) -> tuple[list[str], int]:
     """The panels of one processor from `top` on, and how tall they are."""
     parts = []
     lowest = top
-    for place, (head, bars) in enumerate(panels):
+    for place, (head, unit, bars) in enumerate(panels):
         left, y, group = 16 + place * _PANEL, top + _TOP - _GAP, ""
-        parts.append(_text(left, top + 28, head, "head") + _text(left, top + 46, "characters/s", "soft"))
+        parts.append(_text(left, top + 28, head, "head") + _text(left, top + 46, unit, "soft"))
         longest = max(bar.speed for bar in bars)
         for bar in bars:
             if bar.group != group:
@@ -219,23 +235,36 @@ def _drawn(panels: list[tuple[str, list[Bar]]], processor: str, top: int) -> tup
             y += _PITCH
         lowest = max(lowest, y)
     # A line each: the name of a processor may be as long as the chart is wide.
-    for line in (processor, "In each precision the fastest way of Keras alone, of others, and of Cellerate."):
+    for line in (processor, "The fastest way of Keras alone, of others, and of Cellerate, on any backend."):
         parts.append(_text(16, lowest + _FOOT - 16, line, "soft"))
         lowest += _LINE
     return parts, lowest - _LINE + _FOOT - top
 
 
-def _panels(records: Records) -> list[tuple[str, list[Bar]]]:
-    """A head and bars for training and for generating, where they were measured."""
+def _panels(records: Records) -> list[Panel]:
+    """Of training and of generating, where they were measured."""
     panels = []
-    if repeats := records.get("step"):
-        race = max(repeats[0]["result"]["races"], key=lambda race: race[0]["units"])
-        head = f"Training, {race[0]['units']} units, batch of {race[0]['batch']}"
-        panels.append((head, _bars(training(race), "")))
+    if repeats := records.get("typical"):
+        races = _trained(repeats[0]["result"])
+        panels.append(("Training models that people train", "steps/s", _steps(races)))
     if repeats := records.get("generate"):
         found = max(repeats[0]["result"]["sizes"], key=lambda found: found["units"])
-        panels.append((f"Generating, {found['units']} units, one stream", _bars(generating(found), "loop")))
+        head = f"Generating, {found['units']} units, one stream"
+        panels.append((head, "characters/s", _bars(generating(found), "loop")))
     return panels
+
+
+def _steps(races: list[list[dict[str, Any]]]) -> list[Bar]:
+    """Of each model the fastest of each side."""
+    bars = []
+    for race in races:
+        contest = typical(race)
+        for side in ("keras", "other", "ours"):
+            one = contest.best(side, "float32")
+            if one:
+                name = f"{race[0]['title'].split(',')[0]}, batch of {race[0]['batch']}"
+                bars.append(Bar(name, one.who, 1 / one.value, side == "ours"))
+    return bars
 
 
 def _bars(contest: Contest, way: str) -> list[Bar]:

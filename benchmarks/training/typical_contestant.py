@@ -41,8 +41,8 @@ def keras_steps(model: Typical, settings: Settings, *, dropout: bool) -> Run:
         cellerate.accelerate(built, settings["implementation"])
 
     def run(batches: list[Any]) -> tuple[list[float], list[float]]:
-        x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-        rows = len(batches[0][0])
+        x, y = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        rows = len(batches[0][1])
         clock = Clock()
         built.fit(x, y, batch_size=rows, epochs=1, shuffle=False, verbose=0, callbacks=[clock])
         return clock.seconds(), clock.losses()

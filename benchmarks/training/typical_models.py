@@ -83,6 +83,43 @@ class Typical:
         return x, random.standard_normal((rows, self.layers[-1][1]), np.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class Lines(Typical):
+    """The sequence autoencoder of `train embed`: two inputs of ids, the line and the line one step late.
+
+    Attributes:
+        embedding: The width of its embeddings.
+        units: H of the decoder and of each direction of the encoder.
+        latent: The width of the vector.
+    """
+
+    embedding: int = 64
+    units: int = 256
+    latent: int = 128
+
+    @property
+    def products(self) -> int:
+        """As of other models; what the decoder reads is a row of its table and the same vector at each step."""
+        recurrent = 3 * self.steps * 4 * self.units * self.units
+        dense = 2 * self.units * self.latent + self.latent * (self.embedding + 2 * self.units)
+        return recurrent + dense + self.embedding * 4 * self.units + self.steps * self.units * self.vocabulary
+
+    def data(self, rows: int, random: Any) -> tuple[Any, Any]:
+        """A batch of lines, all as long as they may be."""
+        import numpy as np
+
+        ids = random.integers(1, self.vocabulary, (rows, self.steps + 1), np.int32)
+        return {"source": ids[:, 1:], "target_in": ids[:, :-1]}, ids[:, 1:]
+
+    def built(self) -> Any:
+        """The model in plain Keras."""
+        from cellerate.models.autoencoder import build_autoencoder
+
+        return build_autoencoder(
+            self.vocabulary, embedding=self.embedding, units=self.units, latent=self.latent
+        )
+
+
 def _stacked(units: tuple[int, ...], rate: float = 0.0, **options: Any) -> tuple[tuple[Any, ...], ...]:
     """LSTMs over each other, the last of which gives its last output, each with a dropout behind it."""
     rows: list[tuple[Any, ...]] = []
@@ -154,6 +191,14 @@ MODELS: dict[str, Typical] = {
     ),
     "characters-128": _characters(128),
     "characters-512": _characters(512),
+    "lines": Lines(
+        "lines to vectors and back, embedding 64, bidirectional LSTM 256 and LSTM 256, T=64",
+        (64,),
+        64,
+        "next id",
+        (),
+        vocabulary=CHARACTERS,
+    ),
 }
 """The models by their names."""
 
@@ -181,10 +226,13 @@ def keras_model(model: Typical, *, dropout: bool = True) -> Any:
     shape, dtype = (
         ((model.steps,), "int32") if model.vocabulary else ((model.steps, model.features), "float32")
     )
-    inputs = x = keras.Input(shape, dtype=dtype)
-    for name, *options in model.layers:
-        x = make[name](x, *options)
-    built = keras.Model(inputs, x)
+    if isinstance(model, Lines):
+        built = model.built()
+    else:
+        inputs = x = keras.Input(shape, dtype=dtype)
+        for name, *options in model.layers:
+            x = make[name](x, *options)
+        built = keras.Model(inputs, x)
     random = np.random.default_rng(0)
     built.set_weights([weight_of(one.name, one.shape, random) for one in built.weights if one.trainable])
     return built

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.training.contestant import EPSILON, LEARNING_RATE
-from benchmarks.training.typical_models import Typical, weight_of
+from benchmarks.training.typical_models import Lines, Typical, weight_of
 
 # Keras's LayerNormalization has it.
 _NORM_EPSILON = 1e-3
@@ -18,7 +18,7 @@ def torch_steps(
     import torch
 
     torch.set_default_dtype(torch.float64 if float64 else torch.float32)
-    stack = _Stack(model, dropout=dropout)
+    stack: Any = _Lines(model) if isinstance(model, Lines) else _Stack(model, dropout=dropout)
     module = stack.module
     parameters = [one for one in module.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
@@ -40,7 +40,7 @@ def torch_steps(
         seconds, losses = [], []
         for x, y in batches:
             start = time.perf_counter()
-            inputs = torch.from_numpy(x).to(torch.get_default_dtype() if model.features else torch.int32)
+            inputs = stack.inputs(x)
             targets = torch.from_numpy(y).to(
                 torch.int64 if model.loss == "next id" else torch.get_default_dtype()
             )
@@ -58,6 +58,95 @@ def torch_steps(
     return run
 
 
+class _Lines:
+    """The sequence autoencoder, with the first weights that Keras's has, drawn in the same order."""
+
+    def __init__(self, model: Lines) -> None:
+        import numpy as np
+        import torch
+
+        random = np.random.default_rng(0)
+        width, units, latent, words = model.embedding, model.units, model.latent, model.vocabulary
+        self.module = torch.nn.ModuleDict(
+            {
+                "source": embedding(random, words, width),
+                "encoder": lstm(random, width, units, two=True),
+                "vector": dense(random, 2 * units, latent),
+                "hint": dense(random, latent, width),
+                "target": embedding(random, words, width),
+                "h": dense(random, latent, units),
+                "c": dense(random, latent, units),
+                "decoder": lstm(random, width, units, two=False),
+                "head": dense(random, units, words),
+            }
+        )
+
+    def inputs(self, x: Any) -> Any:
+        """A batch as `forward` takes it."""
+        import torch
+
+        return torch.from_numpy(x["source"].copy()), torch.from_numpy(x["target_in"].copy())
+
+    def forward(self, x: Any) -> Any:
+        """The logits at each step."""
+        import torch
+
+        of = self.module
+        source, target = x
+        _, (last, _) = of["encoder"](of["source"](source))
+        vector = of["vector"](torch.cat(list(last), -1))
+        read = of["target"](target) + of["hint"](vector)[:, None]
+        states = torch.tanh(of["h"](vector))[None], of["c"](vector)[None]
+        sequences, _ = of["decoder"](read, states)
+        return of["head"](sequences)
+
+
+def embedding(random: Any, rows: int, columns: int) -> Any:
+    """A table of vectors."""
+    import torch
+
+    layer = torch.nn.Embedding(rows, columns)
+    _copy(layer.weight, "embeddings", (rows, columns), random)
+    return layer
+
+
+def dense(random: Any, width: int, units: int) -> Any:
+    """A dense layer without an activation."""
+    import torch
+
+    layer = torch.nn.Linear(width, units)
+    _copy(layer.weight, "kernel", (width, units), random)
+    _copy(layer.bias, "bias", (units,), random)
+    return layer
+
+
+def lstm(random: Any, width: int, units: int, *, two: bool) -> Any:
+    """An LSTM, in two directions if asked for."""
+    import torch
+
+    layer = torch.nn.LSTM(width, units, batch_first=True, bidirectional=two)
+    for suffix in ("", "_reverse")[: 1 + two]:
+        _copy(getattr(layer, f"weight_ih_l0{suffix}"), "kernel", (width, 4 * units), random)
+        _copy(getattr(layer, f"weight_hh_l0{suffix}"), "recurrent_kernel", (units, 4 * units), random)
+        _copy(getattr(layer, f"bias_ih_l0{suffix}"), "bias", (4 * units,), random)
+        # Keras has one bias; the other one stays at zero.
+        second = getattr(layer, f"bias_hh_l0{suffix}")
+        second.requires_grad_(False)
+        with torch.no_grad():
+            second.zero_()
+    return layer
+
+
+def _copy(parameter: Any, name: str, shape: tuple[int, ...], random: Any) -> None:
+    import numpy as np
+    import torch
+
+    found = weight_of(name, shape, random)
+    found = found.T if name in ("kernel", "recurrent_kernel") else found
+    with torch.no_grad():
+        parameter.copy_(torch.tensor(np.ascontiguousarray(found)))
+
+
 class _Stack:
     """The layers of a model in torch, with the first weights that Keras's have."""
 
@@ -67,28 +156,33 @@ class _Stack:
 
         self._random = np.random.default_rng(0)
         self._rows: list[tuple[str, Any, dict[str, Any]]] = []
-        width = model.features
+        width = self._features = model.features
         for name, *options in model.layers:
             if name == "embedding":
                 (columns,) = options
-                layer: Any = torch.nn.Embedding(model.vocabulary, columns)
-                self._copy(layer.weight, "embeddings", (model.vocabulary, columns))
+                layer: Any = embedding(self._random, model.vocabulary, columns)
                 width = columns
             elif name == "lstm":
-                layer, width = self._lstm(width, *options)
+                units, how_lstm = options
+                two = bool(how_lstm.get("bidirectional"))
+                layer = lstm(self._random, width, units, two=two)
+                width = units * (1 + two)
             elif name == "norm":
                 layer = torch.nn.LayerNorm(width, eps=_NORM_EPSILON)
             elif name == "dropout":
                 layer = torch.nn.Dropout(options[0] if dropout else 0.0)
             else:
-                units = options[0]
-                layer = torch.nn.Linear(width, units)
-                self._copy(layer.weight, "kernel", (width, units))
-                self._copy(layer.bias, "bias", (units,))
-                width = units
+                layer = dense(self._random, width, options[0])
+                width = options[0]
             how = options[1] if name == "lstm" else {"activation": options[1]} if name == "dense" else {}
             self._rows.append((name, layer, how))
         self.module = torch.nn.ModuleList([layer for _, layer, _ in self._rows])
+
+    def inputs(self, x: Any) -> Any:
+        """A batch as the layers take it."""
+        import torch
+
+        return torch.from_numpy(x).to(torch.get_default_dtype() if self._features else torch.int32)
 
     def forward(self, x: Any) -> Any:
         """The output of all layers."""
@@ -102,28 +196,3 @@ class _Stack:
             sequences, (last, _) = layer(x)
             x = sequences if how["sequences"] else torch.cat(list(last), -1)
         return x
-
-    def _lstm(self, width: int, units: int, options: dict[str, Any]) -> tuple[Any, int]:
-        import torch
-
-        two = bool(options.get("bidirectional"))
-        layer = torch.nn.LSTM(width, units, batch_first=True, bidirectional=two)
-        for suffix in ("", "_reverse")[: 1 + two]:
-            self._copy(getattr(layer, f"weight_ih_l0{suffix}"), "kernel", (width, 4 * units))
-            self._copy(getattr(layer, f"weight_hh_l0{suffix}"), "recurrent_kernel", (units, 4 * units))
-            self._copy(getattr(layer, f"bias_ih_l0{suffix}"), "bias", (4 * units,))
-            # Keras has one bias; the other one stays at zero.
-            second = getattr(layer, f"bias_hh_l0{suffix}")
-            second.requires_grad_(False)
-            with torch.no_grad():
-                second.zero_()
-        return layer, units * (1 + two)
-
-    def _copy(self, parameter: Any, name: str, shape: tuple[int, ...]) -> None:
-        import numpy as np
-        import torch
-
-        found = weight_of(name, shape, self._random)
-        found = found.T if name in ("kernel", "recurrent_kernel") else found
-        with torch.no_grad():
-            parameter.copy_(torch.tensor(np.ascontiguousarray(found)))

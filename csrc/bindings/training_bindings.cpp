@@ -24,8 +24,12 @@ using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float>
 using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
 // The nodes of the output and of its mask; the loss, whether it is a mean and its factor; the measures.
 using PassedHead = std::tuple<int32_t, int32_t, PassedLoss, bool, double, PassedMeasures>;
-// The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied.
-using PassedRules = std::tuple<std::string, std::string, float, bool, bool, std::vector<int32_t>>;
+// Of a batch normalisation: its node; the moving mean and variance; their momentum.
+using PassedMoments = std::tuple<int32_t, Weight, Weight, float>;
+// The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied; the
+// moments.
+using PassedRules =
+    std::tuple<std::string, std::string, float, bool, bool, std::vector<int32_t>, std::vector<PassedMoments>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Given = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Factors = std::optional<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>;
@@ -93,6 +97,10 @@ void make(TrainingProgram* self, const nb::list& list, const std::vector<std::tu
   rules.rows_apart = std::get<3>(passed);
   rules.norms = std::get<4>(passed);
   rules.copied = std::get<5>(passed);
+  for (const auto& [node, mean, variance, momentum] : std::get<6>(passed)) {
+    const auto features = static_cast<int64_t>(std::min(mean.size(), variance.size()));
+    rules.moments.push_back({node, mean.data(), variance.data(), features, momentum});
+  }
   new (self) TrainingProgram(nodes_of(nodes), std::move(drops), std::move(trained), std::move(rules));
 }
 

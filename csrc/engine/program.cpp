@@ -136,6 +136,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         need(shape == of(0));
         break;
       case ProgramOp::kLayerNorm:
+      case ProgramOp::kBatchNorm:
       case ProgramOp::kAffine:
         need(shape == of(0) && (node.columns == 0 || shape.features == node.columns));
         break;

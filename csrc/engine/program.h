@@ -55,6 +55,7 @@ enum class ProgramOp : int32_t {
   kStepDropout,
   kGather,
   kCumsum,
+  kBatchNorm,
   kCount,
 };
 

@@ -101,6 +101,12 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     // Each number of a row is one of those of x: all that only moves numbers.
     {.op = ProgramOp::kGather, .name = "gather", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kCumsum, .name = "cumsum", .inputs = {"x"}, .shapes = kFeatures, .predicts = false},
+    {.op = ProgramOp::kBatchNorm,
+     .name = "batch_norm",
+     .inputs = {"x"},
+     .arrays = {"gamma", nullptr, "beta"},
+     .number = "epsilon",
+     .predicts = false},
     // Other names for the same kernels.
     {.op = ProgramOp::kDense,
      .name = "unembedding",

@@ -51,6 +51,7 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
         program.target_->training->derivative_needs_input(node.activation))
       to.kept = take(size);
     if (node.op == ProgramOp::kLayerNorm) to.kept = take(2 * positions);
+    if (node.op == ProgramOp::kBatchNorm) to.kept = take(2 * shape.features);
     if (node.op != ProgramOp::kLstm) continue;
     const ValueShape& x = batch.shapes[node.inputs[0]];
     const Rates& rates = program.rates_[n];
@@ -180,20 +181,12 @@ void Piece::forward(int32_t n) {
       return forward_lstm(n);
     case ProgramOp::kLstmState:
       return;
-    case ProgramOp::kGather: {
-      const int64_t own = size(n) / rows_, read = size(source(n)) / rows_;
-      for (int64_t i = 0; i < size(n); ++i)
-        to.value[i] = value(source(n))[i / own * read + batch_.gathers[n][i % own]];
-      return;
-    }
+    case ProgramOp::kBatchNorm:
+      return normalize_batch(n);
+    case ProgramOp::kGather:
     case ProgramOp::kCumsum:
-      for (int64_t i = 0; i < size(n); ++i)
-        to.value[i] = value(source(n))[i] + (i % shape_of.features == 0 ? 0.0f : to.value[i - 1]);
-      return;
     case ProgramOp::kAffine:
-      for (int64_t i = 0; i < size(n); ++i)
-        to.value[i] = value(source(n))[i] * of.kernel[i % of.columns] + of.bias[i % of.columns];
-      return;
+      return move(n);
     case ProgramOp::kDense: {
       DenseForward call;
       call.rows = positions(n);
@@ -243,6 +236,20 @@ void Piece::forward(int32_t n) {
     }
     default:
       return merge(n);
+  }
+}
+
+// What only moves, adds or scales the numbers of a row.
+void Piece::move(int32_t n) {
+  const ProgramNode& of = node(n);
+  const bool gathers = of.op == ProgramOp::kGather, scales = of.op == ProgramOp::kAffine;
+  const int64_t width = gathers ? size(n) / rows_ : shape(n).features, read = size(source(n)) / rows_;
+  const float* x = value(source(n));
+  float* to = layout_.nodes[n].value;
+  for (int64_t row = 0; row < size(n) / width; ++row, to += width, x += gathers ? read : width) {
+    float sum = 0;
+    for (int64_t i = 0; i < width; ++i)
+      to[i] = gathers ? x[batch_.gathers[n][i]] : scales ? x[i] * of.kernel[i] + of.bias[i] : sum += x[i];
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "simd/dispatch.h"
 #include "systems/scratch.h"
 #include "training/step.h"
 
@@ -24,7 +25,8 @@ struct NodeMemory {
   float* value = nullptr;     // (R, T, F)
   uint8_t* mask = nullptr;    // (R, T)
   float* gradient = nullptr;  // of the value
-  // What backward needs besides the value: the input of an activation, the moments of a normalisation.
+  // What backward needs besides the value: the input of an activation; of a normalisation the mean and the inverse
+  // deviation, of each position or of each feature.
   float* kept = nullptr;
   std::byte* reserve = nullptr;    // of an LSTM
   float* dropped = nullptr;        // of an LSTM: its inputs times the factors of its dropout
@@ -116,9 +118,12 @@ class Piece {
 
   void forward(int32_t n);
   void forward_lstm(int32_t n);
+  void move(int32_t n);
   void make_mask(int32_t n);
   void merge(int32_t n);
   void over_time(int32_t n);
+  void take_moments(int32_t n);
+  void normalize_batch(int32_t n);
   void drop(int32_t n, const float* from, float* to) const;
   void draw_factors(int32_t n);
   void take_losses(TrainingResult& result);
@@ -132,6 +137,8 @@ class Piece {
   void merge_back(int32_t n);
   void merged_back(int32_t n, int32_t input, float* to, std::vector<float>& all) const;
   void over_time_back(int32_t n);
+  void normalize_batch_back(int32_t n);
+  void move_back(int32_t n, float* to) const;
   void state_back(int32_t n);
   void clear_gradients(int32_t n);
   void fill_lstm(int32_t n, LstmInputs& call) const;
@@ -151,5 +158,18 @@ class Piece {
   // Of an LSTM: whether the gradient of its last h and of its last c is there.
   std::vector<std::array<bool, 2>> reached_states_;
 };
+
+template <class Write>
+void Piece::give(int32_t n, const Write& write) {
+  if (!wants_gradient(n)) return;
+  float* to = layout_.nodes[n].gradient;
+  if (reached_[n] == 0) {
+    write(to);
+  } else {
+    write(layout_.spare);
+    program_.target_->training->add(layout_.spare, to, size(n));
+  }
+  reached_[n] = 1;
+}
 
 }  // namespace cellerate

@@ -7,19 +7,6 @@
 #include "training/piece.h"
 
 namespace cellerate {
-template <class Write>
-void Piece::give(int32_t n, const Write& write) {
-  if (!wants_gradient(n)) return;
-  float* to = layout_.nodes[n].gradient;
-  if (reached_[n] == 0) {
-    write(to);
-  } else {
-    write(layout_.spare);
-    program_.target_->training->add(layout_.spare, to, size(n));
-  }
-  reached_[n] = 1;
-}
-
 // No output depends on the node.
 void Piece::clear_gradients(int32_t n) {
   for (const TrainingProgram::Use& use : program_.uses_) {
@@ -64,21 +51,12 @@ void Piece::backward(int32_t n) {
       return backward_lstm(n);
     case ProgramOp::kLstmState:
       return state_back(n);
+    case ProgramOp::kBatchNorm:
+      return normalize_batch_back(n);
     case ProgramOp::kGather:
-      return give(source(n), [&](float* to) {
-        const int64_t own = size(n) / rows_, read = size(source(n)) / rows_;
-        std::fill_n(to, size(source(n)), 0.0f);
-        for (int64_t i = 0; i < size(n); ++i) to[i / own * read + batch_.gathers[n][i % own]] += d[i];
-      });
     case ProgramOp::kCumsum:
-      return give(source(n), [&](float* to) {
-        for (int64_t i = size(n) - 1; i >= 0; --i)
-          to[i] = d[i] + (i % features == features - 1 ? 0.0f : to[i + 1]);
-      });
     case ProgramOp::kAffine:
-      return give(source(n), [&](float* to) {
-        for (int64_t i = 0; i < size(n); ++i) to[i] = d[i] * of.kernel[i % of.columns];
-      });
+      return give(source(n), [&](float* to) { move_back(n, to); });
     case ProgramOp::kDense:
       return backward_dense(n);
     case ProgramOp::kActivation:
@@ -138,6 +116,24 @@ void Piece::backward_dense(int32_t n) {
   };
   if (!wants_gradient(source(n))) return write(nullptr);
   give(source(n), write);
+}
+
+void Piece::move_back(int32_t n, float* to) const {
+  const ProgramNode& of = node(n);
+  const bool gathers = of.op == ProgramOp::kGather, scales = of.op == ProgramOp::kAffine;
+  const int64_t width = gathers ? size(n) / rows_ : shape(n).features, read = size(source(n)) / rows_;
+  const float* d = layout_.nodes[n].gradient;
+  if (gathers) std::fill_n(to, size(source(n)), 0.0f);
+  for (int64_t row = 0; row < size(n) / width; ++row, d += width, to += gathers ? read : width) {
+    float sum = 0;
+    for (int64_t i = width - 1; i >= 0; --i) {
+      if (gathers) {
+        to[batch_.gathers[n][i]] += d[i];
+      } else {
+        to[i] = scales ? d[i] * of.kernel[i] : sum += d[i];
+      }
+    }
+  }
 }
 
 // Hands the gradient of a state to its LSTM.

@@ -89,14 +89,26 @@ void TrainingProgram::check_graph() {
   for (const int32_t node : rules_.copied) {
     if (node < 0 || node >= count) throw std::invalid_argument("what is copied must be nodes");
   }
+  for (const Moments& moments : rules_.moments) {
+    if (moments.node < 0 || moments.node >= count || nodes_[moments.node].op != ProgramOp::kBatchNorm)
+      throw std::invalid_argument("moments must be those of a batch normalisation");
+  }
   take_inputs(nodes_, sources_);
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const ProgramOpRow& rules = row(node.op);
     if (!rules.trains) refuse_node(n, std::string("no training step computes the gradient of ") + rules.name);
     check_states(nodes_, n);
+    if (node.op == ProgramOp::kBatchNorm && moments_of(n) == nullptr) refuse_node(n, "has no moments");
     inputs_ += node.op == ProgramOp::kInput;
   }
+}
+
+const Moments* TrainingProgram::moments_of(size_t node) const {
+  for (const Moments& moments : rules_.moments) {
+    if (moments.node == static_cast<int32_t>(node)) return &moments;
+  }
+  return nullptr;
 }
 
 bool TrainingProgram::is_output(size_t node) const {
@@ -118,6 +130,8 @@ void TrainingProgram::find_uses() {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const float* arrays[] = {node.kernel, node.recurrent_kernel, node.bias};
+    // Scales by constants.
+    if (node.op == ProgramOp::kAffine) std::fill(std::begin(arrays), std::end(arrays), nullptr);
     bool changes = false;
     for (const float* array : arrays) changes |= weight_of(array) >= 0;
     for (int32_t input = 0; input < node.input_count; ++input)
@@ -202,6 +216,10 @@ const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) cons
 }
 
 void TrainingProgram::check_heads(const TrainingBatch& batch) const {
+  for (const Moments& moments : rules_.moments) {
+    if (batch.shapes[moments.node].features != moments.features)
+      throw std::invalid_argument("moments have another size than the features of their node");
+  }
   for (size_t n = 0; n < rules_.heads.size(); ++n) {
     const LossHead& head = rules_.heads[n];
     const HeadBatch& part = batch.heads[n];
@@ -236,6 +254,8 @@ double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
 }
 
 int64_t TrainingProgram::pieces_of(const TrainingBatch& batch) const {
+  // Whose statistics are those of all rows.
+  if (!rules_.moments.empty()) return 1;
   int64_t units = 0;
   for (const ProgramNode& node : nodes_) {
     if (node.op == ProgramOp::kLstm) units = std::max(units, node.columns);

@@ -56,6 +56,14 @@ struct LossHead {
   }
 };
 
+// The moving statistics of a batch normalisation, which a step moves towards those of its batch.
+struct Moments {
+  int32_t node = 0;
+  float *mean = nullptr, *variance = nullptr;
+  int64_t features = 0;
+  float momentum = 0;  // what they keep of themselves
+};
+
 struct TrainingRules {
   std::vector<LossHead> heads;
   UpdateKind update = UpdateKind::kSgd;
@@ -64,7 +72,8 @@ struct TrainingRules {
   // Whether updates take for the square of an embedding's gradient the sum of the squares of all its parts, as Keras's
   // optimizers do on TensorFlow.
   bool rows_apart = false;
-  bool norms = false;           // whether the norm of all gradients is wanted
+  bool norms = false;  // whether the norm of all gradients is wanted
+  std::vector<Moments> moments;
   std::vector<int32_t> copied;  // nodes whose values are wanted
 
   bool clips_norms() const { return clip == ClipKind::kNorm || clip == ClipKind::kGlobalNorm; }
@@ -152,6 +161,7 @@ class TrainingProgram {
   void choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training);
   void place_gradients(const TrainingBatch& batch);
   void check_heads(const TrainingBatch& batch) const;
+  const Moments* moments_of(size_t node) const;
   // Whether the value of a node is needed by others than nodes.
   bool is_output(size_t node) const;
   double scale_of(const TrainingBatch& batch, size_t head) const;

@@ -46,13 +46,14 @@ struct Model {
   std::vector<ProgramNode> nodes;
   std::vector<std::vector<int32_t>> sources;
   std::vector<Rates> rates;
+  std::vector<std::vector<int32_t>> gathers;
   std::vector<Floats> arrays;
   std::vector<ValueShape> shapes;
   std::mt19937 random{7};
 
   Model() {
-    sources.reserve(64);
-    arrays.reserve(64);
+    sources.reserve(80);
+    arrays.reserve(80);
   }
   Floats& numbers(int64_t count) {
     std::normal_distribution<float> normal(0, 0.3f);
@@ -68,6 +69,7 @@ struct Model {
     node.input_count = static_cast<int32_t>(sources.back().size());
     shapes.push_back(shape);
     rates.push_back(drops);
+    gathers.emplace_back();
     return static_cast<int32_t>(nodes.size()) - 1;
   }
   int32_t input(ValueShape shape, bool ids) {
@@ -111,9 +113,9 @@ struct Model {
     node.normalizer = normalizer;
     return made;
   }
-  int32_t normalized(int32_t x) {
+  int32_t normalized(int32_t x, ProgramOp op = ProgramOp::kLayerNorm) {
     const ValueShape shape = shapes[static_cast<size_t>(x)];
-    const int32_t made = add(ProgramOp::kLayerNorm, {x}, shape);
+    const int32_t made = add(op, {x}, shape);
     nodes.back().columns = shape.features;
     nodes.back().kernel = numbers(shape.features).data();
     nodes.back().bias = numbers(shape.features).data();
@@ -154,7 +156,14 @@ int32_t everything(Model& model, bool masked) {
   const int32_t rarely = model.add(ProgramOp::kStepDropout, {active}, steps, {0.1f, 0});
   // What has one step, or no time at all, is taken at every step.
   const int32_t one = model.add(ProgramOp::kReshape, {h}, {1, 8});
-  const int32_t scaled = model.add(ProgramOp::kMultiply, {rarely, one}, steps);
+  const int32_t reversed = model.add(ProgramOp::kGather, {rarely}, steps);
+  for (int32_t n = 8 * kSteps; n > 0; --n) model.gathers.back().push_back(n - 1);
+  const int32_t summed = model.add(ProgramOp::kCumsum, {reversed}, steps);
+  const int32_t affine = model.normalized(summed, ProgramOp::kAffine);
+  const int32_t both = model.add(ProgramOp::kConcatenate, {affine, affine}, {2 * kSteps, 8});
+  const int32_t half = model.add(ProgramOp::kGather, {both}, steps);
+  for (int32_t n = 0; n < 8 * kSteps; ++n) model.gathers.back().push_back(2 * n);
+  const int32_t scaled = model.add(ProgramOp::kMultiply, {half, one}, steps);
   int32_t all = model.add(ProgramOp::kAdd, {scaled, repeated, less, c}, steps);
   if (masked) {
     const int32_t any = model.add(ProgramOp::kAnyMask, {mask, mask}, {kSteps, 1});
@@ -175,7 +184,7 @@ struct Way {
 Floats trained(const Way& way, int64_t rows, int count) {
   Model model;
   const int32_t output = everything(model, way.masked);
-  const int32_t other = model.dense(2, 6);
+  const int32_t other = model.dense(way.more ? model.normalized(2, ProgramOp::kBatchNorm) : 2, 6);
   std::vector<Floats> slots;
   slots.reserve(5 * model.arrays.size());
   std::vector<TrainedWeight> weights;
@@ -189,6 +198,7 @@ Floats trained(const Way& way, int64_t rows, int count) {
     weight.average = slots.emplace_back(values.size()).data();
     weight.l1 = weight.l2 = 1e-4f;
   }
+  Floats moving(16, 1.0f);
   TrainingRules rules;
   LossHead& head = rules.heads.emplace_back();
   head.output = output;
@@ -202,6 +212,8 @@ Floats trained(const Way& way, int64_t rows, int count) {
     second.levels = {0.1f, 0.5f, 0.9f};
     second.factor = 0.5;
     rules.copied = {other};
+    const int64_t features = model.shapes[static_cast<size_t>(other) - 1].features;
+    rules.moments = {{other - 1, moving.data(), moving.data() + features, features, 0.9f}};
   }
   rules.update = way.more ? UpdateKind::kNadam : UpdateKind::kAmsgrad;
   rules.clip = way.clip;
@@ -218,6 +230,8 @@ Floats trained(const Way& way, int64_t rows, int count) {
   Floats copied(6 * ids.size());
   const std::vector<int64_t> begins(model.nodes.size());
   std::vector<uint64_t> keys(model.nodes.size(), 12345);
+  std::vector<const int32_t*> gathers;
+  for (const std::vector<int32_t>& each : model.gathers) gathers.push_back(each.data());
   const void* inputs[] = {ids.data()};
   const HeadBatch heads[] = {{kSteps, 4, targets.data(), row_weights.data()}, {kSteps, 6, levels.data()}};
   float* copies[] = {copied.data()};
@@ -227,6 +241,7 @@ Floats trained(const Way& way, int64_t rows, int count) {
   batch.begins = begins.data();
   batch.inputs = inputs;
   batch.keys = keys.data();
+  batch.gathers = gathers.data();
   batch.heads = heads;
   batch.copies = copies;
   TrainingNumbers numbers{.numbers = {0.01f, 0.1f, 0.001f, 1e-7f}, .decay = 1e-4f};
@@ -349,7 +364,7 @@ TEST(graphs_and_ids_that_do_not_fit_are_refused) {
   batch.shapes = model.shapes.data();
   batch.heads = &wide;
   CHECK_THROWS(std::invalid_argument, program.run(batch, nullptr));
-  model.add(ProgramOp::kAffine, {table}, {kSteps, 6});
+  model.add(ProgramOp::kMaximum, {table, table}, {kSteps, 6});
   CHECK_THROWS(std::invalid_argument, program_of(3));
 }
 

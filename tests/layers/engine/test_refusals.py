@@ -61,7 +61,7 @@ def own_apply() -> keras.Model:
 
 REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "noise": (lambda: model_of(layers.GaussianNoise(0.1)), "draws noise of its own"),
-    "batch normalization": (lambda: model_of(layers.BatchNormalization()), "normalises by each batch"),
+    "batch normalization": (lambda: model_of(layers.BatchNormalization(renorm=True)), "by part of a batch"),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
     "loss": (lambda: model_of(loss=own_loss), "no loss 'own_loss'"),

@@ -324,6 +324,19 @@ CASES: dict[str, Case] = {
         "grid",
         QuantileLoss((0.1, 0.5, 0.9)),
     ),
+    "batch normalization": Case(
+        _sequential(
+            _series,
+            lambda: L.BatchNormalization(),
+            lambda: L.LSTM(6, return_sequences=True),
+            lambda: L.BatchNormalization(momentum=0.8, scale=False),
+            lambda: L.LSTM(5),
+            lambda: L.BatchNormalization(center=False),
+            lambda: L.Dense(OUT),
+        ),
+        "series",
+        "mse",
+    ),
     "moved": Case(_moved, "series", "mse"),
     "regularized": Case(
         _sequential(

@@ -22,8 +22,8 @@ MOST_SLOTS = 3
 """Arrays that an optimizer keeps beside a weight, at most."""
 # What moves numbers computes none.
 _NO_ARITHMETIC: Any = None
-DROPPING = ("dropout", "spatial_dropout", "step_dropout")
-"""Operations that packed models lack."""
+# Operations that packed models lack, whose results have the shape of x.
+_OF_TRAINING = ("dropout", "spatial_dropout", "step_dropout", "batch_norm")
 
 
 class TrainedWeight(NamedTuple):
@@ -108,6 +108,22 @@ class UpdateRule(NamedTuple):
     most: float = 0.0
 
 
+class Moments(NamedTuple):
+    """The moving statistics of a batch normalisation, which steps change.
+
+    Attributes:
+        node: The number of its node.
+        mean: (F,) float32.
+        variance: The same.
+        momentum: What they keep of themselves in a step.
+    """
+
+    node: int
+    mean: np.ndarray
+    variance: np.ndarray
+    momentum: float
+
+
 class StepRules(NamedTuple):
     """The rules by which a step changes weights.
 
@@ -117,12 +133,14 @@ class StepRules(NamedTuple):
             its parts, as Keras's optimizers do on TensorFlow.
         norms: Whether the norm of all gradients is wanted.
         copied: The numbers of nodes whose values are wanted.
+        moments: The moving statistics of batch normalisations.
     """
 
     update: UpdateRule
     rows_apart: bool = False
     norms: bool = False
     copied: tuple[int, ...] = ()
+    moments: tuple["Moments", ...] = ()
 
 
 class Compared(NamedTuple):
@@ -205,7 +223,7 @@ class TrainingProgram:
         nodes = [_moved(node) for node in nodes]
         places = {number: number for number in range(len(nodes))}
         # The core has only the addresses of the arrays.
-        self._held = [node.arrays for node in nodes], weights
+        self._held = [node.arrays for node in nodes], weights, rules
         self._native = native.core().TrainingProgram(
             [native_node(node, places, rows()) for node in nodes],
             list(rates),
@@ -214,7 +232,7 @@ class TrainingProgram:
                 for one in weights
             ],
             [_native_head(head) for head in heads],
-            (*rules.update, rules.rows_apart, rules.norms, list(rules.copied)),
+            (*rules.update, rules.rows_apart, rules.norms, list(rules.copied), list(rules.moments)),
         )
 
     def run(
@@ -286,7 +304,7 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
             shapes[number] = next(given)
             continue
         read = {name: shapes[source] for name, source in node.inputs.items()}
-        shapes[number] = read["x"] if node.op in DROPPING else OPERATIONS[node.op].shape(node, read)
+        shapes[number] = read["x"] if node.op in _OF_TRAINING else OPERATIONS[node.op].shape(node, read)
     return shapes
 
 

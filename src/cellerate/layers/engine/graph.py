@@ -71,6 +71,7 @@ class TrainingGraph:
         drops: What nodes drop, by their numbers.
         inputs: The names of the model's inputs, in its order; the first input nodes are theirs.
         carried: The states that go on from batch to batch: the nodes of the other inputs begin with them.
+        normalized: The layers of batch normalisations, by the numbers of their nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -80,6 +81,7 @@ class TrainingGraph:
     drops: Mapping[int, Drops]
     inputs: tuple[str, ...]
     carried: tuple["Carried", ...]
+    normalized: Mapping[int, Any]
 
     @property
     def divided(self) -> set[int]:
@@ -159,6 +161,7 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
         {places[number]: drops for number, drops in nodes.drops.items() if number in places},
         tuple(names),
         tuple(carried._replace(node=places[carried.node]) for carried in nodes.carried),
+        {places[number]: layer for number, layer in nodes.normalized.items() if number in places},
     )
 
 
@@ -169,6 +172,7 @@ class _TrainingNodes(Nodes):
         drops: What nodes drop, by their numbers.
         carried: The states that go on from batch to batch, in the order of the inputs that begin with them.
         fixed: The variables of layers whose weights become constants.
+        normalized: The layers of batch normalisations, by the numbers of their nodes.
     """
 
     def __init__(self) -> None:
@@ -176,6 +180,7 @@ class _TrainingNodes(Nodes):
         self.drops: dict[int, Drops] = {}
         self.carried: list[Carried] = []
         self.fixed: list[Any] = []
+        self.normalized: dict[int, Any] = {}
 
 
 def _mask_node(reading: ProgramReading, output: ProgramValue) -> int | None:
@@ -236,7 +241,9 @@ def _in_training(kind: type, read: Read) -> Read:
         return _spatial_dropout
     if kind in (layers.GaussianDropout, layers.AlphaDropout, layers.GaussianNoise):
         return _refused_noise
-    if kind in (layers.BatchNormalization, layers.Normalization):
+    if kind is layers.BatchNormalization:
+        return functools.partial(_batch_normalization, read)
+    if kind is layers.Normalization:
         return functools.partial(_constant, read)
     if kind in (layers.LSTM, layers.RNN):
         return functools.partial(_recurrent, read)
@@ -247,10 +254,25 @@ def _refused_noise(call: ProgramCall) -> ProgramValue:
     raise Refused("draws noise of its own in training", _SAME_LAYERS)
 
 
+def _batch_normalization(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
+    """A node that normalises by the statistics of each batch."""
+    layer = call.layer
+    if not layer.trainable:
+        return _constant(read, call)
+    if layer.axis not in (-1, len(call.x.shape) - 1):
+        raise Refused(f"normalises along axis {layer.axis}", "Give it axis=-1.")
+    if layer.renorm or call.mask is not None:
+        raise Refused(
+            "normalises by part of a batch", "Build it without renorm, and its model without masks."
+        )
+    added = call.add("batch_norm", None, call.weights(layer, "gamma", "beta"), epsilon=float(layer.epsilon))
+    if isinstance(call.nodes, _TrainingNodes) and added.number is not None:
+        call.nodes.normalized[added.number] = layer
+    return added
+
+
 def _constant(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
     """The node of a layer that training leaves as it is."""
-    if isinstance(call.layer, layers.BatchNormalization) and call.layer.trainable:
-        raise Refused("normalises by each batch in training", "Use LayerNormalization.")
     if isinstance(call.nodes, _TrainingNodes):
         call.nodes.fixed += call.layer.variables
     return read(call)

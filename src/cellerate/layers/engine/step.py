@@ -76,7 +76,12 @@ class EngineStep:
         self._model, self._parts = model, parts
         graph, update = parts.graph, parts.update
         trained = [one for one in model.trainable_variables if update is not None or has_penalty(one)]
-        large = [*trained, *(weight.variable for weight in graph.weights.values())]
+        moving = [
+            variable
+            for layer in graph.normalized.values()
+            for variable in (layer.moving_mean, layer.moving_variance)
+        ]
+        large = [*trained, *moving, *(weight.variable for weight in graph.weights.values())]
         counters: list[Any] = []
         if update is not None:
             large += kept_by(model.optimizer, update)
@@ -151,6 +156,15 @@ class EngineStep:
                 (
                     *(outputs[place][0] for place in self._seen),
                     *(carried.node for carried in parts.graph.carried),
+                ),
+                tuple(
+                    cpu.Moments(
+                        number,
+                        self._array(layer.moving_mean),
+                        self._array(layer.moving_variance),
+                        float(layer.momentum),
+                    )
+                    for number, layer in parts.graph.normalized.items()
                 ),
             ),
         )
