@@ -35,6 +35,8 @@ using Given = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Factors = std::optional<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>;
 // Of each node: of a gather, where each number of a row lies in a row of its input.
 using Gathers = std::vector<std::optional<nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>>>;
+// Takes the seconds of the nodes forward, then backward, of the losses, of packing weights, and of the update.
+using Seconds = nb::ndarray<double, nb::c_contig, nb::device::cpu>;
 // Of an output: the positions and features of a row; the targets; the weights.
 using PassedTargets = std::tuple<int64_t, int64_t, Given, Factors>;
 // The numbers of the update; the decay; the share of accumulated gradients; what averages keep, and whether weights
@@ -135,7 +137,7 @@ HeadBatch part_of(const LossHead& head, int64_t rows, const PassedTargets& passe
 Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, const Inputs& inputs,
           const std::vector<uint64_t>& keys, const Gathers& gathers,
           const std::vector<PassedTargets>& targets, const std::vector<Weight>& copies,
-          const PassedNumbers& passed) {
+          const PassedNumbers& passed, const std::optional<Seconds>& timed) {
   if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
       keys.size() != program.count() || gathers.size() != program.count() ||
       inputs.size() != program.inputs() || targets.size() != program.heads().size() ||
@@ -176,10 +178,20 @@ Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, con
     std::copy(each.begin(), each.end(), numbers.numbers);
     std::tie(std::ignore, numbers.decay, numbers.share, numbers.kept, numbers.averaged) = *passed;
   }
+  StepSeconds spent;
+  if (timed && timed->size() != 2 * program.count() + 3)
+    throw std::invalid_argument("expected room for the seconds of all parts");
+  batch.seconds = timed ? &spent : nullptr;
   TrainingResult result;
   {
     const nb::gil_scoped_release release;
     result = program.run(batch, passed ? &numbers : nullptr);
+  }
+  if (timed) {
+    double* to = timed->data();
+    for (const double each : spent.forward) *to++ += each;
+    for (const double each : spent.backward) *to++ += each;
+    for (const double each : {spent.losses, spent.packing, spent.update}) *to++ += each;
   }
   Found found{result.loss, result.norm, {}};
   for (const HeadResult& head : result.heads) {
@@ -198,7 +210,8 @@ void bind_training(nb::module_& module) {
       .def("__init__", &make, nb::arg("nodes"), nb::arg("rates"), nb::arg("weights"), nb::arg("heads"),
            nb::arg("rules"))
       .def("run", &run, nb::arg("rows"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("keys"),
-           nb::arg("gathers"), nb::arg("targets"), nb::arg("copies"), nb::arg("numbers") = nb::none());
+           nb::arg("gathers"), nb::arg("targets"), nb::arg("copies"), nb::arg("numbers") = nb::none(),
+           nb::arg("seconds") = nb::none());
   module.attr("TRAINING_OPERATIONS") = operations_with(&ProgramOpRow::trains);
 }
 

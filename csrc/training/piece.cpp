@@ -132,17 +132,26 @@ int64_t Piece::step_read(int32_t n, int64_t own) const {
 
 void Piece::run(TrainingResult& result) {
   const auto count = static_cast<int32_t>(program_.nodes_.size());
-  for (int32_t n = 0; n < count; ++n) forward(n);
+  StepSeconds& seconds = result.seconds;
+  StepClock clock(batch_.seconds != nullptr);
+  seconds.forward.resize(program_.nodes_.size());
+  seconds.backward.resize(program_.nodes_.size());
+  for (int32_t n = 0; n < count; ++n) {
+    forward(n);
+    clock.add_to(seconds.forward[static_cast<size_t>(n)]);
+  }
   for (size_t n = 0; n < program_.rules_.copied.size(); ++n) {
     const int32_t node = program_.rules_.copied[n];
     copy(value(node), batch_.copies[n] + first_ * (size(node) / rows_), size(node));
   }
   take_losses(result);
+  clock.add_to(seconds.losses);
   if (gradients_ == nullptr) return;
   for (int32_t n = count - 1; n >= 0; --n) {
     if (!wants_gradient(n)) continue;
     const auto& [h, c] = reached_states_[n];
     reached_[n] != 0 || h || c ? backward(n) : clear_gradients(n);
+    clock.add_to(seconds.backward[static_cast<size_t>(n)]);
   }
 }
 

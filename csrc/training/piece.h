@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -76,6 +77,26 @@ class PackedLayers {
   std::vector<Part> parts_;
   std::byte* memory_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Of a step whose parts are timed, if they are.
+class StepClock {
+  using Clock = std::chrono::steady_clock;
+
+ public:
+  explicit StepClock(bool on) : on_(on), since_(on ? Clock::now() : Clock::time_point()) {}
+
+  // Adds the seconds since it was made or added last.
+  void add_to(double& seconds) {
+    if (!on_) return;
+    const Clock::time_point now = Clock::now();
+    seconds += std::chrono::duration<double>(now - since_).count();
+    since_ = now;
+  }
+
+ private:
+  bool on_;
+  Clock::time_point since_;
 };
 
 class Piece {

@@ -332,8 +332,11 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   row_gradients_ = gradients_ + static_cast<size_t>(pieces) * gradient_floats_;
   std::vector<TrainingResult> results(static_cast<size_t>(pieces));
   Slots slots(threads);
+  StepClock clock(batch.seconds != nullptr);
+  StepSeconds spent;
   with_team(threads, [&](Team& team) {
     team.each(packed.parts(), [&](int n) { packed.pack(n); });
+    clock.add_to(spent.packing);
     team.each(pieces, [&](int n) {
       const Slots::Lent slot(slots);
       const int64_t first = batch.rows * n / pieces, end = batch.rows * (n + 1) / pieces;
@@ -344,12 +347,41 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   });
   TrainingResult total;
   const double scale = sum_results(batch, results, total);
+  double wall = 0;
+  clock.add_to(wall);
   if (training) {
     WeightUpdates(*this, batch, *numbers, scale, pieces).run(total);
   } else {
     total.loss += penalty();
   }
+  clock.add_to(spent.update);
+  if (batch.seconds != nullptr) {
+    sum_seconds(results, wall, spent);
+    *batch.seconds = std::move(spent);
+  }
   return total;
+}
+
+// Adds up the times of pieces that ran beside each other, as shares of the time that all of them took.
+void TrainingProgram::sum_seconds(const std::vector<TrainingResult>& pieces, double wall,
+                                  StepSeconds& to) const {
+  to.forward.resize(nodes_.size());
+  to.backward.resize(nodes_.size());
+  double all = 0;
+  for (const TrainingResult& piece : pieces) {
+    const StepSeconds& of = piece.seconds;
+    for (size_t n = 0; n < nodes_.size(); ++n) {
+      to.forward[n] += of.forward[n];
+      to.backward[n] += of.backward[n];
+      all += of.forward[n] + of.backward[n];
+    }
+    to.losses += of.losses;
+    all += of.losses;
+  }
+  const double share = all > 0 ? wall / all : 0;
+  for (double& each : to.forward) each *= share;
+  for (double& each : to.backward) each *= share;
+  to.losses *= share;
 }
 
 double TrainingProgram::penalty() const {

@@ -87,6 +87,12 @@ struct HeadBatch {
   const float* weights = nullptr;  // (B, positions), or null
 };
 
+// The seconds that the parts of a step take, as if they followed each other.
+struct StepSeconds {
+  std::vector<double> forward, backward;  // of every node
+  double losses = 0, packing = 0, update = 0;
+};
+
 struct TrainingBatch {
   int64_t rows = 0;
   const ValueShape* shapes = nullptr;   // of every node
@@ -97,6 +103,7 @@ struct TrainingBatch {
   const int32_t* const* gathers = nullptr;
   const HeadBatch* heads = nullptr;  // of every head
   float* const* copies = nullptr;    // where the values that are wanted go, (B, ...)
+  StepSeconds* seconds = nullptr;    // takes the time of each part, if it is not null
 };
 
 // The numbers of an update that change from step to step.
@@ -110,8 +117,8 @@ struct TrainingNumbers {
 };
 
 struct HeadResult {
-  double loss =
-      0;  // of a piece the weighted sum over its positions; of a step the mean or the sum, as the head asks
+  // Of a piece the weighted sum over its positions; of a step the mean or the sum, as the head asks.
+  double loss = 0;
   double counted = 0;  // positions that the mask does not leave out
   std::vector<MeasureSums> measures;
 };
@@ -120,6 +127,7 @@ struct TrainingResult {
   double loss = 0;  // all heads' losses times their factors, and what regularizers add
   double norm = 0;  // of all gradients before they are clipped, if it is wanted
   std::vector<HeadResult> heads;
+  StepSeconds seconds;  // of a piece, if they are wanted
 };
 
 class TrainingProgram {
@@ -168,6 +176,7 @@ class TrainingProgram {
   double sum_results(const TrainingBatch& batch, const std::vector<TrainingResult>& pieces,
                      TrainingResult& total) const;
   double penalty() const;
+  void sum_seconds(const std::vector<TrainingResult>& pieces, double wall, StepSeconds& to) const;
   const Use* use_of(size_t node, int array) const;
   int64_t pieces_of(const TrainingBatch& batch) const;
   double products_of_row(const TrainingBatch& batch) const;

@@ -15,13 +15,18 @@ def model(*layers):
 
 
 def test_kernels_of_an_accelerated_model_are_named_with_target_and_threads():
-    accelerated = accelerate(model(keras.layers.LSTM(4)), "cellerate-cpu")
+    accelerated = accelerate(model(keras.layers.LSTM(4)), "cellerate-cpu", engine="off")
     threads = native.num_threads()
     kernels = f"cellerate-cpu kernels ({native.target()}) on {threads} thread{'' if threads == 1 else 's'}"
     assert kernels_used(accelerated) == f"{keras.config.backend()}, {kernels}"
     assert (
         kernels_used(accelerated, "mixed_bfloat16") == f"{keras.config.backend()}, {kernels}, mixed_bfloat16"
     )
+
+
+def test_whole_steps_are_named():
+    accelerated = accelerate(model(keras.layers.LSTM(4)))
+    assert kernels_used(accelerated).endswith(", whole steps in one native call")
 
 
 def test_kernels_of_several_kinds_are_counted():

@@ -10,7 +10,9 @@ from keras import layers
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
-from cellerate.layers.engine.step import EngineStep, Misfit, StepParts, parts_of
+from cellerate.layers.engine.batches import Misfit
+from cellerate.layers.engine.parts import StepParts, parts_of
+from cellerate.layers.engine.step import EngineStep
 from cellerate.layers.explain import explain
 from support.keras_models.engine_models import CASES, data_of
 

@@ -15,9 +15,11 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.kernels import native
 from cellerate.layers import fused
+from cellerate.layers.engine.batches import Misfit
 from cellerate.layers.engine.graph import read_training
 from cellerate.layers.engine.lending import Lender, Values
-from cellerate.layers.engine.step import EngineStep, Misfit, StepParts, parts_of
+from cellerate.layers.engine.parts import StepParts, parts_of
+from cellerate.layers.engine.step import EngineStep
 
 WHOLE_STEPS = "whole steps in one native call"
 _HELD = "_cellerate_engine"
@@ -193,6 +195,12 @@ def reasons_of(model: keras.Model) -> tuple[str, ...] | None:
     """Why a model's training function goes Keras's way; empty if it is the engine's; None before it is known."""
     trainer = getattr(model.train_function, _HELD, None)
     return None if trainer is None else trainer.reasons
+
+
+def step_of(model: keras.Model) -> EngineStep | None:
+    """The engine's step that a model trains with; None before its first one, and for a model that goes Keras's way."""
+    stepper = getattr(model.train_function, _HELD, None)
+    return None if stepper is None else stepper.step
 
 
 def described(model: Any) -> str | None:

@@ -68,7 +68,7 @@ def trace_steps(
     with marks(model) as parts:
         watch, phases = MemoryWatch(), list[native.Phases]()
         # By themselves, because the profiler takes time and memory of its own.
-        watched = timed_steps(model, feed, _WATCHED_S, window=lambda: _watched(watch, phases))
+        watched = timed_steps(model, feed, _WATCHED_S, window=lambda: watched_by(watch, phases))
         recording = bridge.Recording(folder)
 
         @contextlib.contextmanager
@@ -90,7 +90,8 @@ def trace_steps(
 
 
 @contextlib.contextmanager
-def _watched(watch: MemoryWatch, phases: list[native.Phases]) -> Iterator[None]:
+def watched_by(watch: MemoryWatch, phases: list[native.Phases]) -> Iterator[None]:
+    """Watches the memory, and the phases of Cellerate's own kernels, within a `with`."""
     if native.why_unavailable() is not None:
         with watch:
             yield

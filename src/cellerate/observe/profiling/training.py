@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -14,9 +14,10 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_folder, check_writable
 from cellerate.machine.doctor import Others
 from cellerate.machine.environment import resident_memory_bytes
+from cellerate.observe.profiling import engine
 from cellerate.observe.profiling.changes import Found, find_changes, is_cold
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, first_batch, inputs_of, keep, rows_of
-from cellerate.observe.profiling.record import Profile, bottleneck
+from cellerate.observe.profiling.record import Memory, Part, Profile, bottleneck
 from cellerate.observe.profiling.stepping import timed_steps
 from cellerate.observe.profiling.surroundings import surroundings
 from cellerate.observe.profiling.tracing import PASSES, parts_of, products_of, trace_steps
@@ -92,22 +93,15 @@ def profile(
         notify("steps as they are")
         found, batches = _timed(model, feed, seconds)
         found.validation_s = _validation_s(model, validation_data, validation_batch_size or batch_size)
-        notify("the same under the backend's profiler")
-        # Batches come from memory where that is faster, so that waiting for them is told by itself.
-        waits = found.step_s - found.kept_s > _LEAST_STALL * found.step_s
-        traced_feed = Feed(KeptBatches(batches), shuffle=False) if waits else feed
-        plain_s = found.kept_s if waits else found.step_s
-        traced = trace_steps(model, traced_feed, batches[0], folder, before_bytes, write=trace is not None)
+        write = trace is not None
+        where = _where(model, feed, batches, found, before_bytes, folder, notify, trace=write)
         if trace is not None:
             with atomic_folder(trace) as beside:
                 shutil.copytree(folder, beside, dirs_exist_ok=True)
-        found.idle = traced.shares.idle_ns / traced.shares.window_ns
-        peak, how = peak_flops(model)
-        parts = parts_of(traced, plain_s, found.step_s, peak)
+        found.idle = where.idle
         tried, remarks = find_changes(model, batches, found, seconds, notify) if changes else ([], [])
     environment, load = surroundings(others)
-    products = sum(products_of(part) or 0 for part in traced.parts)
-    step_ms = 1e3 * found.step_s
+    step_ms, parts, peak = 1e3 * found.step_s, where.parts, where.peak
     return Profile(
         model=model.name,
         subject="training step",
@@ -115,18 +109,85 @@ def profile(
         rows=rows_of(batches[0]),
         step_ms=step_ms,
         parts=tuple(parts),
-        slowdown=traced.shares.window_ns / 1e9 / traced.steps / plain_s - 1,
+        slowdown=where.slowdown,
         idle=sum(part.idle_ms for part in parts) / step_ms,
-        share_of_peak=PASSES * 2 * products / found.step_s / peak if peak and products else None,
+        share_of_peak=PASSES * 2 * where.products / found.step_s / peak if peak and where.products else None,
         peak_flops=peak,
-        memory=traced.memory,
+        memory=where.memory,
         changes=tuple(tried),
         bottleneck=bottleneck(tried, parts, tried=changes),
         steps_per_epoch=found.steps_per_epoch,
         validation_ms=None if found.validation_s is None else 1e3 * found.validation_s,
-        notes=(*load, f"The machine's peak is measured: {how}." if peak else f"No peak: {how}", *remarks),
+        notes=(
+            *load,
+            f"The machine's peak is measured: {where.how}." if peak else f"No peak: {where.how}",
+            *remarks,
+        ),
         environment=environment,
         trace="" if trace is None else str(trace),
+    )
+
+
+class _Where(NamedTuple):
+    """Where the time of a step goes.
+
+    Attributes:
+        parts: The parts of the step.
+        products: The multiplications of a forward pass.
+        memory: What memory the steps took.
+        slowdown: How much longer they took while they were watched, as a share.
+        idle: The share of the time in which nothing was computed.
+        peak: What the machine can compute, in operations per second; None if unknown.
+        how: How that was measured, or why it was not.
+    """
+
+    parts: list[Part]
+    products: int
+    memory: Memory | None
+    slowdown: float
+    idle: float
+    peak: float | None
+    how: str
+
+
+def _where(
+    model: keras.Model,
+    feed: Feed,
+    batches: list[Any],
+    found: Found,
+    before_bytes: int,
+    folder: Path,
+    notify: Callable[[str], None],
+    *,
+    trace: bool,
+) -> _Where:
+    """Watches some steps more: the engine's by their own clocks, others under the backend's profiler."""
+    # Batches come from memory where that is faster, so that waiting for them is told by itself.
+    waits = found.step_s - found.kept_s > _LEAST_STALL * found.step_s
+    kept = Feed(KeptBatches(batches), shuffle=False) if waits else feed
+    plain_s = found.kept_s if waits else found.step_s
+    peak, how = peak_flops(model)
+    whole = None
+    if engine.trains(model):
+        notify("the parts of whole steps")
+        whole = engine.watch_steps(model, kept, batches[0], before_bytes)
+    if whole is None or trace:
+        notify("the same under the backend's profiler")
+        traced = trace_steps(model, kept, batches[0], folder, before_bytes, write=trace)
+    if whole is not None:
+        parts = engine.parts_of(whole, plain_s, found.step_s, peak, type(model.optimizer).__name__)
+        idle = sum(part.idle_ms for part in parts) / (1e3 * found.step_s)
+        slowdown = whole.step_s / plain_s - 1
+        return _Where(parts, engine.products(whole), whole.memory, slowdown, idle, peak, how)
+    shares = traced.shares
+    return _Where(
+        parts_of(traced, plain_s, found.step_s, peak),
+        sum(products_of(part) or 0 for part in traced.parts),
+        traced.memory,
+        shares.window_ns / 1e9 / traced.steps / plain_s - 1,
+        shares.idle_ns / shares.window_ns,
+        peak,
+        how,
     )
 
 

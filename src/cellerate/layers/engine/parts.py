@@ -1,0 +1,126 @@
+"""The parts of a model's step: its graph, losses, metrics and optimizer; or all that keeps it from the engine."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+from keras import optimizers
+
+from cellerate.layers.engine.graph import TrainingGraph, read_training
+from cellerate.layers.engine.losses import (
+    Measured,
+    Objective,
+    Observed,
+    metrics_of,
+    objectives_of,
+    sees_masks,
+)
+from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, update_of
+
+
+@dataclasses.dataclass(frozen=True)
+class StepParts:
+    """The parts of a model's training step.
+
+    Attributes:
+        graph: Its graph.
+        objectives: Its losses.
+        measured: Its metrics that the core averages.
+        observed: Its other metrics.
+        update: The update of its optimizer; None for a step that only judges the model.
+        rows_apart: Whether the rows of embeddings are treated apart, as stock Keras on TensorFlow does.
+    """
+
+    graph: TrainingGraph
+    objectives: Sequence[Objective]
+    measured: Sequence[Measured]
+    observed: Sequence[Observed]
+    update: OptimizerUpdate | None
+    rows_apart: bool
+
+
+def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> StepParts | tuple[str, ...]:
+    """The parts of a model's step; or all that keeps it from the engine, in words.
+
+    Args:
+        model: A compiled model whose losses, metrics and optimizer are built.
+        rows_apart: Whether the rows of embeddings are treated apart.
+        training: Whether the step trains, or only judges.
+    """
+    graph = read_training(model)
+    objectives = objectives_of(model)
+    found = metrics_of(model, [] if isinstance(objectives, str) else objectives, training=training)
+    update = update_of(model.optimizer) if training else None
+    reasons = list(graph) if isinstance(graph, tuple) else []
+    reasons += [part for part in (objectives, found, update) if isinstance(part, str)]
+    reasons += _odd_variables(model) if training else _odd_losses(model)
+    if isinstance(graph, tuple) or isinstance(objectives, str) or isinstance(found, str):
+        return tuple(reasons)
+    if isinstance(update, str) or reasons:
+        return tuple(reasons)
+    parts = StepParts(graph, objectives, *found, update, rows_apart)
+    return tuple(_odd_parts(model, parts)) or parts
+
+
+def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
+    """All that keeps parts from working together."""
+    graph, objectives = parts.graph, parts.objectives
+    reasons = []
+    masked = [one for one in objectives if graph.outputs[one.output][1] >= 0]
+    if len(objectives) > 1 and any(one.mean for one in masked):
+        reasons.append("one of its several losses is a mean over what a mask leaves")
+    if sees_masks(parts.update is not None):
+        places = {one.output for one in masked}
+        reasons += [
+            f"the engine does not have the metric {one.name!r} of an output with a mask"
+            for one in parts.observed
+            if one.output in places
+        ]
+    if parts.update is None:
+        return reasons
+    if parts.rows_apart and model.optimizer.clipvalue and any(node.op == "embedding" for node in graph.nodes):
+        reasons.append("clipvalue clips the rows of an Embedding apart on TensorFlow")
+    if graph.divided and model.optimizer.clipnorm:
+        reasons.append("clipnorm clips a weight that several nodes share out")
+    trained = {id(weight.variable) for weight in graph.weights.values()}
+    reasons += [
+        f"{variable.path} is not a weight of its graph"
+        for variable in model.trainable_variables
+        if id(variable) not in trained
+    ]
+    if model.optimizer.use_ema and len(model.trainable_variables) != len(
+        model.optimizer._trainable_variables
+    ):
+        reasons.append("its optimizer averages weights that no longer change")
+    return reasons
+
+
+def _odd_variables(model: keras.Model) -> list[str]:
+    """All that keeps the variables of a model from being trained by the engine."""
+    reasons = [
+        f"{variable.path} has a constraint"
+        for variable in model.trainable_variables
+        if variable.constraint is not None
+    ]
+    rate = getattr(model.optimizer, "_learning_rate", None)
+    if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):
+        reasons.append("its learning rate is a function")
+    if not model.trainable_variables:
+        reasons.append("it has no weights that change")
+    return reasons + _odd_losses(model)
+
+
+def _odd_losses(model: keras.Model) -> list[str]:
+    """The losses of a model beside those of its outputs that the engine does not have."""
+    regularized = [one for one in model.trainable_variables if getattr(one, "regularizer", None) is not None]
+    reasons = [
+        f"{variable.path} has the regularizer {type(variable.regularizer).__name__}"
+        for variable in regularized
+        if penalties_of(variable) is None
+    ]
+    if len(model.losses) > len(regularized) or any(
+        getattr(layer, "activity_regularizer", None) is not None
+        for layer in model._flatten_layers(include_self=False)
+    ):
+        reasons.append("it adds losses of its own")
+    return reasons

@@ -1,0 +1,179 @@
+"""Where the time of whole steps in one native call goes: the core times their parts itself."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from cellerate.kernels import native
+from cellerate.layers.engine import seam
+from cellerate.layers.engine.step import Watch
+from cellerate.observe.profiling.feeding import Feed, rows_of
+from cellerate.observe.profiling.memory import MemoryWatch
+from cellerate.observe.profiling.record import Memory, Part
+from cellerate.observe.profiling.stepping import timed_steps
+from cellerate.observe.profiling.tracing import PASSES, watched_by
+from cellerate.program import Node
+
+_WATCHED_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedSteps:
+    """Some steps whose parts were timed.
+
+    Attributes:
+        watch: The times of the parts, of all steps.
+        steps: How many steps these were.
+        step_s: What a step took while it was watched.
+        rows: The rows of a batch.
+        phases: What the phases of recurrent layers took.
+        memory: What memory they took; None if they were too short to look.
+    """
+
+    watch: Watch
+    steps: int
+    step_s: float
+    rows: int
+    phases: tuple[native.Phases, ...]
+    memory: Memory | None
+
+
+def trains(model: keras.Model) -> bool:
+    """True if a model that has trained did so in whole steps."""
+    return seam.step_of(model) is not None
+
+
+def watch_steps(model: keras.Model, feed: Feed, batch: Any, before_bytes: int) -> WatchedSteps | None:
+    """Trains a model for some steps that are timed part by part; None if they are not the engine's.
+
+    Args:
+        model: A compiled model that has trained before.
+        feed: What `fit` takes.
+        batch: One of its batches, as arrays.
+        before_bytes: The memory of this process before anything was trained.
+    """
+    step = seam.step_of(model)
+    if step is None:
+        return None
+    memory, phases = MemoryWatch(), list[native.Phases]()
+    watch = step.begin_watch()
+    try:
+
+        def begin() -> Any:
+            watch.seconds[:] = 0
+            return watched_by(memory, phases)
+
+        timed = timed_steps(model, feed, _WATCHED_S, window=begin)
+    finally:
+        step.watch = None
+    return WatchedSteps(
+        watch,
+        timed.steps,
+        timed.step_s,
+        rows_of(batch),
+        tuple(phases),
+        memory.found(model, batch, before_bytes),
+    )
+
+
+def parts_of(
+    found: WatchedSteps, plain_s: float, step_s: float, peak: float | None, optimizer: str
+) -> list[Part]:
+    """The parts of a step, which add up to it.
+
+    Args:
+        found: The steps.
+        plain_s: The seconds of a step of the same kind that nobody watches.
+        step_s: Those of a step as the user has it, which may wait for batches besides.
+        peak: What the machine can compute, in operations per second; None if unknown.
+        optimizer: The name of the optimizer.
+    """
+    nodes, seconds = found.watch.nodes, found.watch.seconds / found.steps
+    # The clocks take time of their own.
+    seconds *= min(1.0, plain_s / found.step_s)
+    forward, backward = seconds[: len(nodes)], seconds[len(nodes) : 2 * len(nodes)]
+    losses, packing, update = (float(each) for each in seconds[2 * len(nodes) :])
+    parts = []
+    if (wait := step_s - plain_s) > 0:
+        parts.append(
+            Part("waiting for batches", "loader", 1e3 * wait, idle_ms=1e3 * wait, share=wait / step_s)
+        )
+    for name in dict.fromkeys(node.name for node in nodes if node.op != "input"):
+        here = [number for number, node in enumerate(nodes) if node.name == name and node.op != "input"]
+        ahead, back = float(forward[here].sum()), float(backward[here].sum())
+        products = sum(products_of(nodes, found.watch.shapes, number) for number in here) * found.rows
+        rate = PASSES * 2 * products / max(1e-12, ahead + back)
+        parts.append(
+            Part(
+                name,
+                "layer",
+                1e3 * (ahead + back),
+                1e3 * ahead,
+                1e3 * back,
+                share=(ahead + back) / step_s,
+                share_of_peak=rate / peak if peak and products else None,
+                phases=_phases(
+                    [nodes[number] for number in here], found, {"forward": ahead, "backward": back}
+                ),
+            )
+        )
+    rest = plain_s - float(seconds.sum())
+    for label, kind, taken in (
+        ("loss and metrics", "loss", losses),
+        (f"optimizer ({optimizer})", "optimizer", update),
+        ("packing weights", "other", packing),
+    ):
+        parts.append(Part(label, kind, 1e3 * taken, share=taken / step_s))  # type: ignore[arg-type]
+    parts.append(
+        Part(
+            "Python and the framework", "host", 1e3 * rest, idle_ms=1e3 * max(0.0, rest), share=rest / step_s
+        )
+    )
+    return [part for part in parts if part.ms]
+
+
+def products_of(nodes: Any, shapes: Mapping[int, Any], number: int) -> int:
+    """The multiplications of a node's forward pass for a row that nobody can do without.
+
+    Rows of an embedding, and what a kernel makes of them, can be looked up, and are not counted.
+    """
+    node = nodes[number]
+    if node.op == "dense":
+        kernel = node.arrays["kernel"]
+        return math.prod(shapes[number][:-1]) * int(kernel.size)
+    if node.op != "lstm":
+        return 0
+    looked_up = nodes[node.inputs["x"]].op == "embedding"
+    arrays = ["recurrent_kernel"] if looked_up else ["kernel", "recurrent_kernel"]
+    return int(shapes[node.inputs["x"]][0] * sum(node.arrays[name].size for name in arrays))
+
+
+def products(found: WatchedSteps) -> int:
+    """Those of all nodes, for a batch."""
+    nodes = found.watch.nodes
+    return found.rows * sum(products_of(nodes, found.watch.shapes, number) for number in range(len(nodes)))
+
+
+def _phases(here: list[Node], found: WatchedSteps, at_most: Mapping[str, float]) -> dict[str, float]:
+    """The milliseconds of the phases of a recurrent layer; layers of the same sizes share what is known of them."""
+
+    def size(node: Node) -> tuple[int, ...]:
+        return tuple(node.arrays["kernel"].shape)
+
+    layers = [node for node in here if node.op == "lstm"]
+    if not layers:
+        return {}
+    made: dict[str, float] = {}
+    for one in found.phases:
+        if (one.inputs, 4 * one.units) != size(layers[0]):
+            continue
+        way = "backward" if one.backward else "forward"
+        total = sum(one.seconds.values())
+        for name, taken in one.seconds.items():
+            if taken:
+                key = f"{way}: {name}"
+                made[key] = made.get(key, 0.0) + 1e3 * at_most[way] * taken / max(1e-12, total)
+    return made
