@@ -4,8 +4,10 @@ Every verb's file is imported when the program starts. None of them may import a
 `cellerate --help` gets slow.
 """
 
+import atexit
 import contextlib
 import functools
+import gc
 import io
 import os
 import signal
@@ -108,6 +110,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot encode must not stop the program.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # At its end Python would look through all objects for circles, which takes most of a second after a framework.
+    atexit.register(gc.freeze)
     speak_for(functools.partial(typer.main.get_command, app))
     try:
         # With its name: run as a module, its name would have several words, which no table of --config has.
