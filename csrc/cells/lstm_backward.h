@@ -372,121 +372,27 @@ class BackwardJob {
   }
 
   // dx = dz·W^T for the rows of a chunk.
-  void input_gradients(int index, Index begin, Index end) {
-    const Range rows = share((end - begin) * rows_, index, shares());
-    const Index block = chunk_ * rows_ * kRun;
-    if (in_.dropout == nullptr) {
-      multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels}, kernel_, nullptr, d_x_, rows,
-                       {0, input_panels_});
-    } else {
-      const auto factors = [&](int gate, Index position) {
-        // The row that pads an odd batch has no factors of its own, and nobody reads its result.
-        const Index row = smaller(position % rows_, plan_.batch - 1);
-        return in_.dropout + (gate * plan_.batch + row) * plan_.inputs;
-      };
-      multiply_gates_apart<kPairs>({d_gates_, kRun, block, kGateRun, plan_.unit_panels}, kernel_,
-                                   plan_.inputs, factors, d_x_, rows, {0, input_panels_}, false);
-    }
-    for (Index position = rows.begin; position < rows.end; ++position) {
-      const Index row = position % rows_;
-      if (row >= plan_.batch) continue;
-      const Index time = time_of(begin + position / rows_);
-      Type* to = static_cast<Type*>(in_.d_x) + (row * plan_.steps + time) * plan_.inputs;
-      for (Index column = 0; column < plan_.inputs; column += kLanes) {
-        const float* from = d_x_.at(column / kWidth, position) + column % kWidth;
-        store_upto<kStorage>(to, Simd::load(from), column, plan_.inputs);
-      }
-    }
-  }
+  void input_gradients(int index, Index begin, Index end);
 
   // Adds a chunk to the gradients of a share of the panels of the weights.
-  void weight_gradients(int index, Index begin, Index end) {
-    const Range panels = share(plan_.unit_panels, index, shares());
-    const Index deep = (end - begin) * rows_ / kEach;
-    const bool first = end == plan_.steps;
-    const auto of_x = [&](Index row) {
-      return row < plan_.inputs ? in_.d_kernel + row * 4 * plan_.units : in_.d_bias;
-    };
-    const auto of_h = [&](Index row) { return in_.d_recurrent_kernel + row * 4 * plan_.units; };
-    for (Index panel = panels.begin; panel < panels.end; ++panel) {
-      add_products(x_, x_gate_, in_.dropout != nullptr, x_rows_, panel, deep, first, of_x);
-      add_products(h_, h_gate_, in_.recurrent_dropout != nullptr, plan_.units, panel, deep, first, of_h);
-      if (plan_.vocabulary > 0) add_to_table(panel, begin, end);
-    }
-  }
+  void weight_gradients(int index, Index begin, Index end);
 
   // Adds the products of `rows` rows of a packed left factor, or of one per gate, and a panel of dz to rows of the
   // weights' gradients; `row_of` gives the row.
   template <class RowOf>
   void add_products(const float* left, Index gate_words, bool by_gate, Index rows, Index panel, Index deep,
-                    bool first, const RowOf& row_of) {
-    const float* d_gates = d_paired_ + panel * depth_ * kWidth;
-#ifdef __AMX_BF16__
-    if (kTiled<kPairs> && !by_gate) {
-      const Left a{left, packed_depth_, 0, round_up(deep, kTileWords), 1};
-      for_blocks({0, rows}, [&](Index row, Index count) {
-        alignas(64) float sums[kBlockRows][kWidth];
-        multiply_block(left + row * packed_depth_, a, 1, d_gates, nullptr, 0, sums[0], count);
-        for (Index r = 0; r < count; ++r) {
-          const F sum[4] = {Simd::load(sums[r]), Simd::load(sums[r] + kLanes),
-                            Simd::load(sums[r] + 2 * kLanes), Simd::load(sums[r] + 3 * kLanes)};
-          add_gates(sum, row_of(row + r), panel, first);
-        }
-      });
-      return;
-    }
-#endif
-    for (Index row = 0; row < rows; row += kRows) {
-      const auto tile = product(left, gate_words, by_gate, row, d_gates, deep);
-      for (int r = 0; r < smaller(kRows, rows - row); ++r)
-        add_gates(tile.sum[r], row_of(row + r), panel, first);
-    }
-  }
+                    bool first, const RowOf& row_of);
 
   // kRows rows of a packed left factor, or of one per gate, times a panel of dz. In a function of its own the sums stay
   // in registers: nobody else can know their address.
   [[gnu::noinline]] Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
-                                                const float* d_gates, Index deep) const {
-    Tile<kPairs, kRows> tile;
-    tile.clear();
-    const float* first = left + row * packed_depth_;
-    if (by_gate) {
-      const float* const gates[4] = {first, first + gate_words, first + 2 * gate_words,
-                                     first + 3 * gate_words};
-      if constexpr (kTiled<kPairs>) {
-        tile.add_rows_by_gate(gates, packed_depth_, d_gates, deep);
-      } else {
-        tile.add_packed_by_gate(gates, d_gates, deep);
-      }
-    } else {
-      tile.add_packed(first, d_gates, deep);
-    }
-    return tile;
-  }
+                                                const float* d_gates, Index deep) const;
 
   // Adds four vectors of a panel to a row of 4H in Keras's order, or stores them there if `first`.
-  void add_gates(const F (&sum)[4], float* row, Index panel, bool first) {
-    const Index unit = panel * kLanes;
-    for (int j = 0; j < 4; ++j) {
-      float* to = row + j * plan_.units;
-      const F before = first ? Simd::set(0) : load_upto<Storage::kFloat32>(to, unit, plan_.units);
-      store_upto<Storage::kFloat32>(to, Simd::add(before, sum[j]), unit, plan_.units);
-    }
-  }
+  void add_gates(const F (&sum)[4], float* row, Index panel, bool first);
 
   // Adds the rows of dz of one panel to the rows of their ids.
-  void add_to_table(Index panel, Index begin, Index end) {
-    for (Index step = begin; step < end; ++step) {
-      for (Index row = 0; row < plan_.batch; ++row) {
-        float* to = d_table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]);
-        const auto* from =
-            reinterpret_cast<const typename Computed::Type*>(d_gates(panel, (step - begin) * rows_ + row));
-        for (int j = 0; j < kWidth; j += kLanes) {
-          Simd::store(to + j, Simd::add(Simd::load(to + j), Computed::load(from + j)));
-        }
-      }
-    }
-  }
+  void add_to_table(Index panel, Index begin, Index end);
 
   // Stores the gradients of the initial states of some rows.
   void store_state_gradients(Range rows) {
@@ -506,47 +412,10 @@ class BackwardJob {
   }
 
   // Packs a share of the embeddings.
-  void pack_embeddings(int index) {
-    const Range ids = share(plan_.vocabulary, index, plan_.threads);
-    for (Index id = ids.begin; id < ids.end; ++id) {
-      pack_column<Storage::kFloat32, false>(in_.embeddings + id * plan_.inputs, nullptr, plan_.inputs,
-                                            embeddings_, plan_.vocabulary, 0, id);
-    }
-  }
+  void pack_embeddings(int index);
 
   // Computes with lookups the gradients of embeddings, kernel and bias, from dz summed by id.
-  void table_gradients(int index) {
-    const Range ids = share(plan_.vocabulary, index, plan_.threads);
-    const Range mine = plan_.panels_shared(index);
-    for (Index panel = mine.begin; panel < mine.end; ++panel) {
-      for (Index row = 0; row < plan_.inputs; row += kRows) {
-        Tile<false, kRows> tile;
-        tile.clear();
-        tile.add_packed(packed_at<false>(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
-                        plan_.vocabulary);
-        for (int r = 0; r < smaller(kRows, plan_.inputs - row); ++r) {
-          add_gates(tile.sum[r], in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
-        }
-      }
-      if (in_.d_bias == nullptr) continue;
-      F sum[4] = {Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)};
-      for (Index id = 0; id < plan_.vocabulary; ++id) {
-        for (int j = 0; j < 4; ++j)
-          sum[j] = Simd::add(sum[j], Simd::load(d_table_.at(panel, id) + j * kLanes));
-      }
-      add_gates(sum, in_.d_bias, panel, true);
-    }
-    if (in_.d_embeddings == nullptr) return;
-    multiply<false>({d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels}, kernel_,
-                    nullptr, d_embeddings_, ids, {0, input_panels_});
-    for (Index id = ids.begin; id < ids.end; ++id) {
-      for (Index column = 0; column < plan_.inputs; column += kLanes) {
-        store_upto<Storage::kFloat32>(in_.d_embeddings + id * plan_.inputs,
-                                      Simd::load(d_embeddings_.at(column / kWidth, id) + column % kWidth),
-                                      column, plan_.inputs);
-      }
-    }
-  }
+  void table_gradients(int index);
 
   const LstmBackward& in_;
   const Plan& plan_;
@@ -577,6 +446,12 @@ class BackwardJob {
   float* embeddings_ = nullptr;  // embeddings^T as a packed left factor
   int32_t* first_ = nullptr;     // see first_unmasked
 };
+
+}  // namespace cellerate::CELLERATE_TARGET
+
+#include "cells/lstm_gradients.h"
+
+namespace cellerate::CELLERATE_TARGET {
 
 template <Storage kStorage, bool kPairs>
 void backward_as(const LstmBackward& in) {

@@ -189,7 +189,8 @@ def enable(
         _accelerate_around(self, engine, sum_embedding_gradients)
         return compiled(self, *args, **keywords)
 
-    _replace(keras.Model, "compile", compile_)
+    # Where it is defined: Keras compiles no loaded model whose class has a `compile` of its own.
+    _replace(next(one for one in keras.Model.__mro__ if "compile" in vars(one)), "compile", compile_)
     _guard_exports()
 
 
