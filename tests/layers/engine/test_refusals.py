@@ -165,3 +165,23 @@ def test_ids_beyond_32_bits_are_not_taken_for_others() -> None:
     step = EngineStep(model, built_parts(model, (x, y)))
     with pytest.raises(Misfit, match="larger than any table"):
         step.run((x.astype("int64") + 2**32, y), training=True)
+
+
+def test_a_batch_that_does_not_fit_changes_nothing() -> None:
+    """Neither the generators of random numbers nor what Nadam multiplies."""
+    model = keras.Sequential(
+        [keras.Input((9, 3)), layers.LSTM(4, dropout=0.2), layers.Dropout(0.3), layers.Dense(4)]
+    )
+    model.compile("nadam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    cellerate.accelerate(model, engine="require")
+    right = np.zeros(8, np.int32)
+    step = EngineStep(model, built_parts(model, (X, right)))
+    assert step.lender.take()
+    step.run((X, right), training=True)
+    before = {key: array.copy() for key, array in step.lender._arrays.items()}
+    with pytest.raises(Misfit, match="not one of the outputs"):
+        step.run((X, right + 4), training=True)
+    for key, array in step.lender._arrays.items():
+        np.testing.assert_array_equal(array, before[key])
+    step.run((X, right), training=True)
+    assert any((array != before[key]).any() for key, array in step.lender._arrays.items())

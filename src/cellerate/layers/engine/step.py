@@ -199,6 +199,8 @@ class EngineStep:
             raise Misfit(str(error)) from error
         if training:
             self._counter.count(totals.norm)
+            for state in self._seeds():
+                state[1] += 1
         for state, value in zip(states, after, strict=True):
             state[...] = value
         logs = self._logs(totals, rows, [rows * one.positions for one in compared])
@@ -245,18 +247,18 @@ class EngineStep:
         return found[0], [found[1][output] for output, _ in self._parts.graph.outputs]
 
     def _keys(self) -> list[int]:
-        """The keys of this step's random numbers; the states of their generators go on by one."""
+        """The keys of this step's random numbers."""
         keys = [0] * len(self._nodes)
         for number, drops in self._parts.graph.drops.items():
             state = self._array(drops.seed.state)
             first, second = (int(each) & 0xFFFFFFFF for each in state)
             keys[number] = first | second << 32
-        for state in {
-            id(drops.seed): drops.seed.state for drops in self._parts.graph.drops.values()
-        }.values():
-            array = self._array(state)
-            array[1] += 1
         return keys
+
+    def _seeds(self) -> list[np.ndarray]:
+        """The states of the generators, which go on by one with each step."""
+        seeds = {id(drops.seed): drops.seed for drops in self._parts.graph.drops.values()}
+        return [self._array(seed.state) for seed in seeds.values()]
 
     def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int]) -> dict[str, Any]:
         """Adds to the metrics of the epoch, and gives their values so far."""

@@ -154,6 +154,7 @@ class StepCounter:
         self._rate = rate if isinstance(rate, keras.Variable) else None
         self._norms = norms_of(optimizer)
         self._every = optimizer.gradient_accumulation_steps or 1
+        self._product: float | None = None
 
     @property
     def variables(self) -> list[Any]:
@@ -165,8 +166,8 @@ class StepCounter:
         ]
 
     def numbers(self) -> Numbers:
-        """The numbers of the next step."""
-        optimizer = self._optimizer
+        """The numbers of the next step, which `count` ends."""
+        optimizer, self._product = self._optimizer, None
         done = int(self._array(optimizer._iterations))
         # As Keras, which counts updates.
         updates = done // self._every
@@ -176,9 +177,9 @@ class StepCounter:
         rate = self._learning_rate(done)
         passed: list[Any] = [rate, updates + 1]
         if self._update.multiplier is not None:
-            product = self._array(self._update.product)
-            product *= _FLOAT(self._update.multiplier(updates + 1))
-            passed.append(float(product))
+            before = _FLOAT(self._array(self._update.product))
+            self._product = float(before * _FLOAT(self._update.multiplier(updates + 1)))
+            passed.append(self._product)
         every = (optimizer.ema_overwrite_frequency or None) if optimizer.use_ema else None
         return Numbers(
             self._update.numbers(*passed),
@@ -192,6 +193,8 @@ class StepCounter:
         """Counts a step whose gradients had a norm."""
         iterations = self._array(self._optimizer._iterations)
         iterations[...] = int(iterations) + 1
+        if self._product is not None:
+            self._array(self._update.product)[...] = self._product
         if self._norms is not None:
             self._array(self._norms)[...] += np.array([norm, 1.0], _FLOAT)
 
