@@ -69,7 +69,7 @@ def _training(result: dict[str, Any]) -> Iterator[Row]:
             keras, ours = contest.best("keras", "float32"), contest.best("ours", "float32")
             if keras and ours:
                 told = (contest.shown(keras), contest.shown(ours))
-                yield Row(f"{contest.what}{where}", *told, contest.ratio(ours, keras))
+                yield Row(f"{contest.what}, float32{where}", *told, contest.ratio(ours, keras))
 
 
 def _trained(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -185,8 +185,20 @@ class Bar(NamedTuple):
     ours: bool
 
 
-Panel = tuple[str, str, list[Bar]]
-"""A head, the unit of its bars, and these."""
+class Panel(NamedTuple):
+    """Bars under a head.
+
+    Attributes:
+        head: What was done.
+        unit: Of the bars.
+        bars: The bars.
+        alike: Whether all did the same work, so that all have one scale; else each group has its own.
+    """
+
+    head: str
+    unit: str
+    bars: list[Bar]
+    alike: bool = True
 
 
 def chart(by_processor: dict[str, Records]) -> str:
@@ -218,11 +230,11 @@ def _drawn(panels: list[Panel], processor: str, top: int) -> tuple[list[str], in
     """The panels of one processor from `top` on, and how tall they are."""
     parts = []
     lowest = top
-    for place, (head, unit, bars) in enumerate(panels):
+    for place, (head, unit, bars, alike) in enumerate(panels):
         left, y, group = 16 + place * _PANEL, top + _TOP - _GAP, ""
         parts.append(_text(left, top + 28, head, "head") + _text(left, top + 46, unit, "soft"))
-        longest = max(bar.speed for bar in bars)
         for bar in bars:
+            longest = max(one.speed for one in bars if alike or one.group == bar.group)
             if bar.group != group:
                 y, group = y + _GAP, bar.group
                 parts.append(_text(left, y + 11, group, "group"))
@@ -246,11 +258,11 @@ def _panels(records: Records) -> list[Panel]:
     panels = []
     if repeats := records.get("typical"):
         races = _trained(repeats[0]["result"])
-        panels.append(("Training models that people train", "steps/s", _steps(races)))
+        panels.append(Panel("Training models that people train", "steps/s", _steps(races), alike=False))
     if repeats := records.get("generate"):
         found = max(repeats[0]["result"]["sizes"], key=lambda found: found["units"])
         head = f"Generating, {found['units']} units, one stream"
-        panels.append((head, "characters/s", _bars(generating(found), "loop")))
+        panels.append(Panel(head, "characters/s", _bars(generating(found), "loop")))
     return panels
 
 
