@@ -14,6 +14,7 @@ import keras
 
 from cellerate.data.arrays import BatchSource
 from cellerate.data.windows import share_of
+from cellerate.layers.accelerate import accelerate
 from cellerate.machine.environment import PROBE_VARIABLE, peak_memory_bytes
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
@@ -45,6 +46,9 @@ def end_probe(
     # From the fewest rows to the most: the peak of the memory never falls.
     for count in sorted(request["shares"], reverse=True):
         rows = processes.share(source) if processes.several else share_of(source, 0, count)
+        # Processes that add up their gradients do not train in whole steps.
+        engine = "auto" if count == 1 and not processes.several else "off"
+        accelerate(trainer, settings.implementation, engine=engine, sum_embedding_gradients=True)
         trial = try_training(
             trainer, rows, loss=processes.loss(loss), settings=settings, policy=policy, steps=_STEPS
         )
