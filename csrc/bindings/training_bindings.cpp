@@ -22,8 +22,8 @@ using PassedWeight =
 using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float>, std::vector<float>>;
 // Its name, threshold, and whether it is masked and weighted.
 using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
-// The nodes of the output and of its mask; the loss, whether it is a mean and its factor; the measures.
-using PassedHead = std::tuple<int32_t, int32_t, PassedLoss, bool, double, PassedMeasures>;
+// The nodes of the output and of its mask; the loss, whether it is a mean, and by weight, and its factor; the measures.
+using PassedHead = std::tuple<int32_t, int32_t, PassedLoss, bool, bool, double, PassedMeasures>;
 // Of a batch normalisation: its node; the moving mean and variance; their momentum.
 using PassedMoments = std::tuple<int32_t, Weight, Weight, float>;
 // The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied; the
@@ -47,7 +47,7 @@ using Found =
     std::tuple<double, double, std::vector<std::tuple<double, std::vector<std::tuple<double, double>>>>>;
 
 LossHead head_of(const PassedHead& passed) {
-  const auto& [output, mask, loss, mean, factor, measures] = passed;
+  const auto& [output, mask, loss, mean, by_weight, factor, measures] = passed;
   LossHead head;
   head.output = output;
   head.mask = mask;
@@ -56,6 +56,7 @@ LossHead head_of(const PassedHead& passed) {
   std::tie(head.loss.delta, head.loss.label_smoothing, head.loss.least) = std::get<2>(loss);
   head.levels = std::get<3>(loss);
   head.mean = mean;
+  head.by_weight = by_weight;
   head.factor = factor;
   for (const auto& [name, threshold, masked, weighted] : measures)
     head.measures.push_back(

@@ -1,5 +1,6 @@
 // The rows of a batch that a thread takes through a whole step: the losses and the measures.
 #include <algorithm>
+#include <numeric>
 
 #include "simd/dispatch.h"
 #include "training/piece.h"
@@ -42,6 +43,9 @@ void Piece::take_loss(size_t number, HeadResult& result) {
                                                         : nullptr;
     result.measures.push_back(kernels.measure(measure, rows));
   }
+  if (head.by_weight && both != nullptr)
+    result.counted = std::accumulate(both, both + positions, 0.0,
+                                     [](double sum, float one) { return sum + static_cast<double>(one); });
   rows.weights = both;
   if (gradients_ == nullptr || !wants_gradient(out)) {
     result.loss = kernels.loss(head.loss, rows);

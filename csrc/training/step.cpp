@@ -81,8 +81,8 @@ void TrainingProgram::check_graph() {
   for (const LossHead& head : rules_.heads) {
     if (head.output < 0 || head.output >= count || head.mask < -1 || head.mask >= count)
       throw std::invalid_argument("outputs and their masks must be nodes");
-    if (head.mask >= 0 && head.mean && rules_.heads.size() > 1)
-      throw std::invalid_argument("of several losses one is the mean over what a mask leaves");
+    if ((head.mask >= 0 || head.by_weight) && head.mean && rules_.heads.size() > 1)
+      throw std::invalid_argument("of several losses one is the mean over what a mask or weights leave");
     if (head.loss.kind == LossKind::kQuantile && head.levels.empty())
       throw std::invalid_argument("a loss of quantiles has no levels");
   }
@@ -300,7 +300,9 @@ double TrainingProgram::sum_results(const TrainingBatch& batch, const std::vecto
     }
     double factor = scale_of(batch, n);
     // As Keras: what the mask leaves out does not count, and the mean is over what is left.
-    if (head.mask >= 0 && head.mean)
+    if (head.by_weight && (head.mask >= 0 || batch.heads[n].weights != nullptr))
+      factor = sum.counted == 0 ? 0 : 1 / sum.counted;
+    else if (head.mask >= 0 && head.mean)
       factor *= static_cast<double>(batch.rows * batch.heads[n].positions) / (sum.counted + 1e-7);
     sum.loss *= factor;
     total.loss += head.factor * sum.loss;

@@ -46,6 +46,8 @@ struct LossHead {
   std::vector<float> levels;  // of a loss of quantiles
   // Whether the loss is the mean over the positions that the mask leaves, not the sum.
   bool mean = true;
+  // Whether such a mean is divided by the sum of all weights, where there are some, and not by their number.
+  bool by_weight = false;
   double factor = 1;  // of the loss in the sum of all
   std::vector<Measure> measures;
 
@@ -119,7 +121,8 @@ struct TrainingNumbers {
 struct HeadResult {
   // Of a piece the weighted sum over its positions; of a step the mean or the sum, as the head asks.
   double loss = 0;
-  double counted = 0;  // positions that the mask does not leave out
+  double counted =
+      0;  // positions that the mask does not leave out; of a mean by weight the sum of all weights
   std::vector<MeasureSums> measures;
 };
 

@@ -207,8 +207,6 @@ class _Training:
         # Several processes add up their gradients, which the engine would keep to itself.
         engine = "off" if self.processes.several else "auto"
         accelerate(self._trainer, self._settings.implementation, engine=engine, sum_embedding_gradients=True)
-        self._kernels = kernels_used(self._trainer, self.progress.precision)
-        self._display.message(self._kernels + self._beginning)
         compiled = functools.partial(
             self._trainer.compile,
             loss=self.processes.loss(run.loss),
@@ -218,6 +216,8 @@ class _Training:
         optimizer = build_optimizer(self._settings, len(source), self.progress.precision)
         self._norms = GradientNorm(optimizer)
         compiled(optimizer)
+        self._kernels = kernels_used(self._trainer, self.progress.precision)
+        self._display.message(self._kernels + self._beginning)
         self._held_out, self._judged = judged_part(
             self._trainer,
             run.validation,

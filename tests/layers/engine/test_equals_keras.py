@@ -68,10 +68,12 @@ def test_every_optimizer(case: str, optimizer: str) -> None:
     assert_equal(case, optimizer)
 
 
-@pytest.mark.parametrize("case", ["stack", "every step", "masked", "sentiment"])
+@pytest.mark.parametrize(
+    "case", ["stack", "every step", "masked", "sentiment", "lines by weight", "masked by weight"]
+)
 def test_sample_weights(case: str) -> None:
     weights = np.linspace(0.2, 2.0, ROWS).astype("float32")
-    if CASES[case].data in ("steps", "next ids"):
+    if CASES[case].data in ("steps", "next ids", "lines"):
         weights = weights[:, None] * np.linspace(0.5, 1.5, 9).astype("float32")
     assert_equal(case, "adam", sample_weight=weights)
 

@@ -295,6 +295,23 @@ CASES: dict[str, Case] = {
     "lines": Case(
         _lines, "lines", keras.losses.SparseCategoricalCrossentropy(from_logits=True), lambda: ["accuracy"]
     ),
+    "lines by weight": Case(
+        _lines,
+        "lines",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        list,
+        lambda: {"weighted_metrics": ["accuracy"]},
+    ),
+    "masked by weight": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(V, 8, mask_zero=True),
+            lambda: L.LSTM(6, return_sequences=True),
+            lambda: L.Dense(V),
+        ),
+        "next ids",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+    ),
     "states": Case(_states, "series", "mse"),
     "merged": Case(_merged, "series", "mse"),
     "two outputs": Case(

@@ -82,6 +82,8 @@ class LossHead(NamedTuple):
         mask: The number of its mask's node, or -1.
         loss: The loss.
         mean: Whether the loss is the mean over the positions that the mask leaves, not the sum.
+        by_weight: Whether such a mean is divided by the sum of all weights, where there are some, and not by their
+            number.
         factor: The factor of the loss in the sum of all.
         measures: What else is averaged.
     """
@@ -90,6 +92,7 @@ class LossHead(NamedTuple):
     mask: int
     loss: LossRule
     mean: bool
+    by_weight: bool
     factor: float
     measures: tuple[MeasureRule, ...]
 
@@ -275,6 +278,7 @@ def _native_head(head: LossHead) -> tuple[object, ...]:
         head.mask,
         passed,
         head.mean,
+        head.by_weight,
         head.factor,
         [tuple(measure) for measure in head.measures],
     )

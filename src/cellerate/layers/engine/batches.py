@@ -9,6 +9,7 @@ import numpy as np
 from keras.src import tree
 
 from cellerate.kernels.training import cpu
+from cellerate.layers.engine.losses import Objective
 
 
 class Misfit(Exception):  # noqa: N818  (it is always caught)
@@ -42,9 +43,9 @@ def weights_for_each(sample_weight: Any, model: keras.Model, count: int) -> list
     return flat
 
 
-def compared_with(rule: cpu.LossRule, values: Any, weights: Any, output: tuple[int, ...]) -> cpu.Compared:
+def compared_with(objective: Objective, values: Any, weights: Any, output: tuple[int, ...]) -> cpu.Compared:
     """The targets and weights that a loss compares an output (B, ...) with."""
-    rows, targets = output[0], _array(values)
+    rows, targets, rule = output[0], _array(values), objective.rule
     wanted = output[:-1] if rule.takes_ids or rule.levels else output
     if rule.levels:
         if output[-1] != len(rule.levels):
@@ -57,6 +58,8 @@ def compared_with(rule: cpu.LossRule, values: Any, weights: Any, output: tuple[i
         positions = math.prod(output[1:-1])
     if not fits:
         raise Misfit(f"its targets are {targets.shape}")
+    if objective.by_weight and weights is not None and math.prod(weights.shape) != rows * positions:
+        raise Misfit("its weights, which divide the loss, are of rows and not of positions")
     return cpu.Compared(
         positions,
         math.prod(output[1:]) // positions,

@@ -11,7 +11,8 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from cellerate.kernels.training.cpu import LossRule, MeasureRule
 
-_MEANS = ("sum_over_batch_size", "mean")
+_BY_WEIGHT = "mean_with_sample_weight"
+_MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 # Cellerate's own, in a room beside this one.
 _QUANTILES = "cellerate>QuantileLoss"
 _DEFAULTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None, "delta": 1.0}
@@ -41,6 +42,7 @@ class Objective(NamedTuple):
     Attributes:
         rule: As the core takes it.
         mean: Whether the loss is the mean over all positions, not their sum.
+        by_weight: Whether such a mean is divided by the sum of all weights.
         factor: The weight of the loss in the sum of all.
         output: The place of the output that it compares, among all of the model's.
         tracker: The metric that keeps its mean, where the model has several losses.
@@ -48,6 +50,7 @@ class Objective(NamedTuple):
 
     rule: LossRule
     mean: bool
+    by_weight: bool
     factor: float
     output: int
     tracker: keras.Metric | None
@@ -104,9 +107,17 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
         place = places
         for step in path:
             place = place[step]
-        mean = loss.reduction in _MEANS
-        found.append(Objective(rule, mean, 1.0 if factor is None else float(factor), place, tracker))
+        mean, by_weight = loss.reduction in _MEANS, loss.reduction == _BY_WEIGHT
+        weight = 1.0 if factor is None else float(factor)
+        found.append(Objective(rule, mean, by_weight, weight, place, tracker))
     return found
+
+
+def unknown_losses(model: keras.Model) -> list[str]:
+    """The losses of a compiled model that the engine does not have, where that is known before they are built."""
+    given = tree.flatten(getattr(model._compile_loss, "_user_loss", None))
+    rules = [_loss_rule(loss) for loss in given if isinstance(loss, keras.losses.Loss)]
+    return [rule for rule in rules if isinstance(rule, str)]
 
 
 def _loss_rule(loss: Any) -> LossRule | str:

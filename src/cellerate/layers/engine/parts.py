@@ -67,8 +67,8 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
     graph, objectives = parts.graph, parts.objectives
     reasons = []
     masked = [one for one in objectives if graph.outputs[one.output][1] >= 0]
-    if len(objectives) > 1 and any(one.mean for one in masked):
-        reasons.append("one of its several losses is a mean over what a mask leaves")
+    if len(objectives) > 1 and any(one.by_weight or (one.mean and one in masked) for one in objectives):
+        reasons.append("one of its several losses is a mean over what a mask or weights leave")
     if sees_masks(parts.update is not None):
         places = {one.output for one in masked}
         reasons += [

@@ -18,6 +18,7 @@ from cellerate.layers import fused
 from cellerate.layers.engine.batches import Misfit
 from cellerate.layers.engine.graph import read_training
 from cellerate.layers.engine.lending import Lender, Values
+from cellerate.layers.engine.losses import unknown_losses
 from cellerate.layers.engine.parts import StepParts, parts_of
 from cellerate.layers.engine.step import EngineStep
 
@@ -212,6 +213,8 @@ def described(model: Any) -> str | None:
     if reasons is None:
         graph = read_training(model)
         reasons = graph if isinstance(graph, tuple) else ()
+        if model.compiled:
+            reasons = (*reasons, *unknown_losses(model))
     if not reasons:
         return WHOLE_STEPS
     return "\n".join(

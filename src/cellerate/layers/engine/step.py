@@ -127,6 +127,7 @@ class EngineStep:
                 *outputs[one.output],
                 one.rule,
                 one.mean,
+                one.by_weight,
                 one.factor,
                 tuple(measured.rule for measured in self._measures(place)),
             )
@@ -184,7 +185,7 @@ class EngineStep:
         targets = for_each_output(y, self._model, len(shapes))
         weights = weights_for_each(sample_weight, self._model, len(shapes))
         compared = [
-            compared_with(one.rule, targets[one.output], weights[one.output], (rows, *shapes[one.output]))
+            compared_with(one, targets[one.output], weights[one.output], (rows, *shapes[one.output]))
             for one in self._parts.objectives
         ]
         copies = [np.empty((rows, *shapes[place]), np.float32) for place in self._seen]
