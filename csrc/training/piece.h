@@ -149,7 +149,6 @@ class Piece {
   void draw_factors(int32_t n);
   void take_losses(TrainingResult& result);
   void take_loss(size_t head, HeadResult& result);
-  void weigh(const HeadBatch& part, const std::vector<float>& counts, std::vector<float>& weights) const;
 
   void backward(int32_t n);
   void backward_lstm(int32_t n);

@@ -33,8 +33,11 @@ void Piece::take_loss(size_t number, HeadResult& result) {
     counts.assign(of, of + positions);
     result.counted = static_cast<double>(std::count(of, of + positions, uint8_t{1}));
   }
-  weigh(part, counts, weights);
   const float* given = part.weights == nullptr ? nullptr : part.weights + first;
+  if (given != nullptr && !counts.empty()) {
+    weights.resize(counts.size());
+    kernels.multiply(given, counts.data(), weights.data(), positions);
+  }
   const float* const of_mask = counts.empty() ? nullptr : counts.data();
   const float* const both = weights.empty() ? (given != nullptr ? given : of_mask) : weights.data();
   for (const Measure& measure : head.measures) {
@@ -60,16 +63,6 @@ void Piece::take_loss(size_t number, HeadResult& result) {
   }
   if (added) kernels.add(rows.d_outputs, layout_.nodes[out].gradient, size(out));
   reached_[out] = 1;
-}
-
-// The weights of positions, where both the samples and the mask have some.
-void Piece::weigh(const HeadBatch& part, const std::vector<float>& counts,
-                  std::vector<float>& weights) const {
-  if (part.weights == nullptr || counts.empty()) return;
-  const float* given = part.weights + first_ * part.positions;
-  weights.assign(given, given + counts.size());
-  program_.target_->training->multiply(weights.data(), counts.data(), weights.data(),
-                                       static_cast<int64_t>(counts.size()));
 }
 
 }  // namespace cellerate

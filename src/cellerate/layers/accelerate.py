@@ -292,7 +292,7 @@ def _accelerate_around(model: keras.Layer, engine: str, summed: bool) -> None:
                 _accelerate_dense(layer)
         if engine != "off" and isinstance(model, keras.Model):
             model.make_train_function = functools.partial(seam.make_train_function, model, engine, summed)
-            model.make_test_function = functools.partial(seam.make_test_function, model, engine)
+            model.make_test_function = functools.partial(seam.make_test_function, model)
             model.make_predict_function = functools.partial(seam.make_predict_function, model)
     captures = "cellerate-cuda" in implementations and hasattr(fused.bridge(), "capture_step")
     if captures and isinstance(model, keras.Model):

@@ -161,19 +161,25 @@ def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model) -> None:
     assert_close(*weights)
 
 
-def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras.Model) -> None:
+def assert_frozen_alike(model: keras.Model, *optimizers: Callable[[], keras.optimizers.Optimizer]) -> None:
+    """Trains, freezes a layer, compiles again if there is a second optimizer, and trains again, in each way."""
     results = []
     for engine in (None, "require"):
         made = copy_of(model)
-        made.compile(keras.optimizers.SGD(0.1), ROW.loss)
+        made.compile(optimizers[0](), ROW.loss)
         if engine is not None:
             cellerate.accelerate(made, engine=engine)
         made.fit(X, Y, 8, shuffle=False, verbose=0)
         made.layers[0].trainable = False
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+        for optimizer in optimizers[1:]:
+            made.compile(optimizer(), ROW.loss)
         made.fit(X, Y, 8, shuffle=False, verbose=0)
         results.append(made.get_weights())
     assert_close(*results)
+
+
+def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras.Model) -> None:
+    assert_frozen_alike(model, lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adam(0.01))
 
 
 def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> None:
@@ -246,14 +252,4 @@ def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="elsewhere Keras trains what it has compiled")
 def test_slots_stay_with_their_weights_when_a_layer_freezes(model: keras.Model) -> None:
-    results = []
-    for engine in (None, "require"):
-        made = copy_of(model)
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
-        made.fit(X, Y, 8, shuffle=False, verbose=0)
-        made.layers[0].trainable = False
-        made.fit(X, Y, 8, shuffle=False, verbose=0)
-        results.append(made.get_weights())
-    assert_close(*results)
+    assert_frozen_alike(model, lambda: keras.optimizers.Adam(0.01))

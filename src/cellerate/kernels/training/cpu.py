@@ -60,10 +60,6 @@ class LossRule(NamedTuple):
         """True if targets are ids."""
         return self.name.startswith("sparse")
 
-    def target_features(self, features: int) -> int:
-        """The numbers of a target that belong to so many of an output."""
-        return 1 if self.takes_ids else features // max(1, len(self.levels))
-
 
 class MeasureRule(NamedTuple):
     """A measure that is averaged beside the loss, as `csrc/training/rules.h` names it."""
@@ -143,7 +139,7 @@ class StepRules(NamedTuple):
     rows_apart: bool = False
     norms: bool = False
     copied: tuple[int, ...] = ()
-    moments: tuple["Moments", ...] = ()
+    moments: tuple[Moments, ...] = ()
 
 
 class Compared(NamedTuple):
@@ -152,7 +148,7 @@ class Compared(NamedTuple):
     Attributes:
         positions: How many a row of the output has; the loss has a value for each.
         features: The numbers of a position.
-        targets: (B, positions, ...) float32, with the numbers that `LossRule.target_features` gives; or int32 ids.
+        targets: Of each position as many float32 as the output has, for quantiles one for all levels; or an int32 id.
         weights: (B, positions) float32, or None for ones.
     """
 

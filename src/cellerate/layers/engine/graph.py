@@ -28,6 +28,8 @@ from cellerate.kernels.training import cpu
 from cellerate.program import Node
 
 _SAME_LAYERS = "Use Dropout or SpatialDropout1D."
+# The axes of (B, T, F) along which a node drops the same.
+_DROPPED_ALIKE = {(False, True, False): "spatial_dropout", (False, False, True): "step_dropout"}
 _carrying: list[type] = []
 
 
@@ -280,21 +282,15 @@ def _constant(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue
 
 def _dropout(call: ProgramCall) -> ProgramValue:
     """A node that drops single numbers, or those along an axis alike."""
-    shape = call.layer.noise_shape
+    shape, given = call.layer.noise_shape, call.x.shape
     if call.layer.rate == 0 or shape is None:
         return _dropping(call, "dropout")
-    alike = [size == 1 and of != 1 for size, of in zip(shape, call.x.shape, strict=False)]
-    others = [size for size, one in zip(shape, alike, strict=False) if not one]
-    free = all(size is None or size == of for size, of in zip(shape, call.x.shape, strict=False) if size != 1)
-    if (
-        len(shape) == len(call.x.shape)
-        and free
-        and (not any(alike) or (len(shape) == 3 and len(others) == 2))
-    ):
-        if not any(alike):
-            return _dropping(call, "dropout")
-        if not alike[0]:
-            return _dropping(call, "spatial_dropout" if alike[1] else "step_dropout")
+    if len(shape) == len(given):
+        alike = tuple(size == 1 and of != 1 for size, of in zip(shape, given, strict=True))
+        known = all(one or size in (None, of) for one, size, of in zip(alike, shape, given, strict=True))
+        op = _DROPPED_ALIKE.get(alike) if any(alike) else "dropout"
+        if known and op is not None:
+            return _dropping(call, op)
     raise Refused(f"has the noise_shape {tuple(shape)}", _SAME_LAYERS)
 
 

@@ -6,6 +6,7 @@ than the rest.
 
 import functools
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,20 +50,14 @@ def make_train_function(model: keras.Model, engine: str, summed: bool, force: bo
         model.train_function = _WAYS[keras.backend.backend()](_Stepper(model, own, engine, summed))
 
 
-def make_test_function(model: keras.Model, engine: str, force: bool = False) -> None:
-    """Stands in for `Model.make_test_function`; the first two are bound by a partial.
-
-    Args:
-        model: The model.
-        engine: "auto", or "require", as for training; what the engine does not know is judged in Keras's own way.
-        force: Whether an existing function is made again.
-    """
+def make_test_function(model: keras.Model, force: bool = False) -> None:
+    """Stands in for `Model.make_test_function`; what the engine does not know is judged in Keras's own way."""
     _give_back(model)
     made = model.test_function is None or force
     type(model).make_test_function(model, force)
     if made and not why_not(model, _JUDGING):
         model.test_function = _WAYS[keras.backend.backend()](
-            _Stepper(model, model.test_function, engine, None)
+            _Stepper(model, model.test_function, "auto", None)
         )
 
 
@@ -171,7 +166,7 @@ class _Stepper:
         parts = parts_of(self.model, rows_apart=self._rows_apart, training=self.training)
         self.reasons = () if isinstance(parts, StepParts) else parts
         if not isinstance(parts, StepParts):
-            if self._engine == "require" and self.training:
+            if self._engine == "require":
                 raise ModelError(refusal(self.model, parts))
             return None
         self.step = EngineStep(self.model, parts)
@@ -292,13 +287,14 @@ def _on_jax(stepper: _Stepper) -> Callable[..., Any]:
 
 
 _Group = Callable[[Any], list[Any]]
-_WEIGHTS: _Group = lambda model: model.trainable_variables  # noqa: E731
-_OTHERS: _Group = lambda model: model.non_trainable_variables  # noqa: E731
-_OPTIMIZERS: _Group = lambda model: model.optimizer.variables  # noqa: E731
-_METRICS: _Group = lambda model: model.metrics_variables  # noqa: E731
 # The variables of a state of JAX, in Keras's order.
-_GROUPS = (_WEIGHTS, _OTHERS, _OPTIMIZERS, _METRICS)
-_JUDGED_GROUPS = (_WEIGHTS, _OTHERS, _METRICS)
+_GROUPS: tuple[_Group, ...] = tuple(
+    map(
+        operator.attrgetter,
+        ("trainable_variables", "non_trainable_variables", "optimizer.variables", "metrics_variables"),
+    )
+)
+_JUDGED_GROUPS = (*_GROUPS[:2], _GROUPS[3])
 
 
 def _values(model: keras.Model, group: _Group) -> list[Any]:

@@ -99,6 +99,11 @@ class EngineStep:
             number: node.options["shape"] for number, node in enumerate(self._nodes) if node.op == "input"
         }
         self._seen = sorted({one.output for one in parts.observed})
+        # Of each loss, the metrics that are averaged beside it.
+        self._measured = [self._measures(place) for place in range(len(parts.objectives))]
+        self._states = [self._array(carried.variable) for carried in graph.carried]
+        seeds = {id(drops.seed): drops.seed for drops in graph.drops.values()}
+        self._seeds = [self._array(seed.state) for seed in seeds.values()]
         self._program = self._made(trained)
 
     def begin_watch(self) -> Watch:
@@ -129,7 +134,7 @@ class EngineStep:
                 one.mean,
                 one.by_weight,
                 one.factor,
-                tuple(measured.rule for measured in self._measures(place)),
+                tuple(measured.rule for measured in self._measured[place]),
             )
             for place, one in enumerate(parts.objectives)
         ]
@@ -189,8 +194,7 @@ class EngineStep:
             for one in self._parts.objectives
         ]
         copies = [np.empty((rows, *shapes[place]), np.float32) for place in self._seen]
-        states = [self._array(carried.variable) for carried in self._parts.graph.carried]
-        after = [np.empty_like(state) for state in states]
+        after = [np.empty_like(state) for state in self._states]
         keys = self._keys() if training else [0] * len(self._nodes)
         numbers = self._counter.numbers() if training else None
         try:
@@ -200,9 +204,9 @@ class EngineStep:
             raise Misfit(str(error)) from error
         if training:
             self._counter.count(totals.norm)
-            for state in self._seeds():
-                state[1] += 1
-        for state, value in zip(states, after, strict=True):
+            for seed in self._seeds:
+                seed[1] += 1
+        for state, value in zip(self._states, after, strict=True):
             state[...] = value
         logs = self._logs(totals, rows, [rows * one.positions for one in compared])
         if self._observer is not None:
@@ -225,10 +229,9 @@ class EngineStep:
             # States that are carried on come after the inputs.
             for values, (number, shape) in zip(flat, self._shapes.items(), strict=False)
         ]
-        states = [self._array(carried.variable) for carried in self._parts.graph.carried]
-        if any(len(state) != len(found[0]) for state in states):
+        if any(len(state) != len(found[0]) for state in self._states):
             raise Misfit(f"it has {len(found[0])} rows")
-        return found + states
+        return found + self._states
 
     def _sizes_of(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, list[tuple[int, ...]]]:
         """The shapes of a step in the core's form, and those of a row of the outputs."""
@@ -256,18 +259,13 @@ class EngineStep:
             keys[number] = first | second << 32
         return keys
 
-    def _seeds(self) -> list[np.ndarray]:
-        """The states of the generators, which go on by one with each step."""
-        seeds = {id(drops.seed): drops.seed for drops in self._parts.graph.drops.values()}
-        return [self._array(seed.state) for seed in seeds.values()]
-
     def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int]) -> dict[str, Any]:
         """Adds to the metrics of the epoch, and gives their values so far."""
         logs: dict[str, Any] = {self._tracker.name: self._add(self._tracker, totals.loss * rows, rows)}
         for place, (objective, head) in enumerate(zip(self._parts.objectives, totals.heads, strict=True)):
             if objective.tracker is not None:
                 logs[objective.tracker.name] = self._add(objective.tracker, head.loss * rows, rows)
-            for measured, (total, count) in zip(self._measures(place), head.measures, strict=True):
+            for measured, (total, count) in zip(self._measured[place], head.measures, strict=True):
                 # As Keras, which takes the mean of each row first.
                 each = positions[place] / rows
                 logs[measured.name] = measured.result(self._add(measured.metric, total / each, count / each))

@@ -1,7 +1,6 @@
 """Where the time of whole steps in one native call goes: the core times their parts itself."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +11,10 @@ from cellerate.layers.engine import seam
 from cellerate.layers.engine.step import Watch
 from cellerate.observe.profiling.feeding import Feed, rows_of
 from cellerate.observe.profiling.memory import MemoryWatch
-from cellerate.observe.profiling.record import Memory, Part
+from cellerate.observe.profiling.record import Kind, Memory, Part
 from cellerate.observe.profiling.stepping import timed_steps
 from cellerate.observe.profiling.tracing import PASSES, watched_by
-from cellerate.program import Node
+from cellerate.program import OPERATIONS, Node
 
 _WATCHED_S = 0.5
 
@@ -121,12 +120,12 @@ def parts_of(
             )
         )
     rest = plain_s - float(seconds.sum())
-    for label, kind, taken in (
+    others: tuple[tuple[str, Kind, float], ...] = (
         ("loss and metrics", "loss", losses),
         (f"optimizer ({optimizer})", "optimizer", update),
         ("packing weights", "other", packing),
-    ):
-        parts.append(Part(label, kind, 1e3 * taken, share=taken / step_s))  # type: ignore[arg-type]
+    )
+    parts += [Part(label, kind, 1e3 * taken, share=taken / step_s) for label, kind, taken in others]
     parts.append(
         Part(
             "Python and the framework", "host", 1e3 * rest, idle_ms=1e3 * max(0.0, rest), share=rest / step_s
@@ -141,14 +140,14 @@ def products_of(nodes: Any, shapes: Mapping[int, Any], number: int) -> int:
     Rows of an embedding, and what a kernel makes of them, can be looked up, and are not counted.
     """
     node = nodes[number]
-    if node.op == "dense":
-        kernel = node.arrays["kernel"]
-        return math.prod(shapes[number][:-1]) * int(kernel.size)
-    if node.op != "lstm":
+    # What only training has multiplies no matrices.
+    if node.op not in OPERATIONS:
         return 0
-    looked_up = nodes[node.inputs["x"]].op == "embedding"
-    arrays = ["recurrent_kernel"] if looked_up else ["kernel", "recurrent_kernel"]
-    return int(shapes[node.inputs["x"]][0] * sum(node.arrays[name].size for name in arrays))
+    read = {name: shapes[source] for name, source in node.inputs.items()}
+    found = OPERATIONS[node.op].products(node, read, shapes[number])
+    if node.op == "lstm" and nodes[node.inputs["x"]].op == "embedding":
+        found -= read["x"][0] * node.arrays["kernel"].size
+    return int(found)
 
 
 def products(found: WatchedSteps) -> int:
