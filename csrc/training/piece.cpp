@@ -43,7 +43,11 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
       continue;
     }
     const bool looked_up = program.looked_up_[n] != 0;
-    if (!looked_up) to.value = take(size);
+    if (looked_up) {
+      largest = std::max(largest, node.rows * node.columns);
+    } else {
+      to.value = take(size);
+    }
     const TrainingProgram::Use* first_use = program.use_of(n, 0);
     const bool elsewhere = first_use != nullptr && first_use->by_rows;
     if (training && program.differentiable_[n] != 0 && !looked_up && !elsewhere) to.gradient = take(size);

@@ -170,9 +170,12 @@ void Piece::backward_lstm(int32_t n) {
   call.d_recurrent_kernel = gradient_of(n, 1);
   call.d_bias = gradient_of(n, 2);
   if (program_.looked_up_[x] != 0 && !program_.rules_.rows_apart) {
-    // Only one LSTM reads such an embedding.
-    call.d_embeddings = gradient_of(x, 0);
+    float* const table = gradient_of(x, 0);
+    // Another LSTM may have given its part.
+    const bool adds = table != nullptr && reached_[x] != 0;
+    call.d_embeddings = adds ? layout_.spare : table;
     program_.target_->lstm->backward(call);
+    if (adds) program_.target_->training->add(layout_.spare, table, node(x).rows * node(x).columns);
     reached_[x] = 1;
   } else if (!wants_gradient(x)) {
     program_.target_->lstm->backward(call);

@@ -156,7 +156,7 @@ void TrainingProgram::find_uses() {
   }
 }
 
-// Finds the embeddings that one LSTM reads and looks up itself, where that is quicker than its products.
+// Finds the embeddings that only LSTMs read, which look them up themselves where that is quicker than their products.
 void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training) {
   std::fill(looked_up_.begin(), looked_up_.end(), uint8_t{0});
   for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -174,7 +174,7 @@ void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t most_ro
     const auto alike = std::count_if(nodes_.begin(), nodes_.end(), [&](const ProgramNode& node) {
       return node.kernel == nodes_[n].kernel;
     });
-    looked_up_[n] = readers == 1 && lstms == 1 && (alike == 1 || !rules_.rows_apart) &&
+    looked_up_[n] = lstms > 0 && readers == lstms && (alike == 1 || !rules_.rows_apart) &&
                     kTableShare * looked_up >= static_cast<double>(nodes_[n].rows);
   }
 }
