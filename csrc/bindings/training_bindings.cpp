@@ -27,9 +27,9 @@ using PassedHead = std::tuple<int32_t, int32_t, PassedLoss, bool, bool, double, 
 // Of a batch normalisation: its node; the moving mean and variance; their momentum.
 using PassedMoments = std::tuple<int32_t, Weight, Weight, float>;
 // The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied; the
-// moments.
-using PassedRules =
-    std::tuple<std::string, std::string, float, bool, bool, std::vector<int32_t>, std::vector<PassedMoments>>;
+// moments; the nodes that compute in bfloat16.
+using PassedRules = std::tuple<std::string, std::string, float, bool, bool, std::vector<int32_t>,
+                               std::vector<PassedMoments>, std::vector<int32_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Given = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Factors = std::optional<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>;
@@ -104,6 +104,7 @@ void make(TrainingProgram* self, const nb::list& list, const std::vector<std::tu
     const auto features = static_cast<int64_t>(std::min(mean.size(), variance.size()));
     rules.moments.push_back({node, mean.data(), variance.data(), features, momentum});
   }
+  rules.narrow = std::get<7>(passed);
   new (self) TrainingProgram(nodes_of(nodes), std::move(drops), std::move(trained), std::move(rules));
 }
 

@@ -101,6 +101,8 @@ extern const TrainingKernels kTrainingKernels{
     .add = add_all,
     .add_squares = add_squares,
     .multiply = multiply_all,
+    .narrow = narrow_all,
+    .widen = widen_all,
     .loss = loss_of,
     .measure = measure_of,
     .sum = sum_gradients,

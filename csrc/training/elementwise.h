@@ -168,4 +168,15 @@ inline void multiply_all(const float* x, const float* factors, float* y, Index c
   for (Index i = 0; i < count; ++i) y[i] = x[i] * factors[i];
 }
 
+inline void narrow_all(const float* x, uint16_t* y, Index count) {
+  for_vectors(count, [&](Index first, Index end) {
+    store_upto<Storage::kBfloat16>(y, load_at(x, first, end), first, end);
+  });
+}
+inline void widen_all(const uint16_t* x, float* y, Index count) {
+  for_vectors(count, [&](Index first, Index end) {
+    store_at(y, load_upto<Storage::kBfloat16>(x, first, end), first, end);
+  });
+}
+
 }  // namespace cellerate::CELLERATE_TARGET

@@ -71,6 +71,9 @@ struct TrainingKernels {
   void (*add)(const float* x, float* to, int64_t count);
   void (*add_squares)(const float* x, float* to, int64_t count);
   void (*multiply)(const float* x, const float* factors, float* y, int64_t count);
+  // To bfloat16, to the nearest even, and back.
+  void (*narrow)(const float* x, uint16_t* y, int64_t count);
+  void (*widen)(const uint16_t* x, float* y, int64_t count);
 
   // The weighted sum of the loss.
   double (*loss)(const Loss& loss, const LossRows& rows);

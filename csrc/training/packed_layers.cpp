@@ -30,6 +30,7 @@ Call PackedLayers::call_of(int32_t n) const {
   call.batch = call.steps = 1;
   call.inputs = of.rows;
   call.units = of.columns;
+  call.storage = program_.storage_of(n);
   if (program_.looked_up_[x] != 0) {
     call.ids = reinterpret_cast<const int32_t*>(&present);
     call.embeddings = program_.nodes_[x].kernel;

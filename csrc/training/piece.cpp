@@ -22,6 +22,7 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
   Layout layout(memory);
   const auto take = [&](int64_t count) { return layout.take<float>(static_cast<size_t>(count)); };
   int64_t largest = 0;
+  NarrowSizes gradients;
   for (size_t n = 0; n < nodes.size(); ++n) {
     const ProgramNode& node = program.nodes_[n];
     const ValueShape& shape = batch.shapes[n];
@@ -67,6 +68,15 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     sizes.return_sequences = node.return_sequences;
     sizes.mask = node.inputs[1] >= 0 ? &kAlways : nullptr;
     to.states = take(2 * rows * node.columns);
+    sizes.storage = program.storage_of(static_cast<int32_t>(n));
+    if (sizes.storage != Storage::kFloat32) {
+      const bool looks_up = program.looked_up_[static_cast<size_t>(node.inputs[0])] != 0;
+      const int64_t inputs = rows * x.positions() * node.rows, states = 2 * rows * node.columns;
+      const NarrowSizes own{looks_up ? 0 : inputs, size, states, node.inputs[2] >= 0 ? states : 0};
+      to.narrow = NarrowLstm(layout, own);
+      gradients = {std::max(gradients.inputs, inputs), std::max(gradients.outputs, size),
+                   std::max(gradients.states, states), std::max(gradients.first, own.first)};
+    }
     if (!training) continue;
     if (node.inputs[2] >= 0) to.d_first = take(2 * rows * node.columns);
     to.reserve = layout.take<std::byte>(program.target_->lstm->reserve_bytes(sizes));
@@ -77,7 +87,10 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     }
     if (rates.state > 0) to.state_factors = take(4 * rows * node.columns);
   }
-  if (training) spare = take(largest);
+  if (training) {
+    spare = take(largest);
+    narrow = NarrowLstm(layout, gradients);
+  }
   bytes = layout.bytes();
 }
 
@@ -392,74 +405,6 @@ void Piece::drop(int32_t n, const float* from, float* to) const {
     kernels.multiply(from + place * features, factors.data() + place / steps * features,
                      to + place * features, features);
   }
-}
-
-void Piece::draw_factors(int32_t n) {
-  const NodeMemory& to = layout_.nodes[n];
-  const Rates& rates = program_.rates_[n];
-  const TrainingKernels& kernels = *program_.target_->training;
-  const int64_t inputs = rows_ * node(n).rows, states = rows_ * node(n).columns;
-  for (int gate = 0; gate < (to.input_factors == nullptr ? 0 : to.dropped != nullptr ? 1 : 4); ++gate) {
-    kernels.draw_factors(draws(n, node(n).rows, 1 + static_cast<uint64_t>(gate)), rates.inputs,
-                         to.input_factors + gate * inputs, inputs);
-  }
-  for (int gate = 0; gate < (to.state_factors == nullptr ? 0 : 4); ++gate) {
-    kernels.draw_factors(draws(n, node(n).columns, 5 + static_cast<uint64_t>(gate)), rates.state,
-                         to.state_factors + gate * states, states);
-  }
-}
-
-void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
-  const ProgramNode& of = node(n);
-  const NodeMemory& memory = layout_.nodes[n];
-  const int32_t x = source(n);
-  call.batch = rows_;
-  call.steps = shape(x).steps;
-  call.inputs = of.rows;
-  call.units = of.columns;
-  call.activation = of.activation;
-  call.recurrent_activation = of.recurrent_activation;
-  call.masked_output = of.masked_output;
-  call.go_backwards = of.go_backwards;
-  call.return_sequences = of.return_sequences;
-  if (program_.looked_up_[x] != 0) {
-    call.ids = ids(source(x));
-    call.embeddings = node(x).kernel;
-    call.vocabulary = node(x).rows;
-  } else {
-    call.x = memory.dropped != nullptr ? memory.dropped : value(x);
-  }
-  if (of.inputs[2] >= 0) {
-    call.h0 = value(source(n, 2));
-    call.c0 = value(source(n, 3));
-  }
-  call.kernel = of.kernel;
-  call.recurrent_kernel = of.recurrent_kernel;
-  call.bias = of.bias;
-  call.mask = mask(source(n, 1));
-  call.dropout = memory.dropped != nullptr ? nullptr : memory.input_factors;
-  call.recurrent_dropout = memory.state_factors;
-}
-
-void Piece::forward_lstm(int32_t n) {
-  const NodeMemory& to = layout_.nodes[n];
-  draw_factors(n);
-  if (to.dropped != nullptr) {
-    const int64_t inputs = node(n).rows, steps = shape(source(n)).steps;
-    for (int64_t place = 0; place < rows_ * steps; ++place) {
-      program_.target_->training->multiply(value(source(n)) + place * inputs,
-                                           to.input_factors + place / steps * inputs,
-                                           to.dropped + place * inputs, inputs);
-    }
-  }
-  LstmForward call;
-  fill_lstm(n, call);
-  call.outputs = to.value;
-  call.h_T = to.states;
-  call.c_T = to.states + rows_ * node(n).columns;
-  call.reserve = to.reserve;
-  call.packed = packed_.forward(n);
-  program_.target_->lstm->forward(call);
 }
 
 }  // namespace cellerate

@@ -21,6 +21,20 @@ inline void copy_if(bool wanted, const float* from, float* to, int64_t count) {
   std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
 }
 
+// How many numbers of an LSTM are kept in bfloat16, too; none of a layer in float32.
+struct NarrowSizes {
+  int64_t inputs = 0, outputs = 0, states = 0, first = 0;
+};
+
+// Arrays of an LSTM that computes in bfloat16, in that type: its inputs, outputs, last states and first states, or
+// their gradients. Null where there are none.
+struct NarrowLstm {
+  uint16_t *inputs = nullptr, *outputs = nullptr, *last = nullptr, *first = nullptr;
+
+  NarrowLstm() = default;
+  NarrowLstm(Layout& layout, const NarrowSizes& sizes);
+};
+
 // Where the values of a piece lie, one after another; first without memory, to learn how much is needed.
 struct NodeMemory {
   float* value = nullptr;     // (R, T, F)
@@ -36,11 +50,13 @@ struct NodeMemory {
   float* states = nullptr;         // its last h and c, (2, R, H)
   float* d_states = nullptr;       // their gradients, where a node reads them
   float* d_first = nullptr;        // those of its first states, where it has some
+  NarrowLstm narrow;               // of one that computes in bfloat16
 };
 
 struct StepLayout {
   std::vector<NodeMemory> nodes;
   float* spare = nullptr;  // as large as the largest value
+  NarrowLstm narrow;       // the gradients of the LSTM that runs, where one computes in bfloat16
 
   StepLayout(const TrainingProgram& program, const TrainingBatch& batch, int64_t rows, bool training,
              std::byte* memory);
@@ -162,6 +178,9 @@ class Piece {
   void state_back(int32_t n);
   void clear_gradients(int32_t n);
   void fill_lstm(int32_t n, LstmInputs& call) const;
+  void multiply_inputs(int32_t n, const float* from, float* to) const;
+  const void* narrowed(const float* from, uint16_t* to, int64_t count) const;
+  void widened(const uint16_t* from, float* to, int64_t count) const;
   bool wants_gradient(int32_t n) const { return n >= 0 && program_.differentiable_[n] != 0; }
   // write(to) writes the gradient of a value, which is added to what other readers of the value have given.
   template <class Write>

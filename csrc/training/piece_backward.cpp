@@ -136,65 +136,6 @@ void Piece::move_back(int32_t n, float* to) const {
   }
 }
 
-// Hands the gradient of a state to its LSTM.
-void Piece::state_back(int32_t n) {
-  const bool cell = node(n).cell;
-  float* to = layout_.nodes[source(n)].d_states + (cell ? size(n) : 0);
-  bool& reached = reached_states_[source(n)][cell];
-  if (reached) {
-    program_.target_->training->add(layout_.nodes[n].gradient, to, size(n));
-  } else {
-    copy(layout_.nodes[n].gradient, to, size(n));
-  }
-  reached = true;
-}
-
-void Piece::backward_lstm(int32_t n) {
-  const NodeMemory& memory = layout_.nodes[n];
-  const int32_t x = source(n);
-  LstmBackward call;
-  fill_lstm(n, call);
-  call.outputs = memory.value;
-  call.reserve = memory.reserve;
-  call.packed = packed_.backward(n);
-  const int64_t states = rows_ * node(n).columns;
-  const auto& [h, c] = reached_states_[n];
-  call.d_outputs = reached_[n] != 0 ? memory.gradient : nullptr;
-  call.d_h_T = h ? memory.d_states : nullptr;
-  call.d_c_T = c ? memory.d_states + states : nullptr;
-  if (memory.d_first != nullptr) {
-    call.d_h0 = memory.d_first;
-    call.d_c0 = memory.d_first + states;
-  }
-  call.d_kernel = gradient_of(n, 0);
-  call.d_recurrent_kernel = gradient_of(n, 1);
-  call.d_bias = gradient_of(n, 2);
-  if (program_.looked_up_[x] != 0 && !program_.rules_.rows_apart) {
-    float* const table = gradient_of(x, 0);
-    // Another LSTM may have given its part.
-    const bool adds = table != nullptr && reached_[x] != 0;
-    call.d_embeddings = adds ? layout_.spare : table;
-    program_.target_->lstm->backward(call);
-    if (adds) program_.target_->training->add(layout_.spare, table, node(x).rows * node(x).columns);
-    reached_[x] = 1;
-  } else if (!wants_gradient(x)) {
-    program_.target_->lstm->backward(call);
-  } else {
-    give(x, [&](float* to) {
-      call.d_x = to;
-      program_.target_->lstm->backward(call);
-      if (memory.dropped == nullptr) return;
-      const int64_t inputs = node(n).rows, steps = shape(x).steps;
-      for (int64_t place = 0; place < rows_ * steps; ++place) {
-        float* row = to + place * inputs;
-        program_.target_->training->multiply(row, memory.input_factors + place / steps * inputs, row, inputs);
-      }
-    });
-  }
-  for (int state = 0; memory.d_first != nullptr && state < 2; ++state)
-    give(source(n, 2 + state), [&](float* to) { copy(memory.d_first + state * states, to, states); });
-}
-
 void Piece::embedding_back(int32_t n, const float* d) {
   // The LSTM that looks its rows up has given their gradient.
   if (program_.looked_up_[n] != 0 && !program_.rules_.rows_apart) return;

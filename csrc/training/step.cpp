@@ -89,6 +89,10 @@ void TrainingProgram::check_graph() {
   for (const int32_t node : rules_.copied) {
     if (node < 0 || node >= count) throw std::invalid_argument("what is copied must be nodes");
   }
+  for (const int32_t node : rules_.narrow) {
+    if (node < 0 || node >= count || nodes_[node].op != ProgramOp::kLstm)
+      throw std::invalid_argument("what computes in bfloat16 must be an LSTM");
+  }
   for (const Moments& moments : rules_.moments) {
     if (moments.node < 0 || moments.node >= count || nodes_[moments.node].op != ProgramOp::kBatchNorm)
       throw std::invalid_argument("moments must be those of a batch normalisation");
@@ -213,6 +217,12 @@ const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) cons
     if (use.node == static_cast<int32_t>(node) && use.array == array) return &use;
   }
   return nullptr;
+}
+
+Storage TrainingProgram::storage_of(int32_t node) const {
+  const auto& narrow = rules_.narrow;
+  const bool listed = std::find(narrow.begin(), narrow.end(), node) != narrow.end();
+  return listed && target_->bfloat16_products ? Storage::kBfloat16 : Storage::kFloat32;
 }
 
 void TrainingProgram::check_heads(const TrainingBatch& batch) const {

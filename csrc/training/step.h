@@ -77,6 +77,8 @@ struct TrainingRules {
   bool norms = false;  // whether the norm of all gradients is wanted
   std::vector<Moments> moments;
   std::vector<int32_t> copied;  // nodes whose values are wanted
+  // LSTMs that compute in bfloat16, where the target has such products: elsewhere this would cost accuracy and time.
+  std::vector<int32_t> narrow;
 
   bool clips_norms() const { return clip == ClipKind::kNorm || clip == ClipKind::kGlobalNorm; }
 };
@@ -181,6 +183,8 @@ class TrainingProgram {
   double penalty() const;
   void sum_seconds(const std::vector<TrainingResult>& pieces, double wall, StepSeconds& to) const;
   const Use* use_of(size_t node, int array) const;
+  // The type in which an LSTM takes and gives numbers.
+  Storage storage_of(int32_t node) const;
   int64_t pieces_of(const TrainingBatch& batch) const;
   double products_of_row(const TrainingBatch& batch) const;
   const int32_t* ids_of(const TrainingBatch& batch, int32_t input) const;

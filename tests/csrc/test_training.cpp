@@ -178,6 +178,7 @@ struct Way {
   ClipKind clip = ClipKind::kNone;
   // Whether weights have regularizers, averages and gradients of several steps, and whether there is a second output.
   bool more = false;
+  bool narrow = false;  // whether LSTMs compute in bfloat16
 };
 
 // Runs some steps, and gives the losses and the weights after them.
@@ -220,6 +221,9 @@ Floats trained(const Way& way, int64_t rows, int count) {
   rules.most = 0.1f;
   rules.rows_apart = way.apart;
   rules.norms = way.more;
+  for (size_t n = 0; way.narrow && n < model.nodes.size(); ++n) {
+    if (model.nodes[n].op == ProgramOp::kLstm) rules.narrow.push_back(static_cast<int32_t>(n));
+  }
   TrainingProgram program(model.nodes, model.rates, weights, rules);
   std::vector<int32_t> ids(static_cast<size_t>(rows * kSteps)), targets(ids.size());
   for (size_t n = 0; n < ids.size(); ++n) {
@@ -276,8 +280,10 @@ TEST(short_steps_of_all_operations_are_finite) {
   for (const bool masked : {false, true}) {
     for (const bool apart : {false, true}) {
       for (const bool more : {false, true}) {
-        for (const float value : trained({masked, apart, ClipKind::kNone, more}, 9, 5))
-          CHECK(std::isfinite(value));
+        for (const bool narrow : {false, true}) {
+          for (const float value : trained({masked, apart, ClipKind::kNone, more, narrow}, 9, 5))
+            CHECK(std::isfinite(value));
+        }
       }
     }
   }
@@ -290,7 +296,8 @@ TEST(steps_are_the_same_for_any_number_of_threads) {
       std::vector<Floats> found;
       for (const int threads : {1, 2, 4}) {
         cellerate::set_thread_count(threads);
-        found.push_back(trained({rows == 3, rows == 33, ClipKind::kGlobalNorm, rows == 33}, rows, 3));
+        const Way way{rows == 3, rows == 33, ClipKind::kGlobalNorm, rows == 33, rows != 1};
+        found.push_back(trained(way, rows, 3));
       }
       CHECK(found[0] == found[1]);
       CHECK(found[0] == found[2]);
@@ -304,6 +311,16 @@ TEST(steps_in_many_pieces_are_the_same_whoever_takes_them) {
   const Floats first = trained({true, false, ClipKind::kNorm}, 70, 3);
   for (int run = 0; run < 5; ++run) CHECK(trained({true, false, ClipKind::kNorm}, 70, 3) == first);
   cellerate::set_sharing(cellerate::Sharing::kByWork);
+}
+
+TEST(layers_in_bfloat16_err_a_little_where_the_target_has_it) {
+  on_every_target([] {
+    const Floats exact = trained({}, 33, 1), narrow = trained({.narrow = true}, 33, 1);
+    float most = 0;
+    for (size_t n = 0; n < exact.size(); ++n) most = std::max(most, std::abs(narrow[n] - exact[n]));
+    CHECK((most > 0) == cellerate::target().bfloat16_products);
+    CHECK(std::abs(narrow[0] - exact[0]) < 2e-2f);
+  });
 }
 
 TEST(training_makes_the_loss_smaller) {

@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "activity": (lambda: model_of(layers.Dense(3, activity_regularizer="l2")), "losses of its own"),
     "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint="max_norm")), "constraint"),
     "stateful": (lambda: model_of(lstm=layers.LSTM(4, stateful=True)), "stateful"),
-    "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_bfloat16")), "computes in bfloat16"),
+    "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_float16")), "computes in float16"),
     "own step": (own_step, "train_step of its own"),
     "eagerly": (lambda: model_of(run_eagerly=True), "runs eagerly"),
 }

@@ -133,6 +133,7 @@ class StepRules(NamedTuple):
         norms: Whether the norm of all gradients is wanted.
         copied: The numbers of nodes whose values are wanted.
         moments: The moving statistics of batch normalisations.
+        narrow: The numbers of LSTMs that compute in bfloat16, where the processor has such products.
     """
 
     update: UpdateRule
@@ -140,6 +141,7 @@ class StepRules(NamedTuple):
     norms: bool = False
     copied: tuple[int, ...] = ()
     moments: tuple[Moments, ...] = ()
+    narrow: tuple[int, ...] = ()
 
 
 class Compared(NamedTuple):
@@ -231,7 +233,14 @@ class TrainingProgram:
                 for one in weights
             ],
             [_native_head(head) for head in heads],
-            (*rules.update, rules.rows_apart, rules.norms, list(rules.copied), list(rules.moments)),
+            (
+                *rules.update,
+                rules.rows_apart,
+                rules.norms,
+                list(rules.copied),
+                list(rules.moments),
+                list(rules.narrow),
+            ),
         )
 
     def run(

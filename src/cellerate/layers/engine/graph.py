@@ -27,6 +27,8 @@ from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
 from cellerate.program import Node
 
+# In this type of a policy LSTMs compute; everything else of a step is float32, which is no slower.
+_NARROW = "bfloat16"
 _SAME_LAYERS = "Use Dropout or SpatialDropout1D."
 # The axes of (B, T, F) along which a node drops the same.
 _DROPPED_ALIKE = {(False, True, False): "spatial_dropout", (False, False, True): "step_dropout"}
@@ -74,6 +76,7 @@ class TrainingGraph:
         inputs: The names of the model's inputs, in its order; the first input nodes are theirs.
         carried: The states that go on from batch to batch: the nodes of the other inputs begin with them.
         normalized: The layers of batch normalisations, by the numbers of their nodes.
+        narrow: The numbers of the LSTMs that compute in bfloat16, as their policy says.
     """
 
     nodes: tuple[Node, ...]
@@ -84,6 +87,7 @@ class TrainingGraph:
     inputs: tuple[str, ...]
     carried: tuple["Carried", ...]
     normalized: Mapping[int, Any]
+    narrow: tuple[int, ...]
 
     @property
     def divided(self) -> set[int]:
@@ -111,7 +115,7 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
     other_types = tuple(
         f"{layer.name} computes in {layer.compute_dtype}"
         for layer in model._flatten_layers(include_self=False)
-        if layer.compute_dtype != "float32" or layer.variable_dtype != "float32"
+        if layer.compute_dtype not in ("float32", _NARROW) or layer.variable_dtype != "float32"
     )
     if other_types:
         return other_types
@@ -164,6 +168,7 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
         tuple(names),
         tuple(carried._replace(node=places[carried.node]) for carried in nodes.carried),
         {places[number]: layer for number, layer in nodes.normalized.items() if number in places},
+        tuple(places[number] for number in nodes.narrow if number in places),
     )
 
 
@@ -175,6 +180,7 @@ class _TrainingNodes(Nodes):
         carried: The states that go on from batch to batch, in the order of the inputs that begin with them.
         fixed: The variables of layers whose weights become constants.
         normalized: The layers of batch normalisations, by the numbers of their nodes.
+        narrow: The numbers of the LSTMs that compute in bfloat16.
     """
 
     def __init__(self) -> None:
@@ -183,6 +189,7 @@ class _TrainingNodes(Nodes):
         self.carried: list[Carried] = []
         self.fixed: list[Any] = []
         self.normalized: dict[int, Any] = {}
+        self.narrow: list[int] = []
 
 
 def _mask_node(reading: ProgramReading, output: ProgramValue) -> int | None:
@@ -350,6 +357,8 @@ def _recurrent(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValu
         for number in range(before, len(call.nodes.found))
         if call.nodes.found[number].op in ("lstm", "gru", "simple_rnn")
     ]
+    if isinstance(call.nodes, _TrainingNodes) and call.layer.compute_dtype == _NARROW:
+        call.nodes.narrow += added
     for number, one in zip(added, cells, strict=True):
         inputs, state = float(one.dropout), float(one.recurrent_dropout)
         if inputs == 0 and state == 0:

@@ -168,6 +168,7 @@ class EngineStep:
                     )
                     for number, layer in parts.graph.normalized.items()
                 ),
+                parts.graph.narrow,
             ),
         )
 
