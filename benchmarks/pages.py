@@ -1,13 +1,15 @@
-"""Write the tables of README.md, docs/benchmarks.md and docs/method.md and the chart: `python benchmarks/pages.py`.
+"""Write the tables of README.md and docs/, and the chart: `python benchmarks/pages.py`.
 
 They are made of the publishable records in `results/` and of nothing else, so a copy without git makes the same. What
 would differ after each commit, namely which tables are of code that has changed since, is asked for: `--stale`.
 """
 
 import argparse
+import functools
 import os
 import re
 import sys
+from collections.abc import Callable, Collection
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,18 @@ from benchmarks.records import RESULTS, ROOT
 from benchmarks.tables import by_case, headline, standings
 from cellerate.format import rounded
 
+_MEASURED = ROOT / "docs" / "measured"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "method", "scale", "gpu")),
+    *(_MEASURED / f"{name}.md" for name in ("benchmarks", "method")),
+    *(ROOT / "docs" / "guide" / f"{name}.md" for name in ("scale", "gpu")),
+    *(
+        ROOT / "docs" / "questions" / f"{name}.md"
+        for name in ("slow-generation", "slow-training-on-a-cpu", "to-production")
+    ),
 )
-CHART = ROOT / "docs" / "headline.svg"
-METHOD = ROOT / "docs" / "method.md"
+CHART = _MEASURED / "headline.svg"
+METHOD = _MEASURED / "method.md"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What a figure of a GPU depends on.
 _ON_A_GPU = ("jax", "torch", "tensorflow", "keras", "cudnn")
@@ -69,14 +77,19 @@ def table(case: str, page: Path, folder: Path = RESULTS) -> str:
     return "\n\n".join(found) or not_measured(page)
 
 
-def first_tables(page: Path, folder: Path = RESULTS) -> str:
-    """The README's tables, one for each processor, with links to the newest records that they are made of."""
+def first_tables(
+    page: Path,
+    folder: Path = RESULTS,
+    rows_of: Callable[[headline.Records], list[list[str]]] = headline.table,
+    cases: Collection[str] = tuple(headline.ROWS),
+) -> str:
+    """Tables of gains, one for each processor, with links to the newest records that they are made of."""
     found = []
-    for records in by_processor([*headline.ROWS], folder).values():
+    for records in by_processor(list(cases), folder).values():
         newest = {case: repeats[0] for case, repeats in records.items()}
         machines = " ".join(dict.fromkeys(f"{measured_on(record)}." for record in newest.values()))
         sources = ", ".join(source_of(record, page, case) for case, record in newest.items())
-        found.append(f"{markdown(headline.table(records))}\n\n{machines} Records: {sources}.")
+        found.append(f"{markdown(rows_of(records))}\n\n{machines} Records: {sources}.")
     return "\n\n".join(found) or not_measured(page)
 
 
@@ -161,7 +174,12 @@ def pages(folder: Path = RESULTS) -> dict[Path, str]:
     """
     made = {CHART: headline.chart(by_processor([*headline.ROWS], folder))}
     special = {
-        "headline": first_tables,
+        "first": functools.partial(
+            first_tables, rows_of=headline.first, cases=("typical", "generate", "inference")
+        ),
+        "gains_training": functools.partial(first_tables, cases=("typical",)),
+        "gains_generating": functools.partial(first_tables, cases=("generate", "smaller")),
+        "gains_predicting": functools.partial(first_tables, cases=("inference", "quality")),
         "worst": worst_tables,
         "gpu": gpu_tables,
         "first_gpu": first_gpu_table,

@@ -1,4 +1,4 @@
-"""The rules of docs/method.md: which records may be published, and why the others may not.
+"""The rules of docs/measured/method.md: which records may be published, and why the others may not.
 
 A module of its own because the pages ask it and `run.py` tells it to who measures.
 """

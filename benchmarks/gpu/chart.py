@@ -84,7 +84,7 @@ def draw(record: dict[str, Any], file: Path) -> None:
 def main() -> int:
     """Draw the newest record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/gpu-training-time.png"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/measured/gpu-training-time.png"))
     arguments = parser.parse_args()
     record = next((one for one in read("gpu") if one["result"].get("crossover")), None)
     if record is None:

@@ -1,4 +1,4 @@
-"""The first table and chart of the README, one for each processor, from the newest publishable records.
+"""The first table and the chart of the README, and the table of all gains, one for each processor.
 
 Each figure stands beside the fastest way that Keras alone has to do the same with the same model in the same precision,
 whichever backend and way that is; what a narrower precision or a pruned model adds are rows of their own. A `predict`
@@ -42,13 +42,44 @@ class Row(NamedTuple):
 
 def table(records: Records) -> list[list[str]]:
     """A row a promise, of the newest records; the range is that of all."""
-    rows = [["Characters/s with one LSTM layer, or as told", "before", "after", "times better"]]
+    rows = [["", "before", "after", "times better"]]
     for case, rows_of in ROWS.items():
         if repeats := records.get(case):
             made = [list(rows_of(record["result"])) for record in repeats]
             for row in made[0]:
                 found = [one.factor for rows in made for one in rows if one.what == row.what]
                 rows.append([row.what, row.before, row.after, f"{rounded(row.factor)} ({_range(found)})"])
+    return rows
+
+
+FIRST = {
+    "training, forecaster, 2 LSTM 50 with dropout, (60, 1), B=32, float32, on TensorFlow": (
+        "Train a forecaster: 2 layers of 50 units, batch 32"
+    ),
+    "training, IMDB, embedding 128, bidirectional 2 LSTM 64, 200 ids, B=32, float32, on TensorFlow": (
+        "Train on reviews: 2 bidirectional layers of 64 units, batch 32"
+    ),
+    "training, characters, embedding 256, LSTM 128, T=100, B=128, float32, on TensorFlow": (
+        "Train on characters: 128 units, batch 128"
+    ),
+    "generating, H=512, float32, beside `predict` a character, which many people do": (
+        "Generate text: 512 units, beside `predict` for each character"
+    ),
+    "generating, H=512, float32": "Generate text: 512 units, beside a loop compiled by hand",
+    "predicting, forecaster 2x50, 1 row, float32": "Predict one row: 2 layers of 50 units",
+}
+"""The rows of the long table that the README shows, in words that need no second reading."""
+
+
+def first(records: Records) -> list[list[str]]:
+    """The rows of `FIRST`, without the ways in which they were measured."""
+    rows = [["", "Keras", "Cellerate", "times better"]]
+    for case, rows_of in ROWS.items():
+        for row in rows_of(records[case][0]["result"]) if records.get(case) else ():
+            if row.what in FIRST:
+                values = (value.partition(" (")[0] for value in (row.before, row.after))
+                unit = " characters/s" if row.what.startswith("generating") else ""
+                rows.append([FIRST[row.what], *(f"{value}{unit}" for value in values), rounded(row.factor)])
     return rows
 
 
@@ -105,14 +136,14 @@ def _predicting(result: dict[str, Any]) -> Iterator[Row]:
             )
         (narrow,) = contest.of("ours", "int8")
         told = (contest.shown(ours), contest.shown(narrow))
-        yield Row(f"what int8 adds to {what}", *told, contest.ratio(narrow, ours))
+        yield Row(f"{what}, int8 in place of float32", *told, contest.ratio(narrow, ours))
 
 
 def _pruning(result: dict[str, Any]) -> Iterator[Row]:
     """The gain of half the units, in the precision that the model is packed in at the end."""
     found = result["speed"]["records"]
     before, after = (found[f"{name} int8"]["characters_per_s"] for name in ("original", "pruned"))
-    what = "what half the units pruned adds to generating in int8"
+    what = "generating, int8, half of the units pruned"
     yield Row(what, f"{short(before)} (Cellerate)", f"{short(after)} (Cellerate)", after / before)
 
 
@@ -123,7 +154,9 @@ def _file(result: dict[str, Any]) -> Iterator[Row]:
     yield Row("the file, float32", f"{size(keras)} (`.keras`)", f"{size(before)} (`.cell`)", keras / before)
     worse = f"{'+' if after['increase'] > 0 else ''}{percent(after['increase'])}"
     told = f"{size(after['bytes'])} (`.cell`, {worse} bits per character)"
-    yield Row("what int8 adds to the file", f"{size(before)} (`.cell`)", told, before / after["bytes"])
+    yield Row(
+        "the file, int8 in place of float32", f"{size(before)} (`.cell`)", told, before / after["bytes"]
+    )
 
 
 ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
@@ -152,7 +185,7 @@ def _added(contest: Contest, way: str, precisions: tuple[str, ...]) -> Iterator[
         narrow = contest.best("ours", precision, [way])
         if wide and narrow:
             yield Row(
-                f"what {precision} adds to {contest.what}",
+                f"{contest.what}, {precision} in place of float32",
                 _told(wide),
                 _told(narrow),
                 contest.ratio(narrow, wide),
@@ -212,7 +245,7 @@ def chart(by_processor: dict[str, Records]) -> str:
             parts += made
             top += tall
     if not parts:
-        parts, top = [_text(16, 36, "Not measured yet by the rules of docs/method.md.", "soft")], 60
+        parts, top = [_text(16, 36, "Not measured yet by the rules of docs/measured/method.md.", "soft")], 60
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" '

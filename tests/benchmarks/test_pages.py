@@ -16,6 +16,8 @@ from support.benchmarks import planted
 
 PAGE = pages.PAGES[1]
 README = pages.PAGES[0]
+SPECIAL = ("first", "first_gpu", "gains_generating", "gains_predicting", "gains_training", "gpu", "worst")
+"""The tables of several cases, and those of GPUs."""
 
 
 def plant(folder, case, day=1, **fields):
@@ -58,14 +60,14 @@ def test_pages_of_a_copy_without_git_are_the_same(tmp_path):
 
 def test_every_table_is_on_a_page_once():
     found = [case for page in pages.PAGES for case in re.findall(r"<!-- table: (\w+) -->", page.read_text())]
-    assert sorted(found) == sorted(["headline", "worst", "gpu", "first_gpu", *by_case.TABLES])
+    assert sorted(found) == sorted([*SPECIAL, *by_case.TABLES])
 
 
 def test_case_without_a_publishable_record_says_so(tmp_path):
     plant(tmp_path, "step", clean=False)
     assert pages.table("step", PAGE, tmp_path) == "Not measured yet by [the rules](method.md#the-rules)."
     assert pages.first_tables(README, tmp_path) == (
-        "Not measured yet by [the rules](docs/method.md#the-rules)."
+        "Not measured yet by [the rules](docs/measured/method.md#the-rules)."
     )
     assert "Not measured yet" in pages.worst_tables(PAGE, tmp_path)
     assert "Not measured yet" in headline.chart(pages.by_processor([*headline.ROWS], tmp_path))
@@ -158,13 +160,13 @@ def test_headline_says_what_precision_and_pruning_add_beside_our_own(tmp_path):
     for case in headline.ROWS:
         plant(tmp_path, case)
     rows = headline_of(tmp_path)
-    assert rows["what int8 adds to generating, H=512"] == [
+    assert rows["generating, H=512, int8 in place of float32"] == [
         "56.1 k (Cellerate)",
         "247 k (Cellerate)",
         "4.41 (1 record)",
     ]
-    assert rows["what half the units pruned adds to generating in int8"][2] == "2.16 (1 record)"
-    assert rows["what int8 adds to the file"][2] == "3.88 (1 record)"
+    assert rows["generating, int8, half of the units pruned"][2] == "2.16 (1 record)"
+    assert rows["the file, int8 in place of float32"][2] == "3.88 (1 record)"
     # All that is not float32 is beside our own.
     assert not [row for what, row in rows.items() if "Keras" in row[0] and "float32" not in what]
 
@@ -185,7 +187,7 @@ def test_headline_of_predicting_is_beside_the_fastest_keras_and_our_own_float32(
     assert before == f"{1e3 * keras:.1f} ms (Keras on tensorflow)"
     assert after == f"{1e3 * ours:.1f} ms (Cellerate)"
     assert factor == f"{keras / ours:.2f} (1 record)"
-    _, after, factor = rows["what int8 adds to predicting, text 512, 32 rows"]
+    _, after, factor = rows["predicting, text 512, 32 rows, int8 in place of float32"]
     assert (after, factor) == (f"{1e3 * int8:.1f} ms (Cellerate)", f"{ours / int8:.2f} (1 record)")
     assert "predicting, forecaster 2x50, 1 row, float32" in rows
 

@@ -120,7 +120,7 @@ def test_small_start_is_offered_a_larger_one(accelerated: bool) -> None:
     model = text_model()
     model = accelerate(model) if accelerated else model
     (said,) = offers(model)
-    assert "Embedding 'table' starts with a deviation of 0.0" in said and "docs/training.md" in said
+    assert "Embedding 'table' starts with a deviation of 0.0" in said and "docs/guide/training.md" in said
     assert said in str(explain(model)) and said in json.loads(json.dumps(explain(model).to_dict()))["notes"]
     assert len(offers(text_model(optimizer=None))) == 1
     assert len(offers(text_model(layer=layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True))))) == 1

@@ -1,4 +1,4 @@
-"""What people type: the routes by curl, as docs/serving.md writes them and as curl sends what it is given."""
+"""What people type: the routes by curl, as docs/guide/serving.md writes them and as curl sends what it is given."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ import pytest
 from cellerate.runtime.packed import load
 from support.servers import Server, plain_cell, series_cell, serving, text_cell
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "guide" / "serving.md"
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")
 KEY = "open sesame"
 

@@ -26,7 +26,7 @@ from support.serving.linear_sessions import Crash, Outcome, Sent, SessionClient,
 
 _SEED, _CLIENTS = 0, 24
 _SECONDS = float(os.environ.get("MIXED_LOAD_S", "600"))
-# What a crash loses, as docs/serving.md says: with a disk that takes states, and with one that takes none.
+# What a crash loses, as docs/guide/serving.md says: with a disk that takes states, and with one that takes none.
 _LOST_S, _LOST_WITHOUT_DISK_S = 10.0, 30.0
 # Between the clocks of a client and of the server, with two cores and much to do.
 _SLACK_S = 2.0

@@ -71,7 +71,7 @@ def small_starts(model: keras.Layer, found: list[TimeLayer]) -> list[str]:
             said.append(
                 f"Embedding {embedding.name!r} starts with a deviation of {deviation:.2g}, and Adam needs hundreds of "
                 "steps to make it larger. With embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0), "
-                "the loss of 400 steps was measured after 175 to 225 (docs/training.md)."
+                "the loss of 400 steps was measured after 175 to 225 (docs/guide/training.md)."
             )
     return said
 

@@ -67,7 +67,7 @@ def _installed(implementation: str) -> list[Condition]:
         "native core",
         without_core is None,
         without_core or "installed",
-        "" if without_core is None else "see docs/acceleration.md",
+        "" if without_core is None else "see docs/guide/acceleration.md",
     )
     device = f"{backend} computes on {'a GPU' if gpu else 'the CPU'}"
     if implementation == "cellerate-cpu":
@@ -79,7 +79,7 @@ def _installed(implementation: str) -> list[Condition]:
     fix = (
         ""
         if bound
-        else "KERAS_BACKEND=torch or jax; docs/gpu.md has what that gains over cuDNN on TensorFlow"
+        else "KERAS_BACKEND=torch or jax; docs/guide/gpu.md has what that gains over cuDNN on TensorFlow"
     )
     found = [Condition("GPU kernels", bound, f"{backend} {has}", fix)]
     # XLA starts the kernels through a handler of the native core.

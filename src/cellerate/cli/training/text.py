@@ -170,7 +170,7 @@ def _print_quality(evaluation: Mapping[str, Any], unit: str, quiet: bool) -> Non
         notify(evaluation["verdict"]["sentence"])
     notify(
         f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the {unit} occurs "
-        "alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
+        "alone; LSTMs on English prose reach 1.2 to 2.2 (docs/guide/training.md)"
     )
 
 
