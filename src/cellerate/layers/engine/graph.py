@@ -112,12 +112,7 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
     graph = own_graph(model)
     if graph is None:
         return (no_graph(model),)
-    other_types = tuple(
-        f"{layer.name} computes in {layer.compute_dtype}"
-        for layer in model._flatten_layers(include_self=False)
-        if layer.compute_dtype not in ("float32", _NARROW) or layer.variable_dtype != "float32"
-    )
-    if other_types:
+    if other_types := _other_types(model):
         return other_types
     nodes = _TrainingNodes()
     reading = ProgramReading(nodes, _training_readers())
@@ -190,6 +185,15 @@ class _TrainingNodes(Nodes):
         self.fixed: list[Any] = []
         self.normalized: dict[int, Any] = {}
         self.narrow: list[int] = []
+
+
+def _other_types(model: keras.Model) -> tuple[str, ...]:
+    """The layers that compute, or keep their weights, in a type that the engine does not have."""
+    return tuple(
+        f"{layer.name} computes in {layer.compute_dtype}"
+        for layer in model._flatten_layers(include_self=False)
+        if layer.compute_dtype not in ("float32", _NARROW) or layer.variable_dtype != "float32"
+    )
 
 
 def _mask_node(reading: ProgramReading, output: ProgramValue) -> int | None:
