@@ -26,7 +26,7 @@ SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain test-slow-adapters $(OTH
 NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
 
 .PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-slow-alone test-lesser test-scalar \
-	test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs clean
+	test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs site release-check clean
 help:
 	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
@@ -38,6 +38,8 @@ help:
 	@echo "make keywords  the types of what public functions take as keyword arguments, from the records of settings"
 	@echo "make bench      measure this machine, 40 minutes at most; results go to benchmarks/results/; CASE=step: one case"
 	@echo "make docs       the tables and the chart of README.md and docs, from what may be published of benchmarks/results/"
+	@echo "make site       the documentation as a site, in build/site/index.html; links are checked, warnings are errors"
+	@echo "make release-check  build twice, check, install and run what a release would publish; nothing is published"
 	@echo "make setup      only prepare .venv for all of these"
 
 $(BIN)/python:
@@ -63,6 +65,10 @@ $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	@touch $@ $(STAMPS)/demo
 
 # An environment of its own on top of .venv: what it needs takes older versions of what other tests need newer.
+$(STAMPS)/site: $(STAMPS)/dev
+	$(BIN)/pip install --quiet --group site
+	@touch $@
+
 $(STAMPS)/adapters: $(STAMPS)/dev
 	$(BIN)/python -m venv --without-pip $(ADAPTERS)
 	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
@@ -245,14 +251,14 @@ mutation: $(STAMPS)/dev
 	$(BIN)/python tests/mutation/run.py $(MUTATION)
 
 lint: $(STAMPS)/dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs .ci
+	$(BIN)/ruff format --check src tests benchmarks docs .ci
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_FORMATTED)
 
 format: $(STAMPS)/dev
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs .ci
+	$(BIN)/ruff format src tests benchmarks docs .ci
 	$(BIN)/clang-format -i $(NATIVE_FORMATTED)
 
 keywords: $(STAMPS)/dev
@@ -266,6 +272,14 @@ bench: $(STAMPS)/dev
 
 docs: $(STAMPS)/dev
 	$(BIN)/python benchmarks/pages.py
+
+site: $(STAMPS)/site
+	KERAS_BACKEND=$(ONCE) $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -j auto -d build/site-cache docs build/site
+	@echo "build/site/index.html"
+
+release-check: $(STAMPS)/dev
+	$(BIN)/pip install --quiet --group release
+	$(BIN)/python .ci/release_check.py
 
 clean:
 	rm -rf $(VENV) $(STAMPS) build demo

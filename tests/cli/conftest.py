@@ -7,6 +7,7 @@ import pytest
 import typer
 
 from support.runs import small_runs
+from support.runs.program import program_here
 
 # A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.
 PROGRAM = (
@@ -20,24 +21,7 @@ SMALL = {task: words.split() for task, words in small_runs.SMALL.items()}
 @pytest.fixture
 def cellerate(monkeypatch, capsys):
     """Runs the program in this process: gives its exit code, stdout and stderr, and lets no traceback pass."""
-    from cellerate.cli import backend, main
-
-    # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
-    monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
-    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["cellerate", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return ended.value.code or 0, shown.out, shown.err
-
-    return run
+    return program_here(monkeypatch, capsys)
 
 
 @pytest.fixture
