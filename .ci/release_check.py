@@ -28,7 +28,7 @@ from cellerate.program import Node, Program
 from cellerate.runtime.cell import write_cell
 nodes = (
     Node("input", "x", options={"shape": (-1, 3), "dtype": "float32"}),
-    Node("activation", "y", {"x": 0}, options={"activation": "tanh", "soft_cap": None}),
+    Node("activation", "y", {"x": 0}, options={"activation": "tanh"}),
 )
 write_cell("tiny.cell", Program(nodes, {"y": 1}))
 x = np.ones((2, 3), np.float32)
@@ -86,8 +86,9 @@ def built() -> tuple[Path, Path]:
         assert one.name == other.name, f"two builds have other names: {one.name}, {other.name}"
         assert digest(one) == digest(other), f"two builds of {one.name} differ"
         print(f"{one.name}: twice the same {one.stat().st_size:,} bytes, sha256 {digest(one)}")
-    shutil.rmtree(OUT / "second")
     found = [Path(shutil.move(path, OUT / path.name)) for path in made[0]]
+    for attempt in ("first", "second"):
+        shutil.rmtree(OUT / attempt)
     (source,) = (path for path in found if path.name.endswith(".tar.gz"))
     (wheel,) = (path for path in found if path.suffix == ".whl")
     return source, wheel
@@ -99,9 +100,12 @@ def digest(path: Path) -> str:
 
 
 def pythons() -> Iterator[tuple[str, tuple[int, int]]]:
-    """Each Python at hand that is not too old."""
+    """Each Python at hand that is not too old: on the path, or kept by pyenv."""
+    kept = sorted(Path("~/.pyenv/versions").expanduser().glob("*/bin"))
+    path = os.pathsep.join([*map(str, kept), os.environ["PATH"]])
     for minor in range(OLDEST[1], 20):
-        if found := shutil.which(f"python3.{minor}"):
+        found = shutil.which(f"python3.{minor}", path=path)
+        if found and subprocess.run([found, "-c", ""], check=False).returncode == 0:
             yield found, (3, minor)
 
 

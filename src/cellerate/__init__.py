@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         train_text as train_text,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name → its module. `tests/test_public_api.py` holds it against `__all__` and what type checkers see.
 _EXPORTS = {
