@@ -1,4 +1,4 @@
-"""Each block of code on the pages of questions runs, in the order of its page, in a folder with what it reads."""
+"""Each block of code on the pages runs, in the order of its page, in a folder with what it reads."""
 
 import shlex
 import shutil
@@ -6,43 +6,25 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
-import cellerate
+from support.runs.page_files import known_names, write_files
 from support.runs.program import program_here
 
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted((ROOT / "docs" / "questions").glob("*.md")), ROOT / "docs" / "guide" / "cell-format.md"]
-TEXT = "Well, Prince, the snow falls on Genoa and Lucca. Chapter I: what comes next, and who asks so late?\n"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [page for folder in ("questions", "guide") for page in sorted((DOCS / folder).glob("*.md"))]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the blocks read: a text, a table, and models of both."""
     made = tmp_path_factory.mktemp("pages")
-    (made / "book.txt").write_text(TEXT * 150)
-    random = np.random.default_rng(0)
-    rows = [
-        f"2024-01-{1 + hour // 24:02}T{hour % 24:02}:00,{shop},{random.normal():.3f}"
-        for shop in ("north", "south")
-        for hour in range(400)
-    ]
-    (made / "prices.csv").write_text("\n".join(["time,shop,price", *rows]) + "\n")
-    ids = keras.Input((None,), dtype="int32")
-    hidden = keras.layers.LSTM(16, return_sequences=True)(keras.layers.Embedding(len(set(TEXT)), 8)(ids))
-    model = keras.Model(ids, keras.layers.Dense(len(set(TEXT)))(hidden))
-    for name in ("mine.keras", "old.h5"):
-        model.save(made / name)
-    cellerate.train_text(made / "book.txt", made / "book.keras", units=16, epochs=1)
-    cellerate.pack(made / "book.keras", made / "book.cell")
+    write_files(made)
     return made
 
 
@@ -53,7 +35,7 @@ def test_blocks_run(
     run = program_here(monkeypatch, capsys)
 
     def run_commands(example: Example) -> None:
-        for line in example.parsed.splitlines():
+        for line in example.parsed.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
                 assert words[0] == "cellerate", f"{line}: another program; skip the block, with the reason"
@@ -64,7 +46,9 @@ def test_blocks_run(
     shutil.copytree(folder, here)
     monkeypatch.chdir(here)
     parsers = [PythonCodeBlockParser(), CodeBlockParser("bash", run_commands), SkipParser()]
-    for example in Sybil(parsers=parsers).parse(page).examples():
+    document = Sybil(parsers=parsers).parse(page)
+    document.namespace.update(known_names(page.stem))
+    for example in document.examples():
         try:
             example.evaluate()
         except unittest.SkipTest as skipped:
