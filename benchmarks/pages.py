@@ -28,8 +28,11 @@ from cellerate.format import rounded
 _MEASURED = ROOT / "docs" / "measured"
 PAGES = (
     ROOT / "README.md",
-    *(_MEASURED / f"{name}.md" for name in ("benchmarks", "method")),
-    *(ROOT / "docs" / "guide" / f"{name}.md" for name in ("scale", "gpu")),
+    *(
+        _MEASURED / f"{name}.md"
+        for name in ("training", "running", "smaller", "data-and-forecasts", "gpus", "method")
+    ),
+    ROOT / "docs" / "guide" / "scale.md",
     *(
         ROOT / "docs" / "questions" / f"{name}.md"
         for name in ("slow-generation", "slow-training-on-a-cpu", "to-production")

@@ -1,4 +1,4 @@
-"""The tables of docs/guide/gpu.md, from the newest records of the GPU suite."""
+"""The tables of docs/measured/gpus.md, from the newest records of the GPU suite."""
 
 from typing import Any
 

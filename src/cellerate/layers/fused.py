@@ -79,7 +79,7 @@ def _installed(implementation: str) -> list[Condition]:
     fix = (
         ""
         if bound
-        else "KERAS_BACKEND=torch or jax; docs/guide/gpu.md has what that gains over cuDNN on TensorFlow"
+        else "KERAS_BACKEND=torch or jax; docs/measured/gpus.md has what that gains over cuDNN on TensorFlow"
     )
     found = [Condition("GPU kernels", bound, f"{backend} {has}", fix)]
     # XLA starts the kernels through a handler of the native core.

@@ -58,4 +58,4 @@ def write(folder: Path, record: dict[str, Any]) -> None:
 
 def page() -> Path:
     """One of the pages."""
-    return ROOT / "docs" / "measured" / "benchmarks.md"
+    return ROOT / "docs" / "measured" / "training.md"
