@@ -45,6 +45,7 @@ from cellerate.report.html import write_html
 from cellerate.report.markdown import write_markdown
 from cellerate.report.record import SCHEMA, Run, write_run
 from cellerate.settings import record_of, takes_fields_of
+from cellerate.tasks.describe import CardFigure, write_card
 from cellerate.training.precision import gpu_visible
 
 
@@ -77,7 +78,8 @@ def optimize(
         options: The settings of the run, listed below.
 
     Returns:
-        The run; the folder has it as `report.json`, `report.html` and `report.md`. After Ctrl-C its status is
+        The run; the folder has it as `report.json`, `report.html` and `report.md`, and `card.md`, the card of the
+            chosen model. After Ctrl-C its status is
         "interrupted".
 
     Raises:
@@ -198,7 +200,19 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
     write_run(result, folder)
     write_html(result, folder)
     write_markdown(result, folder)
+    packed = folder / "optimized.cell"
+    if result.verdict is not None and packed.is_file():
+        write_card(folder / "card.md", packed, _judged(result))
     return result
+
+
+def _judged(run: Run) -> list[CardFigure]:
+    """The quality of what the verdict has chosen, on the part that no choice has seen."""
+    found = {} if run.verdict is None else {one.role: one.quality.value for one in run.verdict.tested}
+    if "before" not in found:
+        return []
+    metric = f"{run.metric.name} {run.metric.unit}".strip()
+    return [CardFigure(metric, run.metric.test_source, found.get("after", found["before"]), found["before"])]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,12 @@
 """`cellerate info`: what a file says of itself."""
 
+import hashlib
 import json
 
 import pytest
+import yaml
+
+from support.error_lines import one_error
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("cellerate")]
 
@@ -104,3 +108,20 @@ def test_info_of_what_is_no_file_of_cellerate_is_one_clear_error(cellerate, here
     ended, out, err = cellerate("info", name)
     assert (ended, out) == (code, "")
     assert err.startswith("error: ") and hint in err and err.count("\n") == 1
+
+
+def test_info_and_pack_write_cards(cellerate, made, tmp_path):
+    packed, card = tmp_path / "t.cell", tmp_path / "card.md"
+    assert cellerate("pack", made / "text.keras", "-o", packed, "--card", card)[0] == 0
+    text = card.read_text()
+    assert (
+        yaml.safe_load(text.split("---\n")[1])["cellerate"]["sha256"]
+        == hashlib.sha256(packed.read_bytes()).hexdigest()
+    )
+    code, out, _ = cellerate("info", packed, "--card", tmp_path / "again.md", "--json")
+    assert code == 0 and json.loads(out)["task"] == "text"
+    assert (tmp_path / "again.md").read_text() == text
+    assert cellerate("info", made / "text.keras", "--card", card)[0] == 0
+    assert "keras.saving.load_model" in card.read_text()
+    code, _, err = cellerate("info", packed, "--card", tmp_path)
+    assert code == 6 and "a folder of that name" in one_error(err)

@@ -11,7 +11,7 @@ from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import open_series
 from cellerate.data.settings import Reading
 from cellerate.errors import DataError
-from cellerate.tasks.file_info import file_info
+from cellerate.tasks.describe import file_info
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import print_json, print_result
+from cellerate.errors import ConfigError
 from cellerate.format import one_line, size
 
 _FORMATS = {"keras": "a Keras model", "cell": "a packed model", "series": "a packed series"}
@@ -29,20 +30,37 @@ def info(
             "--check", help="Compare every value of a packed series with its checksums, not a sample."
         ),
     ] = False,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            "--card",
+            help="Also write a card of a model: Markdown with its data, training and SHA-256, for people and "
+            "programs.",
+            show_default=False,
+        ),
+    ] = None,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
     """Say what a model or a packed series is: its task, sizes and types, and what it was trained on and how.
 
-    Example:
+    Examples:
         cellerate info book.cell
+
+        cellerate info book.cell --card book.md
     """
     if file.suffix in (".keras", ".h5", ".hdf5"):
         start_backend(backend)
-    from cellerate.tasks.file_info import file_info
+    from cellerate.tasks.describe import file_info
 
     facts = file_info(file, check=check)
+    if card is not None:
+        if facts["format"] == "series":
+            raise ConfigError(f"a card is of a model, and {file} is a packed series; leave --card out.")
+        from cellerate.tasks.describe import write_card
+
+        write_card(card, file)
     if json:
         print_json(facts)
         return

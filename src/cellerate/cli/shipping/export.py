@@ -62,7 +62,7 @@ def export(
     Examples:
         cellerate export book.keras --to onnx
 
-        cellerate export ett.cell --to onnx --stateful -o stream.onnx
+        cellerate export book.cell --to onnx --stateful -o stream.onnx
 
         cellerate export book.keras --to savedmodel -o models/book
 

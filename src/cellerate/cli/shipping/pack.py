@@ -23,6 +23,10 @@ def pack(
         typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16 or int8."),
     ] = "float32",
     vocabulary: Vocabulary = None,
+    card: Annotated[
+        Path | None,
+        typer.Option("--card", help="Also write a card of the packed model, *.md.", show_default=False),
+    ] = None,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -39,6 +43,10 @@ def pack(
     from cellerate.tasks.packing import pack as pack_model
 
     pack_model(model, output, precision=precision, vocabulary=vocabulary)
+    if card is not None:
+        from cellerate.tasks.describe import write_card
+
+        write_card(card, output)
     sizes = {"model_bytes": model.stat().st_size, "output_bytes": output.stat().st_size}
     if json:
         print_json({"output": str(output), "precision": precision, **sizes})
