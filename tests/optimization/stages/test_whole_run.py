@@ -151,6 +151,8 @@ def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
     found, folder = whole
     assert json.loads((folder / "report.json").read_text())["verdict"]["chosen"] == found.verdict.chosen
     assert found.verdict.sentence in (folder / "report.md").read_text()
+    card = (folder / "card.md").read_text()
+    assert f"on {found.metric.test_source}" in card and "; of the original " in card
     assert "<html" in (folder / "report.html").read_text()
     assert "cellerate optimize" in found.command
     assert "--steps 4" in found.command
