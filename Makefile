@@ -61,7 +61,7 @@ $(STAMPS)/tools: pyproject.toml | $(BIN)/python
 $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
 		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
-		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,tensorboard,wandb,mlflow,plots]'
+		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,sign,tensorboard,wandb,mlflow,plots]'
 	@touch $@ $(STAMPS)/demo
 
 # An environment of its own on top of .venv: what it needs takes older versions of what other tests need newer.

@@ -13,6 +13,7 @@ How matrices are kept; vectors are always float32:
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ from cellerate.runtime.cell_format import (
     to_json,
     write_container,
 )
+from cellerate.runtime.signing import VARIABLE, check_signature
 from cellerate.settings import check_choice
 
 _INT8 = ("kernel", "recurrent_kernel")
@@ -60,8 +62,8 @@ def write_cell(
     *,
     precision: str = "float32",
     header: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes a packed model, whole or not at all.
+) -> str:
+    """Writes a packed model, whole or not at all, and gives the digest that the file holds of itself.
 
     Args:
         path: The file, by convention `*.cell`.
@@ -105,27 +107,32 @@ def write_cell(
         described.encode()
     except (TypeError, ValueError) as error:
         raise ModelError(f"the program cannot be written to a .cell file: {error}.") from error
-    write_container(path, {"precision": precision, "program": described, "header": about}, tensors)
+    return write_container(path, {"precision": precision, "program": described, "header": about}, tensors)
 
 
-def read_cell(path: str | os.PathLike[str]) -> Cell:
+def read_cell(path: str | os.PathLike[str], public_key: str | os.PathLike[str] | None = None) -> Cell:
     """Reads a packed model, and checks everything that the file says.
 
     The memory it takes is a small multiple of the size of the file, whatever the file claims.
 
     Args:
         path: A file that `write_cell` has written.
+        public_key: A file with the key that must have signed it; None for that of `signing.VARIABLE`, if it is set.
 
     Returns:
         The program, the precision and the header.
 
     Raises:
-        DataError: There is no such file, it cannot be read, it is not a `.cell` file or has another version, or
-            it differs, even in a single bit, from what `write_cell` writes.
+        BackendError: The package that checks signatures is not installed.
+        ConfigError: `public_key` does not hold a public key.
+        DataError: There is no such file, it cannot be read, it is not a `.cell` file or has another version, it
+            differs, even in a single bit, from what `write_cell` writes, or it is not signed by that key.
     """
     source = Path(path)
+    key = public_key or os.environ.get(VARIABLE)
+    check = functools.partial(check_signature, source, key) if key else None
     try:
-        metadata, tensors = read_container(source)
+        metadata, tensors = read_container(source, check)
         try:
             return _cell(metadata, tensors)
         except (ValueError, RecursionError) as error:

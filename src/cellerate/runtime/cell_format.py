@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,8 @@ def _check_tokens(text: str) -> None:
 
 def write_container(
     path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: Mapping[str, np.ndarray]
-) -> None:
-    """Writes a file, whole or not at all.
+) -> str:
+    """Writes a file, whole or not at all, and gives its digest.
 
     Args:
         path: The file.
@@ -154,13 +154,17 @@ def write_container(
             file.write(block)
         file.seek(_DIGEST.start)
         file.write(digest.hexdigest().encode())
+    return digest.hexdigest()
 
 
-def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+def read_container(
+    path: Path, check: Callable[[str], None] | None = None
+) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Reads a file that `write_container` has written, once, into one buffer in memory.
 
     Args:
         path: The file.
+        check: Called with the digest of what was read, before any of it is parsed; it may raise.
 
     Returns:
         The metadata, and the tensors by name: parts of one buffer, aligned to their elements.
@@ -174,6 +178,8 @@ def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     digest.update(content[_DIGEST.stop :].data)
     if digest.hexdigest().encode() != content[_DIGEST].tobytes():
         raise damaged(path, "its checksum is wrong, so it has been cut short or changed since")
+    if check is not None:
+        check(digest.hexdigest())
     end = 8 + int.from_bytes(content[:8].tobytes(), "little")
     try:
         # A digest is not a signature: a file that passes may still have been made to do harm.

@@ -28,25 +28,31 @@ if TYPE_CHECKING:
     from cellerate.runtime.program import ProgramExplanation
 
 
-def load(path: str | os.PathLike[str], *, device: str = "cpu") -> "PackedModel":
+def load(
+    path: str | os.PathLike[str], *, device: str = "cpu", public_key: str | os.PathLike[str] | None = None
+) -> "PackedModel":
     """Opens a packed model, checking every byte of it; needs neither Keras nor a framework.
 
     Args:
         path: A `.cell` file that `cellerate pack` or `cellerate.pack` wrote.
         device: Where to generate, score and step: "cpu", "cuda", or "cuda:N" with the number of an NVIDIA GPU,
             from Hopper on. `predict`, `embed` and `forecast` always run on the CPU.
+        public_key: A file with the public key (PEM, Ed25519) that must have signed the model; None for that which
+            the variable CELLERATE_PUBLIC_KEY names, if it is set.
 
     Raises:
-        BackendError: The GPU that was asked for cannot be used; the message says why.
-        ConfigError: `device` has another form.
-        DataError: There is no such file, it is not a `.cell` file, or it was changed since it was written.
+        BackendError: The GPU that was asked for cannot be used, the message says why; or the package that checks
+            signatures is not installed.
+        ConfigError: `device` has another form, or `public_key` does not hold such a key.
+        DataError: There is no such file, it is not a `.cell` file, it was changed since it was written, or it is not
+            signed by that key.
         ModelError: The program in it cannot be run.
 
     Example:
         >>> model = cellerate.load("book.cell")
         >>> model.generate("Well, Prince,", temperature=0.8, seed=7)
     """
-    return PackedModel(read_cell(path), device)
+    return PackedModel(read_cell(path, public_key), device)
 
 
 class PackedModel(Recorded, NextTokenModel):

@@ -15,6 +15,7 @@ from cellerate.models.storage import TaskRecord, load_model
 from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
 from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.signing import private_key, sign
 from cellerate.runtime.text import chain_of, widths
 from cellerate.settings import check_choice
 
@@ -26,6 +27,7 @@ def pack(
     precision: str = "float32",
     record: TaskRecord | None = None,
     vocabulary: Vocabulary | None = None,
+    sign_key: str | os.PathLike[str] | None = None,
 ) -> None:
     """Writes a model into a `.cell` file, whole or not at all; `cellerate.load` opens it.
 
@@ -36,9 +38,13 @@ def pack(
         record: The record, as `load_model` returns it, of a model that is not given as a file.
         vocabulary: What the ids, or the places of one-hot vectors, of your own text model mean, as
             `cellerate.generate` takes it; kept in the file, which then needs nothing more to generate.
+        sign_key: A file with a private key (PEM, Ed25519, no password), whose signature is written beside the output,
+            as `book.cell.sig`; `cellerate.load(public_key=...)` asks for it.
 
     Raises:
-        ConfigError: The output has another suffix, the precision is unknown, or `record` is given with a file.
+        BackendError: The package that signs is not installed.
+        ConfigError: The output has another suffix, the precision is unknown, `record` is given with a file, or
+            `sign_key` does not hold such a key.
         DataError: The vocabulary cannot be used.
         ModelError: The file is damaged, or the model cannot be packed; the message names all layers and all reasons,
             and nothing is written. With a vocabulary: the model is not a next-token model of that size.
@@ -52,6 +58,8 @@ def pack(
     if target.suffix != ".cell":
         raise ConfigError(f"a packed model is written to a path ending in '.cell', not {str(target)!r}.")
     check_choice("precision", precision, PRECISIONS)
+    if sign_key is not None:
+        private_key(sign_key)
     if not isinstance(model, keras.Model):
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
@@ -59,7 +67,9 @@ def pack(
     program = read_program(packable(model, record))
     if vocabulary is not None:
         record = _with_vocabulary(program, record, vocabulary)
-    write_cell(target, program, precision=precision, header=_header(model, record))
+    digest = write_cell(target, program, precision=precision, header=_header(model, record))
+    if sign_key is not None:
+        sign(target, digest, sign_key)
 
 
 def packed(

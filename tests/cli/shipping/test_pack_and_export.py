@@ -26,6 +26,30 @@ def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(ce
     assert "int4" in one_error(err)
 
 
+def test_a_packed_model_can_be_signed_and_commands_ask_for_it(cellerate, made, tmp_path, monkeypatch):
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    from cryptography.hazmat.primitives import serialization as form
+
+    pem, key = form.Encoding.PEM, ed25519.Ed25519PrivateKey.generate()
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(pem, form.PrivateFormat.PKCS8, form.NoEncryption()))
+    public = key.public_key().public_bytes(pem, form.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "public.pem").write_bytes(public)
+    words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell"]
+    assert cellerate(*words, "--sign-key", tmp_path / "key.pem")[0] == 0
+    monkeypatch.setenv("CELLERATE_PUBLIC_KEY", str(tmp_path / "public.pem"))
+    assert cellerate("info", tmp_path / "t.cell")[0] == 0
+    # The same model again has the same bytes; another precision is another model.
+    assert cellerate(*words, "--precision", "int8")[0] == 0
+    code, _, err = cellerate("generate", tmp_path / "t.cell", "a", "-n", "3")
+    assert code == 3 and "not that of the key" in one_error(err)
+    # A key that is none writes nothing.
+    code, _, err = cellerate(
+        "pack", made / "text.keras", "-o", tmp_path / "u.cell", "--sign-key", tmp_path / "public.pem"
+    )
+    assert code == 2 and "does not hold a private key" in one_error(err)
+    assert not (tmp_path / "u.cell").exists()
+
+
 @pytest.mark.parametrize("suffix", ["keras", "cell"])
 def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path, suffix):
     model = made / "text.keras"

@@ -27,6 +27,14 @@ def pack(
         Path | None,
         typer.Option("--card", help="Also write a card of the packed model, *.md.", show_default=False),
     ] = None,
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign-key",
+            help="Sign the file with this private key (PEM, Ed25519): the signature is written beside it, *.cell.sig.",
+            show_default=False,
+        ),
+    ] = None,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -42,7 +50,7 @@ def pack(
     replaced = output.exists()
     from cellerate.tasks.packing import pack as pack_model
 
-    pack_model(model, output, precision=precision, vocabulary=vocabulary)
+    pack_model(model, output, precision=precision, vocabulary=vocabulary, sign_key=sign_key)
     if card is not None:
         from cellerate.tasks.describe import write_card
 

@@ -1,0 +1,109 @@
+"""Signatures of `.cell` files: Ed25519, in a file beside the model, `book.cell.sig`.
+
+What is signed is the digest that the file holds of itself. A reader compares it with every byte of the buffer that it
+then uses, so nothing can change between the check and the use.
+"""
+
+import base64
+import binascii
+import os
+from pathlib import Path
+from typing import Any
+
+from cellerate.errors import ConfigError, DataError
+from cellerate.files import atomic_write, read_regular
+from cellerate.machine.environment import require
+from cellerate.messages import argument
+
+VARIABLE = "CELLERATE_PUBLIC_KEY"
+"""Names a public key in PEM; where it is set, models without its signature are refused."""
+_PURPOSE = b"cellerate.cell 1 "
+_LARGEST_KEY, _LARGEST_SIGNATURE = 1 << 14, 1 << 8
+_GIVE = "give one in PEM, such as `openssl genpkey -algorithm ed25519` makes"
+
+
+def signature_of(path: Path) -> Path:
+    """The file of a model's signature."""
+    return path.with_name(f"{path.name}.sig")
+
+
+def sign(path: Path, digest: str, key: str | os.PathLike[str]) -> None:
+    """Write the signature of a model.
+
+    Args:
+        path: The `.cell` file.
+        digest: The digest that it holds.
+        key: A file with a private key, PEM without a password.
+
+    Raises:
+        BackendError: The package `cryptography` is not installed.
+        ConfigError: The file does not hold such a key.
+        OutputError: The signature could not be written.
+    """
+    signature = private_key(key).sign(_PURPOSE + digest.encode())
+    with atomic_write(signature_of(path)) as beside:
+        beside.write_bytes(base64.b64encode(signature) + b"\n")
+
+
+def private_key(key: str | os.PathLike[str]) -> Any:
+    """The private key in a file. Raises as `sign` does."""
+    ed25519, serialization = _cryptography()
+    try:
+        found = serialization.load_pem_private_key(_key_bytes(key), password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{key} does not hold a private key without a password: {error}; {_GIVE}."
+        ) from error
+    if not isinstance(found, ed25519.Ed25519PrivateKey):
+        raise ConfigError(f"{key} holds a key of another kind than Ed25519; {_GIVE}.")
+    return found
+
+
+def check_signature(path: Path, key: str | os.PathLike[str], digest: str) -> None:
+    """Refuse a model without the signature of a key.
+
+    Args:
+        path: The `.cell` file.
+        key: A file with the public key, PEM.
+        digest: The digest that the model holds, known to be right.
+
+    Raises:
+        BackendError: The package `cryptography` is not installed.
+        ConfigError: The file does not hold such a key.
+        DataError: There is no signature, or it is not of this key and this model.
+    """
+    ed25519, serialization = _cryptography()
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public = serialization.load_pem_public_key(_key_bytes(key))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key} does not hold a public key: {error}; {_GIVE}, with -pubout.") from error
+    if not isinstance(public, ed25519.Ed25519PublicKey):
+        raise ConfigError(f"{key} holds a key of another kind than Ed25519; {_GIVE}, with -pubout.")
+    beside = signature_of(path)
+    if not beside.exists():
+        raise DataError(
+            f"{path} is not signed: there is no {beside}. Copy it as well, or pack the model "
+            f"with {argument('sign_key')}."
+        )
+    try:
+        written = read_regular(beside, _LARGEST_SIGNATURE, "copy it again, or sign the model again")
+        public.verify(base64.b64decode(written.strip(), validate=True), _PURPOSE + digest.encode())
+    except (InvalidSignature, binascii.Error) as error:
+        raise DataError(
+            f"the signature of {path} is not that of the key {key}: the model is another one, or another key signed "
+            "it. Take both from the same place again."
+        ) from error
+
+
+def _key_bytes(key: str | os.PathLike[str]) -> bytes:
+    return read_regular(key, _LARGEST_KEY, _GIVE, "the key")
+
+
+def _cryptography() -> tuple[Any, Any]:
+    require("cryptography", "sign", "a signature")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    return ed25519, serialization
