@@ -1,4 +1,4 @@
-"""Forecasters of Cellerate behind the interfaces of other libraries: sktime and Darts."""
+"""Models of Cellerate in other libraries: forecasters of sktime and Darts, packed models as a flavour of MLflow."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
