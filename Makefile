@@ -8,6 +8,9 @@ ONCE := torch
 OTHERS := $(filter-out $(ONCE),$(BACKENDS))
 STAMPS := .stamps
 ADAPTERS := build/adapters
+DEV_BUILD := build/dev
+# The other Pythons at hand; 3.12 and later share a wheel, by the stable ABI.
+PYTHONS ?= $(wildcard /usr/bin/python3.1[2-9] /usr/local/bin/python3.1[2-9] $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3)
 # The CPU build: the default one brings gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 # What the native core is built from.
@@ -26,12 +29,13 @@ SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain test-slow-adapters $(OTH
 NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
 
 .PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-slow-alone test-lesser test-scalar \
-	test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs site release-check clean
+	test-pythons test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs site release-check clean
 help:
 	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-lesser  the suite with AVX2 only, as on most desktops, and our core without any of these instructions"
+	@echo "make test-pythons  the runtime, JAX and torch on the other Pythons at hand: half an hour for each"
 	@echo "make test-native  the C++ tests, with sanitizers, under valgrind, and on an emulated ARM"
 	@echo "make mutation   how many of a sample of small faults the tests notice: at most an hour"
 	@echo "make lint       ruff, mypy and formatting"
@@ -57,18 +61,18 @@ $(STAMPS)/tools: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --group dev --group clients
 	@mkdir -p $(STAMPS) && touch $@
 
-# Builds in build/dev and not in an environment of its own, so that a change compiles only what it touches.
+# Builds in a folder that stays and not in an environment of its own, so that a change compiles only what it touches.
 $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
-		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
+		-C build-dir=$(DEV_BUILD) -C cmake.define.CELLERATE_STRICT=ON \
 		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,sign,tensorboard,wandb,mlflow,plots]'
 	@touch $@ $(STAMPS)/demo
 
-# An environment of its own on top of .venv: what it needs takes older versions of what other tests need newer.
 $(STAMPS)/site: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --group site
 	@touch $@
 
+# An environment of its own on top of .venv: what it needs takes older versions of what other tests need newer.
 $(STAMPS)/adapters: $(STAMPS)/dev
 	$(BIN)/python -m venv --without-pip $(ADAPTERS)
 	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
@@ -143,6 +147,14 @@ test-slow: $(STAMPS)/dev
 	$(call parts,1,test-slow-alone)
 	$(lesser_parts)
 	$(end_all)
+
+# The runtime, JAX and torch on the other Pythons at hand, each in an environment of its own.
+test-pythons:
+	@for python in $(PYTHONS); do \
+		there=build/python-$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+		$(MAKE) PYTHON=$$python VENV=$$there/venv STAMPS=$$there/stamps DEV_BUILD=$$there/dev \
+			test-plain test-torch test-jax || exit 1; \
+	done
 
 test-slow-plain: $(STAMPS)/dev
 	$(call begin,slow$(comma) without Keras)
