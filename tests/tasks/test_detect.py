@@ -116,7 +116,7 @@ def test_detect_gives_rows_of_each_series_and_target_in_order(tmp_path):
         ("s", "price"),
         ("s", "load"),
     ]
-    assert (np.diff(found.time[:each]) > np.timedelta64(0)).all()
+    assert (np.diff(found.time[:each]) > np.timedelta64(0, "us")).all()
     assert list(found.columns()) == [
         "series",
         "time",

@@ -29,7 +29,9 @@ def every(start, count, step, unit):
 def months(first, last, *, end=False, day=1):
     found = np.arange(first, last, dtype="datetime64[M]")
     return (
-        ((found + 1).astype("datetime64[D]") - 1) if end else found.astype("datetime64[D]") + day - 1
+        (found + np.timedelta64(1, "M")).astype("datetime64[D]") - np.timedelta64(1, "D")
+        if end
+        else found.astype("datetime64[D]") + np.timedelta64(day - 1, "D")
     ).astype("datetime64[us]")
 
 

@@ -37,7 +37,7 @@ def american(year: int) -> list[np.datetime64]:
 def lunar(year: int) -> list[np.datetime64]:
     """A week that moves with the moon, and one in autumn."""
     new_year = np.datetime64(f"{year}-02-01") + (11 * (2024 - year) % 29 - 14) * DAY
-    weeks = [np.arange(first, first + 7) for first in (new_year, np.datetime64(f"{year}-10-01"))]
+    weeks = [np.arange(first, first + 7 * DAY) for first in (new_year, np.datetime64(f"{year}-10-01"))]
     return [day for week in weeks for day in week if np.is_busday(day)]
 
 

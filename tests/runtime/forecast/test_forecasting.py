@@ -309,7 +309,9 @@ def write_shops(path, lengths):
     lines = ["shop,date,load,wind,price"]
     for shop, rows in lengths.items():
         for row in range(rows):
-            lines.append(f"{shop},{np.datetime64('2024-01-01') + row},{20 + row},{5 + row % 2},{-3 + row}")
+            lines.append(
+                f"{shop},{np.datetime64('2024-01-01') + np.timedelta64(row, 'D')},{20 + row},{5 + row % 2},{-3 + row}"
+            )
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -69,11 +69,12 @@ def decoded(chunks: Iterable[bytes], path: Path, errors: Errors, encoding: str =
         try:
             # An empty chunk ends the file; an unfinished character is an error there.
             text = decoder.decode(chunk, not chunk)
-        except UnicodeDecodeError as error:
-            # Before the chunk stand the bytes of a character that the last one began.
-            offset = taken + len(chunk) - len(error.object)
-            raise _undecodable(path, error, offset, encoding) from error
         except UnicodeError as error:
+            # From Python 3.13 on a missing byte-order mark is a UnicodeDecodeError, too.
+            if isinstance(error, UnicodeDecodeError) and "BOM" not in error.reason:
+                # Before the chunk stand the bytes of a character that the last one began.
+                offset = taken + len(chunk) - len(error.object)
+                raise _undecodable(path, error, offset, encoding) from error
             raise DataError(
                 f"{path} cannot be read as {encoding}: {error}. Of UTF-16 without a byte-order mark, say which one "
                 f"({argument('encoding', 'utf-16-le', 'utf-16-be')})."

@@ -16,7 +16,7 @@ from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 
-_YEARS_AHEAD = 10
+_YEARS_AHEAD = np.timedelta64(10, "Y")
 _MOST_HOLIDAYS = 100_000
 _DAY_US = 86_400_000_000
 
@@ -169,7 +169,7 @@ def make_calendar(
     first, last = ends[0], ends[1] + _YEARS_AHEAD
     years = range(int(first.astype(int)) + 1970, int(last.astype(int)) + 1971)
     dates = _holidays(country, years)
-    end = (last + 1).astype("M8[D]") - np.timedelta64(1, "D")
+    end = (last + np.timedelta64(1, "Y")).astype("M8[D]") - np.timedelta64(1, "D")
     return Calendar(tuple(parts), Holidays(country, dates, first.astype("M8[D]"), end))
 
 

@@ -20,7 +20,8 @@ def swap_day_and_month(times: np.ndarray) -> np.ndarray:
     years = months.astype("datetime64[Y]")
     day = (days - months.astype("datetime64[D]")).astype(np.int64)
     month = (months - years.astype("datetime64[M]")).astype(np.int64)
-    swapped = (years.astype("datetime64[M]") + day).astype("datetime64[D]") + month
+    swapped = years.astype("datetime64[M]") + day.astype("timedelta64[M]")
+    swapped = swapped.astype("datetime64[D]") + month.astype("timedelta64[D]")
     return swapped.astype("datetime64[us]") + (times - days.astype("datetime64[us]"))
 
 

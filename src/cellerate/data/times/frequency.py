@@ -17,6 +17,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
 
 _DAY = np.timedelta64(1, "D")
+_MONTH = np.timedelta64(1, "M")
 _UNITS_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
 _UNITS_US["week"] = 7 * _UNITS_US["day"]
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
@@ -135,8 +136,8 @@ class Frequency:
             return local + (numbers * round(self.step)).astype("timedelta64[us]")
         if self.unit in WEEKDAYS:
             return np.busday_offset(day, numbers, roll="backward").astype("datetime64[us]") + clock
-        month = local.astype("datetime64[M]") + numbers * round(self.step)
-        ends = (month + 1).astype("datetime64[D]") - _DAY
+        month = local.astype("datetime64[M]") + (numbers * round(self.step)).astype("timedelta64[M]")
+        ends = (month + _MONTH).astype("datetime64[D]") - _DAY
         # A last row on another day than the others (a holiday) does not move those to come.
         wanted = (self.day or int((day - day.astype("datetime64[M]")).astype(int)) + 1) - 1
         days = np.minimum(month.astype("datetime64[D]") + np.timedelta64(wanted, "D"), ends)
@@ -298,7 +299,7 @@ def _day_of_month(days: np.ndarray) -> int | None:
     """The day on which all rows lie, 31 for the end of the month, or None."""
     month = days.astype("datetime64[M]")
     number = (days - month.astype("datetime64[D]")).astype(np.int64) + 1
-    length = ((month + 1).astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64)
+    length = ((month + _MONTH).astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64)
     if (number == length).all():
         return _MONTH_END
     highest = int(number.max())

@@ -158,17 +158,20 @@ def put_together(parts: Parts, order: str) -> tuple[np.ndarray, np.ndarray]:
     day = numbers.get("d", one)
     good = parts.good & (month >= 1) & (month <= 12) & (day >= 1)
     months = ((year - 1970) * 12 + np.clip(month, 1, 12) - 1).astype("datetime64[M]")
-    first_day, next_day = months.astype("datetime64[D]"), (months + 1).astype("datetime64[D]")
+    first_day, next_day = (
+        months.astype("datetime64[D]"),
+        (months + np.timedelta64(1, "M")).astype("datetime64[D]"),
+    )
     good &= first_day + (day - 1).astype("timedelta64[D]") < next_day
     days = first_day + (day - 1).astype("timedelta64[D]")
     if "w" in numbers:
         # Week 1 is the one with 4 January, and begins on a Monday.
         fourth = (year - 1970).astype("datetime64[Y]").astype("datetime64[D]") + np.timedelta64(3, "D")
-        monday = fourth - (fourth.astype(np.int64) + 3) % 7
+        monday = fourth - _since_monday(fourth)
         weekday = np.maximum(numbers["u"], 1) - 1
         days = monday + (7 * (numbers["w"] - 1) + weekday).astype("timedelta64[D]")
         next_year = (year - 1969).astype("datetime64[Y]").astype("datetime64[D]") + np.timedelta64(3, "D")
-        good &= (numbers["w"] >= 1) & (days < next_year - (next_year.astype(np.int64) + 3) % 7)
+        good &= (numbers["w"] >= 1) & (days < next_year - _since_monday(next_year))
     hour = numbers.get("H", zero)
     half = numbers.get("p", zero)
     # 24:00 is the end of a day.
@@ -238,3 +241,9 @@ def _minutes_ahead(text: str) -> int:
         return 0
     minutes = 60 * int(found[2]) + int(found[3] or 0)
     return minutes if found[1] == "+" else -minutes
+
+
+def _since_monday(days: np.ndarray) -> np.ndarray:
+    """The distance of days (datetime64[D]) from their Mondays, in timedelta64[D]."""
+    passed: np.ndarray = ((days.astype(np.int64) + 3) % 7).astype("timedelta64[D]")
+    return passed
