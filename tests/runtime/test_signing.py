@@ -9,9 +9,9 @@ import pytest
 
 from cellerate.errors import CellerateError
 from cellerate.program import Node, Program
-from cellerate.runtime.cell import write_cell
+from cellerate.runtime.cell import PUBLIC_KEY, write_cell
 from cellerate.runtime.packed import load
-from cellerate.runtime.signing import VARIABLE, sign, signature_of
+from cellerate.runtime.signing import sign, signature_of
 
 pytest.importorskip("cryptography")
 
@@ -64,7 +64,7 @@ def test_a_signed_model_opens_with_its_key_alone(signed, keys, monkeypatch):
         load(signed, public_key=keys / "ours.pub").predict(x), load(signed).predict(x)
     )
     assert "not that of the key" in refused(signed, keys / "theirs.pub")
-    monkeypatch.setenv(VARIABLE, str(keys / "theirs.pub"))
+    monkeypatch.setenv(PUBLIC_KEY, str(keys / "theirs.pub"))
     with pytest.raises(CellerateError, match="not that of the key"):
         load(signed)
     # What is given wins.

@@ -33,8 +33,10 @@ from cellerate.runtime.cell_format import (
     to_json,
     write_container,
 )
-from cellerate.runtime.signing import VARIABLE, check_signature
 from cellerate.settings import check_choice
+
+PUBLIC_KEY = "CELLERATE_PUBLIC_KEY"
+"""The variable that names a public key in PEM; where it is set, models without its signature are refused."""
 
 _INT8 = ("kernel", "recurrent_kernel")
 _SCALE = ".scale"
@@ -117,7 +119,7 @@ def read_cell(path: str | os.PathLike[str], public_key: str | os.PathLike[str] |
 
     Args:
         path: A file that `write_cell` has written.
-        public_key: A file with the key that must have signed it; None for that of `signing.VARIABLE`, if it is set.
+        public_key: A file with the key that must have signed it; None for that which `PUBLIC_KEY` names, if it is set.
 
     Returns:
         The program, the precision and the header.
@@ -129,8 +131,11 @@ def read_cell(path: str | os.PathLike[str], public_key: str | os.PathLike[str] |
             differs, even in a single bit, from what `write_cell` writes, or it is not signed by that key.
     """
     source = Path(path)
-    key = public_key or os.environ.get(VARIABLE)
-    check = functools.partial(check_signature, source, key) if key else None
+    check = None
+    if key := public_key or os.environ.get(PUBLIC_KEY):
+        from cellerate.runtime.signing import check_signature
+
+        check = functools.partial(check_signature, source, key)
     try:
         metadata, tensors = read_container(source, check)
         try:

@@ -15,8 +15,6 @@ from cellerate.files import atomic_write, read_regular
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 
-VARIABLE = "CELLERATE_PUBLIC_KEY"
-"""Names a public key in PEM; where it is set, models without its signature are refused."""
 _PURPOSE = b"cellerate.cell 1 "
 _LARGEST_KEY, _LARGEST_SIGNATURE = 1 << 14, 1 << 8
 _GIVE = "give one in PEM, such as `openssl genpkey -algorithm ed25519` makes"
