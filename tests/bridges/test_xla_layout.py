@@ -9,6 +9,7 @@ import jaxlib
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
+INCLUDE = Path(jaxlib.__file__).parent / "include"
 # Of each structure the name in XLA's header, and of each member; ours first.
 STRUCTURES = {
     ("Extension", "XLA_FFI_Extension_Base"): "bytes=struct_size kind=type next",
@@ -41,6 +42,11 @@ STRUCTURES = {
         "attributes=attrs"
     ),
 }  # fmt: skip
+# Names that newer headers have for the same.
+RENAMED = {
+    "XLA_FFI_Extension_Base": "XLA_FFI_InternalExtension",
+    "XLA_FFI_Error_GetMessage": "XLA_FFI_Error_GetDetails",
+}
 # These are longer in later versions, and of a handler's own only the beginning is read.
 LONGER = {"Api", "Frame", "Metadata"}
 NUMBERS = {
@@ -82,14 +88,19 @@ def program(structures: dict[tuple[str, str], str]) -> str:
             lines.append(f"static_assert(offsetof(xla::{ours}, {our}) == offsetof({theirs}, {their}));")
             lines.append(f"static_assert(sizeof(xla::{ours}::{our}) {less} sizeof({theirs}::{their}));")
     lines += [f"static_assert(static_cast<int>(xla::{our}) == {their});" for our, their in NUMBERS.items()]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    header = (INCLUDE / "xla/ffi/api/c_api.h").read_text()
+    for name, newer in RENAMED.items():
+        if newer in header:
+            text = text.replace(name, newer)
+    return text
 
 
 def compiles(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Has the compiler look at a program."""
     file = folder / "layout.cpp"
     file.write_text(text)
-    includes = ["-I", str(CSRC), "-isystem", str(Path(jaxlib.__file__).parent / "include")]
+    includes = ["-I", str(CSRC), "-isystem", str(INCLUDE)]
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     command = [*compiler, "-std=c++20", "-fsyntax-only", *includes, str(file)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
