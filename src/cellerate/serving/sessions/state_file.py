@@ -4,6 +4,7 @@ import contextlib
 import os
 import sqlite3
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ class StateFile:
             # SQLite gives its other files the rights of this one.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            # Also where opening it fails further on.
+            weakref.finalize(self, self._base.close)
             # One server at a time: two would each keep their own idea of a session in memory.
             self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._base.execute("PRAGMA journal_mode = WAL")
