@@ -3,18 +3,23 @@
 import shlex
 import shutil
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+import cellerate
+from cellerate.kernels import native
 from support.runs.page_files import known_names, write_files
 from support.runs.program import program_here
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.skipif(keras.backend.backend() != "torch", reason="a page names torch, and pages run once"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -26,6 +31,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("pages")
     write_files(made)
     return made
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave the process as it was: pages switch on what holds for all models from then on."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    threads = native.num_threads()
+    yield
+    cellerate.disable()
+    cellerate.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
