@@ -45,7 +45,7 @@ from cellerate.report.html import write_html
 from cellerate.report.markdown import write_markdown
 from cellerate.report.record import SCHEMA, Run, write_run
 from cellerate.settings import record_of, takes_fields_of
-from cellerate.tasks.describe import CardFigure, write_card
+from cellerate.tasks.describe import CardFigure, file_info, write_card
 from cellerate.training.precision import gpu_visible
 
 
@@ -78,9 +78,8 @@ def optimize(
         options: The settings of the run, listed below.
 
     Returns:
-        The run; the folder has it as `report.json`, `report.html` and `report.md`, and `card.md`, the card of the
-            chosen model. After Ctrl-C its status is
-        "interrupted".
+        The run; the folder has it as `report.json`, `report.html` and `report.md`, and a card of the chosen model as
+        `card.md`. After Ctrl-C its status is "interrupted".
 
     Raises:
         CellerateError: The model, the data, a setting or the folder cannot be used.
@@ -202,7 +201,7 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
     write_markdown(result, folder)
     packed = folder / "optimized.cell"
     if result.verdict is not None and packed.is_file():
-        write_card(folder / "card.md", packed, _judged(result))
+        write_card(folder / "card.md", file_info(packed), _judged(result))
     return result
 
 

@@ -13,7 +13,6 @@ from cellerate.errors import ConfigError
 from cellerate.format import one_line, size
 
 _FORMATS = {"keras": "a Keras model", "cell": "a packed model", "series": "a packed series"}
-_SHOWN = ("epochs", "optimizer", "learning_rate", "precision", "implementation", "backend", "seed")
 
 
 def info(
@@ -52,15 +51,13 @@ def info(
     """
     if file.suffix in (".keras", ".h5", ".hdf5"):
         start_backend(backend)
-    from cellerate.tasks.describe import file_info
+    from cellerate.tasks.describe import file_info, write_card
 
     facts = file_info(file, check=check)
     if card is not None:
         if facts["format"] == "series":
             raise ConfigError(f"a card is of a model, and {file} is a packed series; leave --card out.")
-        from cellerate.tasks.describe import write_card
-
-        write_card(card, file)
+        write_card(card, facts)
     if json:
         print_json(facts)
         return
@@ -71,6 +68,8 @@ def info(
 
 
 def _of_model(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from cellerate.tasks.describe import counts_of, settings_of
+
     yield from _of_file(facts)
     yield "task", facts["task"] or "none: Cellerate did not train it"
     yield "parameters", f"{facts['parameters']:,} in {facts['dtype']}"
@@ -86,10 +85,9 @@ def _of_model(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, _tensors(facts[name]) or "not known before the model is called"
     data, training = facts["data"], facts["training"]
     if isinstance(data, dict):
-        counts = [f"{value:,} {name}" for name, value in data.items() if isinstance(value, int)]
-        yield "trained on", f"{', '.join(counts)} (fingerprint {data.get('fingerprint')})"
+        yield "trained on", f"{counts_of(data)} (fingerprint {data.get('fingerprint')})"
     if isinstance(training, dict):
-        yield "trained with", ", ".join(f"{name} {training[name]}" for name in _SHOWN if name in training)
+        yield "trained with", settings_of(training)
     if facts.get("cellerate"):
         yield "packed by", f"Cellerate {facts['cellerate']}, from the model {facts['name']!r}"
 

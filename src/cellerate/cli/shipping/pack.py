@@ -52,9 +52,9 @@ def pack(
 
     pack_model(model, output, precision=precision, vocabulary=vocabulary, sign_key=sign_key)
     if card is not None:
-        from cellerate.tasks.describe import write_card
+        from cellerate.tasks.describe import file_info, write_card
 
-        write_card(card, output)
+        write_card(card, file_info(output))
     sizes = {"model_bytes": model.stat().st_size, "output_bytes": output.stat().st_size}
     if json:
         print_json({"output": str(output), "precision": precision, **sizes})

@@ -1,6 +1,6 @@
 """Files of models in words: their facts, and a card of them."""
 
-from cellerate.tasks.describe.facts import file_info
+from cellerate.tasks.describe.facts import counts_of, file_info, settings_of
 from cellerate.tasks.describe.model_card import CardFigure, write_card
 
-__all__ = ["CardFigure", "file_info", "write_card"]
+__all__ = ["CardFigure", "counts_of", "file_info", "settings_of", "write_card"]

@@ -5,6 +5,7 @@ Keras is imported for its own files only.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from cellerate.data.series import SUFFIX, is_packed_series, open_packed
 from cellerate.errors import DataError
 from cellerate.runtime.packed import load
 from cellerate.runtime.record import task_facts
+
+_SHOWN = ("epochs", "optimizer", "learning_rate", "precision", "implementation", "backend", "seed")
 
 
 def file_info(path: Path, *, check: bool = False) -> dict[str, Any]:
@@ -43,6 +46,16 @@ def file_info(path: Path, *, check: bool = False) -> dict[str, Any]:
             "one of these."
         )
     return _of_keras(path)
+
+
+def counts_of(data: Mapping[str, Any]) -> str:
+    """The sizes of the data of a training in words."""
+    return ", ".join(f"{value:,} {name}" for name, value in data.items() if isinstance(value, int))
+
+
+def settings_of(training: Mapping[str, Any]) -> str:
+    """The settings of a training that most people ask for."""
+    return ", ".join(f"{name} {training[name]}" for name in _SHOWN if name in training)
 
 
 def _of_keras(path: Path) -> dict[str, Any]:

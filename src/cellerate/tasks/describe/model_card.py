@@ -3,7 +3,6 @@
 The form is that of model hubs: Markdown with a front matter in YAML, whose values here are JSON, which YAML includes.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -11,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cellerate.data.files import file_digest
 from cellerate.files import atomic_write
 from cellerate.format import rounded, size
-from cellerate.tasks.describe.facts import file_info
+from cellerate.tasks.describe.facts import counts_of, settings_of
 
 _KINDS = {"text": "text-generation", "series": "time-series-forecasting", "embed": "feature-extraction"}
 _WORDS = {"text": "writes text", "series": "forecasts series", "embed": "gives a vector for each line"}
@@ -22,7 +22,6 @@ _USES = {
     "series": "model.forecast(rows)  # the last rows of a series, in the units of its data",
     "embed": 'model.embed(["...", "..."])',
 }
-_SHOWN = ("epochs", "optimizer", "learning_rate", "precision", "backend", "seed")
 
 
 class CardFigure(NamedTuple):
@@ -42,20 +41,20 @@ class CardFigure(NamedTuple):
 
 
 def write_card(
-    card: str | os.PathLike[str], model: str | os.PathLike[str], judged: Sequence[CardFigure] = ()
+    card: str | os.PathLike[str], facts: Mapping[str, Any], judged: Sequence[CardFigure] = ()
 ) -> None:
     """Write the card of a model's file.
 
     Args:
         card: The file to write, by convention `*.md`.
-        model: A `.cell` or `.keras` file.
+        facts: As `file_info` gives them, of a `.cell` or `.keras` file.
         judged: What is known of its quality.
 
     Raises:
-        DataError, ModelError: The file cannot be read.
+        DataError: The file cannot be read.
         OutputError: The card could not be written.
     """
-    text = card_text(file_info(Path(model)), hashlib.sha256(Path(model).read_bytes()).hexdigest(), judged)
+    text = card_text(facts, file_digest(Path(facts["file"])), judged)
     with atomic_write(card) as beside:
         beside.write_text(text, encoding="utf-8")
 
@@ -118,11 +117,9 @@ def _training(facts: Mapping[str, Any]) -> str:
     data, training = facts.get("data"), facts.get("training")
     lines = []
     if isinstance(data, dict):
-        counts = ", ".join(f"{value:,} {key}" for key, value in data.items() if isinstance(value, int))
-        lines.append(f"- Data: {counts}; fingerprint `{data.get('fingerprint')}`.")
+        lines.append(f"- Data: {counts_of(data)}; fingerprint `{data.get('fingerprint')}`.")
     if isinstance(training, dict):
-        settings = ", ".join(f"{key} {training[key]}" for key in _SHOWN if key in training)
-        lines.append(f"- Training: {settings}.")
+        lines.append(f"- Training: {settings_of(training)}.")
     return "\n".join(lines) or "Not known: Cellerate did not train it."
 
 
