@@ -29,6 +29,16 @@ void Piece::draw_factors(int32_t n) {
   }
 }
 
+namespace {
+
+// Where a layer keeps some numbers, from `first` on: in bfloat16, if there is a place for that.
+void* place_of(float* wide, uint16_t* narrow, int64_t first = 0) {
+  if (narrow != nullptr) return narrow + first;
+  return wide + first;
+}
+
+}  // namespace
+
 // The numbers as the layer takes them: themselves, or narrowed into `to`.
 const void* Piece::narrowed(const float* from, uint16_t* to, int64_t count) const {
   if (from == nullptr || to == nullptr) return from;
@@ -104,10 +114,9 @@ void Piece::forward_lstm(int32_t n) {
   }
   LstmForward call;
   fill_lstm(n, call);
-  const bool is_narrow = narrow.outputs != nullptr;
-  call.outputs = is_narrow ? static_cast<void*>(narrow.outputs) : to.value;
-  call.h_T = is_narrow ? static_cast<void*>(narrow.last) : to.states;
-  call.c_T = is_narrow ? static_cast<void*>(narrow.last + states) : to.states + states;
+  call.outputs = place_of(to.value, narrow.outputs);
+  call.h_T = place_of(to.states, narrow.last);
+  call.c_T = place_of(to.states, narrow.last, states);
   call.reserve = to.reserve;
   call.packed = packed_.forward(n);
   program_.target_->lstm->forward(call);
@@ -130,22 +139,22 @@ void Piece::state_back(int32_t n) {
 
 void Piece::backward_lstm(int32_t n) {
   const NodeMemory& memory = layout_.nodes[n];
-  const bool is_narrow = memory.narrow.outputs != nullptr;
-  const NarrowLstm spare = is_narrow ? layout_.narrow : NarrowLstm();
+  const NarrowLstm spare = memory.narrow.outputs != nullptr ? layout_.narrow : NarrowLstm();
   const int32_t x = source(n);
   LstmBackward call;
   fill_lstm(n, call);
-  call.outputs = is_narrow ? static_cast<const void*>(memory.narrow.outputs) : memory.value;
+  call.outputs = place_of(memory.value, memory.narrow.outputs);
   call.reserve = memory.reserve;
   call.packed = packed_.backward(n);
   const int64_t states = rows_ * node(n).columns;
   const auto& [h, c] = reached_states_[n];
   if (reached_[n] != 0) call.d_outputs = narrowed(memory.gradient, spare.outputs, size(n));
   if (h) call.d_h_T = narrowed(memory.d_states, spare.last, states);
-  if (c) call.d_c_T = narrowed(memory.d_states + states, is_narrow ? spare.last + states : nullptr, states);
+  uint16_t* const last_c = spare.last == nullptr ? nullptr : spare.last + states;
+  if (c) call.d_c_T = narrowed(memory.d_states + states, last_c, states);
   if (memory.d_first != nullptr) {
-    call.d_h0 = is_narrow ? static_cast<void*>(spare.first) : memory.d_first;
-    call.d_c0 = is_narrow ? static_cast<void*>(spare.first + states) : memory.d_first + states;
+    call.d_h0 = place_of(memory.d_first, spare.first);
+    call.d_c0 = place_of(memory.d_first, spare.first, states);
   }
   call.d_kernel = gradient_of(n, 0);
   call.d_recurrent_kernel = gradient_of(n, 1);
@@ -162,7 +171,7 @@ void Piece::backward_lstm(int32_t n) {
     program_.target_->lstm->backward(call);
   } else {
     give(x, [&](float* to) {
-      call.d_x = is_narrow ? static_cast<void*>(spare.inputs) : to;
+      call.d_x = place_of(to, spare.inputs);
       program_.target_->lstm->backward(call);
       widened(spare.inputs, to, size(x));
       if (memory.dropped != nullptr) multiply_inputs(n, to, to);

@@ -123,8 +123,8 @@ struct TrainingNumbers {
 struct HeadResult {
   // Of a piece the weighted sum over its positions; of a step the mean or the sum, as the head asks.
   double loss = 0;
-  double counted =
-      0;  // positions that the mask does not leave out; of a mean by weight the sum of all weights
+  // The positions that the mask does not leave out; of a mean by weight the sum of all weights.
+  double counted = 0;
   std::vector<MeasureSums> measures;
 };
 
