@@ -74,13 +74,12 @@ def built() -> tuple[Path, Path]:
     for attempt in ("first", "second"):
         folder = OUT / attempt
         # At one place, whose name is in what compilers write.
-        with tempfile.TemporaryDirectory(prefix="cellerate-release") as top:
-            copy = Path(top).parent / "cellerate-release-source"
-            shutil.rmtree(copy, ignore_errors=True)
-            run("git", "clone", "--quiet", ROOT, copy)
-            environment = os.environ | {"SOURCE_DATE_EPOCH": date, "CELLERATE_REQUIRE_NATIVE": "1"}
-            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, copy, env=environment)
-            shutil.rmtree(copy)
+        copy = Path(tempfile.gettempdir()) / "cellerate-release-source"
+        shutil.rmtree(copy, ignore_errors=True)
+        run("git", "clone", "--quiet", ROOT, copy)
+        environment = os.environ | {"SOURCE_DATE_EPOCH": date, "CELLERATE_REQUIRE_NATIVE": "1"}
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, copy, env=environment)
+        shutil.rmtree(copy)
         made.append(sorted(folder.iterdir(), reverse=True))
     for one, other in zip(*made, strict=True):
         assert one.name == other.name, f"two builds have other names: {one.name}, {other.name}"

@@ -6,7 +6,9 @@ then uses, so nothing can change between the check and the use.
 
 import base64
 import binascii
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,8 @@ def sign(path: Path, digest: str, key: str | os.PathLike[str]) -> None:
 def private_key(key: str | os.PathLike[str]) -> Any:
     """The private key in a file. Raises as `sign` does."""
     ed25519, serialization = _cryptography()
-    try:
-        found = serialization.load_pem_private_key(_key_bytes(key), password=None)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{key} does not hold a private key without a password: {error}; {_GIVE}."
-        ) from error
-    if not isinstance(found, ed25519.Ed25519PrivateKey):
-        raise ConfigError(f"{key} holds a key of another kind than Ed25519; {_GIVE}.")
-    return found
+    read = functools.partial(serialization.load_pem_private_key, password=None)
+    return _read_key(key, read, ed25519.Ed25519PrivateKey, "a private key without a password", _GIVE)
 
 
 def check_signature(path: Path, key: str | os.PathLike[str], digest: str) -> None:
@@ -68,17 +63,13 @@ def check_signature(path: Path, key: str | os.PathLike[str], digest: str) -> Non
     Raises:
         BackendError: The package `cryptography` is not installed.
         ConfigError: The file does not hold such a key.
-        DataError: There is no signature, or it is not of this key and this model.
+        DataError: The signature is missing, or belongs to another key or model.
     """
     ed25519, serialization = _cryptography()
     from cryptography.exceptions import InvalidSignature
 
-    try:
-        public = serialization.load_pem_public_key(_key_bytes(key))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{key} does not hold a public key: {error}; {_GIVE}, with -pubout.") from error
-    if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise ConfigError(f"{key} holds a key of another kind than Ed25519; {_GIVE}, with -pubout.")
+    read, kind = serialization.load_pem_public_key, ed25519.Ed25519PublicKey
+    public = _read_key(key, read, kind, "a public key", f"{_GIVE}, with -pubout")
     beside = signature_of(path)
     if not beside.exists():
         raise DataError(
@@ -95,8 +86,17 @@ def check_signature(path: Path, key: str | os.PathLike[str], digest: str) -> Non
         ) from error
 
 
-def _key_bytes(key: str | os.PathLike[str]) -> bytes:
-    return read_regular(key, _LARGEST_KEY, _GIVE, "the key")
+def _read_key(
+    key: str | os.PathLike[str], read: Callable[[bytes], Any], kind: type, what: str, give: str
+) -> Any:
+    """The key in a file, which must be of a kind."""
+    try:
+        found = read(read_regular(key, _LARGEST_KEY, _GIVE, "the key"))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key} does not hold {what}: {error}; {give}.") from error
+    if not isinstance(found, kind):
+        raise ConfigError(f"{key} holds a key of another kind than Ed25519; {give}.")
+    return found
 
 
 def _cryptography() -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """Sheets of Excel files, read with openpyxl."""
 
+import contextlib
 import datetime
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -94,26 +95,25 @@ def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list
     try:
         _check_parts(path)
         # A book that fails to open would leave its file open.
-        with path.open("rb") as file:
-            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-            try:
-                sheets = book.sheetnames
-                if options.sheet is not None and options.sheet not in sheets:
-                    named = ", ".join(map(repr, sheets[:_MOST_SHOWN]))
-                    raise ConfigError(
-                        f"{argument('sheet')} is {options.sheet!r}, but {path} has the sheets {named}."
-                    )
-                name = options.sheet or sheets[0]
-                sheet = book[name]
-                # What the file claims of its size would be filled with empty cells.
-                sheet.reset_dimensions()
-                rows = [
-                    list(row)
-                    for number, row in enumerate(sheet.iter_rows(values_only=True))
-                    if number >= options.skip_lines and any(value is not None for value in row)
-                ]
-            finally:
-                book.close()
+        with (
+            path.open("rb") as file,
+            contextlib.closing(openpyxl.load_workbook(file, read_only=True, data_only=True)) as book,
+        ):
+            sheets = book.sheetnames
+            if options.sheet is not None and options.sheet not in sheets:
+                named = ", ".join(map(repr, sheets[:_MOST_SHOWN]))
+                raise ConfigError(
+                    f"{argument('sheet')} is {options.sheet!r}, but {path} has the sheets {named}."
+                )
+            name = options.sheet or sheets[0]
+            sheet = book[name]
+            # What the file claims of its size would be filled with empty cells.
+            sheet.reset_dimensions()
+            rows = [
+                list(row)
+                for number, row in enumerate(sheet.iter_rows(values_only=True))
+                if number >= options.skip_lines and any(value is not None for value in row)
+            ]
     except (ConfigError, DataError):
         raise
     except (*wrong, OSError, EOFError, IndexError, AttributeError) as error:

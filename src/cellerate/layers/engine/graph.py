@@ -27,7 +27,7 @@ from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
 from cellerate.program import Node
 
-# In this type of a policy LSTMs compute; everything else of a step is float32, which is no slower.
+# The type in which LSTMs compute where their policy says so. The rest of a step is float32, which takes no longer.
 _NARROW = "bfloat16"
 _SAME_LAYERS = "Use Dropout or SpatialDropout1D."
 # The axes of (B, T, F) along which a node drops the same.
