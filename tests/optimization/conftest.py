@@ -119,6 +119,8 @@ def stands(plant: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
         "verdict",
         lambda _: Verdict(sentence="So.", chosen="original", rows=(), files=(), training=""),
     )
+    # The files of the stand-ins hold their names, no models.
+    monkeypatch.setattr(workflow, "_write_model_card", lambda *_: None)
     return kinds
 
 

@@ -199,10 +199,15 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
     write_run(result, folder)
     write_html(result, folder)
     write_markdown(result, folder)
-    packed = folder / "optimized.cell"
-    if result.verdict is not None and packed.is_file():
-        write_card(folder / "card.md", file_info(packed), _judged(result))
+    _write_model_card(result, folder)
     return result
+
+
+def _write_model_card(run: Run, folder: Path) -> None:
+    """Writes `card.md` beside the packed model, where the verdict has left one."""
+    packed = folder / "optimized.cell"
+    if run.verdict is not None and packed.is_file():
+        write_card(folder / "card.md", file_info(packed), _judged(run))
 
 
 def _judged(run: Run) -> list[CardFigure]:
