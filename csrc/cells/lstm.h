@@ -48,6 +48,8 @@ struct LstmInputs {
 
   // What pack_forward() or pack_backward() made of the weights, for many calls; null for a call that packs them itself.
   const std::byte* packed = nullptr;
+  // With embeddings: whether their product with the kernel is packed, too, for all calls; else each call computes it.
+  bool packs_table = true;
 };
 
 struct LstmForward : LstmInputs {

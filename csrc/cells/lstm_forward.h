@@ -38,8 +38,11 @@ class ForwardJob {
     const auto panels = static_cast<size_t>(plan_.unit_panels);
     const auto batch = static_cast<size_t>(plan_.batch);
     Layout packed(const_cast<std::byte*>(in_.packed));
-    lay_out_weights(in_.packed != nullptr ? packed : memory);
-    if (plan_.vocabulary == 0) {
+    Layout& weights = in_.packed != nullptr ? packed : memory;
+    lay_out_weights(weights);
+    if (plan_.vocabulary > 0) {
+      lay_out_table(in_.packs_table ? weights : memory);
+    } else {
       const Index rows = chunk_ * plan_.batch;
       x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
       x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
@@ -53,26 +56,21 @@ class ForwardJob {
     first_ = memory.take<int32_t>(batch);
   }
 
-  // The same of the packed weights alone, and packs them.
-  void lay_out_weights(Layout& memory) {
-    const auto panels = static_cast<size_t>(plan_.unit_panels);
-    recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
-    bias_ = memory.take<float>(panels * kWidth);
-    const Index depth = plan_.vocabulary > 0 ? plan_.inputs : x_depth_;
-    kernel_ = memory.take<float>(panels * static_cast<size_t>(depth) * kWidth);
-    if (plan_.vocabulary == 0) return;
-    table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth), plan_.vocabulary};
+  // The same of what is packed alone, and packs it.
+  void lay_out_packed(Layout& memory) {
+    lay_out_weights(memory);
+    if (packs_table()) lay_out_table(memory);
   }
   void pack_all() {
     pack_weights({0, plan_.unit_panels}, true);
-    if (plan_.vocabulary > 0) project_table({0, plan_.unit_panels});
+    if (packs_table()) project_table({0, plan_.unit_panels});
   }
 
   void lead(Crew& crew) {
     PhaseClock clock({false, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
     clock.enter(Phase::kPack);
     each(crew, plan_.threads, [this](int part) { prepare(part); });
-    if (plan_.vocabulary > 0 && in_.packed == nullptr)
+    if (plan_.vocabulary > 0 && (in_.packed == nullptr || !in_.packs_table))
       each(crew, plan_.threads, [this](int part) { project_table(plan_.panels_shared(part)); });
     if (plan_.split_units) return run_units(crew, clock);
     each(crew, plan_.pieces, [&](int piece) {
@@ -86,6 +84,19 @@ class ForwardJob {
 
  private:
   static constexpr Index kRowsAtOnce = 96;  // per projection, where steps are projected together
+
+  bool packs_table() const { return plan_.vocabulary > 0 && in_.packs_table; }
+  void lay_out_weights(Layout& memory) {
+    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
+    bias_ = memory.take<float>(panels * kWidth);
+    const Index depth = plan_.vocabulary > 0 ? plan_.inputs : x_depth_;
+    kernel_ = memory.take<float>(panels * static_cast<size_t>(depth) * kWidth);
+  }
+  void lay_out_table(Layout& memory) {
+    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth), plan_.vocabulary};
+  }
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {
@@ -410,7 +421,7 @@ size_t pack_forward_as(const LstmForward& in, std::byte* memory) {
   const Plan plan(in);
   ForwardJob<kStorage, kPairs> job(in, plan);
   Layout layout(memory);
-  job.lay_out_weights(layout);
+  job.lay_out_packed(layout);
   const KernelGuard guard;
   if (memory != nullptr) job.pack_all();
   return layout.bytes();

@@ -31,10 +31,11 @@ Call PackedLayers::call_of(int32_t n) const {
   call.inputs = of.rows;
   call.units = of.columns;
   call.storage = program_.storage_of(n);
-  if (program_.looked_up_[x] != 0) {
+  if (program_.lookups_[x].active()) {
     call.ids = reinterpret_cast<const int32_t*>(&present);
     call.embeddings = program_.nodes_[x].kernel;
     call.vocabulary = program_.nodes_[x].rows;
+    call.packs_table = !program_.lookups_[x].distinct();
   }
   call.kernel = of.kernel;
   call.recurrent_kernel = of.recurrent_kernel;
@@ -50,7 +51,7 @@ size_t PackedLayers::pack_part(const Part& part, std::byte* memory) const {
   if (!part.backward) return kernels.pack_forward(call_of<LstmForward>(part.node), memory);
   auto call = call_of<LstmBackward>(part.node);
   const auto x = static_cast<size_t>(program_.nodes_[static_cast<size_t>(part.node)].inputs[0]);
-  const bool looks_up = program_.looked_up_[x] != 0 && !program_.rules_.rows_apart;
+  const bool looks_up = program_.lookups_[x].active() && !program_.rules_.rows_apart;
   if (looks_up) {
     if (program_.use_of(x, 0) != nullptr) call.d_embeddings = &present;
   } else if (program_.differentiable_[x] != 0) {

@@ -43,15 +43,18 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
       if (lstm.d_states == nullptr) lstm.d_states = take(2 * size);
       continue;
     }
-    const bool looked_up = program.looked_up_[n] != 0;
-    if (looked_up) {
+    const Lookup& lookup = program.lookups_[n];
+    if (lookup.distinct()) {
+      to.value = take(lookup.most_rows() * node.columns);
+    } else if (lookup.active()) {
       largest = std::max(largest, node.rows * node.columns);
     } else {
       to.value = take(size);
     }
     const TrainingProgram::Use* first_use = program.use_of(n, 0);
     const bool elsewhere = first_use != nullptr && first_use->by_rows;
-    if (training && program.differentiable_[n] != 0 && !looked_up && !elsewhere) to.gradient = take(size);
+    if (training && program.differentiable_[n] != 0 && !lookup.active() && !elsewhere)
+      to.gradient = take(size);
     if ((node.op == ProgramOp::kDense || node.op == ProgramOp::kActivation) &&
         program.target_->training->derivative_needs_input(node.activation))
       to.kept = take(size);
@@ -70,7 +73,7 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     to.states = take(2 * rows * node.columns);
     sizes.storage = program.storage_of(static_cast<int32_t>(n));
     if (sizes.storage != Storage::kFloat32) {
-      const bool looks_up = program.looked_up_[static_cast<size_t>(node.inputs[0])] != 0;
+      const bool looks_up = program.lookups_[static_cast<size_t>(node.inputs[0])].active();
       const int64_t inputs = rows * x.positions() * node.rows, states = 2 * rows * node.columns;
       const NarrowSizes own{looks_up ? 0 : inputs, size, states, node.inputs[2] >= 0 ? states : 0};
       to.narrow = NarrowLstm(layout, own);
@@ -95,14 +98,15 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
 }
 
 Piece::Piece(const TrainingProgram& program, const TrainingBatch& batch, const PackedLayers& packed,
-             int64_t first, int64_t rows, float* gradients, std::byte* memory)
+             const PieceRows& rows, float* gradients, std::byte* memory)
     : program_(program),
       batch_(batch),
       packed_(packed),
-      first_(first),
-      rows_(rows),
+      piece_(rows.piece),
+      first_(rows.first),
+      rows_(rows.count),
       gradients_(gradients),
-      layout_(program, batch, rows, gradients != nullptr, memory),
+      layout_(program, batch, rows.count, gradients != nullptr, memory),
       inputs_(program.nodes_.size()),
       reached_(program.nodes_.size()),
       reached_states_(program.nodes_.size()) {
@@ -112,9 +116,9 @@ Piece::Piece(const TrainingProgram& program, const TrainingBatch& batch, const P
   }
   for (const TrainingProgram::Use& use : program.uses_) {
     if (gradients == nullptr || !use.by_rows) continue;
-    const int64_t size_of_row = size(use.node) / rows;
+    const int64_t size_of_row = size(use.node) / rows_;
     layout_.nodes[static_cast<size_t>(use.node)].gradient =
-        program.row_gradients_ + use.offset + first * size_of_row;
+        program.row_gradients_ + use.offset + first_ * size_of_row;
   }
 }
 
@@ -130,6 +134,13 @@ const uint8_t* Piece::mask(int32_t n) const { return n < 0 ? nullptr : layout_.n
 float* Piece::gradient_of(int32_t n, int array) const {
   const TrainingProgram::Use* use = program_.use_of(static_cast<size_t>(n), array);
   return use == nullptr ? nullptr : gradients_ + use->offset;
+}
+
+Piece::Table Piece::table(int32_t n) const {
+  const Lookup& lookup = program_.lookups_[static_cast<size_t>(n)];
+  if (!lookup.distinct()) return {node(n).kernel, ids(source(n)), node(n).rows};
+  const RowsRead& read = lookup.piece(piece_);
+  return {layout_.nodes[n].value, read.places.data(), static_cast<int64_t>(read.rows.size())};
 }
 
 Draws Piece::draws(int32_t n, int64_t numbers_of_row, uint64_t stream) const {
@@ -172,6 +183,18 @@ void Piece::run(TrainingResult& result) {
   }
 }
 
+void Piece::embed(int32_t n) {
+  float* const to = layout_.nodes[n].value;
+  // The LSTMs that look its rows up read the table itself.
+  if (to == nullptr) return;
+  const Lookup& lookup = program_.lookups_[static_cast<size_t>(n)];
+  const int64_t features = node(n).columns;
+  const int32_t* rows = lookup.distinct() ? lookup.piece(piece_).rows.data() : ids(source(n));
+  const int64_t count = lookup.distinct() ? table(n).count : positions(n);
+  for (int64_t place = 0; place < count; ++place)
+    copy(node(n).kernel + rows[place] * features, to + place * features, features);
+}
+
 void Piece::forward(int32_t n) {
   const TrainingKernels& kernels = *program_.target_->training;
   const ProgramNode& of = node(n);
@@ -181,9 +204,7 @@ void Piece::forward(int32_t n) {
     case ProgramOp::kInput:
       return;
     case ProgramOp::kEmbedding:
-      for (int64_t place = 0; to.value != nullptr && place < positions(n); ++place)
-        copy(of.kernel + ids(source(n))[place] * of.columns, to.value + place * of.columns, of.columns);
-      return;
+      return embed(n);
     case ProgramOp::kIdsMask:
     case ProgramOp::kFeaturesMask:
     case ProgramOp::kFlipMask:

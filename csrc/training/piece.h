@@ -37,7 +37,7 @@ struct NarrowLstm {
 
 // Where the values of a piece lie, one after another; first without memory, to learn how much is needed.
 struct NodeMemory {
-  float* value = nullptr;     // (R, T, F)
+  float* value = nullptr;     // (R, T, F); of an embedding whose rows are looked up, those that are read
   uint8_t* mask = nullptr;    // (R, T)
   float* gradient = nullptr;  // of the value
   // What backward needs besides the value: the input of an activation; of a normalisation the mean and the inverse
@@ -117,9 +117,9 @@ class StepClock {
 
 class Piece {
  public:
-  // Args: rows: how many, from `first` on. gradients: of this piece, or null for the loss alone.
-  Piece(const TrainingProgram& program, const TrainingBatch& batch, const PackedLayers& packed, int64_t first,
-        int64_t rows, float* gradients, std::byte* memory);
+  // Args: gradients: of this piece, or null for the loss alone.
+  Piece(const TrainingProgram& program, const TrainingBatch& batch, const PackedLayers& packed,
+        const PieceRows& rows, float* gradients, std::byte* memory);
 
   void run(TrainingResult& result);
 
@@ -151,9 +151,17 @@ class Piece {
   const int32_t* ids(int32_t n) const;
   const uint8_t* mask(int32_t n) const;
   float* gradient_of(int32_t n, int array) const;
+  // Of an embedding that is looked up: the rows that can be, the place of each position among them, and their number.
+  struct Table {
+    const float* rows;
+    const int32_t* places;
+    int64_t count;
+  };
+  Table table(int32_t n) const;
   Draws draws(int32_t n, int64_t numbers_of_row, uint64_t stream = 0) const;
 
   void forward(int32_t n);
+  void embed(int32_t n);
   void forward_lstm(int32_t n);
   void move(int32_t n);
   void make_mask(int32_t n);
@@ -189,7 +197,7 @@ class Piece {
   const TrainingProgram& program_;
   const TrainingBatch& batch_;
   const PackedLayers& packed_;
-  const int64_t first_, rows_;
+  const int64_t piece_, first_, rows_;
   float* const gradients_;
   StepLayout layout_;
   std::vector<const void*> inputs_;  // of every node that is one

@@ -138,7 +138,7 @@ void Piece::move_back(int32_t n, float* to) const {
 
 void Piece::embedding_back(int32_t n, const float* d) {
   // The LSTM that looks its rows up has given their gradient.
-  if (program_.looked_up_[n] != 0 && !program_.rules_.rows_apart) return;
+  if (program_.lookups_[static_cast<size_t>(n)].active() && !program_.rules_.rows_apart) return;
   const TrainingProgram::Use* use = program_.use_of(static_cast<size_t>(n), 0);
   // Those that are summed by id lie where they are wanted.
   if (use == nullptr || use->by_rows) return;

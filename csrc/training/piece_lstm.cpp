@@ -75,10 +75,12 @@ void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
   call.masked_output = of.masked_output;
   call.go_backwards = of.go_backwards;
   call.return_sequences = of.return_sequences;
-  if (program_.looked_up_[x] != 0) {
-    call.ids = ids(source(x));
-    call.embeddings = node(x).kernel;
-    call.vocabulary = node(x).rows;
+  if (program_.lookups_[x].active()) {
+    const Table rows = table(x);
+    call.ids = rows.places;
+    call.embeddings = rows.rows;
+    call.vocabulary = rows.count;
+    call.packs_table = !program_.lookups_[x].distinct();
   } else if (narrow.inputs != nullptr) {
     call.x = narrow.inputs;
   } else {
@@ -159,13 +161,14 @@ void Piece::backward_lstm(int32_t n) {
   call.d_kernel = gradient_of(n, 0);
   call.d_recurrent_kernel = gradient_of(n, 1);
   call.d_bias = gradient_of(n, 2);
-  if (program_.looked_up_[x] != 0 && !program_.rules_.rows_apart) {
-    float* const table = gradient_of(x, 0);
+  const Lookup& lookup = program_.lookups_[x];
+  if (lookup.active() && !program_.rules_.rows_apart) {
+    float* const rows = lookup.distinct() ? layout_.nodes[x].gradient : gradient_of(x, 0);
     // Another LSTM may have given its part.
-    const bool adds = table != nullptr && reached_[x] != 0;
-    call.d_embeddings = adds ? layout_.spare : table;
+    const bool adds = rows != nullptr && reached_[x] != 0;
+    call.d_embeddings = adds ? layout_.spare : rows;
     program_.target_->lstm->backward(call);
-    if (adds) program_.target_->training->add(layout_.spare, table, node(x).rows * node(x).columns);
+    if (adds) program_.target_->training->add(layout_.spare, rows, call.vocabulary * node(x).columns);
     reached_[x] = 1;
   } else if (!wants_gradient(x)) {
     program_.target_->lstm->backward(call);

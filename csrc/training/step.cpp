@@ -26,6 +26,9 @@ constexpr int64_t kLargestKernel = int64_t{8} << 20;
 constexpr double kWorthAThread = 2e6;
 // A table of embeddings times the kernel is worth its products if a piece looks up this share of its rows.
 constexpr double kTableShare = 0.5;
+// The rows that pieces read are worth finding if they are this share of their positions at most. An LSTM in bfloat16
+// computes the products of positions in half the time, those of rows in float32.
+constexpr double kRowsShare = 0.7, kNarrowRowsShare = 0.35;
 
 // Places for running pieces to work in.
 class Slots {
@@ -130,7 +133,7 @@ void TrainingProgram::find_uses() {
     return values == nullptr || found == weights_.end() ? -1 : static_cast<int32_t>(found - weights_.begin());
   };
   differentiable_.resize(nodes_.size());
-  looked_up_.resize(nodes_.size());
+  lookups_.resize(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const float* arrays[] = {node.kernel, node.recurrent_kernel, node.bias};
@@ -160,26 +163,38 @@ void TrainingProgram::find_uses() {
   }
 }
 
+// Whether other nodes read the table of an embedding, too.
+bool TrainingProgram::shares_table(size_t node) const {
+  return std::count_if(nodes_.begin(), nodes_.end(),
+                       [&](const ProgramNode& each) { return each.kernel == nodes_[node].kernel; }) > 1;
+}
+
 // Finds the embeddings that only LSTMs read, which look them up themselves where that is quicker than their products.
-void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training) {
-  std::fill(looked_up_.begin(), looked_up_.end(), uint8_t{0});
+void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t pieces, bool training) {
+  for (Lookup& lookup : lookups_) lookup.turn_off();
   for (size_t n = 0; n < nodes_.size(); ++n) {
     if (nodes_[n].op != ProgramOp::kEmbedding || is_output(n)) continue;
     int readers = 0, lstms = 0;
+    bool narrow = false;
     for (size_t reader = n + 1; reader < nodes_.size(); ++reader) {
       const ProgramNode& node = nodes_[reader];
       const auto reads = std::count(node.inputs, node.inputs + node.input_count, static_cast<int32_t>(n));
       readers += static_cast<int>(reads);
-      lstms += node.op == ProgramOp::kLstm && node.inputs[0] == static_cast<int32_t>(n) &&
-               (!training || rates_[reader].inputs == 0);
+      const bool lstm = node.op == ProgramOp::kLstm && node.inputs[0] == static_cast<int32_t>(n);
+      lstms += lstm && (!training || rates_[reader].inputs == 0);
+      narrow |= lstm && storage_of(static_cast<int32_t>(reader)) != Storage::kFloat32;
     }
-    const auto looked_up = static_cast<double>(most_rows * batch.shapes[n].steps);
     // Rows that are apart need the gradients of the outputs, of one embedding.
-    const auto alike = std::count_if(nodes_.begin(), nodes_.end(), [&](const ProgramNode& node) {
-      return node.kernel == nodes_[n].kernel;
-    });
-    looked_up_[n] = lstms > 0 && readers == lstms && (alike == 1 || !rules_.rows_apart) &&
-                    kTableShare * looked_up >= static_cast<double>(nodes_[n].rows);
+    if (lstms == 0 || readers != lstms || (rules_.rows_apart && shares_table(n))) continue;
+    const int64_t steps = batch.shapes[n].steps, most_rows = (batch.rows + pieces - 1) / pieces;
+    if (kTableShare * static_cast<double>(most_rows * steps) >= static_cast<double>(nodes_[n].rows)) {
+      lookups_[n].take_whole();
+    } else if (!shares_table(n)) {
+      std::vector<int64_t> begins;
+      for (int64_t piece = 0; piece <= pieces; ++piece) begins.push_back(batch.rows * piece / pieces * steps);
+      lookups_[n].take_distinct(ids_of(batch, nodes_[n].inputs[0]), nodes_[n].rows, begins,
+                                narrow ? kNarrowRowsShare : kRowsShare);
+    }
   }
 }
 
@@ -190,8 +205,8 @@ void TrainingProgram::place_gradients(const TrainingBatch& batch) {
     const auto n = static_cast<size_t>(use.node);
     const auto same = std::count_if(uses_.begin(), uses_.end(),
                                     [&](const Use& other) { return other.weight == use.weight; });
-    use.by_rows =
-        nodes_[n].op == ProgramOp::kEmbedding && same == 1 && (looked_up_[n] == 0 || rules_.rows_apart);
+    use.by_rows = nodes_[n].op == ProgramOp::kEmbedding && same == 1 &&
+                  (!lookups_[n].active() || lookups_[n].distinct() || rules_.rows_apart);
     const int64_t sums = round_up(use.count) + (use.squares ? round_up(use.count) : 0);
     if (use.by_rows) {
       // The gradients of the outputs, then the sums.
@@ -328,7 +343,7 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   check_heads(batch);
   const int64_t pieces = pieces_of(batch), most_rows = (batch.rows + pieces - 1) / pieces;
   const bool training = numbers != nullptr;
-  choose_lookups(batch, most_rows, training);
+  choose_lookups(batch, pieces, training);
   if (training) place_gradients(batch);
   const double products = products_of_row(batch) * static_cast<double>(batch.rows) * (training ? 3 : 1);
   const int most = pieces == 1 || products < kWorthAThread ? 1 : thread_count();
@@ -351,9 +366,8 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
     clock.add_to(spent.packing);
     team.each(pieces, [&](int n) {
       const Slots::Lent slot(slots);
-      const int64_t first = batch.rows * n / pieces, end = batch.rows * (n + 1) / pieces;
-      Piece piece(*this, batch, packed, first, end - first, training ? gradients(n) : nullptr,
-                  all + gradient_bytes + slot.place() * slot_bytes);
+      Piece piece(*this, batch, packed, rows_of_piece(batch.rows, pieces, n),
+                  training ? gradients(n) : nullptr, all + gradient_bytes + slot.place() * slot_bytes);
       piece.run(results[static_cast<size_t>(n)]);
     });
   });

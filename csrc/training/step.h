@@ -16,6 +16,7 @@
 #include "engine/packed_memory.h"
 #include "engine/program.h"
 #include "training/kernels.h"
+#include "training/lookups.h"
 
 namespace cellerate {
 
@@ -110,6 +111,15 @@ struct TrainingBatch {
   StepSeconds* seconds = nullptr;    // takes the time of each part, if it is not null
 };
 
+// The rows of a batch that a piece takes.
+struct PieceRows {
+  int64_t piece, first, count;
+};
+inline PieceRows rows_of_piece(int64_t rows, int64_t pieces, int64_t piece) {
+  const int64_t first = rows * piece / pieces;
+  return {piece, first, rows * (piece + 1) / pieces - first};
+}
+
 // The numbers of an update that change from step to step.
 struct TrainingNumbers {
   float numbers[kMostNumbers] = {};  // see UpdateKind
@@ -171,7 +181,8 @@ class TrainingProgram {
 
   void check_graph();
   void find_uses();
-  void choose_lookups(const TrainingBatch& batch, int64_t most_rows, bool training);
+  bool shares_table(size_t node) const;
+  void choose_lookups(const TrainingBatch& batch, int64_t pieces, bool training);
   void place_gradients(const TrainingBatch& batch);
   void check_heads(const TrainingBatch& batch) const;
   const Moments* moments_of(size_t node) const;
@@ -199,7 +210,7 @@ class TrainingProgram {
   TrainingRules rules_;
   std::vector<Use> uses_;
   std::vector<uint8_t> differentiable_;  // of each node: whether a weight that changes is behind it
-  std::vector<uint8_t> looked_up_;       // of an embedding: whether only LSTMs read it
+  std::vector<Lookup> lookups_;          // of an embedding that only LSTMs read
   size_t inputs_ = 0;
   size_t gradient_floats_ = 0;  // of a piece
   size_t row_floats_ = 0;       // of all gradients that are summed by id

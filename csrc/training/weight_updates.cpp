@@ -44,20 +44,35 @@ WeightUpdates::WeightUpdates(TrainingProgram& program, const TrainingBatch& batc
   }
 }
 
-// Sorts the places of a batch by their ids.
+// Calls visit(id, place) for each gradient of a row of an embedding: of each position, or of each row that a piece reads.
+template <class Visit>
+void WeightUpdates::each_row(const Use& use, const Visit& visit) const {
+  const Lookup& lookup = program_.lookups_[static_cast<size_t>(use.node)];
+  const int64_t steps = batch_.shapes[use.node].steps;
+  if (!lookup.distinct() || program_.rules_.rows_apart) {
+    const int32_t* ids = program_.ids_of(batch_, program_.nodes_[static_cast<size_t>(use.node)].inputs[0]);
+    for (int64_t place = 0; place < batch_.rows * steps; ++place) visit(ids[place], place);
+    return;
+  }
+  for (int64_t piece = 0; piece < pieces_; ++piece) {
+    int64_t place = rows_of_piece(batch_.rows, pieces_, piece).first * steps;
+    for (const int32_t id : lookup.piece(piece).rows) visit(id, place++);
+  }
+}
+
+// Sorts the gradients of rows by their ids.
 void WeightUpdates::index_rows(size_t n) {
   const Use& use = program_.uses_[n];
-  const ProgramNode& node = program_.nodes_[static_cast<size_t>(use.node)];
-  const int32_t* ids = program_.ids_of(batch_, node.inputs[0]);
-  const int64_t count = batch_.rows * batch_.shapes[use.node].steps;
+  const auto rows = static_cast<size_t>(program_.nodes_[static_cast<size_t>(use.node)].rows);
   Places& to = places_[n];
-  to.starts.assign(static_cast<size_t>(node.rows) + 1, 0);
-  to.places.resize(static_cast<size_t>(count));
-  for (int64_t place = 0; place < count; ++place) ++to.starts[static_cast<size_t>(ids[place]) + 1];
-  for (size_t id = 0; id < static_cast<size_t>(node.rows); ++id) to.starts[id + 1] += to.starts[id];
+  to.starts.assign(rows + 1, 0);
+  each_row(use, [&](int32_t id, int64_t) { ++to.starts[static_cast<size_t>(id) + 1]; });
+  for (size_t id = 0; id < rows; ++id) to.starts[id + 1] += to.starts[id];
+  to.places.resize(static_cast<size_t>(to.starts.back()));
   std::vector<int32_t> next(to.starts.begin(), to.starts.end() - 1);
-  for (int64_t place = 0; place < count; ++place)
-    to.places[static_cast<size_t>(next[static_cast<size_t>(ids[place])]++)] = static_cast<int32_t>(place);
+  each_row(use, [&](int32_t id, int64_t place) {
+    to.places[static_cast<size_t>(next[static_cast<size_t>(id)]++)] = static_cast<int32_t>(place);
+  });
 }
 
 void WeightUpdates::cut(size_t n) {

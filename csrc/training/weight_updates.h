@@ -32,11 +32,13 @@ class WeightUpdates {
     double squares = 0;  // the sum of the squares of its gradient
     double penalty = 0;  // what the regularizer of the weight adds to the loss
   };
-  // The places of each id in a batch, in order: those of id n are places[starts[n]] up to places[starts[n + 1]].
+  // The places of the gradients of each id, in order: those of id n are places[starts[n]] up to places[starts[n + 1]].
   struct Places {
     std::vector<int32_t> starts, places;
   };
 
+  template <class Visit>
+  void each_row(const Use& use, const Visit& visit) const;
   void index_rows(size_t n);
   void cut(size_t n);
   void sum(const Chunk& chunk);

@@ -15,6 +15,8 @@ from cellerate.training.stretches import ErrorByStretch
 
 T, D, OUT, V = 9, 3, 2, 11
 """Steps and features of a series, outputs, and words of a vocabulary."""
+WORDS = 900
+"""Of a vocabulary of which a batch reads little."""
 
 
 class Case(NamedTuple):
@@ -232,13 +234,38 @@ CASES: dict[str, Case] = {
     "wide vocabulary": Case(
         _sequential(
             _ids,
-            lambda: L.Embedding(900, 8),
+            lambda: L.Embedding(WORDS, 8),
             lambda: L.LSTM(16, return_sequences=True),
             lambda: L.Dense(V, activation="softmax"),
         ),
         "next ids",
         "sparse_categorical_crossentropy",
         lambda: ["accuracy"],
+    ),
+    "rare words": Case(
+        _sequential(_ids, lambda: L.Embedding(WORDS, 8), lambda: L.LSTM(6), lambda: L.Dense(OUT)),
+        "rare words",
+        "mse",
+    ),
+    "words both ways": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(WORDS, 8, mask_zero=True),
+            lambda: L.Bidirectional(L.LSTM(6)),
+            lambda: L.Dense(OUT),
+        ),
+        "common words",
+        "mse",
+    ),
+    "frozen words": Case(
+        _sequential(
+            _ids,
+            lambda: L.Embedding(WORDS, 8, trainable=False),
+            lambda: L.LSTM(6, go_backwards=True),
+            lambda: L.Dense(OUT),
+        ),
+        "common words",
+        "mse",
     ),
     "shared embedding": Case(
         _shared_embedding, "next ids", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -422,6 +449,10 @@ def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
         if kind == "next ids":
             return ids, random.integers(0, V, (rows, T)).astype("int32")
         return ids, random.integers(0, 2, (rows, 1)).astype("float32")
+    if kind.endswith("words"):
+        words = WORDS // 2 if kind == "rare words" else V
+        ids = (random.integers(0, words, (rows, T)) * 2).astype("int32")
+        return ids, random.standard_normal((rows, OUT), np.float32)
     x = random.standard_normal((rows, T, D), np.float32)
     x[::3, -2:] = 0  # masked steps, where there is a Masking
     if kind == "classes":
