@@ -29,7 +29,7 @@ SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain test-slow-adapters $(OTH
 NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
 
 .PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-slow-alone test-lesser test-scalar \
-	test-pythons test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs site release-check clean
+	test-pythons test-native $(NATIVE_PARTS) test-native-arm mutation lint format keywords bench docs site site-versions release-check clean
 help:
 	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
@@ -43,6 +43,7 @@ help:
 	@echo "make bench      measure this machine, 40 minutes at most; results go to benchmarks/results/; CASE=step: one case"
 	@echo "make docs       the tables and the chart of README.md and docs, from what may be published of benchmarks/results/"
 	@echo "make site       the documentation as a site, in build/site/index.html; links are checked, warnings are errors"
+	@echo "make site-versions  the sites of all released versions beside each other, in build/sites/"
 	@echo "make release-check  build twice, check, install and run what a release would publish; nothing is published"
 	@echo "make setup      only prepare .venv for all of these"
 
@@ -140,7 +141,7 @@ test-devices: $(STAMPS)/dev
 # others, too, and the layers once more with XLA's optimizations, which `make test` leaves out; alone, what is judged by
 # the clock; and the suite with AVX2.
 test-slow: $(STAMPS)/dev
-	$(BIN)/pip install --quiet --group browser --group cluster --group contract --group judges
+	$(BIN)/pip install --quiet --group browser --group cluster --group contract --group judges --group site
 	$(begin_all)
 	$(call parts,1,$(NATIVE_PARTS))
 	$(call parts,2,$(SLOW_PARTS))
@@ -288,6 +289,9 @@ docs: $(STAMPS)/dev
 site: $(STAMPS)/site
 	KERAS_BACKEND=$(ONCE) $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -j auto -d build/site-cache docs build/site
 	@echo "build/site/index.html"
+
+site-versions:
+	$(PYTHON) .ci/site_versions.py
 
 release-check: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --group release

@@ -1,5 +1,6 @@
 """Sphinx's settings for the site: `make site`."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ _found = re.search(r'__version__ = "(.*)"', (ROOT / "src" / "cellerate" / "__ini
 version = release = _found[1] if _found else ""
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["decisions"]
+templates_path = ["templates"]
 # Single backquotes in docstrings are code.
 default_role = "code"
 autodoc_typehints = "description"
@@ -37,6 +39,21 @@ html_title = "Cellerate"
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
+# Sites of all versions lie beside each other (`make site-versions`), and each leads to the others.
+html_context = {
+    "versions": os.environ.get("CELLERATE_SITES", "").split(),
+    "shown": os.environ.get("CELLERATE_SITE", ""),
+}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(((?:\.\./)+[^)\s]*|decisions/[^)\s]*)\)")
 
@@ -61,10 +78,18 @@ def _escaped(app: Any, kind: str, name: str, value: Any, options: Any, lines: li
     lines[:] = [re.sub(r"(?<![\w*`'])\*(?=\.)", r"\\*", line) for line in lines]
 
 
+def _mend(app: Any, error: Exception | None) -> None:
+    from accessible_pages import mend_pages
+
+    if error is None:
+        mend_pages(Path(app.outdir))
+
+
 def setup(app: Any) -> None:
-    """Write the reference, and mend links and docstrings, before pages are read."""
+    """Write the reference, and mend links and docstrings before pages are read, and pages once they are written."""
     from reference_pages import write_pages
 
     write_pages(HERE / "reference")
     app.connect("source-read", _without_files)
     app.connect("autodoc-process-docstring", _escaped)
+    app.connect("build-finished", _mend)
