@@ -38,6 +38,7 @@ class BackwardJob {
         state_panels_(ceil_div(plan.units, kWidth)),
         input_panels_(ceil_div(plan.inputs, kWidth)),
         gates_deep_(plan.unit_panels * kRun),
+        tail_(ceil_div(plan.units % kLanes, kEach)),
         x_rows_(plan.vocabulary > 0 ? 0 : plan.inputs + (in.d_bias != nullptr ? 1 : 0)),
         candidate_(in.activation),
         gate_(in.recurrent_activation),
@@ -278,14 +279,14 @@ class BackwardJob {
     const Range columns = state_panels(panels);
     const bool add = in_.mask != nullptr;
     if (in_.recurrent_dropout == nullptr) {
-      multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels}, recurrent_, nullptr, d_h_, rows, columns,
-                       add);
+      multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_}, recurrent_, nullptr, d_h_, rows,
+                       columns, add);
     } else {
       const auto factors = [&](int gate, Index row) {
         return in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
       };
-      multiply_gates_apart<kPairs>({a, kRun, block, kGateRun, plan_.unit_panels}, recurrent_, plan_.units,
-                                   factors, d_h_, rows, columns, add);
+      multiply_gates_apart<kPairs>({a, kRun, block, kGateRun, plan_.unit_panels, tail_}, recurrent_,
+                                   plan_.units, factors, d_h_, rows, columns, add);
     }
   }
 
@@ -426,6 +427,7 @@ class BackwardJob {
   const Index packed_depth_;  // the same of the packed left factors
   const Index state_panels_, input_panels_;
   const Index gates_deep_;  // words of K where K runs over the gates
+  const Index tail_;        // those of each gate of the last panel, if its units are fewer than a panel has
   const Index x_rows_;      // of the left factor [x 1]^T
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;

@@ -9,7 +9,7 @@ void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Inde
   const Range rows = share((end - begin) * rows_, index, shares());
   const Index block = chunk_ * rows_ * kRun;
   if (in_.dropout == nullptr) {
-    multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels}, kernel_, nullptr, d_x_, rows,
+    multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels, tail_}, kernel_, nullptr, d_x_, rows,
                      {0, input_panels_});
   } else {
     const auto factors = [&](int gate, Index position) {
@@ -17,8 +17,8 @@ void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Inde
       const Index row = smaller(position % rows_, plan_.batch - 1);
       return in_.dropout + (gate * plan_.batch + row) * plan_.inputs;
     };
-    multiply_gates_apart<kPairs>({d_gates_, kRun, block, kGateRun, plan_.unit_panels}, kernel_, plan_.inputs,
-                                 factors, d_x_, rows, {0, input_panels_}, false);
+    multiply_gates_apart<kPairs>({d_gates_, kRun, block, kGateRun, plan_.unit_panels, tail_}, kernel_,
+                                 plan_.inputs, factors, d_x_, rows, {0, input_panels_}, false);
   }
   for (Index position = rows.begin; position < rows.end; ++position) {
     const Index row = position % rows_;
@@ -152,8 +152,9 @@ void BackwardJob<kStorage, kPairs>::table_gradients(int index) {
     add_gates(sum, in_.d_bias, panel, true);
   }
   if (in_.d_embeddings == nullptr) return;
-  multiply<false>({d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels}, kernel_,
-                  nullptr, d_embeddings_, ids, {0, input_panels_});
+  multiply<false>(
+      {d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels, plan_.units % kLanes},
+      kernel_, nullptr, d_embeddings_, ids, {0, input_panels_});
   for (Index id = ids.begin; id < ids.end; ++id) {
     for (Index column = 0; column < plan_.inputs; column += kLanes) {
       store_upto<Storage::kFloat32>(in_.d_embeddings + id * plan_.inputs,

@@ -154,8 +154,13 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
           for (int r = 0; r < kCount; ++r) tile.load(r, bias + panel * kWidth);
         }
         const float* part = weights;
-        for (Index n = first; n < last; ++n, part += a.run * kWidth) {
-          tile.add_rows(a.data + n * a.block + row * a.row, a.row, part, a.run);
+        const float* left = a.data + first * a.block + row * a.row;
+        const Index whole = a.tail > 0 && last == a.blocks ? last - 1 : last;
+        for (Index n = first; n < whole; ++n, left += a.block, part += a.run * kWidth)
+          tile.add_rows(left, a.row, part, a.run);
+        for (Index gate = 0; whole < last && gate < 4; ++gate) {
+          const Index at = gate * a.run / 4;
+          tile.add_rows(left + at, a.row, part + at * kWidth, a.tail);
         }
         for (int r = 0; r < kCount; ++r) tile.store(r, c.at(panel, row + r));
       });
@@ -197,7 +202,8 @@ void multiply_gates_apart(const Left& a, const float* b, Index columns, Factors 
         tile.clear();
         const float* weights = b + (panel * 4 + gate) * depth * kWidth;
         for (Index n = 0; n < a.blocks; ++n, weights += a.run * kWidth) {
-          tile.add_rows(a.data + n * a.block + row * a.row + gate * a.run, a.row, weights, a.run);
+          const Index words = a.tail > 0 && n + 1 == a.blocks ? a.tail : a.run;
+          tile.add_rows(a.data + n * a.block + row * a.row + gate * a.run, a.row, weights, words);
         }
         for (int r = 0; r < kCount; ++r) {
           const float* factor = factors(gate, row + r);

@@ -42,10 +42,13 @@ struct Panels {
 };
 
 // The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the
-// words of all blocks make up K.
+// words of all blocks make up K. Of gradients of gates, a block is a panel of units, gate after gate, and the last panel
+// may be of fewer units: then `tail` words of each of its gates count, and the others, which are zeros, may be passed
+// over.
 struct Left {
   const float* data;
   Index row, block, run, blocks;
+  Index tail = 0;
 };
 
 }  // namespace cellerate::CELLERATE_TARGET
