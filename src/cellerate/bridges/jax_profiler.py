@@ -5,6 +5,7 @@ it, and whether it was differentiated: `transpose(jvp(scope))` is the backward p
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,17 +46,20 @@ class Recording:
     def write(self) -> None:
         """The trace is written already."""
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> list[Event]:
         """The recorded pieces."""
         newest = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         programs: dict[str, Sources] = {}
-        for plane in jax.profiler.ProfileData.from_file(str(newest)).planes:
-            for number, line in enumerate(plane.lines):
-                thread = f"{plane.name} {number}"
-                for event in line.events:
-                    made = self._event(thread, event, programs)
-                    if made is not None:
-                        yield made
+        with warnings.catch_warnings():
+            # Python 3.13 warns of a type that JAX makes when it is first needed; as an error it would end the process.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = [
+                self._event(f"{plane.name} {number}", event, programs)
+                for plane in jax.profiler.ProfileData.from_file(str(newest)).planes
+                for number, line in enumerate(plane.lines)
+                for event in line.events
+            ]
+        return [event for event in made if event is not None]
 
     def _event(self, thread: str, event: Any, programs: dict[str, Sources]) -> Event | None:
         name, begin = event.name, event.start_ns
