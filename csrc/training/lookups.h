@@ -33,8 +33,8 @@ class Lookup {
  private:
   bool whole_ = false;
   std::vector<RowsRead> pieces_, spare_;
-  std::vector<int32_t>
-      found_;  // of each row of the table: where it stands among the rows of a piece, if it does
+  // Of each row of the table: where it stands among the rows of a piece, if it does.
+  std::vector<int32_t> found_;
   int64_t most_rows_ = 0;
 };
 
