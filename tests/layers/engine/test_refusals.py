@@ -91,10 +91,12 @@ def test_a_model_that_the_engine_does_not_know_trains_as_before(name: str) -> No
     make, reason = REFUSED[name]
     stateful = {"batch_size": 8}
     model = cellerate.accelerate(make())
+    before = explain(model).training_step
     model.fit(X, Y, verbose=0, **stateful)
     told = explain(model).training_step
     assert told is not None and told.startswith("Keras's own")
     assert reason in told, told
+    assert before == told
     required = cellerate.accelerate(make(), engine="require")
     with pytest.raises(ModelError, match="cannot train on the engine") as error:
         required.fit(X, Y, verbose=0, **stateful)

@@ -114,10 +114,22 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
 
 
 def unknown_losses(model: keras.Model) -> list[str]:
-    """The losses of a compiled model that the engine does not have, where that is known before they are built."""
+    """The losses of a compiled model that the engine does not have, before they are built."""
     given = tree.flatten(getattr(model._compile_loss, "_user_loss", None))
-    rules = [_loss_rule(loss) for loss in given if isinstance(loss, keras.losses.Loss)]
+    rules = [_loss_rule(loss) for loss in map(_as_loss, given) if loss is not None]
     return [rule for rule in rules if isinstance(rule, str)]
+
+
+def _as_loss(given: Any) -> keras.losses.Loss | None:
+    """A loss that `compile` was given, by name or as a function, as Keras builds it; None if there is none."""
+    try:
+        found = losses.get(given)
+    except (TypeError, ValueError):
+        # Keras refuses it in its own words when it builds the losses.
+        return None
+    if found is None or isinstance(found, keras.losses.Loss):
+        return found
+    return LossFunctionWrapper(found, name=getattr(found, "__name__", type(found).__name__))
 
 
 def _loss_rule(loss: Any) -> LossRule | str:

@@ -14,8 +14,9 @@ from cellerate.layers.engine.losses import (
     metrics_of,
     objectives_of,
     sees_masks,
+    unknown_losses,
 )
-from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, update_of
+from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, unknown_update, update_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,17 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
         return tuple(reasons)
     parts = StepParts(graph, objectives, *found, update, rows_apart)
     return tuple(_odd_parts(model, parts)) or parts
+
+
+def known_reasons(model: keras.Model) -> tuple[str, ...]:
+    """All that keeps a model from the engine, as far as it is known before the first step."""
+    graph = read_training(model)
+    reasons = graph if isinstance(graph, tuple) else ()
+    if not (model.built and model.compiled):
+        return reasons
+    update = unknown_update(model.optimizer)
+    found = [*unknown_losses(model), *([] if update is None else [update]), *_odd_variables(model)]
+    return (*reasons, *found)
 
 
 def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:

@@ -17,10 +17,8 @@ from cellerate.errors import ModelError
 from cellerate.kernels import native
 from cellerate.layers import fused
 from cellerate.layers.engine.batches import Misfit
-from cellerate.layers.engine.graph import read_training
 from cellerate.layers.engine.lending import Lender, Values
-from cellerate.layers.engine.losses import unknown_losses
-from cellerate.layers.engine.parts import StepParts, parts_of
+from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
 from cellerate.layers.engine.step import EngineStep
 
 WHOLE_STEPS = "whole steps in one native call"
@@ -206,10 +204,7 @@ def described(model: Any) -> str | None:
         return None
     reasons = why_not(model) or reasons_of(model)
     if reasons is None:
-        graph = read_training(model)
-        reasons = graph if isinstance(graph, tuple) else ()
-        if model.compiled:
-            reasons = (*reasons, *unknown_losses(model))
+        reasons = known_reasons(model)
     if not reasons:
         return WHOLE_STEPS
     return "\n".join(

@@ -36,11 +36,20 @@ class OptimizerUpdate(NamedTuple):
 
 def update_of(optimizer: Any) -> OptimizerUpdate | str:
     """The update of a built optimizer; or why the engine has it not."""
+    reason = unknown_update(optimizer)
+    return _ROWS[_kind(optimizer)](optimizer) if reason is None else reason
+
+
+def _kind(optimizer: Any) -> type[keras.optimizers.Optimizer]:
     kind = type(optimizer)
     # On torch Keras makes a subclass that does the same to many variables at once.
     kinds = kind.__mro__ if kind.__module__.startswith("keras.src.backend.torch.") else (kind,)
-    row = next((_ROWS[each] for each in kinds if each in _ROWS), None)
-    if row is None:
+    return next((each for each in kinds if each in _ROWS), kind)
+
+
+def unknown_update(optimizer: Any) -> str | None:
+    """Why the engine does not have an optimizer, which may not be built; None if it has it."""
+    if _kind(optimizer) not in _ROWS:
         return f"the engine has no optimizer {type(optimizer).__name__}"
     if optimizer.loss_scale_factor:
         return "the engine does not have loss_scale_factor of an optimizer"
@@ -51,7 +60,7 @@ def update_of(optimizer: Any) -> OptimizerUpdate | str:
         replaced -= {"apply"}
     if replaced:
         return f"its optimizer replaces its method {min(replaced)}"
-    return row(optimizer)
+    return None
 
 
 def rule_of(optimizer: Any, update: OptimizerUpdate) -> UpdateRule:
