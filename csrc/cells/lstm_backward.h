@@ -278,16 +278,14 @@ class BackwardJob {
     const float* a = d_gates(0, step_of_chunk * rows_);
     const Range columns = state_panels(panels);
     const bool add = in_.mask != nullptr;
-    if (in_.recurrent_dropout == nullptr) {
-      multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_}, recurrent_, nullptr, d_h_, rows,
-                       columns, add);
-    } else {
-      const auto factors = [&](int gate, Index row) {
-        return in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
-      };
-      multiply_gates_apart<kPairs>({a, kRun, block, kGateRun, plan_.unit_panels, tail_}, recurrent_,
-                                   plan_.units, factors, d_h_, rows, columns, add);
-    }
+    if (in_.recurrent_dropout == nullptr)
+      return multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_}, recurrent_, nullptr, d_h_,
+                              rows, columns, add);
+    const auto factors = [&](int gate, Index row) {
+      return in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
+    };
+    multiply_gates_apart<kPairs>({a, kRun, block, kGateRun, plan_.unit_panels, tail_}, recurrent_,
+                                 plan_.units, factors, d_h_, rows, columns, add);
   }
 
   // h before a step, a row of storage type; null for zeros.

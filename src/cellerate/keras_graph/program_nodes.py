@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from cellerate.keras_graph.activations import activation_name
-from cellerate.keras_graph.variables import weight
+from cellerate.keras_graph.keras_backend import weight
 from cellerate.program import NORMALIZERS, Node, Option
 
 ALL_COUNT = -1

@@ -12,6 +12,7 @@ from keras.src import backend, tree
 
 from cellerate.errors import ModelError
 from cellerate.keras_graph.graph import find_over_time, functional_graph
+from cellerate.keras_graph.keras_backend import recurrent_functions
 from cellerate.keras_graph.step_rules import StepCheck, check_maskable
 from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, walk
 
@@ -204,7 +205,7 @@ def _many_steps(layer: layers.RNN, x: Any, state: Any, mask: Any) -> tuple[Any, 
     with mixed:
         if layer.unroll:
             # An unrolled block would compile a copy of the cell for each time step; the loop computes the same.
-            last, outputs, new_state = backend.rnn(
+            last, outputs, new_state = recurrent_functions(backend.backend()).rnn(
                 lambda inputs, states: _call_cell(layer, inputs, states),
                 x,
                 state,

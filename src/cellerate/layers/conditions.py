@@ -16,6 +16,7 @@ import keras
 from keras import layers
 
 from cellerate.keras_graph.graph import UNKNOWN
+from cellerate.keras_graph.keras_backend import recurrent_functions
 from cellerate.machine import gpu
 
 KERNELS = {
@@ -81,8 +82,7 @@ class Platform:
         compiled = bool(getattr(model, "compiled", False)) and keras.backend.backend() == backend
         eager = compiled and bool(getattr(model, "run_eagerly", False))
         xla = backend == "tensorflow" and compiled and not eager and bool(model.jit_compile)
-        rnn = importlib.import_module(f"keras.src.backend.{backend}.rnn")
-        return cls(backend, bridge.gpu_available(), eager, xla, rnn)
+        return cls(backend, bridge.gpu_available(), eager, xla, recurrent_functions(backend))
 
     def has_cudnn(self, kernel: str) -> bool:
         """True if the backend's `lstm`, `gru` or `bidirectional_…` can use cuDNN at all."""

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 from keras import layers
-from keras.src import backend as keras_backend
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from cellerate.keras_graph.keras_backend import recurrent_functions
 from cellerate.kernels.cuda import launch, timing_cache
 from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.layers import fused
@@ -97,7 +97,7 @@ def _ours(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: An
 
 def _keras(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
     """Keras's kernel as `LSTM.inner_loop` calls it; every call casts the weights, as a layer does."""
-    return keras_backend.lstm(
+    return recurrent_functions(keras.backend.backend()).lstm(
         x,
         h0,
         c0,

@@ -5,7 +5,7 @@ import numpy as np
 from keras import layers
 
 from cellerate.keras_graph.graph import TimeLayer
-from cellerate.keras_graph.variables import stored
+from cellerate.keras_graph.keras_backend import stored
 from cellerate.layers import fused
 from cellerate.layers.conditions import Condition
 

@@ -16,7 +16,7 @@ from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tens
 
 from cellerate.activations import ACTIVATIONS, on_backend
 from cellerate.keras_graph.activations import activation_name
-from cellerate.keras_graph.variables import stored, weight
+from cellerate.keras_graph.keras_backend import stored, weight
 from cellerate.kernels import native
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm.cuda import selfcheck

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import layers, ops
 
-from cellerate.keras_graph.variables import weight
+from cellerate.keras_graph.keras_backend import weight
 from cellerate.kernels import native
 from cellerate.kernels.dense import DENSE
 from cellerate.layers import fused

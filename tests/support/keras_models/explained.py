@@ -69,15 +69,17 @@ class Watch:
         self.fused = PLAIN[BACKEND][0].replace("python-loop", "python-loop-projected") + (
             "-projected" if BACKEND == "jax" else ""
         )
+        # Keras 3.16 calls them in a module of their own.
+        place = keras_backend if callable(keras_backend.rnn) else keras_backend.rnn
         for name in ("lstm", "gru"):
-            monkeypatch.setattr(keras_backend, name, self._watched(getattr(keras_backend, name)))
-        rnn = keras_backend.rnn
+            monkeypatch.setattr(place, name, self._watched(getattr(place, name)))
+        rnn = place.rnn
 
         def watched_rnn(*args: Any, **kwargs: Any) -> Any:
             self.kernels.append(PLAIN[BACKEND][1 if kwargs["unroll"] else 0])
             return rnn(*args, **kwargs)
 
-        monkeypatch.setattr(keras_backend, "rnn", watched_rnn)
+        monkeypatch.setattr(place, "rnn", watched_rnn)
 
     def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.keras_graph.variables import stored
+from cellerate.keras_graph.keras_backend import stored
 
 
 class Lender:

@@ -1,5 +1,6 @@
-"""The values of a Keras variable, without the casts that its layer applies."""
+"""Parts of Keras's backend: the values of variables without the casts of their layer, and the recurrent functions."""
 
+import importlib
 from typing import Any
 
 import keras
@@ -17,3 +18,8 @@ def weight(variable: Any) -> Any:
     """The stored value of a variable in float32: the kernels round to bfloat16 themselves, and only for products."""
     value = stored(variable)
     return value if keras.backend.standardize_dtype(value.dtype) == "float32" else ops.cast(value, "float32")
+
+
+def recurrent_functions(backend: str) -> Any:
+    """The module of a backend that has `rnn`, `lstm` and `gru`, which Keras 3.16 exports elsewhere than 3.15."""
+    return importlib.import_module(f"keras.src.backend.{backend}.rnn")
