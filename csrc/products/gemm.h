@@ -155,12 +155,14 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
         }
         const float* part = weights;
         const float* left = a.data + first * a.block + row * a.row;
-        const Index whole = a.tail > 0 && last == a.blocks ? last - 1 : last;
-        for (Index n = first; n < whole; ++n, left += a.block, part += a.run * kWidth)
-          tile.add_rows(left, a.row, part, a.run);
-        for (Index gate = 0; whole < last && gate < 4; ++gate) {
-          const Index at = gate * a.run / 4;
-          tile.add_rows(left + at, a.row, part + at * kWidth, a.tail);
+        int gate = 0;
+        for (Index n = first; n < last;) {
+          // A last block with a tail is taken gate by gate.
+          const bool cut = a.tail > 0 && n + 1 == a.blocks;
+          tile.add_rows(left, a.row, part, cut ? a.tail : a.run);
+          left += cut ? a.run / 4 : a.block;
+          part += (cut ? a.run / 4 : a.run) * kWidth;
+          n += !cut || ++gate == 4;
         }
         for (int r = 0; r < kCount; ++r) tile.store(r, c.at(panel, row + r));
       });
