@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 
 from cellerate.serving.answers import RequestError
 from cellerate.serving.compression import unpacked
+from cellerate.serving.routes import page_routes
 from cellerate.serving.visitors import Visitors
 from support.servers import Server, plain_cell, serving
 
@@ -156,6 +157,11 @@ def status(
 )
 def test_keys_are_bytes_and_comments_are_none(server, authorization, expected):
     assert status(server, authorization) == expected
+
+
+@pytest.mark.parametrize("route", page_routes(), ids=lambda route: route.path)
+def test_pages_are_there(server, route):
+    assert status(server, b"Bearer bytes\xff", path=route.path.encode()) == 200
 
 
 def test_server_refuses_paths_that_are_no_text(server):

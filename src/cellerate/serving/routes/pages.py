@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from cellerate.web import file_routes
 
-_FOLDER = Path(__file__).parent / "pages"
+_FOLDER = Path(__file__).parents[1] / "pages"
 
 
 def page_routes() -> list[Route]:
