@@ -6,32 +6,26 @@ the folder itself leads to the newest release, and to this tree before there is 
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from release_check import ROOT, run
+
 OUT = ROOT / "build" / "sites"
 OWN = "latest"
 _ENTRY = '<!doctype html><meta charset="utf-8"><title>Cellerate</title><meta http-equiv="refresh" content="0; url={}">'
 
 
-def _run(*command: str, where: Path = ROOT, **variables: str) -> str:
-    done = subprocess.run(
-        command, cwd=where, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout
-
-
 def _build(where: Path, name: str, names: list[str]) -> None:
-    _run("make", "site", where=where, CELLERATE_SITE=name, CELLERATE_SITES=" ".join(names))
+    shown = {"CELLERATE_SITE": name, "CELLERATE_SITES": " ".join(names)}
+    run("make", "site", cwd=where, env=os.environ | shown)
     shutil.copytree(where / "build" / "site", OUT / name)
 
 
 def main() -> int:
     """Builds them all."""
-    tags = _run("git", "tag", "--list", "v[0-9]*", "--sort=-version:refname").split()
+    tags = run("git", "-C", ROOT, "tag", "--list", "v[0-9]*", "--sort=-version:refname").split()
     names = [OWN, *(tag.removeprefix("v") for tag in tags)]
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
@@ -39,11 +33,11 @@ def main() -> int:
     for tag in tags:
         with tempfile.TemporaryDirectory() as folder:
             there = Path(folder) / tag
-            _run("git", "worktree", "add", "--detach", str(there), tag)
+            run("git", "-C", ROOT, "worktree", "add", "--detach", there, tag)
             try:
                 _build(there, tag.removeprefix("v"), names)
             finally:
-                _run("git", "worktree", "remove", "--force", str(there))
+                run("git", "-C", ROOT, "worktree", "remove", "--force", there)
     (OUT / "index.html").write_text(_ENTRY.format(f"{names[1] if tags else OWN}/index.html"))
     print(f"{OUT / 'index.html'}: {', '.join(names)}")
     return 0

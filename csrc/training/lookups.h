@@ -8,6 +8,15 @@
 
 namespace cellerate {
 
+// The rows of a batch that a piece takes.
+struct PieceRows {
+  int64_t piece, first, count;
+};
+inline PieceRows rows_of_piece(int64_t rows, int64_t pieces, int64_t piece) {
+  const int64_t first = rows * piece / pieces;
+  return {piece, first, rows * (piece + 1) / pieces - first};
+}
+
 // The rows of a table that the positions of a piece read.
 struct RowsRead {
   std::vector<int32_t> rows;    // each once, in the order in which they are read first
@@ -26,8 +35,8 @@ class Lookup {
   void turn_off();
   void take_whole() { whole_ = true; }
   // Takes the rows that each piece reads, if they are at most `share` of its positions.
-  // Args: ids: (B, T), each below `vocabulary`. begins: where each piece begins, and the end of the last: positions.
-  void take_distinct(const int32_t* ids, int64_t vocabulary, const std::vector<int64_t>& begins,
+  // Args: ids: (B, T), each below `vocabulary`.
+  void take_distinct(const int32_t* ids, int64_t rows, int64_t steps, int64_t pieces, int64_t vocabulary,
                      double share);
 
  private:

@@ -190,9 +190,7 @@ void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t pieces,
     if (kTableShare * static_cast<double>(most_rows * steps) >= static_cast<double>(nodes_[n].rows)) {
       lookups_[n].take_whole();
     } else if (!shares_table(n)) {
-      std::vector<int64_t> begins;
-      for (int64_t piece = 0; piece <= pieces; ++piece) begins.push_back(batch.rows * piece / pieces * steps);
-      lookups_[n].take_distinct(ids_of(batch, nodes_[n].inputs[0]), nodes_[n].rows, begins,
+      lookups_[n].take_distinct(ids_of(batch, nodes_[n].inputs[0]), batch.rows, steps, pieces, nodes_[n].rows,
                                 narrow ? kNarrowRowsShare : kRowsShare);
     }
   }

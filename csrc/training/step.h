@@ -111,15 +111,6 @@ struct TrainingBatch {
   StepSeconds* seconds = nullptr;    // takes the time of each part, if it is not null
 };
 
-// The rows of a batch that a piece takes.
-struct PieceRows {
-  int64_t piece, first, count;
-};
-inline PieceRows rows_of_piece(int64_t rows, int64_t pieces, int64_t piece) {
-  const int64_t first = rows * piece / pieces;
-  return {piece, first, rows * (piece + 1) / pieces - first};
-}
-
 // The numbers of an update that change from step to step.
 struct TrainingNumbers {
   float numbers[kMostNumbers] = {};  // see UpdateKind

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.report.browser import browser
+from support.report.browser import browser, fits, violations
 
 __all__ = ["browser"]
 pytestmark = [pytest.mark.slow, pytest.mark.keras]
@@ -32,21 +32,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pages_are_accessible_and_fit_and_load_nothing(
     browser: Any, site: Path, scheme: str, width: int
 ) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page, found = context.new_page(), []
+    page, found = context.new_page(), list[Any]()
     page.on("request", lambda request: found.append(request.url) if request.url.startswith("http") else None)
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
     for path in pages:
         page.goto(path.as_uri())
         name = path.relative_to(site).as_posix()
-        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+        if not fits(page):
             found.append(f"{name} is wider than its window")
         # Between a phone and a screen nothing but the width is new.
-        for one in Axe().run(page).response["violations"] if width != 768 else []:
-            found.append(f"{name}: {one['id']}: {one['nodes'][0]['html'][:200]}")
+        found += [(name, *each) for each in (violations(page) if width != 768 else [])]
     context.close()
     assert found == []
 

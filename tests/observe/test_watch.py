@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.report.browser import browser
+from support.report.browser import browser, fits, violations
 
 __all__ = ["browser"]
 PROGRAM = Path(sys.executable).with_name("cellerate")
@@ -123,7 +123,6 @@ def test_what_cannot_be_watched_is_refused(tmp_path, words, code, said):
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
 def test_page_shows_runs_as_they_go_on(browser, watched, tmp_path, width, scheme):
-    from axe_playwright_python.sync_playwright import Axe
     from playwright.sync_api import expect
 
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -153,8 +152,7 @@ def test_page_shows_runs_as_they_go_on(browser, watched, tmp_path, width, scheme
         label.hover()
         expect(figure.locator("figcaption")).to_contain_text(": ")
         page.mouse.move(0, 0)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    violations = Axe().run(page).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == []
+    assert fits(page)
+    assert violations(page) == []
     assert [line for line in said if not line.startswith("data:")] == []
     context.close()

@@ -8,7 +8,7 @@ import pytest
 from cellerate.runtime.packed import load
 from cellerate.serving.routes.operations import OPERATIONS
 from support.graphs import draw
-from support.report.browser import browser
+from support.report.browser import browser, fits, violations
 from support.servers import SCALER, series_cell, serving, text_cell
 
 __all__ = ["browser"]
@@ -28,8 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(params=[(1280, "light"), (375, "dark")], ids=["wide-light", "phone-dark"])
 def page(browser: Any, server: Any, request: Any) -> Iterator[Any]:
-    from axe_playwright_python.sync_playwright import Axe
-
     width, scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page, said = context.new_page(), []
@@ -37,9 +35,8 @@ def page(browser: Any, server: Any, request: Any) -> Iterator[Any]:
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda each: None if each.url.startswith(server.address) else said.append(each.url))
     yield page
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    found = Axe().run(page).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    assert fits(page)
+    assert violations(page) == []
     assert [line for line in said if not line.startswith("data:")] == []
     context.close()
 

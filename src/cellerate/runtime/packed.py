@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cellerate.data.tables import Frame, Tables
     from cellerate.data.text import TextLines
     from cellerate.runtime.embedding import Embedder
+    from cellerate.runtime.explanation import ProgramExplanation
     from cellerate.runtime.forecast import Example, Forecaster
-    from cellerate.runtime.program import ProgramExplanation
 
 
 def load(
@@ -151,7 +151,7 @@ class PackedModel(Recorded, NextTokenModel):
             ConfigError: A size does not fit the model, or a name is not one of its outputs.
             DataError: The model does not take batches of this size.
         """
-        from cellerate.runtime.program import explain
+        from cellerate.runtime.explanation import explain
 
         return explain(self._engine, self.precision, batch, steps, outputs)
 

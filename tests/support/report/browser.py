@@ -42,10 +42,20 @@ def browser():
 _BACKGROUNDS = {"light": "rgb(253, 253, 252)", "dark": "rgb(20, 22, 26)"}
 
 
-def check_page(browser: Any, path: Path, scheme: str, width: int) -> None:
-    """Checks a page of `report`: it follows the scheme, fits, is accessible, loads nothing and says nothing."""
+def fits(page: Any) -> bool:
+    """True if a page that is shown fits the width of its window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def violations(page: Any) -> list[tuple[str, str]]:
+    """The faults that axe-core finds in a page that is shown: the rule, and the first element that breaks it."""
     from axe_playwright_python.sync_playwright import Axe
 
+    return [(one["id"], one["nodes"][0]["html"]) for one in Axe().run(page).response["violations"]]
+
+
+def check_page(browser: Any, path: Path, scheme: str, width: int) -> None:
+    """Checks a page of `report`: it follows the scheme, fits, is accessible, loads nothing and says nothing."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))
@@ -56,8 +66,7 @@ def check_page(browser: Any, path: Path, scheme: str, width: int) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == _BACKGROUNDS[scheme]
     for opened in (False, True):
         page.evaluate("open => document.querySelectorAll('details').forEach(one => one.open = open)", opened)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        found = Axe().run(page).response["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+        assert fits(page)
+        assert violations(page) == []
     assert said == []
     context.close()

@@ -12,8 +12,9 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.machine.doctor import Others
 from cellerate.observe.profiling.record import Part, Profile, Suggestion, bottleneck
 from cellerate.observe.profiling.surroundings import surroundings
+from cellerate.runtime.explanation import ProgramExplanation, explain
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.program import Engine, ProgramExplanation, explain
+from cellerate.runtime.program import Engine
 
 _WIDER = 16
 _SMALLEST = 0.05

@@ -3,25 +3,24 @@
 `Engine` computes whole batches; `Stepping` and `Streams` carry states from push to push.
 """
 
-from cellerate.runtime.program.engine import Engine
-from cellerate.runtime.program.explanation import ProgramExplanation, explain
+from cellerate.runtime.program.engine import Anatomy, Engine
 from cellerate.runtime.program.inputs import by_name
 from cellerate.runtime.program.operations import result_type
-from cellerate.runtime.program.prepared import Inputs, Out
+from cellerate.runtime.program.prepared import Inputs, Out, input_sizes
 from cellerate.runtime.program.prepared_call import PreparedCall
 from cellerate.runtime.program.stepping import Stepping, stepping_of
 from cellerate.runtime.program.streams import Streams
 
 __all__ = [
+    "Anatomy",
     "Engine",
     "Inputs",
     "Out",
     "PreparedCall",
-    "ProgramExplanation",
     "Stepping",
     "Streams",
     "by_name",
-    "explain",
+    "input_sizes",
     "result_type",
     "stepping_of",
 ]

@@ -15,8 +15,7 @@ from cellerate.format import aligned, milliseconds, percent, short
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Way, takes
 from cellerate.program import OPERATIONS, RECURRENT, Node
-from cellerate.runtime.program.engine import Anatomy, Engine
-from cellerate.runtime.program.prepared import input_sizes
+from cellerate.runtime.program import Anatomy, Engine, input_sizes
 
 STEPS = 100
 """The number of steps to measure where a model takes any, and none is named."""

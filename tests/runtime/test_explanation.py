@@ -11,8 +11,8 @@ from cellerate.errors import ConfigError
 from cellerate.kernels import native
 from cellerate.program import Program
 from cellerate.runtime.cell import Cell
+from cellerate.runtime.explanation import ProgramExplanation
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.program.explanation import ProgramExplanation
 from support.graphs import Graph, draw
 
 V, E, H = 30, 8, 64
@@ -34,7 +34,7 @@ def text_model() -> Program:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellerate.runtime.program.explanation._MEASURED_S", 0.01)
+    monkeypatch.setattr("cellerate.runtime.explanation._MEASURED_S", 0.01)
 
 
 @pytest.fixture
