@@ -110,7 +110,7 @@ def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate,
 @pytest.mark.few_steps
 def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, here, small):
     words = ["--embedding", "4", "--units", "6", "--length", "8", "--batch-size", "8", "--dropout", "0.3"]
-    words += ["--validation-fraction", "0.1", "--epochs", "60", "--log-every", "7"]
+    words += ["--validation-fraction", "0.1", "--epochs", "400", "--log-every", "7"]
     assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
     chance, folder, resume = random.Random(0), here / "killed.run", []
     for _ in range(50):
@@ -128,7 +128,7 @@ def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, he
         process.kill()
         process.wait()
         resume = ["--resume"]
-    assert 5 <= len(history(folder)) < 60
+    assert 5 <= len(history(folder)) < 400
     assert cellerate("train", "text", "t.txt", "-o", "killed.keras", *words, "-q", "--resume")[0] == 0
     assert history(folder) == history(here / "whole.run")
     assert curve(folder) == curve(here / "whole.run")

@@ -1,5 +1,7 @@
 """A layer as an activation, `ReLU` with a slope: a model with batches of one, and an autoencoder."""
 
+import dataclasses
+import functools
 from pathlib import Path
 
 import keras
@@ -34,7 +36,7 @@ class Pieces(keras.utils.PyDataset):
         return pieces, pieces if self.itself else values[starts + LENGTH]
 
 
-def build_plain() -> keras.Model:
+def build_plain(rate: float = 0.2) -> keras.Model:
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
@@ -42,9 +44,9 @@ def build_plain() -> keras.Model:
             layers.LSTM(
                 64, activation=layers.ReLU(negative_slope=0.05), stateful=False, return_sequences=True
             ),
-            layers.Dropout(0.2),
+            layers.Dropout(rate),
             layers.LSTM(32),
-            layers.Dropout(0.2),
+            layers.Dropout(rate),
             layers.Dense(FEATURES),
         ]
     )
@@ -84,6 +86,9 @@ BATCH_OF_ONE = Program(
     train_plain,
     lambda: Pieces(1, 1, itself=False)[0][0],
     slow=True,
+)
+BATCH_OF_ONE_WITHOUT_DROPOUT = dataclasses.replace(
+    BATCH_OF_ONE, name="batch of one without dropout", build=functools.partial(build_plain, rate=0.0)
 )
 AUTOENCODER = Program(
     "autoencoder",

@@ -17,6 +17,7 @@ from keras import layers, ops
 import cellerate
 from cellerate.layers.accelerate import restored
 from documents import long_records, six_steps, text_generation
+from documents.autoencoder import BATCH_OF_ONE_WITHOUT_DROPOUT
 from documents.pairs import accelerated, assert_near, each_in_time, each_program, trained
 from documents.program import Program
 
@@ -54,13 +55,22 @@ def assert_no_further(exact: Losses, stock: Losses, ours: Losses) -> None:
     assert 0 < own_error <= 2 * error
 
 
-@each_in_time
-def test_300_steps_of_an_accelerated_model_lose_what_keras_loses(program: Program) -> None:
+def assert_300_steps_lose_alike(program: Program) -> None:
     pair = trained(program)
     for name, (stock, ours) in pair.losses.items():
         np.testing.assert_allclose(ours, stock, rtol=SAME, err_msg=name)
     stock, _ = pair.losses["loss"]
     assert stock[-1] < 0.9 * stock[0]
+
+
+@each_in_time
+def test_300_steps_of_an_accelerated_model_lose_what_keras_loses(program: Program) -> None:
+    assert_300_steps_lose_alike(program)
+
+
+@pytest.mark.slow
+def test_300_steps_of_the_engine_lose_what_keras_loses_where_nothing_drops() -> None:
+    assert_300_steps_lose_alike(BATCH_OF_ONE_WITHOUT_DROPOUT)
 
 
 @each_program
