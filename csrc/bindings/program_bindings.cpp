@@ -1,11 +1,17 @@
 // program.h for Python. cellerate.kernels.program.cpu calls it, with shapes and types already checked.
 #include "bindings/program_bindings.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "bindings/arguments.h"
 #include "bindings/program_nodes.h"
 #include "engine/program.h"
+#include "systems/threads.h"
 
 namespace nb = nanobind;
 
@@ -13,8 +19,6 @@ namespace cellerate {
 namespace {
 
 using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
-using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
-using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
 using Times = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const float* data_of(const ProgramWeights& array) { return array ? array->data() : nullptr; }
@@ -43,22 +47,156 @@ void make_sizes(ProgramSizes* self, const Shapes& shapes, const std::vector<int6
   for (const auto& [steps, features] : shapes) self->shapes.push_back({steps, features});
 }
 
-void run(const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes, const Inputs& inputs,
-         const Outputs& outputs, const std::optional<Times>& seconds) {
-  if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
-      inputs.size() != program.inputs() || outputs.size() != program.outputs() ||
+// The memory of an array, which stays where it is as long as this is there. Passing arrays of NumPy as nb::ndarray takes
+// several times as long, for that goes by DLPack.
+class Buffer {
+ public:
+  enum class Access : int { kRead = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT, kWrite = kRead | PyBUF_WRITABLE };
+
+  // Empty if the object gives no such memory.
+  Buffer(nb::handle array, Access access) {
+    if (PyObject_GetBuffer(array.ptr(), &view_, static_cast<int>(access)) == 0) return;
+    PyErr_Clear();
+    view_.obj = nullptr;
+  }
+  Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+  Buffer& operator=(Buffer&&) = delete;
+  ~Buffer() { PyBuffer_Release(&view_); }
+
+  explicit operator bool() const { return view_.obj != nullptr; }
+  template <class T>
+  T* data() const {
+    return static_cast<T*>(view_.buf);
+  }
+  bool overlaps(const Buffer& other) const {
+    const auto *mine = data<std::byte>(), *its = other.data<std::byte>();
+    return mine < its + other.view_.len && its < mine + view_.len;
+  }
+  // Whether it has this shape and type, the code of `struct`.
+  bool is(std::span<const int64_t> shape, char type) const {
+    if (view_.obj == nullptr || view_.format == nullptr || view_.format[0] != type || view_.format[1] != 0)
+      return false;
+    return std::ranges::equal(std::span(view_.shape, static_cast<size_t>(view_.ndim)), shape);
+  }
+
+ private:
+  Py_buffer view_{};
+};
+
+std::vector<Buffer> buffers_of(const nb::sequence& arrays, Buffer::Access access) {
+  std::vector<Buffer> found;
+  for (const nb::handle array : arrays) {
+    if (!found.emplace_back(array, access)) throw std::invalid_argument("expected C-contiguous arrays");
+  }
+  return found;
+}
+
+void check_sizes(const CompiledProgram& program, const ProgramSizes& sizes) {
+  if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count())
+    throw std::invalid_argument("expected a shape and a begin for each node");
+}
+
+void run(const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes, const nb::sequence& inputs,
+         const nb::sequence& outputs, const std::optional<Times>& seconds) {
+  check_sizes(program, sizes);
+  const std::vector<Buffer> given = buffers_of(inputs, Buffer::Access::kRead),
+                            wanted = buffers_of(outputs, Buffer::Access::kWrite);
+  if (given.size() != program.inputs() || wanted.size() != program.outputs() ||
       (seconds && seconds->size() != program.count()))
-    throw std::invalid_argument(
-        "expected a shape, a begin and a time for each node, and all inputs and outputs");
+    throw std::invalid_argument("expected all inputs and outputs, and a time for each node");
   std::vector<const void*> from;
-  for (const auto& input : inputs) from.push_back(input.data());
+  for (const Buffer& input : given) from.push_back(input.data<void>());
   std::vector<float*> to;
-  for (const auto& output : outputs) to.push_back(output.data());
+  for (const Buffer& output : wanted) to.push_back(output.data<float>());
   const ProgramCall call{batch,       sizes.shapes.data(), sizes.begins.data(),
                          from.data(), to.data(),           seconds ? seconds->data() : nullptr};
   const nb::gil_scoped_release release;
   program.run(call);
 }
+
+// A program's calls for one input and one output of the same sizes again and again: all but their numbers is settled
+// when it is made. States go from call to call, in two arrays each that take turns.
+class PreparedRun {
+ public:
+  // The places of a state among the program's inputs and outputs, and its two arrays, the first of which holds it.
+  using State = std::tuple<size_t, size_t, nb::object, nb::object>;
+
+  PreparedRun(const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes, size_t input,
+              size_t output, const std::vector<State>& states)
+      : program_(program), sizes_(sizes), batch_(batch), input_(input), output_(output) {
+    check_sizes(program, sizes);
+    const size_t others = states.size() + 1;
+    if (program.inputs() != others || program.outputs() != others || input >= others || output >= others)
+      throw std::invalid_argument("expected one input, one output and all states");
+    for (size_t side = 0; side < 2; ++side) {
+      inputs_[side].resize(others);
+      outputs_[side].resize(others);
+    }
+    for (const auto& [from, to, first, second] : states) {
+      if (from >= others || to >= others) throw std::invalid_argument("a state is no input or no output");
+      for (const nb::object& array : {first, second}) {
+        if (!held_.emplace_back(array, Buffer::Access::kWrite).is(shape_of(program.node_of_input(from)), 'f'))
+          throw std::invalid_argument("the array of a state does not fit");
+      }
+      float* const arrays[] = {held_[held_.size() - 2].data<float>(), held_.back().data<float>()};
+      for (size_t side = 0; side < 2; ++side) {
+        inputs_[side][from] = arrays[side];
+        outputs_[side][to] = arrays[1 - side];
+      }
+    }
+    type_ = program.is_ids(program.node_of_input(input)) ? 'i' : 'f';
+    shape_ = shape_of(program.node_of_input(input));
+    result_shape_ = shape_of(program.node_of_output(output));
+    plan_ = std::make_shared<const ProgramPlan>(program.plan(call()));
+  }
+
+  PreparedRun(const PreparedRun&) = delete;
+
+  // False, and nothing done, if the arrays are not as they were announced, or share memory.
+  bool run(nb::handle x, nb::handle result) {
+    const Buffer from(x, Buffer::Access::kRead), to(result, Buffer::Access::kWrite);
+    if (!from.is(shape_, type_) || !to.is(result_shape_, 'f') || from.overlaps(to)) return false;
+    if (plan_->threads != thread_count()) plan_ = std::make_shared<const ProgramPlan>(program_.plan(call()));
+    // Without states, several threads may run it at once.
+    const std::shared_ptr<const ProgramPlan> plan = plan_;
+    std::vector<const void*> inputs = inputs_[side_];
+    std::vector<float*> outputs = outputs_[side_];
+    inputs[input_] = from.data<void>();
+    outputs[output_] = to.data<float>();
+    ProgramCall now = call();
+    now.inputs = inputs.data();
+    now.outputs = outputs.data();
+    {
+      const nb::gil_scoped_release release;
+      program_.run(now, *plan);
+    }
+    side_ = 1 - side_;
+    return true;
+  }
+
+ private:
+  ProgramCall call() const { return {batch_, sizes_.shapes.data(), sizes_.begins.data(), nullptr, nullptr}; }
+  // Of a whole batch of a node's values.
+  std::vector<int64_t> shape_of(size_t node) const {
+    const auto [steps, features] = sizes_.shapes[node];
+    std::vector<int64_t> shape{batch_};
+    if (steps > 0) shape.push_back(steps);
+    if (!program_.is_ids(node)) shape.push_back(features);
+    return shape;
+  }
+
+  const CompiledProgram& program_;
+  const ProgramSizes& sizes_;
+  const int64_t batch_;
+  const size_t input_, output_;
+  std::vector<int64_t> shape_, result_shape_;
+  char type_;
+  std::vector<Buffer> held_;
+  std::vector<const void*> inputs_[2];
+  std::vector<float*> outputs_[2];
+  size_t side_ = 0;  // which arrays hold the states
+  std::shared_ptr<const ProgramPlan> plan_;
+};
 
 // Of each node: whether another one does its work, whether LSTMs look it up, whether it looks ids up in a table, and the
 // node that it can run beside, or -1.
@@ -127,6 +265,13 @@ void bind_programs(nb::module_& module) {
           })
       .def("run", &run, nb::arg("batch"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("outputs"),
            nb::arg("seconds") = nb::none());
+  nb::class_<PreparedRun>(module, "PreparedRun",
+                          "Calls of the same sizes; see cellerate.kernels.program.cpu.")
+      .def(nb::init<const CompiledProgram&, int64_t, const ProgramSizes&, size_t, size_t,
+                    const std::vector<PreparedRun::State>&>(),
+           nb::arg("program"), nb::arg("batch"), nb::arg("sizes"), nb::arg("input"), nb::arg("output"),
+           nb::arg("states"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
+      .def("run", &PreparedRun::run, nb::arg("x").none(), nb::arg("result").none());
 }
 
 }  // namespace cellerate

@@ -239,7 +239,15 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
   return most;
 }
 
-CompiledProgram::Division CompiledProgram::division(const ProgramCall& call) const {
+size_t CompiledProgram::node_of_input(size_t n) const {
+  size_t node = 0;
+  for (;; ++node) {
+    if (nodes_[node].op == ProgramOp::kInput && n-- == 0) return node;
+  }
+}
+
+// Fills in how the threads divide a call.
+void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
   double products = 0;
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
@@ -251,61 +259,67 @@ CompiledProgram::Division CompiledProgram::division(const ProgramCall& call) con
       products += static_cast<double>(node.rows * node.columns * call.shapes[n].positions());
     }
   }
-  products *= static_cast<double>(call.batch);
-  const auto worth = static_cast<int64_t>(std::min(products / kWorthAThread, 1e6));
-  const auto threads = std::clamp<int64_t>(worth, 1, thread_count());
+  plan.products = products * static_cast<double>(call.batch);
+  plan.threads = thread_count();
+  const auto worth = static_cast<int64_t>(std::min(plan.products / kWorthAThread, 1e6));
+  const auto threads = std::clamp<int64_t>(worth, 1, plan.threads);
   // Each thread its own rows, as long as there are enough for a product to be quick; else they share a block.
-  const int64_t teams = call.batch < 2 * threads ? 1 : threads;
-  return {teams, threads / teams, products};
+  plan.teams = call.batch < 2 * threads ? 1 : threads;
+  plan.members = threads / plan.teams;
 }
 
-void CompiledProgram::run(const ProgramCall& call) const {
-  if (call.batch < 1) return;
+bool CompiledProgram::shares_blocks(const ProgramCall& call) const {
+  ProgramPlan plan;
+  divide(call, plan);
+  return plan.members > 1;
+}
+
+ProgramPlan CompiledProgram::plan(const ProgramCall& call) const {
   check_shapes(nodes_, call.shapes, call.begins);
-  check_ids(nodes_, call.shapes, call.inputs, call.batch);
-  Division division = this->division(call);
-  Pace* pace = nullptr;
-  const auto start = Pace::Clock::now();
-  if (division.members > 1 && call.seconds == nullptr) {
-    pace = &paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(division.products)))];
-    if (!pace->several(start)) division.members = 1;
-  }
-  run_divided(call, division);
-  if (pace != nullptr) pace->note(division.members > 1, Pace::Clock::now() - start);
-}
-
-void CompiledProgram::run_divided(const ProgramCall& call, const Division& division) const {
-  const auto [teams, members, products] = division;
-  std::vector<ValuePlace> places;
-  const size_t one = place(call, 1, places);
+  ProgramPlan plan;
+  divide(call, plan);
+  const size_t one = place(call, 1, plan.places);
   const auto affordable = static_cast<int64_t>(kBlockBytes / std::max<size_t>(one, 1));
   const int64_t least = std::clamp(bytes_of_step_ / kBytesOfRow, kGoodRows, kMostRows);
   int64_t rows = std::clamp(affordable, least, kMostRows);
   // Blocks of about equal size.
-  const int64_t of_team = (call.batch + teams - 1) / teams;
+  const int64_t of_team = std::max<int64_t>((call.batch + plan.teams - 1) / plan.teams, 1);
   const int64_t blocks = (of_team + rows - 1) / rows;
   rows = (of_team + blocks - 1) / blocks;
   // But of whole tiles of rows on every target, if there are several.
   if (blocks > 1) rows = (rows + kTiledRows - 1) / kTiledRows * kTiledRows;
-  const size_t bytes = place(call, rows, places);
+  plan.rows = rows;
+  plan.bytes = place(call, rows, plan.places);
+  return plan;
+}
+
+void CompiledProgram::run(const ProgramCall& call, const ProgramPlan& plan) const {
+  if (call.batch < 1) return;
+  check_ids(nodes_, call.shapes, call.inputs, call.batch);
   ProgramRun run;
   run.call = call;
   run.nodes = nodes_.data();
   run.links = links_.data();
-  run.places = places.data();
+  run.places = plan.places.data();
   run.count = static_cast<int32_t>(nodes_.size());
   run.outputs = outputs_.data();
   run.output_count = static_cast<int32_t>(outputs_.size());
-  run.bytes = bytes;
-  run.rows_of_block = rows;
-  run.teams = static_cast<int>(teams);
-  run.members = static_cast<int>(members);
+  run.bytes = plan.bytes;
+  run.rows_of_block = plan.rows;
+  run.teams = static_cast<int>(plan.teams);
+  run.members = static_cast<int>(plan.members);
   Clock clock{call.seconds};
   if (call.seconds != nullptr) {
     run.mark = &Clock::mark;
     run.clock = &clock;
   }
+  if (plan.members == 1 || call.seconds != nullptr) return target_->programs->run(packed_.get(), run);
+  Pace& pace = paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(plan.products)))];
+  const auto start = Pace::Clock::now();
+  const bool several = pace.several(start);
+  if (!several) run.members = 1;
   target_->programs->run(packed_.get(), run);
+  pace.note(several, Pace::Clock::now() - start);
 }
 
 }  // namespace cellerate

@@ -146,6 +146,17 @@ struct ProgramCall {
   double* seconds = nullptr;            // of every node, or null: what the first thread spends on it is added
 };
 
+// How calls of the same sizes are run; settled once for all of them.
+struct ProgramPlan {
+  // How the threads divide a call: `teams` of `members` threads each, out of so many.
+  int64_t teams = 1, members = 1;
+  int threads = 1;
+  double products = 0;             // of the whole call
+  int64_t rows = 1;                // of a block, at most
+  size_t bytes = 0;                // of the values of a block
+  std::vector<ValuePlace> places;  // of every node
+};
+
 // What a kernel is asked to do. Plain pointers: kernels are compiled for other instruction sets, and must not define
 // code of the standard library (see threads.h).
 struct ProgramRun {
@@ -194,23 +205,25 @@ class CompiledProgram {
   size_t outputs() const { return outputs_.size(); }
   const std::vector<ValueLink>& links() const { return links_; }
   // Whether a call of so many rows divides each block among the threads, and so runs partners beside each other.
-  bool shares_blocks(const ProgramCall& call) const { return division(call).members > 1; }
+  bool shares_blocks(const ProgramCall& call) const;
+  // Of the nodes that are inputs or outputs, in order.
+  bool is_ids(size_t node) const { return nodes_[node].ids; }
+  size_t node_of_input(size_t n) const;
+  size_t node_of_output(size_t n) const { return static_cast<size_t>(outputs_[n]); }
 
-  // Throws std::invalid_argument if the shapes do not fit the graph, std::out_of_range if an id is not in its table,
-  // and what the kernels throw.
-  void run(const ProgramCall& call) const;
+  // How calls of these sizes are run, with as many threads as there are now; their arrays are not looked at. Throws
+  // std::invalid_argument if the shapes do not fit the graph.
+  ProgramPlan plan(const ProgramCall& call) const;
+  // Throws std::out_of_range if an id is not in its table, and what the kernels throw.
+  void run(const ProgramCall& call, const ProgramPlan& plan) const;
+  // The same, planned for this call alone.
+  void run(const ProgramCall& call) const { run(call, plan(call)); }
 
  private:
   void check_graph(Precision precision);
   void link();
   void pair_up(int32_t n);
-  // How the threads divide a call: `teams` of `members` threads each.
-  struct Division {
-    int64_t teams, members;
-    double products;  // of the whole call
-  };
-  Division division(const ProgramCall& call) const;
-  void run_divided(const ProgramCall& call, const Division& division) const;
+  void divide(const ProgramCall& call, ProgramPlan& plan) const;
   size_t place(const ProgramCall& call, int64_t rows, std::vector<ValuePlace>& places) const;
 
   const Target* target_;

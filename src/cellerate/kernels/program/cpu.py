@@ -7,7 +7,7 @@ core's `CompiledProgram`.
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -111,6 +111,45 @@ class CompiledProgram:
             IndexError: An id is not a row of its table.
         """
         self._native.run(len(outputs[0]), sizes, inputs, outputs, seconds)
+
+    def prepared_run(
+        self,
+        batch: int,
+        sizes: Sizes,
+        x: int,
+        result: int,
+        states: Sequence[tuple[int, int, np.ndarray, np.ndarray]] = (),
+    ) -> "PreparedRun":
+        """Settles all of a call but its numbers, for loops over calls of the same sizes.
+
+        Args:
+            batch: Rows of a call.
+            sizes: As `run` takes them.
+            x: The place of the input that changes from call to call, among `inputs`.
+            result: The place of the output that is wanted of each, among `outputs`.
+            states: Of all other inputs and outputs: the place of a state among the inputs and among the outputs, and
+                two arrays (B, H) float32. A call reads the first and writes the second; the next one does the reverse.
+
+        Raises:
+            ValueError: An input or output is missing, or an array does not fit.
+        """
+        return native.core().PreparedRun(self._native, batch, sizes, x, result, list(states))
+
+
+class PreparedRun(Protocol):
+    """A call of the core of which only the numbers are missing."""
+
+    def run(self, x: Any, result: Any) -> bool:
+        """Runs it; without states, several threads may at once.
+
+        Returns:
+            False, and nothing was done, unless x and result are C-contiguous arrays of the shapes and types that the
+            call was made for, which share no memory.
+
+        Raises:
+            IndexError: An id is not a row of its table; then nothing was done.
+            MemoryError: There is no room to compute in.
+        """
 
 
 def sizes_of(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.kernels.program.cpu import CompiledProgram, Sizes
+from cellerate.kernels.program.cpu import CompiledProgram, PreparedRun, Sizes
 from cellerate.messages import argument
 from cellerate.program import Program
 
@@ -61,6 +61,33 @@ class Prepared:
             made[place] = found[name]
         self.compiled.run(self.sizes, inputs, made)
         return found
+
+    def alone(
+        self, names: Sequence[str], states: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[PreparedRun, tuple[int, ...]] | None:
+        """The call for loops, which passes only what is not a state, and the shape of its result.
+
+        Args:
+            names: Those of the arrays of the call, in their order.
+            states: Two arrays for each state by its name, which is that of an input and of an output, as
+                `CompiledProgram.prepared_run` takes them.
+
+        Returns:
+            None unless exactly one input and one output are no states.
+        """
+        places = {names[place]: n for n, place in enumerate(self.places)}
+        results = {name: place for name, place, _ in self.results}
+        free = (
+            [name for name in places if name not in states],
+            [name for name in results if name not in states],
+        )
+        if [len(each) for each in free] != [1, 1] or not states.keys() <= places.keys() & results.keys():
+            return None
+        (x,), (result,) = free
+        shape = next(shape for name, _, shape in self.results if name == result)
+        pairs = [(places[name], results[name], *arrays) for name, arrays in states.items()]
+        run = self.compiled.prepared_run(shape[0], self.sizes, places[x], results[result], pairs)
+        return run, shape
 
     def _run_one(self, inputs: Sequence[np.ndarray], out: np.ndarray | None) -> dict[str, np.ndarray]:
         """The same where there is one result, which is what loops have."""

@@ -41,6 +41,7 @@ class PreparedCall:
         self._types = tuple(array.dtype for array in zeros.values())
         ready = engine.prepared_for(zeros, outputs)
         self._run = self._run_by_engine if ready is None else ready.run
+        self._alone = None if ready is None else ready.alone(list(zeros), {})
 
     def __call__(self, inputs: Inputs, out: Out = None) -> np.ndarray | dict[str, np.ndarray]:
         """Computes what `PackedModel.predict` would.
@@ -58,6 +59,14 @@ class PreparedCall:
             ConfigError: A name is not one of the model's.
             DataError: An array does not fit, or holds an id that the model does not know.
         """
+        if self._alone is not None:
+            run, shape = self._alone
+            result: Any = np.empty(shape, np.float32) if out is None else out
+            try:
+                if run.run(inputs, result):
+                    return result
+            except (IndexError, MemoryError):
+                pass  # what follows knows ids that count from the end, and what to say
         arrays = (inputs,) if isinstance(inputs, np.ndarray) else self._by_name(inputs)
         if len(arrays) != len(self._shapes) or not all(map(fits, arrays, self._shapes, self._types)):
             raise DataError(f"expected C-contiguous arrays {self._told()}, got {_told(arrays)}.")
