@@ -1,15 +1,11 @@
 // program.h for Python. cellerate.kernels.program.cpu calls it, with shapes and types already checked.
 #include "bindings/program_bindings.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <memory>
-#include <span>
 #include <stdexcept>
-#include <utility>
 
 #include "bindings/arguments.h"
-#include "bindings/program_nodes.h"
+#include "bindings/passed.h"
 #include "engine/program.h"
 #include "systems/threads.h"
 
@@ -46,42 +42,6 @@ void make_sizes(ProgramSizes* self, const Shapes& shapes, const std::vector<int6
   self->begins = begins;
   for (const auto& [steps, features] : shapes) self->shapes.push_back({steps, features});
 }
-
-// The memory of an array, which stays where it is as long as this is there. Passing arrays of NumPy as nb::ndarray takes
-// several times as long, for that goes by DLPack.
-class Buffer {
- public:
-  enum class Access : int { kRead = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT, kWrite = kRead | PyBUF_WRITABLE };
-
-  // Empty if the object gives no such memory.
-  Buffer(nb::handle array, Access access) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, static_cast<int>(access)) == 0) return;
-    PyErr_Clear();
-    view_.obj = nullptr;
-  }
-  Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
-  Buffer& operator=(Buffer&&) = delete;
-  ~Buffer() { PyBuffer_Release(&view_); }
-
-  explicit operator bool() const { return view_.obj != nullptr; }
-  template <class T>
-  T* data() const {
-    return static_cast<T*>(view_.buf);
-  }
-  bool overlaps(const Buffer& other) const {
-    const auto *mine = data<std::byte>(), *its = other.data<std::byte>();
-    return mine < its + other.view_.len && its < mine + view_.len;
-  }
-  // Whether it has this shape and type, the code of `struct`.
-  bool is(std::span<const int64_t> shape, char type) const {
-    if (view_.obj == nullptr || view_.format == nullptr || view_.format[0] != type || view_.format[1] != 0)
-      return false;
-    return std::ranges::equal(std::span(view_.shape, static_cast<size_t>(view_.ndim)), shape);
-  }
-
- private:
-  Py_buffer view_{};
-};
 
 std::vector<Buffer> buffers_of(const nb::sequence& arrays, Buffer::Access access) {
   std::vector<Buffer> found;

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "bindings/arguments.h"
+#include "bindings/passed.h"
 #include "engine/step_model.h"
 #include "simd/dispatch.h"
 
@@ -78,6 +79,35 @@ void run(const StepModel& model, int64_t batch, int64_t steps, const In<int32_t>
   model.run(call);
 }
 
+// A step of some sequences, whose arrays Python has not looked at: state (B, S), ids (B), int32 or int64. False, and
+// nothing done, if something does not fit; then the full checks say what.
+bool step(const StepModel& model, nb::handle state, nb::handle ids, nb::handle new_state, nb::handle logits) {
+  const Buffer from(state, Buffer::Access::kRead), read(ids, Buffer::Access::kRead);
+  const Buffer to(new_state, Buffer::Access::kWrite), result(logits, Buffer::Access::kWrite);
+  const int64_t batch = to.rows(), states[] = {batch, model.state_size()},
+                outputs[] = {batch, model.outputs()};
+  const bool wide = read.is({&batch, 1}, 'l');
+  if (batch < 1 || !from.is(states, 'f') || !to.is(states, 'f') || !result.is(outputs, 'f')) return false;
+  if (!wide && !read.is({&batch, 1}, 'i')) return false;
+  std::vector<int32_t> narrowed;
+  for (int64_t row = 0; wide && row < batch; ++row) {
+    const int64_t id = read.data<int64_t>()[row];
+    if (id < 0 || id >= model.vocabulary()) return false;
+    narrowed.push_back(static_cast<int32_t>(id));
+  }
+  StepCall call;
+  call.batch = batch;
+  call.steps = 1;
+  call.ids = wide ? narrowed.data() : read.data<int32_t>();
+  call.state = from.data<float>();
+  call.new_state = to.data<float>();
+  call.logits = result.data<float>();
+  call.threads = 0;
+  const nb::gil_scoped_release release;
+  model.run(call);
+  return true;
+}
+
 Sampling sampling_of(const Rules& rules) {
   return {std::get<0>(rules), std::get<1>(rules), std::get<2>(rules), std::get<3>(rules),
           std::get<4>(rules), std::get<5>(rules), std::get<6>(rules), std::get<7>(rules)};
@@ -133,6 +163,7 @@ void bind_steps(nb::module_& module) {
       .def("run", &run, nb::arg("batch"), nb::arg("steps"), nb::arg("ids"), nb::arg("lengths").none(),
            nb::arg("state"), nb::arg("new_state").noconvert(), nb::arg("logits").none().noconvert(),
            nb::arg("log_probabilities").none().noconvert())
+      .def("step", &step, nb::arg("state"), nb::arg("ids").none(), nb::arg("new_state"), nb::arg("logits"))
       .def("generate", &generate, nb::arg("state"), nb::arg("new_state").noconvert(),
            nb::arg("logits").noconvert(), nb::arg("requests"), nb::arg("ids").noconvert(),
            nb::arg("log_probabilities").noconvert());

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "bindings/arguments.h"
-#include "bindings/program_nodes.h"
+#include "bindings/passed.h"
 #include "training/step.h"
 
 namespace nb = nanobind;

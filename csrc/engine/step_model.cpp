@@ -149,13 +149,24 @@ void StepModel::run(StepCall call) const {
   if (call.batch == 0) return;
   // With fewer multiplications than this in a call, waking a thread costs more than it saves.
   constexpr double kWorthAThread = 1e6;
+  constexpr int64_t kManyRows = 4;
   if (call.threads > 0) {
   } else if (threads_ > 0) {
     call.threads = threads_;
   } else if (products_ * static_cast<double>(call.batch * call.steps) < kWorthAThread) {
     call.threads = 1;
+  } else if (call.batch >= kManyRows) {
+    call.threads = thread_count();
+  } else if (call.steps > 1) {
+    call.threads = threads_of_one_stream();
   } else {
-    call.threads = call.batch < 4 && call.steps > 1 ? threads_of_one_stream() : thread_count();
+    const auto start = cellerate::Pace::Clock::now();
+    const int most = thread_count();
+    const bool several = most > 1 && step_pace_.several(start);
+    call.threads = several ? most : 1;
+    target_->steps->run(packed_.get(), call);
+    if (most > 1) step_pace_.note(several, cellerate::Pace::Clock::now() - start);
+    return;
   }
   target_->steps->run(packed_.get(), call);
 }

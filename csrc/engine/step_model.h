@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cells/lstm.h"
+#include "engine/pace.h"
 #include "engine/packed_memory.h"
 #include "engine/sampler.h"
 
@@ -179,6 +180,7 @@ class StepModel {
   size_t bytes_ = 0;
   PackedMemory packed_;
   mutable Pace pace_;
+  mutable cellerate::Pace step_pace_;  // of calls of one step
 };
 
 }  // namespace cellerate

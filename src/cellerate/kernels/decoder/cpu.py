@@ -80,6 +80,17 @@ class StepModel(Steps):
         self.packed_bytes: int = self._native.packed_bytes
         self.target: str = self._native.target
 
+    def step(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `Steps.step`; the core itself looks at the arrays, which takes a tenth of the time."""
+        if isinstance(state, np.ndarray) and state.ndim == 2:
+            after, logits = np.empty_like(state), np.empty((len(state), self.outputs), np.float32)
+            try:
+                if self._native.step(state, ids, after, logits):
+                    return after, logits
+            except (IndexError, ValueError):
+                pass  # what follows says what is wrong
+        return super().step(state, ids)
+
     def _score(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
