@@ -93,7 +93,8 @@ class PreparedRun {
       outputs_[side].resize(others);
     }
     for (const auto& [from, to, first, second] : states) {
-      if (from >= others || to >= others) throw std::invalid_argument("a state is no input or no output");
+      if (from >= others || to >= others)
+        throw std::invalid_argument("expected each state among the inputs and the outputs");
       for (const nb::object& array : {first, second}) {
         if (!held_.emplace_back(array, Buffer::Access::kWrite).is(shape_of(program.node_of_input(from)), 'f'))
           throw std::invalid_argument("the array of a state does not fit");

@@ -14,7 +14,7 @@ import numpy as np
 from cellerate.data.tokenizers import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.runtime.cell import Cell, read_cell
-from cellerate.runtime.program import Engine, Inputs, Out, PreparedCall, Stepping, Streams, stepping_of
+from cellerate.runtime.program import Engine, Inputs, Out, Stepping, stepping_of
 from cellerate.runtime.record import Recorded
 from cellerate.runtime.text import NextTokenModel
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cellerate.runtime.embedding import Embedder
     from cellerate.runtime.explanation import ProgramExplanation
     from cellerate.runtime.forecast import Example, Forecaster
+    from cellerate.runtime.prepared_call import PreparedCall
+    from cellerate.runtime.streams import Streams
 
 
 def load(
@@ -113,7 +115,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     def prepared(
         self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None
-    ) -> PreparedCall:
+    ) -> "PreparedCall":
         """The model for batches of one size, for loops that call it again and again; it is run once to prepare.
 
         Args:
@@ -132,6 +134,8 @@ class PackedModel(Recorded, NextTokenModel):
             >>> forecast = cellerate.load("ett.cell").prepared(steps=96)
             >>> forecast(window)  # (1, 96, features) float32
         """
+        from cellerate.runtime.prepared_call import PreparedCall
+
         return PreparedCall(self._engine, batch, steps, outputs)
 
     def explain(
@@ -276,7 +280,7 @@ class PackedModel(Recorded, NextTokenModel):
         made.tokenizer = tokenizer
         return made
 
-    def streams(self, count: int = 1) -> Streams:
+    def streams(self, count: int = 1) -> "Streams":
         """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.
 
         Args:
@@ -290,6 +294,8 @@ class PackedModel(Recorded, NextTokenModel):
             >>> streams = cellerate.load("any.cell").streams(100)
             >>> outputs = streams.push(new_steps)  # (100, k, features) to what predict would give up to here
         """
+        from cellerate.runtime.streams import Streams
+
         return Streams(*self._stepping, count, self.fingerprint)
 
     @functools.cached_property

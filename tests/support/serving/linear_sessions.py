@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx2
 import numpy as np
 
-from cellerate.runtime.program.streams import Streams
+from cellerate.runtime.streams import Streams
 
 # States that a push without an answer makes possible, at most; the client gives the session up beyond.
 _MOST_STATES = 64

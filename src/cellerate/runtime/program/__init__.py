@@ -1,25 +1,23 @@
-"""The program of a packed model on NumPy and the native core: whole calls, single steps and streams.
+"""The program of a packed model on NumPy and the native core: whole calls, and those that take steps as they come.
 
-`Engine` computes whole batches; `Stepping` and `Streams` carry states from push to push.
+`Engine` computes whole batches; `Stepping` is the program of a push, with the states going in and out.
 """
 
 from cellerate.runtime.program.engine import Anatomy, Engine
 from cellerate.runtime.program.inputs import by_name
 from cellerate.runtime.program.operations import result_type
-from cellerate.runtime.program.prepared import Inputs, Out, input_sizes
-from cellerate.runtime.program.prepared_call import PreparedCall
+from cellerate.runtime.program.prepared import Inputs, Out, checked_out, fits, input_sizes
 from cellerate.runtime.program.stepping import Stepping, stepping_of
-from cellerate.runtime.program.streams import Streams
 
 __all__ = [
     "Anatomy",
     "Engine",
     "Inputs",
     "Out",
-    "PreparedCall",
     "Stepping",
-    "Streams",
     "by_name",
+    "checked_out",
+    "fits",
     "input_sizes",
     "result_type",
     "stepping_of",

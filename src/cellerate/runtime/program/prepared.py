@@ -73,7 +73,7 @@ class Prepared:
                 `CompiledProgram.prepared_run` takes them.
 
         Returns:
-            None unless exactly one input and one output are no states.
+            None unless exactly one input and one output are left beside the states.
         """
         places = {names[place]: n for n, place in enumerate(self.places)}
         results = {name: place for name, place, _ in self.results}

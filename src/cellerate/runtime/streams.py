@@ -15,10 +15,7 @@ from cellerate.errors import CellerateError, ConfigError, DataError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.program.cpu import PreparedRun
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
-from cellerate.runtime.program.engine import Engine
-from cellerate.runtime.program.inputs import by_name
-from cellerate.runtime.program.prepared import checked_out
-from cellerate.runtime.program.stepping import Stepping
+from cellerate.runtime.program import Engine, Stepping, by_name, checked_out
 from cellerate.runtime.text import chosen_rows
 
 _FORMAT = "streams"

@@ -14,10 +14,10 @@ import pytest
 from cellerate.errors import CellerateError, ConfigError, DataError
 from cellerate.kernels import native
 from cellerate.program import PRECISIONS, Program
+from cellerate.runtime import streams as streams_module
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.program import streams as streams_module
-from cellerate.runtime.program.streams import Streams
+from cellerate.runtime.streams import Streams
 from support.graphs import Graph, draw
 
 H, F, V, B = 19, 3, 11, 5

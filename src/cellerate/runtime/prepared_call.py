@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.runtime.program.engine import Engine
-from cellerate.runtime.program.prepared import Inputs, Out, fits, input_sizes
+from cellerate.runtime.program import Engine, Inputs, Out, fits, input_sizes
 
 
 class PreparedCall:
