@@ -50,6 +50,7 @@ class Buffer {
     PyErr_Clear();
     view_.obj = nullptr;
   }
+  // After it only the data may be asked for: of some objects the shape lies in the view itself.
   Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
   Buffer& operator=(Buffer&&) = delete;
   ~Buffer() { PyBuffer_Release(&view_); }
