@@ -38,8 +38,8 @@ struct ProgramSizes {
   std::vector<int64_t> begins;
 };
 
-// The memory of an array, which stays where it is as long as this is there. An nanobind::ndarray would take NumPy's arrays by
-// DLPack, which costs 0.1 µs more for each.
+// The memory of an array, which stays where it is as long as this is there. nanobind's own type would take NumPy's arrays
+// by DLPack, which costs 0.1 µs more for each.
 class Buffer {
  public:
   enum class Access : int { kRead = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT, kWrite = kRead | PyBUF_WRITABLE };

@@ -220,8 +220,7 @@ void bind_programs(nb::module_& module) {
       .def(
           "shares_blocks",
           [](const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes) {
-            if (sizes.shapes.size() != program.count())
-              throw std::invalid_argument("expected a shape for each node");
+            check_sizes(program, sizes);
             return program.shares_blocks({batch, sizes.shapes.data(), sizes.begins.data(), nullptr, nullptr});
           })
       .def("run", &run, nb::arg("batch"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("outputs"),

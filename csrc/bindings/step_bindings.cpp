@@ -24,7 +24,6 @@ template <class T>
 using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
 using Node = std::tuple<std::string, int64_t, int64_t, std::optional<In<float>>, std::optional<In<float>>,
                         std::optional<In<float>>, ActivationCodes, ActivationCodes, float, bool>;
 using Rules = std::tuple<double, int64_t, double, double, double, int64_t, uint64_t, uint64_t>;

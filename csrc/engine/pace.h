@@ -14,9 +14,19 @@ namespace cellerate {
 // For calls of one kind. Any number of threads may use it at once; what they note may get mixed up, which only makes
 // a wrong choice for a while.
 class Pace {
- public:
   using Clock = std::chrono::steady_clock;
 
+ public:
+  // Calls run(several) with what is faster, as far as is known, and notes how long it took.
+  template <class Run>
+  void take(const Run& run) {
+    const auto start = Clock::now();
+    const bool more = several(start);
+    run(more);
+    note(more, Clock::now() - start);
+  }
+
+ private:
   // Which to use now: each is tried first, then the faster one, and the other now and then.
   bool several(Clock::time_point now) {
     if (const int left = left_.load(kRelaxed); left > 0) {
@@ -41,7 +51,6 @@ class Pace {
     seconds_[place].store(before > 0 ? std::min(before, seconds) : seconds, kRelaxed);
   }
 
- private:
   static constexpr auto kRelaxed = std::memory_order_relaxed;
   // A trial takes two calls, the slower way. The next one follows after so many seconds, and so many times its time.
   static constexpr double kTryAgain = 0.2, kRarely = 100;

@@ -315,11 +315,10 @@ void CompiledProgram::run(const ProgramCall& call, const ProgramPlan& plan) cons
   }
   if (plan.members == 1 || call.seconds != nullptr) return target_->programs->run(packed_.get(), run);
   Pace& pace = paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(plan.products)))];
-  const auto start = Pace::Clock::now();
-  const bool several = pace.several(start);
-  if (!several) run.members = 1;
-  target_->programs->run(packed_.get(), run);
-  pace.note(several, Pace::Clock::now() - start);
+  pace.take([&](bool several) {
+    if (!several) run.members = 1;
+    target_->programs->run(packed_.get(), run);
+  });
 }
 
 }  // namespace cellerate

@@ -159,14 +159,13 @@ void StepModel::run(StepCall call) const {
     call.threads = thread_count();
   } else if (call.steps > 1) {
     call.threads = threads_of_one_stream();
+  } else if (const int most = thread_count(); most > 1) {
+    return step_pace_.take([&](bool several) {
+      call.threads = several ? most : 1;
+      target_->steps->run(packed_.get(), call);
+    });
   } else {
-    const auto start = cellerate::Pace::Clock::now();
-    const int most = thread_count();
-    const bool several = most > 1 && step_pace_.several(start);
-    call.threads = several ? most : 1;
-    target_->steps->run(packed_.get(), call);
-    if (most > 1) step_pace_.note(several, cellerate::Pace::Clock::now() - start);
-    return;
+    call.threads = 1;
   }
   target_->steps->run(packed_.get(), call);
 }

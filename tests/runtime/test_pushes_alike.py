@@ -22,8 +22,6 @@ from support.graphs import Graph, draw
 
 H, F, V, B = 19, 3, 11, 5
 
-pytestmark = pytest.mark.skipif(native.why_unavailable() is not None, reason="needs the core")
-
 
 def forecaster() -> Program:
     graph = Graph()
@@ -321,3 +319,11 @@ def test_without_the_core_pushes_are_never_prepared(monkeypatch: pytest.MonkeyPa
 def pushed(model: PackedModel, x: np.ndarray) -> list[Any]:
     streams = model.streams(len(x))
     return [streams.push(x[:, step : step + 1]) for step in range(x.shape[1])]
+
+
+def test_pushes_by_name_prepare_nothing() -> None:
+    x = draw(B, 5, F)
+    streams = packed(forecaster()).streams(B)
+    for step in range(5):
+        streams.push({"x": x[:, step : step + 1]})
+        assert not is_prepared(streams)

@@ -16,7 +16,7 @@ from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.program.cpu import PreparedRun
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 from cellerate.runtime.program import Engine, Stepping, by_name, checked_out
-from cellerate.runtime.text import chosen_rows
+from cellerate.runtime.text import chosen_rows, distinct_rows
 
 _FORMAT = "streams"
 
@@ -122,7 +122,7 @@ class Streams:
         given = {
             name: _as_core_reads(array) for name, array in by_name(inputs, self._stepping.inputs).items()
         }
-        chosen = None if rows is None else _distinct_rows(rows, self.count)
+        chosen = None if rows is None else distinct_rows(rows, self.count, "stream")
         count = self.count if chosen is None else len(chosen)
         for name, array in given.items():
             if np.ndim(array) and len(array) != count:
@@ -132,7 +132,8 @@ class Streams:
         if chosen is None:
             results = self._engine.run(given | self._states)
             self._states = {name: results.pop(name) for name in self._states}
-            self._prepare(given)
+            if type(inputs) is np.ndarray and len(self._stepping.outputs) == 1:
+                self._prepare(given)
         else:
             results = self._engine.run(given | {name: array[chosen] for name, array in self._states.items()})
             for name, array in self._states.items():
@@ -200,7 +201,7 @@ class Streams:
         Raises:
             ConfigError: There is no such stream, or one is named twice.
         """
-        chosen = _distinct_rows(rows, self.count)
+        chosen = distinct_rows(rows, self.count, "stream")
         left = self._with({name: array[chosen] for name, array in self._states.items()})
         self._states = {name: np.delete(array, chosen, axis=0) for name, array in self._states.items()}
         return left
@@ -238,7 +239,7 @@ class Streams:
             ConfigError: There is no such stream, or one is named twice.
             DataError: The states have another shape, or are not numbers.
         """
-        chosen = _distinct_rows(rows, self.count)
+        chosen = distinct_rows(rows, self.count, "stream")
         units = list(self._stepping.states.values())
         if states.shape != (len(chosen), sum(units)) or states.dtype.kind not in "fiu":
             raise DataError(
@@ -280,7 +281,7 @@ class Streams:
         }
 
     def _prepare(self, given: Mapping[str, np.ndarray]) -> None:
-        """After a push of these inputs: prepares what runs those like it, from the second of a kind on."""
+        """After a push of this one input: prepares what runs those like it, from the second of a kind on."""
         pushed = {name: np.shape(array) for name, array in given.items()}
         if pushed == self._pushed:
             self._alike = _pushes_alike(self._engine, given, self._states)
@@ -292,11 +293,9 @@ class Streams:
             return False
         run = self._alike.run.run
         try:
-            done = run(inputs, result) or (
-                type(inputs) is np.ndarray
-                and not (inputs.dtype == FLOAT32 and inputs.flags.c_contiguous)
-                and run(_as_core_reads(inputs), result)
-            )
+            done = run(inputs, result)
+            if not done and (copied := _as_core_reads(inputs)) is not inputs:
+                done = run(copied, result)
         except (IndexError, MemoryError):
             return False  # what follows knows ids that count from the end, and what to say
         if done:
@@ -315,11 +314,3 @@ def _as_core_reads(array: Any) -> Any:
         return array
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(array, FLOAT32 if array.dtype.kind == "f" else None)
-
-
-def _distinct_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-    """As `chosen_rows`, each of them once."""
-    chosen = chosen_rows(rows, count)
-    if len(np.unique(chosen)) != len(chosen):
-        raise ConfigError(f"rows is {chosen.tolist()}; expected each stream once.")
-    return chosen

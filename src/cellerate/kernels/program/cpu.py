@@ -148,7 +148,7 @@ class PreparedRun(Protocol):
 
         Raises:
             IndexError: An id is not a row of its table; then nothing was done.
-            MemoryError: There is no room to compute in.
+            MemoryError: What it computes does not fit into memory.
         """
 
 

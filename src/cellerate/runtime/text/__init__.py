@@ -9,7 +9,7 @@ from cellerate.runtime.text.device import check_implementation
 from cellerate.runtime.text.keras_generation import generate_ids
 from cellerate.runtime.text.sampling import sampling_rules
 from cellerate.runtime.text.scoring import score_ids
-from cellerate.runtime.text.stepper import chosen_rows
+from cellerate.runtime.text.stepper import chosen_rows, distinct_rows
 from cellerate.runtime.text.streaming import pieces
 from cellerate.runtime.text.text_model import NextTokenModel
 
@@ -21,6 +21,7 @@ __all__ = [
     "chain_of",
     "check_implementation",
     "chosen_rows",
+    "distinct_rows",
     "generate_ids",
     "pieces",
     "sampling_rules",

@@ -162,9 +162,7 @@ class Stepper:
         Raises:
             ConfigError: There is no such sequence, or one is named twice.
         """
-        chosen = chosen_rows(rows, self.batch_size)
-        if len(np.unique(chosen)) != len(chosen):
-            raise ConfigError(f"rows is {chosen.tolist()}; expected each sequence once.")
+        chosen = distinct_rows(rows, self.batch_size, "sequence")
         left = self._with(self.state[chosen], self.logits[chosen])
         self.state = np.delete(self.state, chosen, axis=0)
         self.logits = np.delete(self.logits, chosen, axis=0)
@@ -226,3 +224,11 @@ def chosen_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
         for row in rows:
             check_whole("rows", row, 0, count - 1)
     return found.astype(np.intp).reshape(-1)
+
+
+def distinct_rows(rows: Sequence[int] | np.ndarray, count: int, kind: str) -> np.ndarray:
+    """As `chosen_rows`, each of them once; a row is a `kind`."""
+    chosen = chosen_rows(rows, count)
+    if len(np.unique(chosen)) != len(chosen):
+        raise ConfigError(f"rows is {chosen.tolist()}; expected each {kind} once.")
+    return chosen
