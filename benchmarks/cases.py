@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.forecasting import backtest, race as forecasting
 from benchmarks.generation import race as generation
-from benchmarks.inference import race as inference
+from benchmarks.inference import latency, race as inference
 from benchmarks.processes import report_of
 from benchmarks.quality import compression, optimizing, packing
 from benchmarks.serving import load as serving
@@ -73,6 +73,11 @@ def generate(quick: bool) -> dict[str, Any]:
 def whole_batches(quick: bool) -> dict[str, Any]:
     """Whole batches in one call: six models, packed, in Keras, torch, ONNX Runtime and OpenVINO, in turn."""
     return inference.run(quick=quick)
+
+
+def one_step(quick: bool) -> dict[str, Any]:
+    """One step of one stream from Python, idle and beside a busy process: packed models and the runtimes of others."""
+    return latency.run(quick=quick)
 
 
 def packed_quality(quick: bool) -> dict[str, Any]:
@@ -154,6 +159,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "text": text,
     "generate": generate,
     "inference": whole_batches,
+    "latency": one_step,
     "quality": packed_quality,
     "optimize": optimize,
     "series": series,
@@ -180,6 +186,7 @@ EXPECTED_S: dict[str, int] = {
     "text": 350,
     "generate": 440,
     "inference": 1200,
+    "latency": 240,
     "quality": 200,
     "optimize": 3000,
     "series": 150,
@@ -198,6 +205,7 @@ LONG = (
     "loss",
     "text",
     "inference",
+    "latency",
     "quality",
     "optimize",
     "series",

@@ -32,12 +32,15 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "loader": ("src/cellerate/data", *_PROCESSES, *_programs("training/loader")),
     "text": (*_TRAINING, *_PROCESSES, *_programs("training/text")),
     "generate": (*_PACKED, "benchmarks/generation", *_PROCESSES, *_programs("training/onednn")),
-    "inference": (
-        *_PACKED,
-        "benchmarks/generation",
-        "benchmarks/inference",
-        *_PROCESSES,
-        *_programs("training/onednn"),
+    **dict.fromkeys(
+        ("inference", "latency"),
+        (
+            *_PACKED,
+            "benchmarks/generation",
+            "benchmarks/inference",
+            *_PROCESSES,
+            *_programs("training/onednn"),
+        ),
     ),
     "quality": (*_TRAINING, *_PACKED, *_PROCESSES, *_programs("quality/packing")),
     "optimize": (*_ALL, *_PROCESSES, *_programs("quality/optimizing")),

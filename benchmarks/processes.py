@@ -4,11 +4,12 @@ Every contestant of a contest, ours and theirs, starts with the same allocator s
 one it found; a race in which they differ ends with an error. A contestant that cannot run is kept with its reason.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,14 @@ def two_at_a_time(makers: Sequence[Callable[[], Any]]) -> list[Any]:
     """Start contestants, which takes longer than to time them; the results in order."""
     with ThreadPoolExecutor(2) as pool:
         return [each.result() for each in [pool.submit(make) for make in makers]]
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """Keep one core busy within a `with`, as a browser does."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -74,6 +74,13 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
                 if not one["error"] <= most:
                     told = f"{one['contestant']}, {cell['model']}, B={cell['batch']}, {one['precision']}"
                     found.append(f"{told}: an error of {one['error']:.1e} (at most {most:.1e})")
+    elif case == "latency":
+        for stack in result["stacks"]:
+            for one in stack["records"]:
+                most = TOLERANCES[one["precision"]]
+                if not one["error"] <= most:
+                    told = f"{one['contestant']}, {stack['stack']}, {one['precision']}"
+                    found.append(f"{told}: an error of {one['error']:.1e} (at most {most:.1e})")
     elif case == "quality":
         for precision, goal in GOALS.items():
             worse = result["packed"][precision]["increase"]

@@ -157,7 +157,7 @@ def _loop(steps: Any) -> Any:
 
 
 def _step(steps: Any, ids: np.ndarray, state: Any) -> Any:
-    state, logits = steps.read(state, ids[None])
+    state, logits = steps.step(state, ids)
     return logits, state
 
 

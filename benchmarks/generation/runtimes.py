@@ -79,7 +79,7 @@ def _saved_functions(truth: Any, folder: Path) -> dict[str, tuple[list[str], str
     return saved
 
 
-def _interpreted(takes: list[str], path: str, small: bool, threads: int) -> Callable[..., Any]:
+def interpreted(takes: list[str], path: str, small: bool, threads: int) -> Callable[..., Any]:
     """A saved function, converted and interpreted on so many threads."""
     import tensorflow as tf
     from ai_edge_litert.interpreter import Interpreter
@@ -111,7 +111,7 @@ def litert_jobs(folder: Path) -> Jobs:
 
     def ways(small: bool, threads: int) -> Ways:
         one, whole, drawn = (
-            _interpreted(*saved[name], small, threads) for name in ("step", "sequence", "loop")
+            interpreted(*saved[name], small, threads) for name in ("step", "sequence", "loop")
         )
         return Ways(one, lambda ids, after: whole(ids.astype(np.int32), after.astype(np.int32))[0], drawn)
 

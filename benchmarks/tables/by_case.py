@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.forecasting import table as forecasting_table
 from benchmarks.quality.optimizing import factor
 from benchmarks.serving.table import served
-from benchmarks.tables.standings import PRECISIONS, RUNTIMES, WAYS, inferring
+from benchmarks.tables.standings import PRECISIONS, RUNTIMES, WAYS, inferring, microseconds, stepping
 from benchmarks.training.planning import planned
 from benchmarks.training.scale_table import scaled
 from cellerate.format import percent, quantity, rounded, short
@@ -360,6 +360,69 @@ def inference(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def latency(result: dict[str, Any]) -> list[list[str]]:
+    """A row a stack and precision: ours on a quiet and on a busy machine, the best other one, and the limit."""
+    rows = [
+        [
+            "One step of one stream",
+            "from Python, median, p99, p99.9",
+            "beside a busy process",
+            "the best other one, p99",
+            "beside a busy process",
+            "ours without Python",
+            "reading the weights",
+        ]
+    ]
+    for stack in result["stacks"]:
+        by = {(one["contestant"], one["precision"]): one for one in stack["records"]}
+        for precision in PRECISIONS:
+            one, native = by["cellerate", precision], stack["native"][precision]
+            others = []
+            for when in ("quiet", "busy"):
+                contest = stepping(stack, when)
+                (ours,) = contest.of("ours", precision)
+                other = contest.opponent(ours)
+                if other is None:
+                    others.append("")
+                    continue
+                name = next(key for key, words in RUNTIMES.items() if words == other.who)
+                p99 = by[name, precision][when]["p99_s"]
+                ratio = rounded(contest.ratio(ours, other))
+                others.append(f"{other.who} {_in_us(other.value, p99)}: {ratio}x")
+            told = [
+                _in_us(*(one[when][each] for each in ("median_s", "p99_s", "p99.9_s")))
+                for when in ("quiet", "busy")
+            ]
+            share = percent(native["reading_s"] / native["median_s"])
+            rows.append(
+                [
+                    f"{stack['stack']}, {precision}",
+                    *told,
+                    *others,
+                    microseconds(native["median_s"]),
+                    f"{microseconds(native['reading_s'])} ({share})",
+                ]
+            )
+    return rows
+
+
+def published_steps(result: dict[str, Any]) -> str:
+    """The figures of others for the same stacks, which were not measured here."""
+    published = result["published"]
+    cards = [
+        f"{card} " + "; ".join(f"{stack} {_in_us(*figures)}" for stack, figures in published[card].items())
+        for card in ("IA-840F", "V80")
+    ]
+    return (
+        f"Not measured here, but published by the maker of FPGA cards ({published['source']}), mean and 99th "
+        f"percentile: {'. '.join(cards)}."
+    )
+
+
+def _in_us(*seconds: float) -> str:
+    return ", ".join(f"{1e6 * each:.3g}" for each in seconds) + " µs"
+
+
 def _share_of_peak(result: dict[str, Any], precision: str, model: str, batch: int, seconds: float) -> str:
     """Of all products that have to be computed; older records do not tell the peak."""
     if "products" not in result:
@@ -378,6 +441,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "text": text,
     "generate": generation,
     "inference": inference,
+    "latency": latency,
     "quality": packed,
     "optimize": optimized,
     "loader": loader,
@@ -394,5 +458,6 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
 NOTES: dict[str, Callable[[dict[str, Any]], str]] = {
     "forecasting": forecasting_table.where_we_lose,
     "backtest": forecasting_table.equal_models,
+    "latency": published_steps,
 }
 """The sentence below a table."""

@@ -171,6 +171,17 @@ def inferring(cell: dict[str, Any]) -> Contest:
     )
 
 
+def stepping(stack: dict[str, Any], when: str) -> Contest:
+    """A step of a stack of LSTMs, on a "quiet" or a "busy" machine."""
+    entries = []
+    for one in stack["records"]:
+        name = one["contestant"]
+        side, who = ("ours", "Cellerate") if name == "cellerate" else ("other", RUNTIMES[name])
+        entries.append(Entry(side, who, one["precision"], one[when]["median_s"]))
+    beside = " beside a busy process" if when == "busy" else ""
+    return Contest(f"a step of {stack['stack']}{beside}", entries, microseconds, higher_is_better=False)
+
+
 def _kernel(result: Result) -> Iterator[Contest]:
     theirs = result.get("onednn", {}).get("sizes", ())
     for one in theirs:
@@ -282,6 +293,9 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "text": _text,
     "generate": lambda result: map(generating, result["sizes"]),
     "inference": lambda result: map(inferring, result["cells"]),
+    "latency": lambda result: (
+        stepping(stack, when) for stack in result["stacks"] for when in ("quiet", "busy")
+    ),
     "loader": _loader,
     "scale": _scale,
     "series": _series,
@@ -314,6 +328,11 @@ def worst(case: str, result: Result) -> Worst | None:
 def milliseconds(seconds: float) -> str:
     """A duration in milliseconds, in three digits."""
     return f"{seconds * 1e3:.3g} ms"
+
+
+def microseconds(seconds: float) -> str:
+    """A duration in microseconds, in three digits."""
+    return f"{seconds * 1e6:.3g} µs"
 
 
 def _characters_per_s(value: float) -> str:

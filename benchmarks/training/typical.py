@@ -5,15 +5,12 @@ any is timed, the losses of its first steps are compared with those in float64, 
 has its turns on the quiet machine, and some once more while another process keeps a core busy.
 """
 
-import contextlib
 import functools
 import json
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.processes import Process, program, same_allocator, two_at_a_time
+from benchmarks.processes import Process, busy_process, program, same_allocator, two_at_a_time
 from benchmarks.training.contestant import Settings
 from benchmarks.training.race import CHECKED_STEPS, COMPILE_LIMIT_S, check, in_words
 from benchmarks.training.typical_models import MODELS
@@ -21,7 +18,6 @@ from cellerate.kernels import native
 from cellerate.measure import as_timing
 
 ROUNDS = 3
-_BUSY = "while True: pass"
 
 
 class Contestant:
@@ -129,7 +125,7 @@ def _race(name: str, batch: int, seconds: float) -> tuple[list[dict[str, Any]], 
         running = [one for one in two_at_a_time(starts) if one is not None]
         same_allocator(each.allocator for each, _ in running)
         quiet = _turns([each for each, _ in running], seconds)
-        with _busy_process():
+        with busy_process():
             busy = _turns([each for each, _ in running], seconds / 2)
         records = [
             _record(each, error, *times) for (each, error), *times in zip(running, quiet, busy, strict=True)
@@ -152,17 +148,6 @@ def _turns(running: Sequence[Contestant], seconds: float) -> list[list[float]]:
             # The first step of a `fit` also sets it up.
             times += each.steps(count)["seconds"][1:]
     return found
-
-
-@contextlib.contextmanager
-def _busy_process() -> Iterator[None]:
-    """Keep one core busy within a `with`, as a browser does."""
-    process = subprocess.Popen([sys.executable, "-c", _BUSY])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _truths(name: str, batch: int) -> dict[bool, list[float]]:

@@ -146,6 +146,9 @@ NB_MODULE(_core, module) {
       },
       nb::arg("precision"), nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
       "Operations a second that registers alone allow.");
+  module.def("measure_read", &cellerate::measure_read, nb::arg("bytes"), nb::arg("threads"),
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Bytes a second that threads read of so many bytes again and again.");
   module.def("watch_phases", &cellerate::watch_phases, nb::arg("on"),
              "Begins to time the phases of layers, with nothing seen yet, or ends.");
   module.def("phase_times", &phase_times,

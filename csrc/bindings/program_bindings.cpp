@@ -1,6 +1,7 @@
 // program.h for Python. cellerate.kernels.program.cpu calls it, with shapes and types already checked.
 #include "bindings/program_bindings.h"
 
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 
@@ -116,10 +117,41 @@ class PreparedRun {
   // False, and nothing done, if the arrays are not as they were announced, or share memory.
   bool run(nb::handle x, nb::handle result) {
     const Buffer from(x, Buffer::Access::kRead), to(result, Buffer::Access::kWrite);
-    if (!from.is(shape_, type_) || !to.is(result_shape_, 'f') || from.overlaps(to)) return false;
+    if (!fits(from, to)) return false;
+    const std::shared_ptr<const ProgramPlan> plan = plan_now();
+    const nb::gil_scoped_release release;
+    run_on(*plan, from, to);
+    return true;
+  }
+
+  // The seconds that each of so many calls takes without Python around it.
+  std::vector<double> time(nb::handle x, nb::handle result, int64_t count) {
+    using Clock = std::chrono::steady_clock;
+    const Buffer from(x, Buffer::Access::kRead), to(result, Buffer::Access::kWrite);
+    if (!fits(from, to)) throw std::invalid_argument("the arrays are not as they were announced");
+    const std::shared_ptr<const ProgramPlan> plan = plan_now();
+    std::vector<double> seconds;
+    const nb::gil_scoped_release release;
+    for (int64_t call = 0; call < count; ++call) {
+      const auto start = Clock::now();
+      run_on(*plan, from, to);
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    return seconds;
+  }
+
+ private:
+  bool fits(const Buffer& from, const Buffer& to) const {
+    return from.is(shape_, type_) && to.is(result_shape_, 'f') && !from.overlaps(to);
+  }
+
+  // Without states, several threads may run it at once.
+  std::shared_ptr<const ProgramPlan> plan_now() {
     if (plan_->threads != thread_count()) plan_ = std::make_shared<const ProgramPlan>(program_.plan(call()));
-    // Without states, several threads may run it at once.
-    const std::shared_ptr<const ProgramPlan> plan = plan_;
+    return plan_;
+  }
+
+  void run_on(const ProgramPlan& plan, const Buffer& from, const Buffer& to) {
     std::vector<const void*> inputs = inputs_[side_];
     std::vector<float*> outputs = outputs_[side_];
     inputs[input_] = from.data<void>();
@@ -127,15 +159,10 @@ class PreparedRun {
     ProgramCall now = call();
     now.inputs = inputs.data();
     now.outputs = outputs.data();
-    {
-      const nb::gil_scoped_release release;
-      program_.run(now, *plan);
-    }
-    side_ = 1 - side_;
-    return true;
+    program_.run(now, plan);
+    if (!held_.empty()) side_ = 1 - side_;
   }
 
- private:
   ProgramCall call() const { return {batch_, sizes_.shapes.data(), sizes_.begins.data(), nullptr, nullptr}; }
   // Of a whole batch of a node's values.
   std::vector<int64_t> shape_of(size_t node) const {
@@ -231,7 +258,8 @@ void bind_programs(nb::module_& module) {
                     const std::vector<PreparedRun::State>&>(),
            nb::arg("program"), nb::arg("batch"), nb::arg("sizes"), nb::arg("input"), nb::arg("output"),
            nb::arg("states"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
-      .def("run", &PreparedRun::run, nb::arg("x").none(), nb::arg("result").none());
+      .def("run", &PreparedRun::run, nb::arg("x").none(), nb::arg("result").none())
+      .def("time", &PreparedRun::time, nb::arg("x"), nb::arg("result"), nb::arg("count"));
 }
 
 }  // namespace cellerate

@@ -3,7 +3,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
+
+#include "engine/packed_memory.h"
 
 #ifdef CELLERATE_HAVE_AMX
 #include <cpuid.h>
@@ -154,15 +157,34 @@ std::vector<std::string> available_targets() {
 
 void set_target(std::string_view name) { chosen.store(named(name, "target"), std::memory_order_release); }
 
-double measure_peak(Precision precision, int threads) {
+namespace {
+
+// What is done a second by work(rounds), which gives how much it did; in enough rounds for the clock.
+template <class Work>
+double rate_of(const Work& work) {
   using Clock = std::chrono::steady_clock;
-  int64_t rounds = 1000;
-  for (;; rounds *= 4) {
+  for (int64_t rounds = 1000;; rounds *= 4) {
     const auto start = Clock::now();
-    const double operations = target().peak(precision, threads, rounds);
+    const double done = work(rounds);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (seconds > 0.1) return operations / seconds;
+    if (seconds > 0.1) return done / seconds;
   }
+}
+
+}  // namespace
+
+double measure_peak(Precision precision, int threads) {
+  return rate_of([&](int64_t rounds) { return target().peak(precision, threads, rounds); });
+}
+
+double measure_read(int64_t bytes, int threads) {
+  const auto floats = bytes / static_cast<int64_t>(sizeof(float));
+  const PackedMemory memory = packed_memory(static_cast<size_t>(bytes));
+  std::memset(memory.get(), 0, static_cast<size_t>(bytes));
+  return rate_of([&](int64_t rounds) {
+    target().read(reinterpret_cast<const float*>(memory.get()), floats, threads, rounds);
+    return static_cast<double>(floats) * sizeof(float) * static_cast<double>(rounds);
+  });
 }
 
 }  // namespace cellerate

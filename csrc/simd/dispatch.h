@@ -22,5 +22,7 @@ void set_target(std::string_view name);
 // Operations per second of target() on `threads` threads when only its multiply-add units limit it. Without products of
 // bfloat16, those of float32 are measured.
 double measure_peak(Precision precision, int threads);
+// Bytes a second that threads read of so many bytes, over and over: what weights that are read at every step allow.
+double measure_read(int64_t bytes, int threads);
 
 }  // namespace cellerate

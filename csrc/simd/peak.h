@@ -1,4 +1,5 @@
-// How fast this target multiplies when nothing else limits it. A kernel's speed is given as a share of this.
+// How fast this target multiplies, and reads memory, when nothing else limits it. A kernel's speed is given as a share
+// of the one that limits it.
 #pragma once
 
 #include "cells/lstm_layout.h"
@@ -6,6 +7,15 @@
 #include "simd/alike.h"
 
 namespace cellerate::CELLERATE_TARGET {
+
+// So that the compiler does not leave out what nobody reads.
+inline void keep(F x) {
+  float lanes[kLanes];
+  Simd::store(lanes, x);
+  static volatile float sink;
+  sink = lanes[0];
+  (void)sink;
+}
 
 // Multiply-adds on registers only, with enough independent sums to hide their latency.
 template <Precision kPrecision>
@@ -76,15 +86,6 @@ class PeakJob {
   }
 #endif
 
-  // So that the compiler does not leave out what nobody reads.
-  static void keep(F x) {
-    float lanes[kLanes];
-    Simd::store(lanes, x);
-    static volatile float sink;
-    sink = lanes[0];
-    (void)sink;
-  }
-
   const int64_t rounds_;
 };
 
@@ -105,6 +106,38 @@ inline double peak(Precision precision, int threads, int64_t rounds) {
     if (precision == Precision::kBfloat16) return peak_operations<Precision::kBfloat16>(threads, rounds);
   }
   return peak_operations<Precision::kFloat32>(threads, rounds);
+}
+
+// Reads memory again and again, each thread its own part, as steps read weights.
+class ReadJob {
+ public:
+  ReadJob(const float* from, int64_t count, int threads, int64_t rounds)
+      : from_(from), count_(count), threads_(threads), rounds_(rounds) {}
+
+  void run(int index) {
+    constexpr Index kSums = 8;  // enough to hide the latency of an addition
+    F sum[kSums];
+    for (F& each : sum) each = Simd::set(0);
+    const Range mine = share(count_, index, threads_, kSums * kLanes);
+    for (int64_t round = 0; round < rounds_; ++round) {
+      for (Index at = mine.begin; at + kSums * kLanes <= mine.end; at += kSums * kLanes) {
+#pragma GCC unroll 8
+        for (Index n = 0; n < kSums; ++n) sum[n] = Simd::add(sum[n], Simd::load(from_ + at + n * kLanes));
+      }
+    }
+    for (F each : sum) keep(each);
+  }
+
+ private:
+  const float* const from_;
+  const int64_t count_;
+  const int threads_;
+  const int64_t rounds_;
+};
+
+inline void read_memory(const float* from, int64_t count, int threads, int64_t rounds) {
+  ReadJob job(from, count, threads, rounds);
+  run_on(threads, job);
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

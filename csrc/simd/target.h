@@ -18,6 +18,8 @@ struct Target {
   bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
   // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
   double (*peak)(Precision precision, int threads, int64_t rounds);
+  // Reads so many floats so many times, each thread its own part.
+  void (*read)(const float* from, int64_t count, int threads, int64_t rounds);
 
   const LstmKernels* lstm;
   const DenseKernels* dense;
@@ -117,6 +119,7 @@ extern const Target kTarget{
     .name = CELLERATE_STRING(CELLERATE_TARGET),
     .bfloat16_products = Simd::kBfloat16Products,
     .peak = peak,
+    .read = read_memory,
     .lstm = &CELLERATE_LAYERS::kLstmKernels,
     .dense = &CELLERATE_LAYERS::kDenseKernels,
     .steps = &CELLERATE_STEPS::kStepKernels,

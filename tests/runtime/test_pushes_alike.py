@@ -327,3 +327,29 @@ def test_pushes_by_name_prepare_nothing() -> None:
     for step in range(5):
         streams.push({"x": x[:, step : step + 1]})
         assert not is_prepared(streams)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_time_pushes_leaves_the_streams_as_so_many_pushes_do(count):
+    model, x = packed(forecaster()), draw(B, 1, F)
+    timed, pushed = ready(model, np.repeat(x, 3, axis=1)), ready(model, np.repeat(x, 3, axis=1))
+    out = np.empty((B, 1, 4), np.float32)
+    seconds = timed.time_pushes(x, out, count)
+    for _ in range(count):
+        wanted = pushed.push(x)
+    assert len(seconds) == count and min(seconds) > 0
+    np.testing.assert_array_equal(out, wanted)
+    np.testing.assert_array_equal(timed.state, pushed.state)
+    np.testing.assert_array_equal(timed.push(x), pushed.push(x))
+
+
+def test_time_pushes_before_others_of_the_size_is_refused():
+    streams = packed(forecaster()).streams(B)
+    with pytest.raises(ConfigError, match="three times"):
+        streams.time_pushes(draw(B, 1, F), np.empty((B, 1, 4), np.float32), 1)
+
+
+def test_time_pushes_of_another_size_is_refused():
+    streams = ready(packed(forecaster()), draw(B, 3, F))
+    with pytest.raises(ConfigError, match="do not fit"):
+        streams.time_pushes(draw(B, 2, F), np.empty((B, 1, 4), np.float32), 1)

@@ -109,6 +109,18 @@ def measure_peak(precision: str = "float32") -> float:
     return max(float(core().measure_peak(precision, num_threads())) for _ in range(3))
 
 
+def measure_read(size: int, threads: int = 1) -> float:
+    """The bytes a second that threads read of so many bytes, over and over, each its own part.
+
+    That is what limits a step of one row: it reads all weights once. Takes some tenths of a second.
+
+    Args:
+        size: How many bytes, at least some kilobytes.
+        threads: How many threads.
+    """
+    return max(float(core().measure_read(size, threads)) for _ in range(3))
+
+
 class Phases(NamedTuple):
     """The times of the phases of layers while they were watched.
 

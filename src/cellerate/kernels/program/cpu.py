@@ -151,6 +151,13 @@ class PreparedRun(Protocol):
             MemoryError: What it computes does not fit into memory.
         """
 
+    def time(self, x: Any, result: Any, count: int) -> list[float]:
+        """Runs it so many times without Python in between; returns the seconds of each.
+
+        Raises:
+            ValueError: `run` would return False.
+        """
+
 
 def sizes_of(
     nodes: Mapping[int, Node], shapes: Mapping[int, Shape], known: Mapping[str, Row] | None = None
