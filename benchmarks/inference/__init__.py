@@ -1,3 +1,3 @@
-"""Whole batches in one call: Cellerate beside Keras and other runtimes."""
+"""Whole batches in one call, and one step of one stream: Cellerate beside Keras and other runtimes."""
 
-__all__ = ["race"]
+__all__ = ["latency", "race"]

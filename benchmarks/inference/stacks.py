@@ -31,7 +31,7 @@ class Stack(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """How many numbers a step reads of matrices."""
+        """The number of weights in the matrices, all of which a step reads."""
         return self.units * (self.layers * 8 * self.units + OUTPUTS)
 
 
