@@ -70,21 +70,34 @@ struct Simd {
   using I = __m256i;
   static I load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+#ifdef __AVXVNNI__
+  static constexpr int kByteOffset = 128;  // vpdpbusd takes unsigned bytes on the left
+#else
   static constexpr int kByteOffset = 0;
+#endif
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
   // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {
     const __m256i x = _mm256_castps_si256(a), y = _mm256_castps_si256(b);
+#ifdef __AVXVNNI__
+    // As for AVX-512, not the intrinsic; in the encoding of processors without AVX-512.
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(x), "xm"(y));
+    return sum;
+#else
     // |x| times y with the sign of x: two such products are at most 2 * 127 * 127, so that nothing saturates.
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(y, x));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
   }
   // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus kByteOffset, one byte per
   // lane.
   static void store_bytes(uint8_t* p, F x) {
     const __m256i whole = _mm256_cvtps_epi32(x);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+    const __m128i bytes = _mm_packs_epi16(words, words);
+    // The bits of an offset of 128, which wraps around.
+    constexpr int kTurned = kByteOffset == 0 ? 0 : -128;
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_xor_si128(bytes, _mm_set1_epi8(kTurned)));
   }
 
  private:

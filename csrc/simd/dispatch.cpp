@@ -8,8 +8,10 @@
 
 #include "engine/packed_memory.h"
 
-#ifdef CELLERATE_HAVE_AMX
+#if defined(CELLERATE_HAVE_AMX) || defined(CELLERATE_HAVE_AVX2VNNI)
 #include <cpuid.h>
+#endif
+#ifdef CELLERATE_HAVE_AMX
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,6 +28,11 @@ extern const Target kTarget;
 }
 #ifdef CELLERATE_HAVE_AVX2
 namespace avx2 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AVX2VNNI
+namespace avx2vnni {
 extern const Target kTarget;
 }
 #endif
@@ -80,6 +87,16 @@ bool has_tiles() {
 }
 #endif
 
+#ifdef CELLERATE_HAVE_AVX2VNNI
+// Whether the processor has the products of bytes without AVX-512, as Intel's have from Alder Lake on and AMD's from
+// Zen 5 on.
+bool has_vex_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kVexVnni = 1u << 4;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kVexVnni) != 0;
+}
+#endif
+
 #ifdef CELLERATE_HAVE_NEONDOT
 bool has_dot_product() {
 #ifdef __linux__
@@ -112,7 +129,11 @@ std::vector<const Target*> runnable() {
   if (avx512) found.push_back(&avx512::kTarget);
 #endif
 #ifdef CELLERATE_HAVE_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2::kTarget);
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#ifdef CELLERATE_HAVE_AVX2VNNI
+  if (avx2 && has_vex_vnni()) found.push_back(&avx2vnni::kTarget);
+#endif
+  if (avx2) found.push_back(&avx2::kTarget);
 #endif
 #endif
 #ifdef CELLERATE_HAVE_NEONDOT

@@ -54,7 +54,9 @@ def core() -> ModuleType:
 
 
 def target() -> str:
-    """The instruction set in use: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "neondot", "neon", "scalar"."""
+    """The instruction set in use: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2", "neondot", "neon" or
+    "scalar".
+    """
     return str(core().target())
 
 

@@ -58,6 +58,7 @@ def test_targets_are_all_that_this_processor_can_run():
         "avx512bf16": avx512 | {"avx512_vnni", "avx512_bf16"},
         "avx512vnni": avx512 | {"avx512_vnni"},
         "avx512": avx512,
+        "avx2vnni": {"avx2", "fma", "avx_vnni"},
         "avx2": {"avx2", "fma"},
         "scalar": set(),
     }
@@ -66,8 +67,8 @@ def test_targets_are_all_that_this_processor_can_run():
 
 def test_targets_differ_in_what_they_keep_for_backward():
     kept = set()
-    # These keep what avx512 and avx512bf16 do.
-    others = [name for name in TARGETS if name not in ("avx512vnni", "amx")]
+    # These keep what avx512, avx512bf16 and avx2 do.
+    others = [name for name in TARGETS if name not in ("avx512vnni", "amx", "avx2vnni")]
     for name in others:
         native.set_target(name)
         kept.add(cpu.reserve_bytes((16, 1, 1), "bfloat16", masked=False, return_sequences=True))

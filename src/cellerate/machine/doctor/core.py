@@ -23,6 +23,7 @@ _NEEDED = {
     "avx512bf16": {*_AVX512, "avx512_vnni", "avx512_bf16"},
     "avx512vnni": {*_AVX512, "avx512_vnni"},
     "avx512": _AVX512,
+    "avx2vnni": {"avx2", "fma", "avx_vnni"},
     "avx2": {"avx2", "fma"},
     "neondot": {"asimddp"},
     "neon": {"asimd"},
