@@ -128,7 +128,7 @@ def load(data: Path, output: Path) -> dict[str, Any]:
     del output
     from cellerate.data.series import open_series
     from cellerate.data.settings import Reading
-    from cellerate.data.windows import Scaler, SeriesBatches
+    from cellerate.data.windows import Scaler, SeriesBatches, WindowSettings
 
     start = time.perf_counter()
     series = open_series(data, Reading(targets=["x0"]))
@@ -137,7 +137,9 @@ def load(data: Path, output: Path) -> dict[str, Any]:
     scaler = Scaler.fit(split.train)
     fitted = time.perf_counter()
     source = SeriesBatches(
-        split.train, window=WINDOW, horizon=HORIZON, batch_size=BATCH, scaler=scaler, seed=0
+        split.train,
+        WindowSettings(window=WINDOW, horizon=HORIZON, batch_size=BATCH, seed=0),
+        scaler,
     )
     batches = itertools.chain.from_iterable(map(source.batches, itertools.count()))
     next(batches)
@@ -155,7 +157,7 @@ def huge(data: Path, output: Path) -> dict[str, Any]:
     """Open and plan a thousand million rows in a file of holes, and take batches from all over it."""
     from cellerate.data.series import PackedSeries, describe, open_series
     from cellerate.data.settings import Reading
-    from cellerate.data.windows import SeriesBatches
+    from cellerate.data.windows import SeriesBatches, WindowSettings
 
     rows = json.loads((data / "series.json").read_text())["rows"] * (HUGE_ROWS // ROWS)
     output.mkdir()
@@ -180,7 +182,9 @@ def huge(data: Path, output: Path) -> dict[str, Any]:
     start = time.perf_counter()
     split = open_series(output, Reading(targets=["x0"])).split()
     opened = time.perf_counter()
-    source = SeriesBatches(split.train, window=WINDOW, horizon=HORIZON, batch_size=BATCH, seed=0)
+    source = SeriesBatches(
+        split.train, WindowSettings(window=WINDOW, horizon=HORIZON, batch_size=BATCH, seed=0)
+    )
     batches = source.batches(0)
     next(batches)
     first = time.perf_counter()

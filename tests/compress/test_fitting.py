@@ -8,7 +8,7 @@ from cellerate.compress.fitting import Course, Keeper, endless, fine_tune, loss_
 from cellerate.compress.prune import prune
 from cellerate.compress.quantize import quantize
 from cellerate.compress.sparsify import sparsify
-from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
+from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text.lines import LineBatches, LineVocabulary
 from cellerate.data.windows.text_windows import TextBatches
 from cellerate.errors import ConfigError, DataError, TrainingError
@@ -121,7 +121,7 @@ def test_endless_over_keras_batches_follows_the_epochs_of_the_source_and_leaves_
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="runs when TensorFlow is the backend")
 def test_endless_over_a_tf_dataset_gives_its_batches_over_and_over():
     expected = [SOURCE.batch(0, index)[0][:, 0].tolist() for index in range(len(SOURCE))]
-    assert firsts(endless(as_tf_dataset(SOURCE), 64, seed=0), 2 * len(SOURCE)) == expected * 2
+    assert firsts(endless(KerasBatches(SOURCE).as_tf_dataset(), 64, seed=0), 2 * len(SOURCE)) == expected * 2
 
 
 @pytest.mark.backends
@@ -130,7 +130,7 @@ def test_endless_over_a_data_loader_gives_its_batches_over_and_over():
     from torch.utils.data import DataLoader
 
     expected = [SOURCE.batch(0, index)[0][:, 0].tolist() for index in range(len(SOURCE))]
-    loader = DataLoader(as_torch_dataset(SOURCE), batch_size=None)
+    loader = DataLoader(KerasBatches(SOURCE).as_torch_dataset(), batch_size=None)
     found = list(itertools.islice(endless(loader, 64, seed=0), 2 * len(SOURCE)))
     assert firsts(found, len(found)) == expected * 2
     assert all(isinstance(part, np.ndarray) for batch in found for part in batch)

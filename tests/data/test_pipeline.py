@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
+from cellerate.data.pipeline import KerasBatches
 from cellerate.data.windows.text_windows import TextBatches
 from cellerate.data.windows.windows import WindowSettings, WindowSource
 from cellerate.errors import ConfigError, DataError
@@ -264,7 +264,7 @@ class Words(Numbered):
 @pytest.mark.parametrize("cache", [False, True])
 def test_tf_dataset_equals_the_source(number, cache):
     source = real_sources()[number]
-    dataset = as_tf_dataset(source, epoch=2, cache=cache)
+    dataset = KerasBatches(source).as_tf_dataset(epoch=2, cache=cache)
     assert int(dataset.cardinality()) == len(source)
     assert tuple(spec.shape for spec in dataset.element_spec) == tuple(a.shape for a in source.batch(2, 0))
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_tf_dataset_equals_the_source(number, cache):
 @needs_tensorflow
 def test_tf_dataset_of_named_inputs_and_changing_lengths_equals_the_source():
     source = Words(4)
-    dataset = as_tf_dataset(source, epoch=3)
+    dataset = KerasBatches(source).as_tf_dataset(epoch=3)
     assert dataset.element_spec[0]["source"].shape.as_list() == [4, None]
     for index, (x, y, weight) in enumerate(dataset.as_numpy_iterator()):
         wanted = source.batch(3, index)
@@ -298,7 +298,7 @@ def test_torch_dataset_equals_the_source_with_any_number_of_workers(number, work
     import torch
 
     source = real_sources()[number]
-    dataset = as_torch_dataset(source)
+    dataset = KerasBatches(source).as_torch_dataset()
     dataset.epoch = 2
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
     batches = list(loader)
@@ -311,7 +311,7 @@ def test_torch_dataset_equals_the_source_with_any_number_of_workers(number, work
 
 @needs_torch
 def test_torch_dataset_of_named_inputs_equals_the_source():
-    x, y, weight = list(as_torch_dataset(Words(4), epoch=3))[2]
+    x, y, weight = list(KerasBatches(Words(4)).as_torch_dataset(epoch=3))[2]
     assert x["target_in"].tolist() == [[4, 4, 4]] * 4
     assert y.tolist() == [[5, 5, 5]] * 4
     assert weight.shape == (4, 3)

@@ -72,8 +72,8 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     """One epoch of a `cellerate.data.arrays.BatchSource` as a dataset, batches in order.
 
     Args:
-        source: The batches. If its `fixed_shapes` is true, the tensors have static shapes; otherwise only
-            the batch axis is static.
+        source: The batches. If its `fixed_shapes` is true, the tensors have static shapes, but for the rows of a short
+            last batch; otherwise only the batch axis is static.
         epoch: Which epoch.
         cache: Keep the batches in memory after the first pass.
 
@@ -83,7 +83,11 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     sample = source.batch(epoch, 0)
     arrays = tf.nest.flatten(sample)
     fixed = getattr(source, "fixed_shapes", False)
-    shapes = [array.shape if fixed else (len(array), *[None] * (array.ndim - 1)) for array in arrays]
+    short = fixed and len(tf.nest.flatten(source.batch(epoch, len(source) - 1))[0]) < len(arrays[0])
+    shapes = [
+        (None if short else len(array), *(array.shape[1:] if fixed else [None] * (array.ndim - 1)))
+        for array in arrays
+    ]
     types = [array.dtype for array in arrays]
 
     def make(index: np.ndarray) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ import keras
 
 from cellerate.data.arrays import BatchSource, iterate
 from cellerate.errors import ConfigError
+from cellerate.machine.environment import require
 
 Item = tuple[Any, ...] | BaseException
 
@@ -122,6 +123,48 @@ class KerasBatches(keras.utils.PyDataset):
             self._ends += 1
             self._restart(within=False)
 
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the current epoch in order, which `fit` is not disturbed by."""
+        return iterate(self.source, self.epoch, self.start, self.stop)
+
+    def as_tf_dataset(self, epoch: int = 0, *, cache: bool = False) -> Any:
+        """One epoch of the source as a `tf.data.Dataset`, in the order of the source.
+
+        Args:
+            epoch: Which epoch.
+            cache: Keep the batches in memory after the first pass.
+
+        Returns:
+            A dataset of the batches of the source, as tensors.
+
+        Raises:
+            BackendError: TensorFlow is not installed.
+        """
+        require("tensorflow", "tensorflow", "as_tf_dataset")
+        from cellerate.bridges.tensorflow import tf_dataset
+
+        return tf_dataset(self.source, epoch, cache=cache)
+
+    def as_torch_dataset(self, epoch: int = 0) -> Any:
+        """One epoch of the source as a `torch.utils.data.IterableDataset`, in the order of the source.
+
+        Use it as `DataLoader(dataset, batch_size=None, num_workers=n)`: the workers share the batches among
+        themselves, and the loader hands them out in order.
+
+        Args:
+            epoch: Which epoch; set the dataset's attribute `epoch` to move to another.
+
+        Returns:
+            A dataset of the batches of the source, as tensors.
+
+        Raises:
+            BackendError: torch is not installed.
+        """
+        require("torch", "torch", "as_torch_dataset")
+        from cellerate.bridges.torch import torch_dataset
+
+        return torch_dataset(self.source, epoch)
+
     def close(self) -> None:
         """Ends the thread, for a `fit` that an exception ended: Keras may keep this object alive after it."""
         with self._lock:
@@ -143,52 +186,6 @@ class KerasBatches(keras.utils.PyDataset):
             self._end_ahead()
         self._ahead, self._end_ahead = None, None
         self._next, self._served_last, self._within = 0, False, within
-
-
-def as_tf_dataset(source: BatchSource, epoch: int = 0, *, cache: bool = False) -> Any:
-    """One epoch of `source` as a `tf.data.Dataset`, in the order of the source.
-
-    Args:
-        source: The batches.
-        epoch: Which epoch.
-        cache: Keep the batches in memory after the first pass.
-
-    Returns:
-        A dataset of what `source.batch` returns, as tensors.
-
-    Raises:
-        BackendError: TensorFlow is not installed.
-    """
-    from cellerate.machine.environment import require
-
-    require("tensorflow", "tensorflow", "as_tf_dataset")
-    from cellerate.bridges.tensorflow import tf_dataset
-
-    return tf_dataset(source, epoch, cache=cache)
-
-
-def as_torch_dataset(source: BatchSource, epoch: int = 0) -> Any:
-    """One epoch of `source` as a `torch.utils.data.IterableDataset`, in the order of the source.
-
-    Use it as `DataLoader(dataset, batch_size=None, num_workers=n)`: the workers share the batches among
-    themselves, and the loader hands them out in order.
-
-    Args:
-        source: The batches.
-        epoch: Which epoch; set the dataset's attribute `epoch` to move to another.
-
-    Returns:
-        A dataset of what `source.batch` returns, as tensors.
-
-    Raises:
-        BackendError: torch is not installed.
-    """
-    from cellerate.machine.environment import require
-
-    require("torch", "torch", "as_torch_dataset")
-    from cellerate.bridges.torch import torch_dataset
-
-    return torch_dataset(source, epoch)
 
 
 class _Ahead:

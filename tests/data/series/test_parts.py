@@ -7,7 +7,7 @@ import pytest
 from cellerate.data.series.series import open_series
 from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
-from cellerate.data.windows.windows import SeriesBatches
+from cellerate.data.windows.windows import SeriesBatches, WindowSettings
 from cellerate.errors import ConfigError, DataError
 from support.data.hourly_tables import hours, table
 
@@ -20,7 +20,8 @@ def test_split_parts_are_disjoint_in_time_and_look_back_for_inputs_only(write):
         assert [part.rows for part in parts] == [600, 250, 150]
         targets, inputs = [], []
         for part in parts:
-            source = SeriesBatches(part, window=window, horizon=horizon, batch_size=8, drop_last=False)
+            form = WindowSettings(window=window, horizon=horizon, batch_size=8, drop_last=False)
+            source = SeriesBatches(part, form)
             batches = [source.batch(0, index) for index in range(len(source))]
             # Column a is the row number, so a batch says which rows it holds.
             inputs.append({int(v) for x, _, w in batches for v in x[w > 0][..., 0].ravel()})
@@ -85,6 +86,6 @@ def test_split_with_too_many_rows_or_an_empty_part_raises_data_error(write):
         data.split(counts=(5, 5, 5))
     empty = data.split(1.0, 0.0).validation
     with pytest.raises(DataError, match="the validation part has no rows"):
-        SeriesBatches(empty, window=2, horizon=1, batch_size=1)
+        SeriesBatches(empty, WindowSettings(window=2, horizon=1, batch_size=1))
     with pytest.raises(DataError, match="validation part has no rows"):
         Scaler.fit(empty)

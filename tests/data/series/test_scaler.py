@@ -8,7 +8,7 @@ import pytest
 from cellerate.data.series.series import open_series
 from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
-from cellerate.data.windows.windows import SeriesBatches
+from cellerate.data.windows.windows import SeriesBatches, WindowSettings
 from cellerate.errors import ConfigError, ModelError
 from support.data.hourly_tables import table
 
@@ -89,7 +89,8 @@ def test_series_batches_are_scaled_naive_slices(shared_data, dtype):
     assert data.columns == ("MUFL", "OT", "HUFL")
     split = data.split(counts=(8640, 2880, 2880))
     scaler = Scaler.fit(split.train)
-    source = SeriesBatches(split.test, window=96, horizon=24, batch_size=32, scaler=scaler, seed=1)
+    form = WindowSettings(window=96, horizon=24, batch_size=32, seed=1)
+    source = SeriesBatches(split.test, form, scaler)
     scaled = (data.values.astype(np.float64) - scaler.mean) / scaler.scale
     x, y = source.batch(0, 5)
     assert (x.shape, y.shape, x.dtype, y.dtype) == ((32, 96, 2), (32, 24, 2), np.float32, np.float32)
@@ -109,7 +110,7 @@ def test_series_fingerprint_depends_on_data_scaler_and_part(write):
     other = Scaler(fit.columns, fit.mean + 1, fit.scale)
 
     def fingerprint(part, scaler):
-        return SeriesBatches(part, window=4, horizon=1, batch_size=2, scaler=scaler).fingerprint()
+        return SeriesBatches(part, WindowSettings(window=4, horizon=1, batch_size=2), scaler).fingerprint()
 
     found = {
         fingerprint(*pair)
@@ -121,9 +122,6 @@ def test_series_fingerprint_depends_on_data_scaler_and_part(write):
 
 def test_series_batches_refuse_a_scaler_of_other_columns(write):
     data = open_series(write(table(50)), Reading(targets=["a"]))
+    other = Scaler(["x", "y"], [0, 0], [1, 1])
     with pytest.raises(ConfigError, match="scaler is for the columns x, y, but the series has a, b"):
-        SeriesBatches(
-            data.whole(), window=4, horizon=1, batch_size=2, scaler=Scaler(["x", "y"], [0, 0], [1, 1])
-        )
-    with pytest.raises(ConfigError, match="horizon is 0"):
-        SeriesBatches(data.whole(), window=4, horizon=0, batch_size=2)
+        SeriesBatches(data.whole(), WindowSettings(window=4, horizon=1, batch_size=2), other)

@@ -7,7 +7,7 @@ import pytest
 
 from cellerate.data.series.series import open_series
 from cellerate.data.settings import Reading
-from cellerate.data.windows.windows import SeriesBatches
+from cellerate.data.windows.windows import SeriesBatches, WindowSettings
 from cellerate.errors import ConfigError, DataError, OutputError
 from support.data.hourly_tables import hours, table
 
@@ -293,7 +293,7 @@ def test_target_that_is_no_feature_is_kept_apart(write):
     data = open_series(write(table(30)), Reading(targets=["a"], features=["b"]))
     assert data.columns == ("b", "a")
     assert (data.feature_columns, data.target_columns) == ((0,), (1,))
-    x, y = SeriesBatches(data.whole(), window=3, horizon=2, batch_size=4).batch(0, 0)
+    x, y = SeriesBatches(data.whole(), WindowSettings(window=3, horizon=2, batch_size=4)).batch(0, 0)
     assert x[1].ravel().tolist() == [10, 20, 30]
     assert y[1].ravel().tolist() == [4, 5]
 

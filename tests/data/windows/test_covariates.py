@@ -14,6 +14,7 @@ from cellerate.data.windows.covariates import Covariates
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.series_scaler import SeriesScaler
 from cellerate.data.windows.shares import share_of
+from cellerate.data.windows.windows import WindowSettings
 from cellerate.errors import ModelError
 from cellerate.runtime.forecast.origins import forecast_at
 from cellerate.runtime.forecast.settings import ForecastSettings
@@ -41,7 +42,7 @@ def everything(data):
 
 def batches(data, covariates, scaler, **settings):
     chosen = {"window": WINDOW, "horizon": HORIZON, "batch_size": 8, "seed": 4} | settings
-    return CovariateBatches(data.whole(), covariates=covariates, scaler=scaler, **chosen)
+    return CovariateBatches(data.whole(), WindowSettings(**chosen), scaler, covariates)
 
 
 def test_batches_hold_what_belongs_to_each_window(data):

@@ -53,13 +53,15 @@ class BatchSource(Protocol):
 class GatheredBatches:
     """Cuts large gathers into batches. Subclasses implement `_read`, which reads windows `first` to `last - 1`."""
 
-    fixed_shapes: ClassVar[bool] = True  # every batch has the same shapes: one compiled program serves all
+    # Every batch has the same shapes, but for the rows of a short last one: one compiled program serves all.
+    fixed_shapes: ClassVar[bool] = True
     batch_size: int
     item: str
     items_per_batch: int
     _windows: int  # windows per epoch, all of them full
     _chunk: int  # batches per gather
     _pad: bool  # fill the last batch up with rows of weight 0
+    _short: bool = False  # let the last batch have fewer rows
     _whole_batch: int  # rows of a batch of which this source has only a share; 0 if it has all of them
     _first_row: int  # where in such a batch the share begins
 
@@ -81,7 +83,7 @@ class GatheredBatches:
     def share(self, number: int, count: int) -> Self:
         """These batches, each with only the rows that process `number` of `count` computes.
 
-        Only those rows are read. `count` must be a divisor of `batch_size`.
+        Only those rows are read. `count` must be a divisor of `batch_size`, and the last batch not a short one.
         """
         own = copy.copy(self)
         own._forget()
@@ -94,7 +96,7 @@ class GatheredBatches:
 
     def __len__(self) -> int:
         size = self._whole_batch or self.batch_size
-        return -(-self._windows // size) if self._pad else self._windows // size
+        return -(-self._windows // size) if self._pad or self._short else self._windows // size
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of `epoch`, copied into new arrays. May be called in any order, from any thread.
@@ -142,7 +144,7 @@ class GatheredBatches:
     def _rows(self, epoch: int, first: int, last: int) -> Batch:
         """Windows `first` to `last - 1`; with `_pad`, weights too, and copies of the last window behind the end."""
         if not self._pad:
-            return self._read(epoch, first, last)
+            return self._read(epoch, first, min(last, self._windows))
         full = min(last, self._windows)
         # A share may be nothing but copies.
         arrays = self._read(epoch, min(first, full - 1), full)

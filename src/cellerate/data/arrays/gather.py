@@ -310,7 +310,9 @@ def _load(rows: Rows, index: WindowIndex, pieces: list[tuple[int, int]], shift: 
     return _Loaded(values, ends - lengths, places, np.cumsum(windows), index.stride)
 
 
-def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int) -> np.ndarray:
+def take_windows(
+    rows: np.ndarray, starts: np.ndarray, offset: int, length: int, step: int = 1
+) -> np.ndarray:
     """Copies `length` rows from `starts + offset` on, for each start.
 
     Args:
@@ -318,6 +320,7 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int)
         starts: (k,) int64, valid first rows.
         offset: Rows to skip after each start.
         length: Rows to copy, at least 1.
+        step: Rows from one that is copied to the next.
 
     Returns:
         (k, length, F), a new array of the same dtype.
@@ -325,8 +328,8 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int)
     count, features = len(starts), rows.shape[1]
     if offset:
         starts = starts + offset
-    if not rows.flags.c_contiguous:
-        return rows[starts[:, None] + np.arange(length)]
+    if step > 1 or not rows.flags.c_contiguous:
+        return rows[starts[:, None] + np.arange(0, length * step, step)]
     # With a whole window as one opaque item, NumPy copies it in one go. That is the fastest gather here:
     # 45 M windows/s of 50x5, against 33 M for a sliding view and 9 M for an index of every row.
     item = np.dtype((np.void, length * features * rows.dtype.itemsize))

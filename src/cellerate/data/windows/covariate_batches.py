@@ -9,7 +9,7 @@ from cellerate.data.arrays import Batch, derive_seed, digest, joined, take_windo
 from cellerate.data.series import SeriesPart
 from cellerate.data.windows.covariates import UNKNOWN_SERIES, Covariates, Framing
 from cellerate.data.windows.scaler import Scaler
-from cellerate.data.windows.windows import SeriesBatches
+from cellerate.data.windows.windows import SeriesBatches, WindowSettings
 
 # So many windows in a thousand are of a series that counts as unknown, so that its id is trained as well.
 _UNKNOWN_IN_1000 = 30
@@ -24,16 +24,18 @@ class CovariateBatches(SeriesBatches):
 
     Args:
         part: From `SeriesData.split`, or `SeriesData.whole`.
-        covariates: What the model sees.
+        settings: The form of the windows and batches, and their order.
         scaler: Fitted on the training part.
-        settings: The other arguments of `SeriesBatches`.
+        covariates: What the model sees.
 
     Raises:
         ConfigError, DataError: See `SeriesBatches`; or the series has no times, and the model sees a calendar.
     """
 
-    def __init__(self, part: SeriesPart, *, covariates: Covariates, scaler: Scaler, **settings: Any) -> None:
-        super().__init__(part, scaler=scaler, **settings)
+    def __init__(
+        self, part: SeriesPart, settings: WindowSettings, scaler: Scaler, covariates: Covariates
+    ) -> None:
+        super().__init__(part, settings, scaler)
         self._framing = Framing(part.data, scaler, covariates, prepared=True)
         self._targets_at = list(part.data.target_columns)
         self._names = sorted(covariates.input_shapes(1, 1, 1))

@@ -41,13 +41,15 @@ class WindowSettings:
 
     Attributes:
         window: Rows of the input, at least 1.
-        horizon: Rows of the target, right after the input. With 0 there is no target, and batches are `(x,)`.
+        horizon: Rows of the target, which continue the input. With 0 there is no target, and batches are `(x,)`.
         batch_size: Windows per batch.
         stride: Rows between the starts of neighbouring windows.
         seed: The seed of the shuffle, which differs each epoch; None keeps the order in every epoch.
         drop_last: True leaves out the windows that do not fill a batch (different ones each epoch, if
             shuffled). False keeps them: every batch is then `(x, y, sample_weight)`, and the last one is
             filled up with copies of weight 0, so that shapes never change. False needs a horizon.
+        fill_last: With `drop_last=False`, False makes the last batch a smaller one, without weights.
+        sampling_rate: Rows between two neighbouring rows of a window, and of its target.
         shuffle: "exact" or "blocks", as `BlockPlan` says; "auto" takes blocks for a large memory-mapped file.
         mixing_bytes: How much of the file "blocks" mixes at a time; see `BlockPlan` for the trade-off.
     """
@@ -58,6 +60,8 @@ class WindowSettings:
     stride: int = 1
     seed: int | None = None
     drop_last: bool = True
+    fill_last: bool = True
+    sampling_rate: int = 1
     shuffle: Shuffle = "auto"
     mixing_bytes: int = MIXING_BYTES
 
@@ -72,15 +76,26 @@ class WindowSettings:
             window=self.window,
             batch_size=self.batch_size,
             stride=self.stride,
+            sampling_rate=self.sampling_rate,
             mixing_bytes=self.mixing_bytes,
         )
         at_least(0, horizon=self.horizon)
         if self.shuffle not in ("auto", "exact", "blocks"):
             raise ConfigError(f'shuffle is {self.shuffle!r}; expected "auto", "exact" or "blocks".')
-        if not self.drop_last and not self.horizon:
+        if self.fills_last and not self.horizon:
             raise ConfigError(
                 f"{argument('drop_last', False)} needs a horizon: a weight of 0 marks a target, and there is none."
             )
+
+    @property
+    def fills_last(self) -> bool:
+        """True if rows of weight 0 fill up the last batch."""
+        return self.fill_last and not self.drop_last
+
+    @property
+    def reach(self) -> int:
+        """The rows from the first one of a window to the first one of its target."""
+        return self.window * self.sampling_rate
 
     def index(self, table: np.ndarray) -> WindowIndex:
         """Finds the windows in a table of segments.
@@ -88,7 +103,7 @@ class WindowSettings:
         Raises:
             DataError: No window fits, or too few for one batch.
         """
-        span = self.window + self.horizon
+        span = (self.window + self.horizon - 1) * self.sampling_rate + 1
         index = WindowIndex(table, span, self.stride)
         if not index.count:
             longest = int((table[:, 1] - table[:, 0]).max())
@@ -100,8 +115,8 @@ class WindowSettings:
         if self.drop_last and index.count < self.batch_size:
             raise DataError(
                 f"the data hold {index.count} windows (window {self.window}, horizon {self.horizon}, stride "
-                f"{self.stride}), fewer than one batch of {self.batch_size}. Lower {argument('batch_size')}, "
-                f"{argument('window')} or {argument('stride')}."
+                f"{self.stride}), fewer than one batch of {self.batch_size}. Lower {argument('batch_size')}, the "
+                "window or the stride."
             )
         return index
 
@@ -144,8 +159,10 @@ class WindowSource(GatheredBatches):
         self.item = "windows"
         self.items_per_batch = batch_size
         self.window, self.horizon, self.stride, self.seed = window, horizon, stride, seed
+        self._reach, self._step = settings.reach, settings.sampling_rate
         self._values = values
-        self._windows, self._pad = index.count, not drop_last
+        self._windows, self._pad = index.count, settings.fills_last
+        self._short = not drop_last and not settings.fill_last
         self._plan = plan_windows(values, index, seed, settings.shuffle, settings.mixing_bytes)
         row_bytes = int(np.prod(values.shape[1:], dtype=np.int64)) * max(4, values.dtype.itemsize)
         bytes_each = (window + horizon) * row_bytes
@@ -156,6 +173,9 @@ class WindowSource(GatheredBatches):
             f"windows/1 {window} {horizon} {stride} {batch_size} {seed} {drop_last} "
             f"{type(self._plan).__name__} {settings.mixing_bytes} {digest(table.tobytes())}"
         )
+        # Checkpoints of runs without these go on to fit.
+        if self._short or self._step > 1:
+            self._settings += f" {self._short} {self._step}"
 
     def fingerprint(self) -> str:
         """See `BatchSource.fingerprint`."""
@@ -164,7 +184,7 @@ class WindowSource(GatheredBatches):
     def origins(self, epoch: int, index: int) -> np.ndarray:
         """(B,) int64, the row of the whole array after each window of a batch; that of the last for its copies."""
         first = index * self.batch_size
-        found = self._plan.where(epoch, first, min(first + self.batch_size, self._windows)) + self.window
+        found = self._plan.where(epoch, first, min(first + self.batch_size, self._windows)) + self._reach
         return found[np.minimum(np.arange(self.batch_size), len(found) - 1)]
 
     def _read(self, epoch: int, first: int, last: int) -> Batch:
@@ -173,13 +193,14 @@ class WindowSource(GatheredBatches):
             if rows.nbytes <= _PREPARED_BYTES:
                 # A row is in many windows: it is converted once.
                 inputs, targets = self._prepared(rows)
-                xs.append(take_windows(inputs, starts, 0, self.window))
+                xs.append(take_windows(inputs, starts, 0, self.window, self._step))
                 if self.horizon:
-                    ys.append(take_windows(targets, starts, self.window, self.horizon))
+                    ys.append(take_windows(targets, starts, self._reach, self.horizon, self._step))
             else:
-                xs.append(self._inputs(take_windows(rows, starts, 0, self.window)))
+                xs.append(self._inputs(take_windows(rows, starts, 0, self.window, self._step)))
                 if self.horizon:
-                    ys.append(self._targets(take_windows(rows, starts, self.window, self.horizon)))
+                    taken = take_windows(rows, starts, self._reach, self.horizon, self._step)
+                    ys.append(self._targets(taken))
         parts = (joined(xs), joined(ys)) if ys else (joined(xs),)
         return tuple(part[..., 0] for part in parts) if self._values.ndim == 1 else parts
 
@@ -215,15 +236,10 @@ class SeriesBatches(WindowSource):
 
     Args:
         part: From `SeriesData.split`, or `SeriesData.whole`.
-        window: Rows of the input.
-        horizon: Rows of the target, at least 1.
-        batch_size: Windows per batch.
+        settings: The form of the windows and batches, and their order.
         scaler: Fitted on the training part; None leaves values unscaled.
-        stride: Rows between the starts of neighbouring windows.
-        seed: The seed of the shuffle; None keeps the order.
-        drop_last: See `WindowSource`.
 
-    Batches hold x (B, window, features) float32, y (B, horizon, targets) float32 and, with
+    Batches hold x (B, window, features) float32, with a horizon y (B, horizon, targets) float32 and, with
     `drop_last=False`, sample_weight (B,) float32.
 
     Raises:
@@ -234,16 +250,9 @@ class SeriesBatches(WindowSource):
     def __init__(
         self,
         part: "SeriesPart",
-        *,
-        window: int,
-        horizon: int,
-        batch_size: int,
+        settings: WindowSettings,
         scaler: "Scaler | None" = None,
-        stride: int = 1,
-        seed: int | None = None,
-        drop_last: bool = True,
     ) -> None:
-        at_least(1, window=window, horizon=horizon)
         data = part.data
         if scaler is not None and scaler.columns != data.columns:
             raise ConfigError(
@@ -252,15 +261,9 @@ class SeriesBatches(WindowSource):
             )
         super().__init__(
             data.values,
-            WindowSettings(
-                window=window,
-                horizon=horizon,
-                batch_size=batch_size,
-                stride=stride,
-                seed=seed,
-                drop_last=drop_last,
-            ),
-            segments=part.spans(window),
+            settings,
+            # Without a target, a window is of the part that its rows are of.
+            segments=part.spans(settings.reach if settings.horizon else 0),
             data_fingerprint=digest(f"{data.fingerprint} {scaler and scaler.to_config()}".encode()),
         )
         every = tuple(range(data.values.shape[1]))

@@ -16,6 +16,7 @@ from cellerate.data.windows import (
     MeanOverItems,
     Scaler,
     SeriesBatches,
+    WindowSettings,
 )
 from cellerate.errors import DataError, ModelError
 from cellerate.keras_graph.graph import functional_graph
@@ -33,26 +34,24 @@ def series_sources(
     covariates: Covariates,
 ) -> tuple[BatchSource, BatchSource | None]:
     """The training batches, and the validation batches or None if no validation window fits."""
-    common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
-    batches: type[SeriesBatches] = SeriesBatches
-    if not covariates.plain:
-        batches, common = CovariateBatches, {**common, "covariates": covariates}
+
+    def batches(part: SeriesPart, **settings: Any) -> BatchSource:
+        form = WindowSettings(window=options.window, horizon=options.horizon, **settings)
+        if covariates.plain:
+            return SeriesBatches(part, form, scaler)
+        return CovariateBatches(part, form, scaler, covariates)
+
     count = count_windows(split.train, options, options.stride)
     if not count and (lost := lost_to_cuts(split.train.data, options.window, options.horizon)):
         raise DataError(f"no window fits into the training part: {lost}")
-    source: BatchSource = batches(
-        split.train,
-        batch_size=max(1, min(options.batch_size, count)),
-        stride=options.stride,
-        seed=seed,
-        **common,
-    )
+    size = max(1, min(options.batch_size, count))
+    source = batches(split.train, batch_size=size, stride=options.stride, seed=seed)
     held = count_windows(split.validation, options)
     if len(model.output_shape) == 2:
         source = _OneTarget(source)
     if not held:
         return source, None
-    plain = batches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
+    plain = batches(split.validation, batch_size=options.batch_size, drop_last=False)
     judging: BatchSource = MeanOverItems(plain, held)
     return source, _OneTarget(judging) if len(model.output_shape) == 2 else judging
 
