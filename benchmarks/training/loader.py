@@ -115,6 +115,8 @@ def measure_peers(path: Path, repeats: int) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
+    import cellerate
+
     values = np.load(path, mmap_mode="r")
     rows = np.asarray(values[:PEER_ROWS])
     # In order: a shuffle buffer would only make it slower. Cellerate and the other one shuffle.
@@ -132,9 +134,9 @@ def measure_peers(path: Path, repeats: int) -> dict[str, Any]:
         window = next(iter(dataset))[3].numpy()
         if not np.array_equal(window, rows[int(window[0, 0]) :][:WINDOW]):
             raise SystemExit(f"{name} gave a wrong window; nothing was timed")
-    own = source_of(path)
+    own = cellerate.windows(values, None, WINDOW, batch_size=BATCH, shuffle=True, seed=1)
     contestants: dict[str, tuple[Callable[[], Iterator[Any]], int]] = {
-        "cellerate": (lambda: own.batches(0), PIECE_BATCHES),
+        "cellerate": (lambda: iter(own), PIECE_BATCHES),
         "tf.data window().flat_map(), in order": (lambda: iter(flat), PEER_BATCHES),
         "keras.utils.timeseries_dataset_from_array, shuffled": (lambda: iter(series), PEER_BATCHES),
     }

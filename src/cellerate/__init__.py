@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from cellerate.compress.quantize import quantize as quantize
     from cellerate.compress.record import QualityGate as QualityGate
     from cellerate.compress.sparsify import sparsify as sparsify
+    from cellerate.data.loaders.text import text_batches as text_batches
+    from cellerate.data.loaders.windows import windows as windows
     from cellerate.errors import CellerateError as CellerateError
     from cellerate.kernels.decoder.sampling import SamplingRules as SamplingRules
     from cellerate.kernels.native import set_num_threads as set_num_threads
@@ -80,9 +82,11 @@ _EXPORTS = {
     "select_backend": "cellerate.machine.environment",
     "set_num_threads": "cellerate.kernels.native",
     "sparsify": "cellerate.compress.sparsify",
+    "text_batches": "cellerate.data.loaders.text",
     "train_embed": "cellerate.tasks.train",
     "train_series": "cellerate.tasks.train",
     "train_text": "cellerate.tasks.train",
+    "windows": "cellerate.data.loaders.windows",
 }
 
 __all__ = [*_EXPORTS, "__version__"]

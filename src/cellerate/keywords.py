@@ -150,6 +150,15 @@ class TextOptionsFields(TypedDict, total=False):
     carry_states: bool
 
 
+class TextReadingFields(TypedDict, total=False):
+    """The fields of `cellerate.data.text.text.TextReading` that are keyword arguments."""
+
+    errors: Literal["strict", "replace"]
+    encoding: str
+    field: str | None
+    strip_gutenberg: bool
+
+
 class TrainingSettingsFields(TypedDict, total=False):
     """The fields of `cellerate.training.settings.TrainingSettings` that are keyword arguments."""
 
@@ -200,6 +209,10 @@ class OptimizeKeywords(OptimizeSettingsFields, total=False):
     """Keyword arguments of `cellerate.optimize`, beside those in its definition."""
 
 
+class TextBatchesKeywords(TextReadingFields, total=False):
+    """Keyword arguments of `cellerate.text_batches`, beside those in its definition."""
+
+
 class TrainEmbedKeywords(
     LineOptionsFields, AutoencoderArchitectureFields, TrainingSettingsFields, total=False
 ):
@@ -219,3 +232,7 @@ class TrainSeriesKeywords(
 
 class TrainTextKeywords(TextOptionsFields, TextArchitectureFields, TrainingSettingsFields, total=False):
     """Keyword arguments of `cellerate.train_text`, beside those in its definition."""
+
+
+class WindowsKeywords(ReadingFields, TableOptionsFields, total=False):
+    """Keyword arguments of `cellerate.windows`, beside those in its definition."""

@@ -81,6 +81,9 @@ class _AnyName(types.ModuleType):
     """The module before it is written, so that functions may name types that are yet to come."""
 
     def __getattr__(self, name: str) -> type:
+        # `inspect` asks each module for its file.
+        if name.startswith("__"):
+            raise AttributeError(name)
         return dict
 
 

@@ -310,9 +310,7 @@ def _load(rows: Rows, index: WindowIndex, pieces: list[tuple[int, int]], shift: 
     return _Loaded(values, ends - lengths, places, np.cumsum(windows), index.stride)
 
 
-def take_windows(
-    rows: np.ndarray, starts: np.ndarray, offset: int, length: int, step: int = 1
-) -> np.ndarray:
+def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int, step: int = 1) -> np.ndarray:
     """Copies `length` rows from `starts + offset` on, for each start.
 
     Args:

@@ -14,7 +14,7 @@ from cellerate.data.text.lines import (
     LineVocabulary,
     encode_batches,
 )
-from cellerate.data.text.text import EncodedText, open_text
+from cellerate.data.text.text import EncodedText, TextReading, open_text
 
 __all__ = [
     "BOS",
@@ -25,6 +25,7 @@ __all__ = [
     "LineBatches",
     "LineVocabulary",
     "TextLines",
+    "TextReading",
     "encode_batches",
     "find_line_files",
     "given_lines",

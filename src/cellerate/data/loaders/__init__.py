@@ -1,0 +1,1 @@
+"""Batches for a `fit` of one's own: `cellerate.windows` and `cellerate.text_batches`."""
