@@ -15,6 +15,8 @@ SOURCE = str(Path(cellerate.__file__).parents[1])
 RIGHT = """
 import numpy
 import cellerate
+from cellerate.models.forecast import build_forecast_model
+from cellerate.models.text import build_text_model
 
 run = cellerate.train_text(["a.txt", "b.txt"], "m.keras", units=512, clipnorm=1, track=["wandb"])
 text: str = cellerate.load("m.cell").generate("Well, ", max_tokens=3)
@@ -27,6 +29,11 @@ table = cellerate.forecast("s.keras", {"x": numpy.arange(9.0)}, gaps="split", le
 vectors: numpy.ndarray = cellerate.embed("e.keras", numpy.array(["one", "two"]))
 next_rows = cellerate.load("s.cell").forecast(numpy.zeros((96, 7)), times=numpy.arange(96))
 found = cellerate.backtest("s.keras", "a.csv", folds=3, separator=";")
+train, validation = cellerate.text_batches("a.txt", 100, shuffle=True, errors="replace").split(0.1)
+windows = cellerate.windows(numpy.zeros((90, 2)), numpy.zeros(90), 9, batch_size=4, start_index=3)
+past: tuple[int, ...] = cellerate.windows({"x": [1.0]}, ["x"], 9, horizon=3, gaps="split").input_shape
+built = build_text_model(64, units=[32, 32], tie_weights=True)
+built = build_forecast_model(48, 2, 24, 1, target_columns=[1], quantiles=[0.1, 0.5], future=3)
 kept: float = cellerate.optimize("m.keras", "a.txt", objective="size", keep=[0.5]).max_quality_loss
 """
 # A wrong line → how mypy and how pyright begin to say so.
@@ -78,6 +85,26 @@ WRONG = {
     'cellerate.detect("s.keras", "a.csv", seperator=";")': (
         'Unexpected keyword argument "seperator" for "detect"; did you mean "separator"?',
         'No parameter named "seperator"',
+    ),
+    'cellerate.windows(numpy.zeros(9), None, "9")': (
+        'Argument 3 to "windows" has incompatible type "str"; expected "int"',
+        'Argument of type "Literal[\'9\']" cannot be assigned to parameter "sequence_length"',
+    ),
+    'cellerate.windows("a.csv", "x", 9, missing="skip")': (
+        'Argument "missing" to "windows" has incompatible type "Literal[\'skip\']"',
+        'Argument of type "Literal[\'skip\']" cannot be assigned to parameter "missing"',
+    ),
+    'cellerate.text_batches(["a.txt"], lenght=100)': (
+        'Unexpected keyword argument "lenght" for "text_batches"; did you mean "length"?',
+        'No parameter named "lenght"',
+    ),
+    "build_text_model(64, unit=32)": (
+        'Unexpected keyword argument "unit" for "build_text_model"; did you mean "units"?',
+        'No parameter named "unit"',
+    ),
+    "build_forecast_model(48, 2, 24, 1)": (
+        'Missing named argument "target_columns" for "build_forecast_model"',
+        'Argument missing for parameter "target_columns"',
     ),
     'count: int = cellerate.generate("m.keras", "Well, ")': (
         'Incompatible types in assignment (expression has type "str", variable has type "int")',

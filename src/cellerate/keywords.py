@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 
 class AutoencoderArchitectureFields(TypedDict, total=False):
@@ -29,6 +29,27 @@ class ForecastArchitectureFields(TypedDict, total=False):
     residual: bool
     linear: bool
     series_embedding: int
+
+
+class ForecastNetworkFields(TypedDict, total=False):
+    """The fields of `cellerate.models.forecast.ForecastNetwork` that are keyword arguments."""
+
+    target_columns: Required[int | Sequence[int]]
+    units: int | Sequence[int]
+    layers: int
+    bidirectional: bool
+    dropout: float
+    recurrent_dropout: float
+    quantiles: Sequence[float] | None
+    residual: bool
+    linear: bool
+    shared_linear: bool
+    absolute: int | Sequence[int]
+    future: int
+    series: int
+    series_embedding: int
+    dtype_policy: Any
+    seed: int | None
 
 
 class LineOptionsFields(TypedDict, total=False):
@@ -134,6 +155,20 @@ class TextArchitectureFields(TypedDict, total=False):
     tie_weights: bool
 
 
+class TextNetworkFields(TypedDict, total=False):
+    """The fields of `cellerate.models.text.TextNetwork` that are keyword arguments."""
+
+    embedding: int
+    units: int | Sequence[int]
+    layers: int
+    dropout: float
+    recurrent_dropout: float
+    layer_norm: bool
+    tie_weights: bool
+    dtype_policy: Any
+    seed: int | None
+
+
 class TextOptionsFields(TypedDict, total=False):
     """The fields of `cellerate.tasks.settings.TextOptions` that are keyword arguments."""
 
@@ -191,6 +226,14 @@ class TrainingSettingsFields(TypedDict, total=False):
 
 class BacktestKeywords(ReadingOptionsFields, TableOptionsFields, total=False):
     """Keyword arguments of `cellerate.backtest`, beside those in its definition."""
+
+
+class BuildForecastModelKeywords(ForecastNetworkFields, total=False):
+    """Keyword arguments of `cellerate.models.forecast.build_forecast_model`, beside those in its definition."""
+
+
+class BuildTextModelKeywords(TextNetworkFields, total=False):
+    """Keyword arguments of `cellerate.models.text.build_text_model`, beside those in its definition."""
 
 
 class DetectKeywords(ReadingOptionsFields, TableOptionsFields, total=False):

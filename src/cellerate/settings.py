@@ -104,7 +104,7 @@ def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hint)
             for name, (field, hint) in fields.items()
         ]
 
@@ -160,6 +160,11 @@ def one_or_more(value: Any) -> Any:
 def _fields(record: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = typing.get_type_hints(record)
     return [(field, hints[field.name]) for field in dataclasses.fields(record)]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field as that of a parameter."""
+    return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
 def _is_list(hint: Any) -> bool:

@@ -21,13 +21,18 @@ _HEAD = '''"""The settings that public functions take as keyword arguments, as t
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 '''
 
 
 def public_functions() -> dict[str, Callable[..., Any]]:
-    """The public functions that take the fields of records, by name."""
+    """The functions that take the fields of records, by name: public ones, and those that build models."""
     values = {name: getattr(cellerate, name) for name in cellerate.__all__}
+    # Not before the module that they take types from can be imported.
+    from cellerate.models.forecast import build_forecast_model
+    from cellerate.models.text import build_text_model
+
+    values |= {build.__name__: build for build in (build_text_model, build_forecast_model)}
     return {name: value for name, value in values.items() if hasattr(value, "takes_fields_of")}
 
 
@@ -51,7 +56,7 @@ def module_text() -> str:
             f"class {record.__name__}Fields(TypedDict, total=False):\n"
             f'    """The fields of `{record.__module__}.{record.__name__}` that are keyword arguments."""\n\n'
             + "\n".join(
-                f"    {field.name}: {_written(field.metadata.get('accepts', hints[field.name]))}"
+                f"    {field.name}: {_annotation(field, hints[field.name])}"
                 for field in dataclasses.fields(record)
                 if field.name not in left_out[record]
             )
@@ -60,18 +65,34 @@ def module_text() -> str:
         bases = ", ".join(f"{record.__name__}Fields" for record in records)
         blocks.append(
             f"class {keywords_of(name)}({bases}, total=False):\n"
-            f'    """Keyword arguments of `cellerate.{name}`, beside those in its definition."""'
+            f'    """Keyword arguments of `{_place(name)}`, beside those in its definition."""'
         )
     return "\n\n\n".join(blocks) + "\n"
 
 
+def _place(name: str) -> str:
+    """The name by which users import a function."""
+    return (
+        f"cellerate.{name}" if name in cellerate.__all__ else f"{public_functions()[name].__module__}.{name}"
+    )
+
+
+def _annotation(field: dataclasses.Field[Any], hint: Any) -> str:
+    """The type of a field as source; a list may be a single entry, as `settings.record_of` reads it."""
+    hint = field.metadata.get("accepts", hint)
+    written = _written(hint)
+    if typing.get_origin(hint) is Sequence:
+        written = f"{_written(typing.get_args(hint)[0])} | {written}"
+    return f"Required[{written}]" if field.default is dataclasses.MISSING else written
+
+
 def _written(hint: Any) -> str:
-    """A type as source; a list may be a single entry, as `settings.record_of` reads it."""
+    """A type as source."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return "Literal[" + ", ".join(f'"{one}"' for one in arguments) + "]"
     if typing.get_origin(hint) is Sequence:
-        return f"{_written(arguments[0])} | Sequence[{_written(arguments[0])}]"
+        return f"Sequence[{_written(arguments[0])}]"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is Union:
         return " | ".join(map(_written, arguments))
     return "None" if hint is types.NoneType else hint.__name__

@@ -5,13 +5,14 @@ It is a plain `keras.Model` of Keras's own layers and operations.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 from keras import ops
 
 from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
+from cellerate.keywords import BuildForecastModelKeywords
 from cellerate.models.losses import check_quantiles, middle_place
 from cellerate.models.text import (
     check_fraction,
@@ -23,7 +24,7 @@ from cellerate.models.text import (
     seeded_dense,
     seeded_lstm,
 )
-from cellerate.settings import takes_fields_of
+from cellerate.settings import record_of, takes_fields_of
 
 _STEP_UNITS = 32  # of the small head that sees what is known of a step in advance
 
@@ -119,7 +120,7 @@ class ForecastNetwork:
 @at_once
 @takes_fields_of(ForecastNetwork, leave_out=_SIZES)
 def build_forecast_model(
-    window: int, features: int, horizon: int, targets: int, **options: Any
+    window: int, features: int, horizon: int, targets: int, **options: Unpack[BuildForecastModelKeywords]
 ) -> keras.Model:
     """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
 
@@ -143,7 +144,8 @@ def build_forecast_model(
     Raises:
         ConfigError: An argument is out of range.
     """
-    network = ForecastNetwork(window, features, horizon, targets, **options)
+    sizes = {"window": window, "features": features, "horizon": horizon, "targets": targets}
+    network = record_of(ForecastNetwork, options, **sizes)
     seeds = layer_seeds(network.seed)
     inputs = {"series": keras.Input((window, features), dtype="float32", name="series")}
     past = x = inputs["series"]

@@ -5,13 +5,14 @@ The model is a plain `keras.Model` of Keras's own layers.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 
 from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
+from cellerate.keywords import BuildTextModelKeywords
 from cellerate.messages import argument
 from cellerate.settings import takes_fields_of
 
@@ -47,7 +48,7 @@ class TextNetwork:
 
 @at_once
 @takes_fields_of(TextNetwork)
-def build_text_model(vocabulary_size: int, **options: Any) -> keras.Model:
+def build_text_model(vocabulary_size: int, **options: Unpack[BuildTextModelKeywords]) -> keras.Model:
     """Builds `Embedding → LSTMs → Dense`: token ids in, the next token's logits out.
 
     Dropout follows each LSTM, not the embedding: with nothing between `Embedding → LSTM`, a layer can look up
