@@ -21,7 +21,7 @@ from cellerate.runtime.packed import PackedModel, load
 require("mlflow", "mlflow", "cellerate.adapters.mlflow")
 
 from mlflow import artifacts, pyfunc  # noqa: E402
-from mlflow.models import Model  # noqa: E402
+from mlflow.models import Model, ModelSignature  # noqa: E402
 from mlflow.models.model import MLMODEL_FILE_NAME  # noqa: E402
 
 FLAVOR = "cellerate"
@@ -33,7 +33,10 @@ def save_model(
     cell: str | os.PathLike[str],
     path: str | os.PathLike[str],
     mlflow_model: Model | None = None,
-    **options: Any,
+    *,
+    signature: ModelSignature | None = None,
+    input_example: Any = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Save a packed model as a folder of MLflow.
 
@@ -41,7 +44,9 @@ def save_model(
         cell: The `.cell` file.
         path: The folder, which must not exist.
         mlflow_model: What MLflow passes to `log_model`.
-        options: `signature`, `input_example` and `metadata`, as MLflow's own flavours take them.
+        signature: As MLflow's own flavours take it.
+        input_example: The same.
+        metadata: The same.
 
     Raises:
         ConfigError: The folder exists.
@@ -54,7 +59,7 @@ def save_model(
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(cell, target / _FILE)
     made = mlflow_model or Model()
-    for name, value in options.items():
+    for name, value in {"signature": signature, "input_example": input_example, "metadata": metadata}.items():
         if value is not None:
             setattr(made, name, value)
     needs = [f"cellerate[tables]=={__version__}"]
@@ -75,14 +80,17 @@ def log_model(cell: str | os.PathLike[str], name: str, **options: Any) -> Any:
     return Model.log(artifact_path=None, name=name, flavor=sys.modules[__name__], cell=cell, **options)
 
 
-def load_model(model_uri: str, **options: Any) -> PackedModel:
+def load_model(
+    model_uri: str, *, device: str = "cpu", public_key: str | os.PathLike[str] | None = None
+) -> PackedModel:
     """Open a packed model that MLflow keeps.
 
     Args:
         model_uri: Such as "runs:/.../name", "models:/name/1" or a folder.
-        options: As for `cellerate.load`.
+        device: As for `cellerate.load`.
+        public_key: As for `cellerate.load`.
     """
-    return load(Path(artifacts.download_artifacts(model_uri)) / _FILE, **options)
+    return load(Path(artifacts.download_artifacts(model_uri)) / _FILE, device=device, public_key=public_key)
 
 
 def _load_pyfunc(path: str) -> "CellFunction":
