@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import conditions
-from benchmarks.cases import BENCH, CASES, EXPECTED_S, LONG
+from benchmarks.cases import BENCH, CASES
 from benchmarks.publishing import unpublishable
 from benchmarks.records import ROOT, new_record, state_of, write_record
 from cellerate.format import duration
@@ -41,7 +41,7 @@ class CaseError(Exception):
 
 def limit_of(case: str) -> int:
     """The time limit of a case, in seconds."""
-    return round(SLACK * EXPECTED_S[case])
+    return round(SLACK * CASES[case].expected_s)
 
 
 def measure(name: str, *, quick: bool, limit_s: float) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def run(
     for name in names:
         left = budget_s - (time.monotonic() - began) - 2 * conditions.WATCHED_S
         most = max(0.0, min(left, limit_of(name) if limit_s is None else limit_s))
-        print(f"== {name}, at most {duration(most)}: {CASES[name].__doc__}", flush=True)
+        print(f"== {name}, at most {duration(most)}: {CASES[name].says}", flush=True)
         start = time.monotonic()
         try:
             if not most:
@@ -174,12 +174,12 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     names = arguments.case or list(BENCH)
     if arguments.into:
-        arguments.into.write_text(json.dumps(CASES[names[0]](arguments.quick)))
+        arguments.into.write_text(json.dumps(CASES[names[0]].run(quick=arguments.quick)))
         return 0
     if arguments.list:
         for name in arguments.case or CASES:
-            long = " (only by its name)" if name in LONG else ""
-            print(f"{name:<12} {duration(limit_of(name)):>12}  {CASES[name].__doc__}{long}")
+            long = " (only by its name)" if CASES[name].long else ""
+            print(f"{name:<12} {duration(limit_of(name)):>12}  {CASES[name].says}{long}")
         return 0
     commit, clean = state_of(ROOT)
     if not (clean or arguments.quick or arguments.anyway):

@@ -298,9 +298,7 @@ def test_step_table_shows_ways_allocators_and_who_could_not(fake, monkeypatch):
 
 
 def test_bench_is_expected_to_take_forty_minutes_at_most():
-    assert cases.EXPECTED_S.keys() == cases.CASES.keys()
-    assert sum(cases.EXPECTED_S[name] for name in cases.BENCH) <= 40 * 60
-    assert {*cases.BENCH, *cases.LONG} == {*cases.CASES}
+    assert sum(cases.CASES[name].expected_s for name in cases.BENCH) <= 40 * 60
 
 
 def test_process_that_ends_tells_what_it_said_last(capsys):
