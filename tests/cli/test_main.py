@@ -135,7 +135,7 @@ def seen(monkeypatch):
     """What `generate` was asked to do, without doing it."""
     found = {}
 
-    monkeypatch.setattr(generate, "start_backend", lambda backend: found.update(backend=backend))
+    monkeypatch.setattr(generate, "start_backend_for", lambda _, backend: found.update(backend=backend))
     monkeypatch.setattr("cellerate.runtime.text.sampling_rules", lambda **values: found.update(values))
     return found
 

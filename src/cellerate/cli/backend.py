@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 from cellerate.files import cache_dir
@@ -60,6 +61,12 @@ def start_backend(name: str | None, join: Callable[[str], None] | None = None) -
     if join is None:
         _keep_programs(backend)
     return backend
+
+
+def start_backend_for(model: Path, name: str | None) -> None:
+    """Select the backend and import Keras, unless a model is packed, which needs neither."""
+    if model.suffix != ".cell":
+        start_backend(name)
 
 
 def _keep_programs(backend: str) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cellerate.cli.options import option
 from cellerate.cli.output import print_result
 from cellerate.cli.words import in_options
 from cellerate.format import aligned, one_line
@@ -18,10 +19,7 @@ Rank = Annotated[
 
 Statistics = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Series: a model of StatsForecast to judge beside it: ets, theta or arima; may be repeated.",
-        show_default=False,
-    ),
+    option("Series: a model of StatsForecast to judge beside it: ets, theta or arima; may be repeated."),
 ]
 
 # Figures with a unit are told for a single target only.

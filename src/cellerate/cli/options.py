@@ -23,6 +23,16 @@ _F = typing.TypeVar("_F", bound=Callable[..., Any])
 _MOST_CONFIG = 1 << 20
 
 
+def option(help_text: str, *names: str, **more: Any) -> Any:
+    """An option that may be left out: the help says what happens then, in place of a default."""
+    return typer.Option(*names, help=help_text, show_default=False, **more)
+
+
+def operand(help_text: str, **more: Any) -> Any:
+    """What a verb takes without a name."""
+    return typer.Argument(help=help_text, show_default=False, **more)
+
+
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     """Takes the defaults of the verb's options from a TOML file."""
     if path is None or context.resilient_parsing:
@@ -62,34 +72,29 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 
 Config = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "A TOML file with values for these options; what is given on the command line wins.",
         "--config",
-        help="A TOML file with values for these options; what is given on the command line wins.",
         is_eager=True,
         callback=_load_config,
-        show_default=False,
     ),
 ]
 Vocabulary = Annotated[
     str | None,
-    typer.Option(
-        "--vocabulary",
-        help="What the ids of your own model mean: the text that it was trained on (its sorted characters), a JSON "
+    option(
+        "What the ids of your own model mean: the text that it was trained on (its sorted characters), a JSON "
         "list of characters, a tokenizer.json, or bytes.",
-        show_default=False,
+        "--vocabulary",
     ),
 ]
 Backend = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "The Keras backend: tensorflow, jax or torch. Default: KERAS_BACKEND, else an installed one.",
         "--backend",
-        help="The Keras backend: tensorflow, jax or torch. Default: KERAS_BACKEND, else an installed one.",
-        show_default=False,
     ),
 ]
-Output = Annotated[
-    Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
-]
+Output = Annotated[Path, option("Where to write the model, *.keras.", "--output", "-o")]
 Device = Annotated[
     str,
     typer.Option(

@@ -75,6 +75,14 @@ def written(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if not 10.0 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.1f}"
 
 
+def check_plot(path: Path | None) -> None:
+    """Raise, before anything is computed, what drawing a chart would raise; nothing without a path."""
+    if path is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(path)
+
+
 def outputs(*paths: Path | None) -> Callable[[], None]:
     """Looks, before anything is written, which files are there; gives what then says what was written or replaced."""
     given = {path: path.exists() for path in paths if path is not None}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cellerate.cli.options import option
 from cellerate.cli.output import notify
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
@@ -18,10 +19,7 @@ from cellerate.messages import Message, argument, marked
 
 Level = Annotated[
     list[float] | None,
-    typer.Option(
-        help="The level of an interval; may be repeated. Default: 0.8 and 0.95, if the model was calibrated.",
-        show_default=False,
-    ),
+    option("The level of an interval; may be repeated. Default: 0.8 and 0.95, if the model was calibrated."),
 ]
 WithIntervals = Annotated[
     bool, typer.Option("--intervals/--no-intervals", help="Give intervals around the forecasts.")

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.figures import Rank, Statistics, show_figures, shown
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import json_text, outputs, print_json, print_result
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.output import check_plot, json_text, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
 from cellerate.cli.words import in_options
@@ -23,31 +23,22 @@ _MOST_FOLDS = 40
 @with_settings("reading", ReadingOptions, panel="Reading")
 @with_settings("table", TableOptions, panel="Tables")
 def backtest(
-    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
-    data: Annotated[
-        list[str],
-        typer.Argument(help="The series: tables of any format, or a packed series.", show_default=False),
-    ],
+    model: Annotated[Path, operand("A model of `train series`, or packed.")],
+    data: Annotated[list[str], operand("The series: tables of any format, or a packed series.")],
     reading: ReadingOptions,
     table: TableOptions,
     folds: Annotated[
         int, typer.Option(help="Origins to forecast from; the last fold ends with the data.", min=1)
     ] = 20,
     step: Annotated[
-        int | None,
-        typer.Option(
-            help="Rows from one origin to the next. Default: the horizon.", min=1, show_default=False
-        ),
+        int | None, option("Rows from one origin to the next. Default: the horizon.", min=1)
     ] = None,
     refit: Annotated[
         bool,
         typer.Option("--refit", help="Train a model for each fold anew, on the rows before its origin only."),
     ] = False,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            help="With --refit: epochs a fold. Default: those of the training.", min=1, show_default=False
-        ),
+        int | None, option("With --refit: epochs a fold. Default: those of the training.", min=1)
     ] = None,
     max_seconds: Annotated[
         float, typer.Option(help="With --refit: the most seconds of training a fold.")
@@ -60,16 +51,9 @@ def backtest(
     intervals: WithIntervals = True,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Also write the forecasts (*.csv, *.parquet) or all figures (*.json).",
-            show_default=False,
-        ),
+        option("Also write the forecasts (*.csv, *.parquet) or all figures (*.json).", "--output", "-o"),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the folds: past, forecast and truth.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, option("Draw the folds: past, forecast and truth.")] = None,
     rank: Rank = 10,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -92,12 +76,8 @@ def backtest(
         if output.suffix not in (".csv", ".parquet", ".json"):
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
         check_table(output)
-    if plot is not None:
-        from cellerate.report.charts import check_chart, draw_backtest
-
-        check_chart(plot)
-    if model.suffix != ".cell":
-        start_backend(backend)
+    check_plot(plot)
+    start_backend_for(model, backend)
     say_written = outputs(output, plot)
     from cellerate.tasks.backtest import backtest as run_backtest
 
@@ -121,6 +101,8 @@ def backtest(
     if output is not None:
         _write(output, found)
     if plot is not None:
+        from cellerate.report.charts import draw_backtest
+
         draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: backtest")
     if json:
         print_json(found.record())

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import outputs, print_json, print_result, written
+from cellerate.cli.backend import start_backend_for
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.output import check_plot, outputs, print_json, print_result, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import check_table, notes_at_end
 from cellerate.data.settings import TableOptions
@@ -22,34 +22,22 @@ if TYPE_CHECKING:
 @with_settings("reading", ReadingOptions, panel="Reading")
 @with_settings("table", TableOptions, panel="Tables")
 def detect(
-    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
-    data: Annotated[
-        list[str],
-        typer.Argument(help="The series: tables of any format, or a packed series.", show_default=False),
-    ],
+    model: Annotated[Path, operand("A model of `train series`, or packed.")],
+    data: Annotated[list[str], operand("The series: tables of any format, or a packed series.")],
     reading: ReadingOptions,
     table: TableOptions,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write every row and its score: *.csv, *.parquet or *.json.",
-            show_default=False,
-        ),
+        Path | None, option("Write every row and its score: *.csv, *.parquet or *.json.", "--output", "-o")
     ] = None,
     level: Annotated[
         float | None,
-        typer.Option(
-            help="The share of usual rows that are not to be found. Default: 0.99, or the highest that a short "
-            "validation part allows.",
-            show_default=False,
+        option(
+            "The share of usual rows that are not to be found. Default: 0.99, or the highest that a short "
+            "validation part allows."
         ),
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many anomalies to show.")] = 10,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the series and its anomalies.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, option("Draw the series and its anomalies.")] = None,
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -70,12 +58,8 @@ def detect(
     if output is not None:
         check_anomalies_path(output)
         check_table(output)
-    if plot is not None:
-        from cellerate.report.charts import check_chart
-
-        check_chart(plot)
-    if model.suffix != ".cell":
-        start_backend(backend)
+    check_plot(plot)
+    start_backend_for(model, backend)
     say_written = outputs(output, plot)
     from cellerate.tasks import detect as task
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.backend import start_backend_for
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
@@ -14,12 +14,11 @@ from cellerate.errors import ConfigError
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="A model of `train embed`, or packed.", show_default=False)],
+    model: Annotated[Path, operand("A model of `train embed`, or packed.")],
     lines: Annotated[
         list[Path],
-        typer.Argument(
-            help="A text file with one line each, JSON lines or Parquet; several, or folders, with a folder as output.",
-            show_default=False,
+        operand(
+            "A text file with one line each, JSON lines or Parquet; several, or folders, with a folder as output."
         ),
     ],
     output: Annotated[
@@ -30,12 +29,8 @@ def embed(
             help="Where to write the vectors: *.npy, *.parquet, or a folder of Parquet files.",
         ),
     ] = Path("vectors.npy"),
-    column: Annotated[
-        str | None, typer.Option(help="The column of a Parquet file.", show_default=False)
-    ] = None,
-    field: Annotated[
-        str | None, typer.Option(help="The field of JSON lines that has the text.", show_default=False)
-    ] = None,
+    column: Annotated[str | None, option("The column of a Parquet file.")] = None,
+    field: Annotated[str | None, option("The field of JSON lines that has the text.")] = None,
     encoding: Annotated[
         str, typer.Option(help="The encoding of a text file: utf-8, utf-16, windows-1252 or another.")
     ] = "utf-8",
@@ -68,8 +63,7 @@ def embed(
     check_processes(processes, output)
     if is_folder(output):
         with shared_pass(model, processes, output):
-            if model.suffix != ".cell":
-                start_backend(backend)
+            start_backend_for(model, backend)
             from cellerate.tasks.bulk import embed_files
             from cellerate.tasks.settings import LineFiles
 
@@ -85,8 +79,7 @@ def embed(
         return
     if len(lines) > 1 or lines[0].is_dir():
         raise ConfigError(f"several files need a folder as output, not {output}: -o vectors/")
-    if model.suffix != ".cell":
-        start_backend(backend)
+    start_backend_for(model, backend)
     from cellerate.data.text import read_lines
     from cellerate.runtime.embedding import check_vectors_path, save_vectors
     from cellerate.tasks import inference

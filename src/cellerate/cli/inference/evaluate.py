@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.figures import Rank, Statistics, show_figures
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import notify, outputs, print_json, print_result
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.output import check_plot, notify, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
 from cellerate.cli.tables import notes_at_end
@@ -24,44 +24,28 @@ from cellerate.tasks.settings import ReadingOptions, SeriesFiles
 @with_settings("reading", ReadingOptions, panel="Reading of series")
 @with_settings("table", TableOptions, panel="Tables")
 def evaluate(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            help="A model that `train` wrote, or a packed one of text or of series.", show_default=False
-        ),
-    ],
-    data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
+    model: Annotated[Path, operand("A model that `train` wrote, or a packed one of text or of series.")],
+    data: Annotated[list[str], operand("Data of the model's task.")],
     reading: ReadingOptions,
     table: TableOptions,
     part: Annotated[
         Literal["all", "held-out"] | None,
-        typer.Option(
-            help="All of it, or the share that training on the same data held out (text and series). Without it, all; "
-            "but of the data that a forecaster was trained on, what was held out.",
-            show_default=False,
+        option(
+            "All of it, or the share that training on the same data held out (text and series). Without it, all; "
+            "but of the data that a forecaster was trained on, what was held out."
         ),
     ] = None,
-    column: Annotated[
-        str | None, typer.Option(help="Lines: the column of a Parquet file.", show_default=False)
-    ] = None,
+    column: Annotated[str | None, option("Lines: the column of a Parquet file.")] = None,
     errors: Annotated[
         Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 128,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Series: a folder for the errors of each stretch, as Parquet files.",
-            show_default=False,
-        ),
+        option("Series: a folder for the errors of each stretch, as Parquet files.", "--output", "-o"),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Series: draw how the errors grow with the steps ahead: *.png or *.svg.", show_default=False
-        ),
+        Path | None, option("Series: draw how the errors grow with the steps ahead: *.png or *.svg.")
     ] = None,
     statistical: Statistics = None,
     rank: Rank = 10,
@@ -84,10 +68,7 @@ def evaluate(
     """
     check_processes(processes, output)
     say_written = outputs(plot)
-    if plot is not None:
-        from cellerate.report.charts import check_chart
-
-        check_chart(plot)
+    check_plot(plot)
     if output is not None or processes > 1:
         if plot is not None:
             raise ConfigError(f"{argument('plot')} is for one process that writes no folder: leave it out.")
@@ -98,8 +79,7 @@ def evaluate(
         series = SeriesFiles(data, reading=reading, table=table)
         found = _in_pieces(model, series, output, part, processes, backend, quiet)
     else:
-        if model.suffix != ".cell":
-            start_backend(backend)
+        start_backend_for(model, backend)
         from cellerate.tasks import inference
 
         with notes_at_end(quiet) as collect:
@@ -166,8 +146,7 @@ def _in_pieces(
             output = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cellerate-")), "errors")
             further = ["--output", str(output)]
         opened.enter_context(shared_pass(model, processes, output, *further))
-        if model.suffix != ".cell":
-            start_backend(backend)
+        start_backend_for(model, backend)
         from cellerate.tasks.bulk import judge_files
 
         with notes_at_end(quiet) as collect, progress_bar("judging windows", quiet) as progress:

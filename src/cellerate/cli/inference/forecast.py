@@ -6,11 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import outputs, print_json, show, written
+from cellerate.cli.backend import start_backend_for
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.output import check_plot, outputs, print_json, show, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
@@ -27,38 +25,23 @@ if TYPE_CHECKING:
 @with_settings("reading", ReadingOptions, panel="Reading")
 @with_settings("table", TableOptions, panel="Tables")
 def forecast(
-    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
-    data: Annotated[
-        list[str],
-        typer.Argument(
-            help="The series so far: tables of any format, or a packed series.", show_default=False
-        ),
-    ],
+    model: Annotated[Path, operand("A model of `train series`, or packed.")],
+    data: Annotated[list[str], operand("The series so far: tables of any format, or a packed series.")],
     reading: ReadingOptions,
     table: TableOptions,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Also write the forecasts: *.csv, *.parquet, or a folder of Parquet files.",
-            show_default=False,
-        ),
+        option("Also write the forecasts: *.csv, *.parquet, or a folder of Parquet files.", "--output", "-o"),
     ] = None,
     future: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A table of the columns that are known in advance; without it, rows without targets at the end of the "
-            "series.",
-            show_default=False,
+        option(
+            "A table of the columns that are known in advance; without it, rows without targets at the end of the "
+            "series."
         ),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw history, forecast and intervals, of 12 series at most: *.png or *.svg.",
-            show_default=False,
-        ),
+        Path | None, option("Draw history, forecast and intervals, of 12 series at most: *.png or *.svg.")
     ] = None,
     level: Level = None,
     intervals: WithIntervals = True,
@@ -98,12 +81,8 @@ def forecast(
         done = _into_folder(model, series, output, levels, processes, backend, quiet)
         print_pass(done, json)
         return
-    if plot is not None:
-        from cellerate.report.charts import check_chart
-
-        check_chart(plot)
-    if model.suffix != ".cell":
-        start_backend(backend)
+    check_plot(plot)
+    start_backend_for(model, backend)
     from cellerate.tasks import inference
     from cellerate.tasks.judging import example_record, forecast_columns, forecast_table
 
@@ -153,8 +132,7 @@ def _into_folder(
 ) -> "PassResult":
     """Forecasts any number of series, block by block."""
     with shared_pass(model, processes, output):
-        if model.suffix != ".cell":
-            start_backend(backend)
+        start_backend_for(model, backend)
         from cellerate.tasks.bulk import forecast_files
 
         with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary
+from cellerate.cli.backend import start_backend_for
+from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary, operand, option
 from cellerate.cli.output import notify, print_json, show
 from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.cli.words import in_options
@@ -22,15 +22,9 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 
 def generate(
     context: typer.Context,
-    model: Annotated[
-        Path,
-        typer.Argument(help="A model of `train text`, packed, or your own Keras model.", show_default=False),
-    ],
+    model: Annotated[Path, operand("A model of `train text`, packed, or your own Keras model.")],
     prompt: Annotated[
-        str | None,
-        typer.Argument(
-            help="What to continue. Without it: each line that you type, or of stdin.", show_default=False
-        ),
+        str | None, operand("What to continue. Without it: each line that you type, or of stdin.")
     ] = None,
     vocabulary: Vocabulary = None,
     max_tokens: Annotated[
@@ -39,32 +33,19 @@ def generate(
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="0 always takes the likeliest; 1 is the model's own.")
     ] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(help="Draw from the k likeliest only.", show_default=False)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from the likeliest that make up this share.", show_default=False),
-    ] = None,
+    top_k: Annotated[int | None, option("Draw from the k likeliest only.")] = None,
+    top_p: Annotated[float | None, option("Draw from the likeliest that make up this share.")] = None,
     min_p: Annotated[
         float, typer.Option(help="Draw from those at least this share as likely as the likeliest.")
     ] = 0.0,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1, makes what stands in the text already less likely.")
     ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed draws the same text.", show_default=False)
-    ] = None,
+    seed: Annotated[int | None, option("The same seed draws the same text.")] = None,
     beams: Annotated[
-        int | None,
-        typer.Option(
-            help="Draw nothing: search the likeliest continuation with this many candidates.",
-            show_default=False,
-        ),
+        int | None, option("Draw nothing: search the likeliest continuation with this many candidates.")
     ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Stop before this text; may be given again.", show_default=False)
-    ] = None,
+    stop: Annotated[list[str] | None, option("Stop before this text; may be given again.")] = None,
     errors: Annotated[
         Literal["strict", "ignore"],
         typer.Option(help="Characters of the prompt that the model never saw: refuse or leave out."),
@@ -119,8 +100,7 @@ def generate(
     )
     if beams is not None:
         _check_search(context)
-    if model.suffix != ".cell":
-        start_backend(backend)
+    start_backend_for(model, backend)
     writer = open_writer(model, settings, vocabulary=vocabulary, device=device)
 
     def answer(line: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellerate.cli.options import Config, Json
+from cellerate.cli.options import Config, Json, option
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.errors import BackendError, CellerateError, ConfigError
 from cellerate.files import check_writable
@@ -23,22 +23,17 @@ if TYPE_CHECKING:
 
 def bench(
     only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A case: train, infer or generate; repeat it for more. Default: all.", show_default=False
-        ),
+        list[str] | None, option("A case: train, infer or generate; repeat it for more. Default: all.")
     ] = None,
     backend: Annotated[
-        list[str] | None,
-        typer.Option(help="A Keras backend; repeat it for more. Default: all installed.", show_default=False),
+        list[str] | None, option("A Keras backend; repeat it for more. Default: all installed.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "The record, *.json, with its page beside it. Default: bench-TIME.json; a comparison is only printed.",
             "--output",
             "-o",
-            help="The record, *.json, with its page beside it. Default: bench-TIME.json; a comparison is only printed.",
-            show_default=False,
         ),
     ] = None,
     budget: Annotated[
@@ -49,19 +44,13 @@ def bench(
     ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(
-            "--compare",
-            metavar="A.json B.json",
-            help="Compare two records of this machine.",
-            show_default=False,
-        ),
+        option("Compare two records of this machine.", "--compare", metavar="A.json B.json"),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Measure the Cellerate of another environment, too, turn by turn, and compare with it.",
             metavar="PYTHON",
-            help="Measure the Cellerate of another environment, too, turn by turn, and compare with it.",
-            show_default=False,
         ),
     ] = None,
     threshold: Annotated[

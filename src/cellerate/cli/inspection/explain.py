@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 
 if TYPE_CHECKING:
@@ -15,14 +15,9 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[
-        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
-    ],
+    model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
     batch_size: Annotated[int, typer.Option(help="Rows of the call that is measured, for a .cell.")] = 1,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Its time steps, where they are free: 100 if not given.", show_default=False),
-    ] = None,
+    steps: Annotated[int | None, option("Its time steps, where they are free: 100 if not given.")] = None,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,

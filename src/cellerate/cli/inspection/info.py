@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.format import one_line, size
@@ -17,11 +17,7 @@ _FORMATS = {"keras": "a Keras model", "cell": "a packed model", "series": "a pac
 
 def info(
     file: Annotated[
-        Path,
-        typer.Argument(
-            help="A .keras file, of Cellerate or of anyone, a .cell, or a folder *.series.",
-            show_default=False,
-        ),
+        Path, operand("A .keras file, of Cellerate or of anyone, a .cell, or a folder *.series.")
     ],
     check: Annotated[
         bool,
@@ -31,11 +27,10 @@ def info(
     ] = False,
     card: Annotated[
         Path | None,
-        typer.Option(
-            "--card",
-            help="Also write a card of a model: Markdown with its data, training and SHA-256, for people and "
+        option(
+            "Also write a card of a model: Markdown with its data, training and SHA-256, for people and "
             "programs.",
-            show_default=False,
+            "--card",
         ),
     ] = None,
     backend: Backend = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
@@ -17,53 +17,36 @@ if TYPE_CHECKING:
 
 
 def profile(
-    model: Annotated[
-        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
-    ],
+    model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Data of the model's task, for its own training; may be given several times. Without any, or for a "
+            "model of anyone, batches are made up and lie in memory.",
             "--data",
             "-d",
-            help="Data of the model's task, for its own training; may be given several times. Without any, or for a "
-            "model of anyone, batches are made up and lie in memory.",
-            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Rows. Default: those of its training, else 32; for a .cell 1.", show_default=False
-        ),
+        int | None, option("Rows. Default: those of its training, else 32; for a .cell 1.", min=1)
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Time steps of a row, where they are free. Default: those of its training, else 100.",
-            show_default=False,
-        ),
+        option("Time steps of a row, where they are free. Default: those of its training, else 100.", min=1),
     ] = None,
     implementation: Annotated[
         Literal["auto", "keras"] | None,
-        typer.Option(
-            help="auto: with Cellerate's kernels, as `train` does; keras: without. Default: auto for a model that "
-            "`train` wrote, else keras.",
-            show_default=False,
+        option(
+            "auto: with Cellerate's kernels, as `train` does; keras: without. Default: auto for a model that "
+            "`train` wrote, else keras."
         ),
     ] = None,
     changes: Annotated[
         bool, typer.Option("--changes/--no-changes", help="Try what would shorten it.")
     ] = True,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A page to write, *.html.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, option("A page to write, *.html.", "--output", "-o")] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder for the backend's own trace: TensorBoard and Perfetto.", show_default=False
-        ),
+        Path | None, option("A folder for the backend's own trace: TensorBoard and Perfetto.")
     ] = None,
     backend: Backend = None,
     json: Json = False,
@@ -187,9 +170,9 @@ def _training(
 def _check_sizes(model: Any, rows: int | None, steps: int | None) -> None:
     """Refuses sizes that a model does not leave open."""
     shapes = [tensor.shape for tensor in getattr(model, "inputs", None) or ()]
-    for option, place, given in (("--batch-size", 0, rows), ("--steps", 1, steps)):
+    for name, place, given in (("--batch-size", 0, rows), ("--steps", 1, steps)):
         for shape in shapes:
             if given is not None and len(shape) > place and shape[place] not in (None, given):
                 raise ConfigError(
-                    f"{option} is {given}, but the model takes {shape[place]} and no other: leave {option} out."
+                    f"{name} is {given}, but the model takes {shape[place]} and no other: leave {name} out."
                 )

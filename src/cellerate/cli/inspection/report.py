@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.gains import print_gains
-from cellerate.cli.options import Config, Json
+from cellerate.cli.options import Config, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import CellerateError, ConfigError
 from cellerate.machine.environment import require
@@ -14,18 +14,12 @@ from cellerate.machine.environment import require
 
 def report(
     folders: Annotated[
-        list[Path],
-        typer.Argument(
-            help="The folder of a run of `cellerate optimize`, or of two to compare.", show_default=False
-        ),
+        list[Path], operand("The folder of a run of `cellerate optimize`, or of two to compare.")
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="A folder to write to. Default: that of the run; a comparison is only printed.",
-            show_default=False,
+        option(
+            "A folder to write to. Default: that of the run; a comparison is only printed.", "--output", "-o"
         ),
     ] = None,
     fail_on_regression: Annotated[

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend, without_notes
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.backend import start_backend, start_backend_for, without_notes
+from cellerate.cli.options import Backend, Config, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.exports.formats.registry import FORMATS
@@ -17,17 +17,12 @@ _PRECISIONS = "; ".join(f"{one.name}: {', '.join(one.precisions)}" for one in FO
 
 
 def export(
-    model: Annotated[
-        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
-    ],
+    model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
     to: Annotated[str, typer.Option(help=f"The format: {', '.join(FORMATS)}.")] = "onnx",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The file to write, or the folder of versions; beside the model if not given.",
-            show_default=False,
+        option(
+            "The file to write, or the folder of versions; beside the model if not given.", "--output", "-o"
         ),
     ] = None,
     precision: Annotated[
@@ -44,11 +39,7 @@ def export(
     batch_size: Annotated[int, typer.Option(help="Rows of a LiteRT model; the others take any number.")] = 1,
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--data",
-            help="Data of the model's task, to judge the exported model on in its runtime.",
-            show_default=False,
-        ),
+        option("Data of the model's task, to judge the exported model on in its runtime.", "--data"),
     ] = None,
     max_quality_loss: Annotated[
         float, typer.Option(help="How much worse it may become on the data, as a share.")
@@ -75,8 +66,8 @@ def export(
                 f"an export to {to} is written by {form.runtime}; got --backend {backend}. Leave it out."
             )
         start_backend(form.backend)
-    elif model.suffix != ".cell":
-        start_backend(backend)
+    else:
+        start_backend_for(model, backend)
     from cellerate.tasks.exporting import check_export, export as export_model
 
     target = output or model.with_suffix(form.suffix if form is not None else "")

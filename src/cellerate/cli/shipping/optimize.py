@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.gains import print_gains
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.cli.words import in_options
 from cellerate.machine.environment import require
@@ -17,14 +17,13 @@ from cellerate.optimization.settings import OptimizeSettings
 
 @with_settings("settings", OptimizeSettings, panel="Optimizing")
 def optimize(
-    model: Annotated[Path, typer.Argument(help="A model that `train` wrote.", show_default=False)],
+    model: Annotated[Path, operand("A model that `train` wrote.")],
     data: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "Data of the model's task: what it was trained on, or more like it. May be given several times.",
             "--data",
             "-d",
-            help="Data of the model's task: what it was trained on, or more like it. May be given several times.",
-            show_default=False,
         ),
     ],
     settings: OptimizeSettings,

@@ -6,33 +6,24 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Vocabulary
+from cellerate.cli.options import Backend, Config, Json, Vocabulary, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.format import size
 
 
 def pack(
-    model: Annotated[
-        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone.", show_default=False)
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .cell file to write.", show_default=False)
-    ],
+    model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone.")],
+    output: Annotated[Path, option("The .cell file to write.", "--output", "-o")],
     precision: Annotated[
-        str,
-        typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16 or int8."),
+        str, typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16 or int8.")
     ] = "float32",
     vocabulary: Vocabulary = None,
-    card: Annotated[
-        Path | None,
-        typer.Option("--card", help="Also write a card of the packed model, *.md.", show_default=False),
-    ] = None,
+    card: Annotated[Path | None, option("Also write a card of the packed model, *.md.", "--card")] = None,
     sign_key: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Sign the file with this private key (PEM, Ed25519): the signature is written beside it, *.cell.sig.",
             "--sign-key",
-            help="Sign the file with this private key (PEM, Ed25519): the signature is written beside it, *.cell.sig.",
-            show_default=False,
         ),
     ] = None,
     backend: Backend = None,

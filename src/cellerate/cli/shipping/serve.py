@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.options import Config, Device, with_settings
+from cellerate.cli.options import Config, Device, operand, option, with_settings
 from cellerate.cli.output import notify
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import read_regular
@@ -22,18 +22,14 @@ _MOST_KEYS = 1 << 20
 @with_settings("limits", Limits, panel="Limits")
 def serve(
     models: Annotated[
-        list[str],
-        typer.Argument(
-            help="Packed models, *.cell, each with a name if you like: book=my.cell.", show_default=False
-        ),
+        list[str], operand("Packed models, *.cell, each with a name if you like: book=my.cell.")
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8000,
     key_file: Annotated[
         Path | None,
-        typer.Option(
-            help=f"A file of API keys, one a line; the variable {_KEYS} holds some, too, with commas between them.",
-            show_default=False,
+        option(
+            f"A file of API keys, one a line; the variable {_KEYS} holds some, too, with commas between them."
         ),
     ] = None,
     no_key: Annotated[
@@ -41,17 +37,13 @@ def serve(
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A further name under which the server is reached, as behind a proxy; * for any. May be repeated.",
-            show_default=False,
+        option(
+            "A further name under which the server is reached, as behind a proxy; * for any. May be repeated."
         ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
-            help="The folder where sessions are kept over restarts; ~/.local/state/cellerate if not given.",
-            show_default=False,
-        ),
+        option("The folder where sessions are kept over restarts; ~/.local/state/cellerate if not given."),
     ] = None,
     no_state: Annotated[bool, typer.Option("--no-state", help="Keep sessions in memory only.")] = False,
     drain: Annotated[

@@ -4,9 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from cellerate.cli.options import Config, Json, Quiet, with_settings
+from cellerate.cli.options import Config, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import notes_at_end
@@ -22,20 +20,13 @@ _SHOWN = 20
 @with_settings("table", TableOptions, panel="Tables")
 def pack(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            help="Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), folders or patterns.",
-            show_default=False,
-        ),
+        list[str], operand("Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), folders or patterns.")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to make, named *.series.", show_default=False)
-    ],
+    output: Annotated[Path, option("The folder to make, named *.series.", "--output", "-o")],
     reading: Reading,
     table: TableOptions,
     column: Annotated[
-        list[str] | None,
-        typer.Option(help="A column of numbers to keep; without any, all of them.", show_default=False),
+        list[str] | None, option("A column of numbers to keep; without any, all of them.")
     ] = None,
     json: Json = False,
     quiet: Quiet = False,

@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cellerate.cli.figures import judged_on
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, operand, option, with_settings
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
@@ -28,19 +26,13 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("training", TrainingSettings, panel="Training")
 @with_settings("parallel", ProcessSettings, panel="Processes")
 def train_embed(
-    lines: Annotated[
-        Path,
-        typer.Argument(help="A text file with one line each, JSON lines, or Parquet.", show_default=False),
-    ],
+    lines: Annotated[Path, operand("A text file with one line each, JSON lines, or Parquet.")],
     output: Output,
     data: LineOptions,
     architecture: AutoencoderArchitecture,
     training: TrainingSettings,
     parallel: ProcessSettings,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Continue with this line model instead of a new one.", show_default=False),
-    ] = None,
+    model: Annotated[Path | None, option("Continue with this line model instead of a new one.")] = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     backend: Backend = None,

@@ -6,35 +6,26 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.options import Json
+from cellerate.cli.options import Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
 
 
 def plan(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="The training, after --: train series data.csv ...", show_default=False),
-    ] = None,
+    command: Annotated[list[str] | None, operand("The training, after --: train series data.csv ...")] = None,
     devices: Annotated[str, typer.Option(help="Numbers of devices, separated by commas.")] = "1,8,64,512",
     bandwidth: Annotated[float, typer.Option(help="Between two devices, in GB/s.", min=1e-6)] = 3.0,
     latency: Annotated[float, typer.Option(help="Between two devices, in microseconds.", min=0)] = 30.0,
     items: Annotated[
         float | None,
-        typer.Option(
-            help="Windows, characters or lines of an epoch, such as 1e9; those of the data if not given.",
-            show_default=False,
-            min=1,
+        option(
+            "Windows, characters or lines of an epoch, such as 1e9; those of the data if not given.", min=1
         ),
     ] = None,
     check: Annotated[
         int | None,
-        typer.Option(
-            help="Also run the training in this many processes here, beside a prediction for them.",
-            show_default=False,
-            min=2,
-        ),
+        option("Also run the training in this many processes here, beside a prediction for them.", min=2),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -6,12 +6,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cellerate.cli.backend import arrow_without_pandas
 from cellerate.cli.figures import Rank, judged_on, show_figures
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
-from cellerate.cli.output import notify, print_json, print_result
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, operand, option, with_settings
+from cellerate.cli.output import check_plot, notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
@@ -34,11 +32,7 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("parallel", ProcessSettings, panel="Processes")
 def train_series(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            help="Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or a packed series.",
-            show_default=False,
-        ),
+        list[str], operand("Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or a packed series.")
     ],
     output: Output,
     options: SeriesOptions,
@@ -47,15 +41,10 @@ def train_series(
     architecture: ForecastArchitecture,
     training: TrainingSettings,
     parallel: ProcessSettings,
-    model: Annotated[
-        Path | None, typer.Option(help="Train this .keras model instead of building one.", show_default=False)
-    ] = None,
+    model: Annotated[Path | None, option("Train this .keras model instead of building one.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to draw forecasts of the test part: *.png or *.svg; else into the run's folder.",
-            show_default=False,
-        ),
+        option("Where to draw forecasts of the test part: *.png or *.svg; else into the run's folder."),
     ] = None,
     rank: Rank = 10,
     resume: Resume = False,
@@ -78,10 +67,7 @@ def train_series(
     began = time.perf_counter()
     from cellerate.machine.environment import package_version
 
-    if plot is not None:
-        from cellerate.report.charts import check_chart
-
-        check_chart(plot)
+    check_plot(plot)
     start_training(backend, parallel, paths, output, quiet)
     draws = plot is not None or package_version("matplotlib") is not None
     if not draws and not quiet:

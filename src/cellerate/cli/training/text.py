@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.figures import judged_on
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, operand, option, with_settings
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
@@ -31,35 +31,22 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("parallel", ProcessSettings, panel="Processes")
 def train_text(
     context: typer.Context,
-    paths: Annotated[
-        list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)
-    ],
+    paths: Annotated[list[str], operand("Text files, folders or glob patterns.")],
     output: Output,
     data: TextOptions,
     architecture: TextArchitecture,
     training: TrainingSettings,
     parallel: ProcessSettings,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Train this .keras model instead of building one.", show_default=False),
-    ] = None,
+    model: Annotated[Path | None, option("Train this .keras model instead of building one.")] = None,
     preset: Annotated[
-        Preset | None,
-        typer.Option(
-            help="A size of model with the settings to train it; options given beside it win.",
-            show_default=False,
-        ),
+        Preset | None, option("A size of model with the settings to train it; options given beside it win.")
     ] = None,
-    sample: Annotated[
-        str | None,
-        typer.Option(help="Generate from this prompt before and after training.", show_default=False),
-    ] = None,
+    sample: Annotated[str | None, option("Generate from this prompt before and after training.")] = None,
     sample_every: Annotated[
         int | None,
-        typer.Option(
-            help="Show what the model writes after so many steps and after each epoch, from the prompt of --sample "
-            "or the beginning of the held-out part.",
-            show_default=False,
+        option(
+            "Show what the model writes after so many steps and after each epoch, from the prompt of --sample "
+            "or the beginning of the held-out part."
         ),
     ] = None,
     resume: Resume = False,

@@ -5,16 +5,15 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.options import Config
+from cellerate.cli.options import Config, operand
 from cellerate.cli.output import notify
 
 
 def watch(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help="Runs (book.run), their models (book.keras), or folders of runs; this folder if none is named.",
-            show_default=False,
+        operand(
+            "Runs (book.run), their models (book.keras), or folders of runs; this folder if none is named."
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
