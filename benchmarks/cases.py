@@ -25,7 +25,7 @@ BOOK, ETT = DATA / "2600-0.txt", DATA / "ETTh1.csv"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is measured in one process, and gives one record.
+    """A measurement in a process of its own, which gives one record.
 
     Attributes:
         run: Measures; takes `quick`, whether a shorter run is enough.

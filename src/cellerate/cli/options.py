@@ -29,7 +29,7 @@ def option(help_text: str, *names: str, **more: Any) -> Any:
 
 
 def operand(help_text: str, **more: Any) -> Any:
-    """What a verb takes without a name."""
+    """An argument that a verb takes without a name."""
     return typer.Argument(help=help_text, show_default=False, **more)
 
 
