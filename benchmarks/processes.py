@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,16 @@ SPINNING_S = 0.25
 
 class RefusedError(RuntimeError):
     """A contestant cannot take part; the message is the reason that the record keeps."""
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    """The answer of a contestant that cannot run, in the words of the error; all of it goes to stderr.
+
+    The record keeps it: what cannot run is never dropped silently.
+    """
+    traceback.print_exception(error)
+    words = (str(error).strip().splitlines() or [""])[0]
+    return {"refused": f"{type(error).__name__}: {words[:200]}"}
 
 
 class Process(process.Process):

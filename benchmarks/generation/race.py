@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ from benchmarks.generation.peers import (
 )
 from benchmarks.generation.runtimes import RUNTIMES, runtime_jobs
 from benchmarks.generation.ways import sequences
-from benchmarks.processes import SPINNING_S, Process, cellerate, program, same_allocator
+from benchmarks.processes import SPINNING_S, Process, cellerate, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 STREAMS = 64
@@ -173,10 +172,7 @@ def contestant(folder: Path, name: str) -> None:
     try:
         jobs, about = jobs_of(folder, name)
     except Exception as error:
-        # The record keeps it: what cannot run is never dropped silently.
-        traceback.print_exc()
-        words = (str(error).strip().splitlines() or [""])[0]
-        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+        print(json.dumps(refusal(error)), flush=True)
         return
     print(json.dumps({"jobs": list(jobs), "allocator": allocator_found(), **about}), flush=True)
     for line in sys.stdin:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from benchmarks.inference.stacks import (
     truth_of,
 )
 from benchmarks.inference.steppers import CONTESTANTS, OUTPUTS, Step
-from benchmarks.processes import SPINNING_S, Process, busy_process, program, same_allocator
+from benchmarks.processes import SPINNING_S, Process, busy_process, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 from cellerate.program import PRECISIONS
 
@@ -140,10 +139,7 @@ def contestant(name: str, stack: Stack, folder: Path) -> None:
     try:
         steps, about = _prepared(name, stack, folder)
     except Exception as error:
-        # The record keeps it: what cannot run is never dropped silently.
-        traceback.print_exc()
-        words = (str(error).strip().splitlines() or [""])[0]
-        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+        print(json.dumps(refusal(error)), flush=True)
         return
     print(json.dumps({"allocator": allocator_found(), "jobs": about}), flush=True)
     x = np.ascontiguousarray(inputs_of(stack)[:1])

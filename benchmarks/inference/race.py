@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from benchmarks.inference.models import (
     truth_of,
 )
 from benchmarks.inference.peers import PEERS, versions
-from benchmarks.processes import SPINNING_S, Process, program, same_allocator
+from benchmarks.processes import SPINNING_S, Process, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 # The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
@@ -176,10 +175,7 @@ def contestant(name: str, folder: Path) -> None:
                 prepared = {asked["model"]: PEERS[name](asked["model"], MODELS[asked["model"]], folder)}
             jobs, about = _prepared(prepared[asked["model"]], asked["model"], asked["batch"])
         except Exception as error:
-            # The record keeps it: what cannot run is never dropped silently.
-            traceback.print_exc()
-            words = (str(error).strip().splitlines() or [""])[0]
-            refused = {"refused": f"{type(error).__name__}: {words[:200]}"}
+            refused = refusal(error)
             about = {precision: refused for precision in PRECISIONS}  # noqa: C420 (it is not changed)
         print(json.dumps(about), flush=True)
 

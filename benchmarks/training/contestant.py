@@ -9,11 +9,11 @@ import json
 import resource
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import refusal
 from cellerate.observe.bench.contestant import allocator_found
 
 EMBEDDING = 256
@@ -45,10 +45,7 @@ def contestant(book: Path, settings: Settings) -> None:
         run, ran = train(len(characters), settings)
         _serve(ids, settings, run, ran)
     except Exception as error:
-        # The record keeps it: what cannot run is never dropped silently.
-        traceback.print_exc()
-        words = (str(error).strip().splitlines() or [""])[0]
-        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+        print(json.dumps(refusal(error)), flush=True)
 
 
 def _serve(ids: Any, settings: Settings, run: Any, ran: Any) -> None:

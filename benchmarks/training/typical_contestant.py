@@ -8,10 +8,10 @@ import argparse
 import json
 import resource
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.processes import refusal
 from benchmarks.training.contestant import EPSILON, LEARNING_RATE, Settings
 from benchmarks.training.typical_models import MODELS, Typical, keras_loss, keras_model
 from benchmarks.training.typical_torch import torch_steps
@@ -81,10 +81,7 @@ def contestant(settings: Settings) -> None:
             done = {"seconds": seconds, "losses": losses, "peak_bytes": peak, "allocator": allocator_found()}
             print(json.dumps(done), flush=True)
     except Exception as error:
-        # The record keeps it: what cannot run is never dropped silently.
-        traceback.print_exc()
-        words = (str(error).strip().splitlines() or [""])[0]
-        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+        print(json.dumps(refusal(error)), flush=True)
 
 
 if __name__ == "__main__":
