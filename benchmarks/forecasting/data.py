@@ -16,7 +16,6 @@ ROWS = TRAIN + VALIDATION + TEST
 WINDOW = 96
 HORIZONS = (24, 96)
 SEASON = 24
-TARGET = "OT"
 TASKS = ("OT", "all")
 """Oil temperature from itself alone; and all seven columns from all seven."""
 

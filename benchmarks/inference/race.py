@@ -209,16 +209,6 @@ def _timed(job: Callable[[], Any], calls: int) -> list[float]:
     return seconds
 
 
-def standing(cell: dict[str, Any], precision: str) -> tuple[float, str, float] | None:
-    """Our seconds a call, the fastest peer of the same precision and its seconds; None where nobody else has it."""
-    of = {one["contestant"]: one["median_s"] for one in cell["records"] if one["precision"] == precision}
-    peers = {name: seconds for name, seconds in of.items() if name != "cellerate"}
-    if not peers:
-        return None
-    best = min(peers, key=peers.__getitem__)
-    return of["cellerate"], best, peers[best]
-
-
 def _show(cell: dict[str, Any]) -> None:
     for precision in PRECISIONS:
         listed = sorted(

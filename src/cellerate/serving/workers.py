@@ -60,7 +60,7 @@ class TextWorker:
         self._listeners: dict[
             Ticket, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Update | Exception]]
         ] = {}
-        self._closing = self._at_once = False
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="cellerate-texts", daemon=True)
         self._thread.start()
 
@@ -149,7 +149,6 @@ class TextWorker:
         end = time.monotonic() + drain_s
         while self._listeners and time.monotonic() < end:
             await asyncio.sleep(0.01)
-        self._at_once = True
         for ticket in list(self._listeners):
             self._batcher.cancel(ticket)
         await asyncio.to_thread(self._thread.join)

@@ -112,14 +112,14 @@ def test_npy_is_used_where_it_lies(tmp_path):
     assert data.step is None
 
 
-def test_npy_with_holes_names_or_other_type_is_copied(tmp_path):
+def test_npy_with_holes_or_other_type_is_copied(tmp_path):
     values = np.arange(40, dtype=np.float64).reshape(20, 2)
     values[5, 1] = np.nan
     np.save(tmp_path / "v.npy", values)
-    data = open_series(tmp_path / "v.npy", Reading(targets=["y"], missing="interpolate"), names=["x", "y"])
+    data = open_series(tmp_path / "v.npy", Reading(targets=["1"], missing="interpolate"))
     assert data.values[5].tolist() == [10, 11]
-    assert data.columns == ("x", "y")
-    other = open_series(tmp_path / "v.npy", Reading(targets=["y"], missing="ffill"), names=["y", "x"])
+    assert data.columns == ("0", "1")
+    other = open_series(tmp_path / "v.npy", Reading(targets=["0"], missing="ffill"))
     assert other.values[3].tolist() == [6, 7]
     assert other.target_columns == (0,)
     np.save(tmp_path / "one.npy", np.arange(9))

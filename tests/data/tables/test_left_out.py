@@ -126,9 +126,7 @@ def test_frames_and_files_of_arrow_have_marks_and_missing_values_too(tmp_path: P
 
 def test_matrix_with_missing_numbers_is_not_used_in_place(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.array([[1], [-999], [3]], np.float32))
-    data = open_series(
-        [tmp_path / "t.npy"], Reading(targets=["y"], missing="ffill", missing_marks="-999,-1"), names=["y"]
-    )
+    data = open_series([tmp_path / "t.npy"], Reading(targets=["0"], missing="ffill", missing_marks="-999,-1"))
     assert data.values[:, 0].tolist() == [1, 1, 3]
 
 

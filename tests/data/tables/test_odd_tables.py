@@ -21,12 +21,9 @@ def own_cache(monkeypatch, tmp_path):
 def opened(odd: Odd, folder, told=None):
     path = folder / odd.name
     path.write_bytes(odd.content)
-    arguments = {"targets": ["y"], **odd.arguments}
-    names = arguments.pop("names", None)
     return open_series(
         path,
-        Reading(**arguments),
-        names=names,
+        Reading(**({"targets": ["y"]} | odd.arguments)),
         table=TableOptions(**odd.options),
         listener=Callbacks(message=told),
     )

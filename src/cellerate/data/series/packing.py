@@ -18,7 +18,6 @@ def pack_series(
     output: str | Path,
     reading: Reading,
     *,
-    names: Sequence[str] | None = None,
     table: TableOptions | None = None,
     listener: Listener = SILENT,
 ) -> PackedSeries:
@@ -28,7 +27,6 @@ def pack_series(
         paths: Tables in files, folders or patterns.
         output: The folder to make, named `*.series`.
         reading: See `open_series`; `features` are the columns to keep, None for all of numbers.
-        names: See `open_series`.
         table: See `open_series`.
         listener: See `open_series`.
 
@@ -42,7 +40,7 @@ def pack_series(
         raise ConfigError(f"a packed series is a folder named *{SUFFIX}, not {output.name!r}.")
     check_reading(reading)
     tables_options = table or TableOptions()
-    tables = open_tables(find_tables(paths), names, tables_options, listener)
+    tables = open_tables(find_tables(paths), tables_options, listener)
     first = tables[0]
 
     def choose(empty: Sequence[str]) -> tuple[ChosenColumns, Columns, str]:

@@ -34,7 +34,6 @@ def open_series(
     paths: Any,
     reading: Reading,
     *,
-    names: Sequence[str] | None = None,
     table: TableOptions | None = None,
     listener: Listener = SILENT,
 ) -> SeriesData:
@@ -54,7 +53,6 @@ def open_series(
             empty, NaN and infinite ones: "drop" cuts the series there; "ffill" repeats the last value before them
             (rows before the first value are dropped); "interpolate" draws a straight line between the neighbours, with
             the nearest value at the ends, and so looks ahead. Of a wide table, `targets` may be empty.
-        names: Column names for `.npy` files and for CSV files without a header; None for "0", "1", ...
         table: How the tables are written, where that is not to be found out.
         listener: Hears how the tables are written, and how many rows were read; `SeriesData.notes` says the rest.
 
@@ -89,7 +87,7 @@ def open_series(
         columns = choose_columns(path, packed.columns, kinds, here)
         return _series_data(_with_columns(packed, columns.values), columns.features, targets, packed.settings)
     table = with_missing(table, reading.missing_marks)
-    tables = open_tables(find_tables(paths), names, table, listener)
+    tables = open_tables(find_tables(paths), table, listener)
     first, chosen = tables[0], dataclasses.replace(reading, targets=targets)
     if reading.wide:
         nothing = dataclasses.replace(reading, targets=(), features=None)

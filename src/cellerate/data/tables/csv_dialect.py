@@ -116,13 +116,12 @@ class Dialect:
         return {name: getattr(self, name) for name in kept if getattr(self, name) != getattr(plain, name)}
 
 
-def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None = None) -> Dialect:
+def find_dialect(path: Path, options: TableOptions) -> Dialect:
     """Finds out how a CSV file is written.
 
     Args:
         path: The file, which may be compressed.
         options: What the caller knows of it.
-        names: Names for the columns of a file without a header.
 
     Raises:
         DataError: The file is empty, is not a CSV, or two readings fit it.
@@ -162,9 +161,7 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     decimal, thousands, unclear, by_separator = _marks(path, options, separator, marks)
     header = has_header(path, options, rows, decimal, thousands, alone=len(rows) == 1)
     top = header_rows(rows, lambda cell: is_plain(bare(cell), decimal, thousands)) if header else 0
-    columns = names_of(rows[:top]) if header else list(names) if names is not None else places
-    if not header and len(columns) != len(places):
-        raise DataError(f"{path} has {len(places)} columns, but {len(columns)} names were given.")
+    columns = names_of(rows[:top]) if header else places
     body = columns_of(rows[top:], columns)
     return Dialect(
         encoding,

@@ -25,12 +25,12 @@ _BLANK = tuple(" " * width for width in range(1, 9))
 class CsvTable(ArrowTable):
     """A CSV file, however it is written; see `find_dialect`."""
 
-    def __init__(self, path: Path, options: TableOptions, names: Sequence[str] | None = None) -> None:
+    def __init__(self, path: Path, options: TableOptions) -> None:
         import pyarrow as pa
         from pyarrow import csv
 
         self.path, self.options = path, options
-        self.dialect = dialect = find_dialect(path, options, names)
+        self.dialect = dialect = find_dialect(path, options)
         self._parse = csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=dialect.newlines)
         self._read = csv.ReadOptions(
             block_size=_BLOCK_BYTES,

@@ -16,18 +16,17 @@ _BLOCK_BYTES = 4 << 20
 class NpyTable(TableFile):
     """A two-dimensional `.npy` file (or a one-dimensional one, as one column), through a memory map.
 
+    Its columns are named "0", "1", ...
+
     Args:
         path: The file, or what messages call `values`.
-        names: Column names; None for "0", "1", ...
         values: The array, if it is not in a file.
 
     Raises:
         DataError: The file is damaged, or holds something else than numbers of one or two dimensions.
     """
 
-    def __init__(
-        self, path: Path, names: Sequence[str] | None = None, values: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, path: Path, values: np.ndarray | None = None) -> None:
         self.path = path
         if values is None:
             try:
@@ -40,10 +39,7 @@ class NpyTable(TableFile):
                 f"of shape (rows,) or (rows, columns)."
             )
         self.values = values.reshape(len(values), -1)
-        width = self.values.shape[1]
-        if names is not None and len(names) != width:
-            raise DataError(f"{path} has {width} columns, but {len(names)} names were given.")
-        self.columns = tuple(names) if names is not None else tuple(str(i) for i in range(width))
+        self.columns = tuple(map(str, range(self.values.shape[1])))
         self.kinds: dict[str, Kind] = dict.fromkeys(self.columns, "number")
         self.rows: int | None = len(self.values)
         self.parts = 1

@@ -72,14 +72,11 @@ def _is_table(path: Path, folder: Path) -> bool:
     return path.is_file() and not any(one.name.endswith((".series", ".series.building")) for one in above)
 
 
-def open_table(
-    path: Path | Table, names: Sequence[str] | None = None, options: TableOptions | None = None
-) -> Table:
+def open_table(path: Path | Table, options: TableOptions | None = None) -> Table:
     """Opens a table by its suffix: NumPy, Parquet, Arrow, Excel, JSON lines, everything else as CSV.
 
     Args:
         path: The file; a table that is open already is only checked.
-        names: Column names for an `.npy` file, or for a CSV file without a header; None for "0", "1", ...
         options: How it is written.
 
     Raises:
@@ -88,7 +85,7 @@ def open_table(
     """
     options = options or TableOptions()
     if isinstance(path, Path):
-        table = _by_suffix(path, names, options)
+        table = _by_suffix(path, options)
     else:
         table = path.with_options(options) if isinstance(path, FrameTable) else path
     # Separators at the ends of lines make columns without a name.
@@ -108,10 +105,10 @@ def check_readers(paths: Sequence[Path | Table]) -> None:
             require("openpyxl", "excel", f"reading the Excel file {path}")
 
 
-def _by_suffix(path: Path, names: Sequence[str] | None, options: TableOptions) -> Table:
+def _by_suffix(path: Path, options: TableOptions) -> Table:
     name = path.name.lower()
     if name.endswith(".npy"):
-        return NpyTable(path, names)
+        return NpyTable(path)
     check_readers([path])
     if name.endswith(_PARQUET_SUFFIXES):
         return ParquetTable(path, options)
@@ -127,12 +124,11 @@ def _by_suffix(path: Path, names: Sequence[str] | None, options: TableOptions) -
         return JsonTable(path, options)
     if options.sheet is not None:
         raise ConfigError(f"{argument('sheet')} is for Excel files, and {path} is none: leave it out.")
-    return CsvTable(path, options, names)
+    return CsvTable(path, options)
 
 
 def open_tables(
     paths: Sequence[Path | Table],
-    names: Sequence[str] | None = None,
     options: TableOptions | None = None,
     listener: Listener = SILENT,
 ) -> list[Table]:
@@ -140,7 +136,6 @@ def open_tables(
 
     Args:
         paths: The tables.
-        names: See `open_table`.
         options: See `open_table`.
         listener: Hears how they are written, where that is not the plain way; of many tables of one way once.
 
@@ -152,7 +147,7 @@ def open_tables(
     tables: list[Table] = []
     announced = set()
     for path in paths:
-        table = open_table(path, names, options)
+        table = open_table(path, options)
         tables.append(table)
         if table.read_as and table.read_as not in announced:
             announced.add(table.read_as)

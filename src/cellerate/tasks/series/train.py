@@ -50,6 +50,7 @@ from cellerate.training.time_limits import TimeLimits
 
 # The loss of a forecast of the mean is at most about that, because targets are scaled.
 _IGNORANT = 1.0
+_EXAMPLES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,7 +361,7 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     }
 
 
-def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tuple[Example, ...]:
+def _examples(series_model: SeriesModel, part: SeriesPart) -> tuple[Example, ...]:
     options, data = series_model.options, part.data
     forecaster = series_model.forecaster
     span = options.window + options.horizon
@@ -368,7 +369,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
     ends = np.maximum(0, stops - firsts - span + 1).cumsum()  # windows in each stretch and all before it
     targets = list(data.target_columns)
     found = []
-    for number in np.linspace(0, ends[-1] - 1, min(count, int(ends[-1]))).astype(int):
+    for number in np.linspace(0, ends[-1] - 1, min(_EXAMPLES, int(ends[-1]))).astype(int):
         stretch = int(np.searchsorted(ends, number, side="right"))
         before = ends[stretch - 1] if stretch else 0
         start = int(firsts[stretch] + number - before)

@@ -169,13 +169,6 @@ def clean() -> list[Odd]:
             told="no header, so the columns are 0 to 1",
         ),
         text(
-            "no header, with names",
-            rows(NUMBERS, header=""),
-            **plain,
-            arguments={"names": ["date", "y"]},
-            told="no header, so the columns are date to y",
-        ),
-        text(
             "numbers as names, said",
             "1,2\n3,4\n5,6\n",
             values=(4, 6),
