@@ -8,6 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ import numpy as np
 
 from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
+from cellerate.files import atomic_write
 from cellerate.measure import Timing, as_timing
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.settings import TrainingSettings
@@ -100,6 +102,23 @@ class Trainer:
         for variable, value in self._start:
             variable.assign(value)
         self._epoch = 1
+
+    def save(self, path: str | Path) -> None:
+        """Writes the weights, the seeds, the optimizer and the place in the data; whole or not at all.
+
+        Raises:
+            OutputError: The file could not be written.
+        """
+        arrays = {str(place): np.array(variable) for place, (variable, _) in enumerate(self._start)}
+        with atomic_write(path) as beside, beside.open("wb") as file:
+            np.savez(file, epoch=self._epoch, **arrays)
+
+    def load(self, path: str | Path) -> None:
+        """Goes on from what `save` wrote of a trainer that was made alike."""
+        with np.load(path) as saved:
+            for place, (variable, _) in enumerate(self._start):
+                variable.assign(saved[str(place)])
+            self._epoch = int(saved["epoch"])
 
     def turn(self, steps: int) -> Trial:
         """Trains for so many steps more, and times each."""

@@ -33,10 +33,7 @@ def series_sources(
     covariates: Covariates,
 ) -> tuple[BatchSource, BatchSource | None]:
     """The training batches, and the validation batches or None if no validation window fits."""
-    common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
-    batches: type[SeriesBatches] = SeriesBatches
-    if not covariates.plain:
-        batches, common = CovariateBatches, {**common, "covariates": covariates}
+    batches, common = _batches_of(options, scaler, covariates)
     count = count_windows(split.train, options, options.stride)
     if not count and (lost := lost_to_cuts(split.train.data, options.window, options.horizon)):
         raise DataError(f"no window fits into the training part: {lost}")
@@ -47,14 +44,30 @@ def series_sources(
         seed=seed,
         **common,
     )
-    held = count_windows(split.validation, options)
     if len(model.output_shape) == 2:
         source = _OneTarget(source)
+    return source, held_out_source(model, split.validation, options, scaler, covariates)
+
+
+def held_out_source(
+    model: keras.Model, part: SeriesPart, options: SeriesOptions, scaler: Scaler, covariates: Covariates
+) -> BatchSource | None:
+    """The batches that judge a model on a part, each window once; None if no window fits."""
+    held = count_windows(part, options)
     if not held:
-        return source, None
-    plain = batches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
+        return None
+    batches, common = _batches_of(options, scaler, covariates)
+    plain = batches(part, batch_size=options.batch_size, drop_last=False, **common)
     judging: BatchSource = MeanOverItems(plain, held)
-    return source, _OneTarget(judging) if len(model.output_shape) == 2 else judging
+    return _OneTarget(judging) if len(model.output_shape) == 2 else judging
+
+
+def _batches_of(
+    options: SeriesOptions, scaler: Scaler, covariates: Covariates
+) -> tuple[type[SeriesBatches], dict[str, Any]]:
+    """The class of the batches, and the arguments that all of them share."""
+    common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
+    return (SeriesBatches, common) if covariates.plain else (CovariateBatches, {**common, "covariates": covariates})
 
 
 def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:
