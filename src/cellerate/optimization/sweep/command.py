@@ -20,6 +20,8 @@ def train_command_of(record: SweepRecord) -> str:
     known = axes_of(record.task)
     swept: dict[str, dict[str, Any]] = {}
     for name, value in chosen.values.items():
+        if (name, value) == ("implementation", "auto"):
+            continue
         swept.setdefault(known[name].part, {})[name] = value
     words = ["cellerate", "train", record.task, *map(_short, record.data)]
     if record.model:

@@ -147,8 +147,10 @@ def plan(base: Base, several: Mapping[str, tuple[Any, ...]], settings: SweepSett
         )
     control = Point({name: _control(base, name, values) for name, values in axes.items()}, control=True)
     grid = [Point(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
-    others = [point for point in grid if point.key != control.key]
-    return Plan(base, axes, (control, *others))
+    # Beside the control, what else could train it: stock Keras, mostly.
+    twins = [Point({**control.values, "implementation": one}) for one in axes.get("implementation", ())]
+    others = {point.key: point for point in (*twins, *grid) if point.key != control.key}
+    return Plan(base, axes, (control, *others.values()))
 
 
 def settings_of_point(base: Base, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

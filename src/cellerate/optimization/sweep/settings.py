@@ -29,7 +29,7 @@ class SweepSettings:
             is swept, on whichever devices.
         search: Whether to look for the best settings in place of training all of them; needs Optuna.
         trials: The most points that a search tries; without it, as many as the time allows.
-        storage: Where a search keeps what it has tried, as SQLAlchemy writes it, to share it between machines;
+        study: Where a search keeps what it has tried, as SQLAlchemy writes it, to share it between machines;
             without it, an SQLite file in the folder, which processes of this machine share.
     """
 
@@ -40,7 +40,7 @@ class SweepSettings:
     beside_stock: bool | None = None
     search: bool = False
     trials: int | None = None
-    storage: str | None = None
+    study: str | None = None
 
     def __post_init__(self) -> None:
         """Checks every field.
@@ -55,7 +55,7 @@ class SweepSettings:
         check_number("rounds", self.rounds, at_least=1, whole=True)
         if self.seconds is not None and self.steps is not None:
             raise ConfigError(f"{argument('seconds')} and {argument('steps')} cannot be used together: choose one.")
-        for name in ("trials", "storage"):
+        for name in ("trials", "study"):
             if getattr(self, name) is not None and not self.search:
                 raise ConfigError(f"{argument(name)} is for a search: add {argument('search', True)}.")
         if self.search and self.steps is not None:

@@ -87,11 +87,13 @@ def sweep(
         try:
             Sweep(made, settings, record, folder, listener).run()
         finally:
-            record.verdict = judge(record)
             if any(point.measured for point in record.points):
+                record.verdict = judge(record)
                 record.verdict["command"] = train_command_of(record)
                 record.write(folder)
                 draw(record, folder, listener)
+            else:
+                _clear(folder)
     return record
 
 
@@ -126,10 +128,22 @@ def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None
         raise ConfigError(f"{folder} holds other files: give a new folder as {argument('output')}.")
     with exclusive(folder):
         if there and overwrite and not resume:
-            shutil.rmtree(folder / STATES, ignore_errors=True)
-            for name in (FILE_NAME, PAGE, f"{CHART}.png", f"{CHART}.svg"):
-                (folder / name).unlink(missing_ok=True)
-        yield
+            _clear(folder)
+        try:
+            yield
+        finally:
+            # Where nothing was measured, nothing stays.
+            if not (folder / FILE_NAME).is_file():
+                with contextlib.suppress(OSError):
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    """Removes a sweep from its folder."""
+    shutil.rmtree(folder / STATES, ignore_errors=True)
+    for name in (FILE_NAME, PAGE, f"{CHART}.png", f"{CHART}.svg"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _record_of(made: Plan, settings: SweepSettings, folder: Path, *, resume: bool) -> SweepRecord:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from cellerate.format import loss as loss_words, milliseconds, short
-from cellerate.messages import Message
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
 
 Along = Literal["seconds", "steps"]
@@ -17,6 +16,7 @@ RESAMPLES = 2000
 """How often the batches that judge are drawn anew, for an interval."""
 _SURE = (0.025, 0.975)
 _MOST_NAMED = 3
+_FEW = 0.25  # of the control's steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Standing:
 
     Attributes:
         point: The point.
-        loss: Its validation loss, in the unit of the record; None if it is not finite.
+        loss: Its validation loss, in the unit of the record; None if it is not finite, or if it trained for less.
         beside_control: By how much that is above the control's; None of the control itself.
         train_loss: Its training loss around then.
     """
@@ -57,8 +57,16 @@ class Standing:
 
 
 def equal_training(record: SweepRecord, along: Along) -> float:
-    """The longest training that all measured points have had, in seconds or in steps."""
-    return min((getattr(point, along) for point in record.points if point.measured), default=0.0)
+    """The longest training that all measured points have had, in seconds or in steps.
+
+    Of steps, points that took far fewer than the control do not count: stock Keras may take one where others take a
+    thousand, and after one step nothing can be said of any of them.
+    """
+    measured = [point for point in record.points if point.measured]
+    least = 0.0
+    if along == "steps" and (control := next((point for point in measured if point.control), None)):
+        least = _FEW * control.steps
+    return min((getattr(point, along) for point in measured if getattr(point, along) >= least), default=0.0)
 
 
 def standings(record: SweepRecord, along: Along) -> list[Standing]:
@@ -68,6 +76,9 @@ def standings(record: SweepRecord, along: Along) -> list[Standing]:
     control = next((point for point in measured if point.control), None)
     found = []
     for point in measured:
+        if getattr(point, along) < at:
+            found.append(Standing(point, None, None, None))
+            continue
         own = _losses_at(point, along, at)
         beside = None
         if control is not None and point is not control:
@@ -274,8 +285,3 @@ def _as_arrays(losses: Sequence[Sequence[float]]) -> Any:
     import numpy as np
 
     return np.array(losses, float).reshape(-1, 2)
-
-
-def sentence_of(record: SweepRecord) -> Message:
-    """The verdict in words."""
-    return Message(str(record.verdict.get("sentence", "")))

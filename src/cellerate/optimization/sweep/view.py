@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from cellerate.optimization.sweep.verdict import Estimate, Standing, equal_train
 PAGE = "sweep.html"
 CHART = "sweep"
 _WIDTH = 79  # of a terminal of 80 columns
+_LEAST_LABEL = 16
 _MOST_LINES = 6
+NONE = "—"
 _NUMERIC = {axis.name: axis.kind for axis in AXES if axis.kind in ("count", "rate", "share")}
 _HEADS = ("point", "ms a step", "per second", "memory")
 _HOW = (
@@ -91,10 +93,8 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
             )
         )
     if measured:
-        others = max(sum(len(row[n]) for row in rows[:1]) for n in range(1)) and sum(
-            max(len(row[n]) for row in rows) + 2 for n in range(1, len(rows[0]))
-        )
-        room = max(20, _WIDTH - others)
+        others = sum(max(len(row[n]) for row in rows) + 2 for n in range(1, len(rows[0])))
+        room = max(_LEAST_LABEL, _WIDTH - others)
         cut = [(_shortened(row[0], room), *row[1:]) for row in rows]
         yield from shown.aligned(cut, range(1, len(rows[0])))
         yield "* the control"
@@ -340,7 +340,7 @@ def _unit(record: SweepRecord) -> str:
 
 
 def _loss_words(value: Estimate | None) -> str:
-    return "not finite" if value is None else shown.loss(value.value)
+    return NONE if value is None else shown.loss(value.value)
 
 
 def _signed(value: float) -> str:
@@ -349,8 +349,3 @@ def _signed(value: float) -> str:
 
 def _shortened(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 1].rstrip()}…"
-
-
-def labels(points: Sequence[PointRecord]) -> list[str]:
-    """The labels of points."""
-    return [point.label for point in points]
