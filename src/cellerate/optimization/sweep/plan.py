@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cellerate.errors import ConfigError
@@ -90,7 +91,13 @@ class Plan:
 
 
 def read_settings(
-    task: str, paths: Sequence[str], options: Mapping[str, Any], *, model: str | None, backend: str
+    task: str,
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    backend: str,
+    model: str | None = None,
+    recorded: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Base, dict[str, tuple[Any, ...]]]:
     """Reads the options of a task: the settings that all points share, and the values of each that is given.
 
@@ -98,8 +105,9 @@ def read_settings(
         task: The task.
         paths: The files of the data.
         options: Settings by name; those of `axes_of(task)` may have several values.
-        model: The file of a trained model, or None.
         backend: The Keras backend.
+        model: The file of a trained model, or None.
+        recorded: The settings that it was trained with, which hold where no option replaces them.
 
     Raises:
         ConfigError: An option is unknown, or a value cannot be used.
@@ -111,7 +119,7 @@ def read_settings(
     several = {axis.name: several[axis.name] for axis in AXES if axis.name in several}
     single = {name: values[0] for name, values in several.items() if len(values) == 1}
     plain = {name: value for name, value in options.items() if name not in known}
-    fields = {**plain, **single}
+    fields = {**recorded, **plain, **single}
     parts = {part: _given(record, fields) for part, record in RECORDS[task].items()}
     if "device" in single:
         parts["process"] = {"device": single["device"]}

@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -135,9 +134,8 @@ class TrainingPoint:
         if state is None:
             judged = [self._judged()]
         else:
-            self._trainer.load(state)
-            with np.load(Path(state).with_suffix(".place.npz")) as place:
-                self._steps, self._seconds = int(place["steps"]), float(place["seconds"])
+            found = self._trainer.load(state)
+            self._steps, self._seconds = int(found["steps"]), found["seconds"]
         return {
             "batch_size": self._source.batch_size,
             "items": self._source.items_per_batch,
@@ -171,8 +169,7 @@ class TrainingPoint:
             self._seconds += sum(trial.steps.seconds)
             judged.append({**self._judged(), "train_loss": _finite(trial.loss)})
         if state is not None:
-            self._trainer.save(state)
-            np.savez(Path(state).with_suffix(".place.npz"), steps=self._steps, seconds=self._seconds)
+            self._trainer.save(state, steps=self._steps, seconds=self._seconds)
         mean = sum(loss * count for loss, count in losses) / steps
         kept = spread(len(seconds), _MOST_TIMES)
         return {

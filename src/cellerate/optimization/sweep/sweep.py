@@ -102,13 +102,15 @@ def _read(
 ) -> tuple[Base, dict[str, tuple[Any, ...]]]:
     """The settings of a task or of a trained model."""
     if subject in RECORDS:
-        return read_settings(subject, paths, given, model=None, backend=backend)
+        return read_settings(subject, paths, given, backend=backend)
     if not Path(subject).is_file():
         raise ConfigError(
             f"{subject!r} is neither a task nor the file of a model: give {', '.join(RECORDS)}, or a .keras file."
         )
-    task, settings = trained_settings(subject, given)
-    return read_settings(task, paths, settings, model=os.path.abspath(subject), backend=backend)
+    task, recorded = trained_settings(subject, given)
+    return read_settings(
+        task, paths, given, backend=backend, model=os.path.abspath(subject), recorded=recorded
+    )
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ _NOT_RECORDED = ("paths", "path", "reading")
 
 
 def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The task of a trained model and the settings of its training, which the given ones replace.
+    """The task of a trained model, and the settings of its training.
 
     Args:
         path: Its file.
-        given: The settings that the user gives.
+        given: The settings that the user gives, none of which may be a size of the model.
 
     Raises:
         ConfigError: A given setting needs another architecture than the model has.
@@ -56,7 +56,7 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
         found["missing_values"] = payload.get("missing_values", [])
     # The tokenizer is the model's own.
     found.pop("tokenizer", None)
-    return task, found | dict(given)
+    return task, found
 
 
 def _names(record: type) -> list[str]:

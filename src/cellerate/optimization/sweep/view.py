@@ -316,7 +316,10 @@ def _conditions(record: SweepRecord) -> Iterator[Any]:
     given = {name: value for fields in record.parts.values() for name, value in fields.items()}
     budget = f"{record.point_s:.3g} s" if record.point_s else f"{record.settings.get('steps')} steps"
     rows = [cells("Each point trains for", budget), cells("in turns", str(record.settings.get("rounds")))]
-    rows += [cells(name.replace("_", " "), str(value)) for name, value in given.items()]
+    rows += [
+        cells(name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in given.items()
+    ]
     rows += [cells("model", record.model)] if record.model else []
     yield FigureTable("Settings of all points, where they are not the defaults", ("setting", "value"), tuple(rows))
     machine = [cells(name.replace("_", " "), str(value)) for name, value in record.machine.items()]
