@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         save_model as save_model,
     )
     from cellerate.observe.profiling.training import profile as profile
-    from cellerate.optimization.sweep.sweep import sweep as sweep
+    from cellerate.optimization.sweep.sweeping import sweep as sweep
     from cellerate.optimization.workflow import optimize as optimize
     from cellerate.runtime.packed import PackedModel as PackedModel, load as load
     from cellerate.tasks.backtest.run import backtest as backtest
@@ -81,7 +81,7 @@ _EXPORTS = {
     "select_backend": "cellerate.machine.environment",
     "set_num_threads": "cellerate.kernels.native",
     "sparsify": "cellerate.compress.sparsify",
-    "sweep": "cellerate.optimization.sweep.sweep",
+    "sweep": "cellerate.optimization.sweep.sweeping",
     "train_embed": "cellerate.tasks.train",
     "train_series": "cellerate.tasks.train",
     "train_text": "cellerate.tasks.train",

@@ -159,7 +159,7 @@ def one_or_more(value: Any) -> Any:
 
 
 def every_option(settings: Any) -> Iterator[str]:
-    """Settings as options of a command: all sizes, so that the command says what it builds, and what is not the default."""
+    """Settings as options of a command: all sizes, so that it says what it builds, and what is not the default."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if type(value) is int or not _same(value, field.default):

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from cellerate.errors import CellerateError
+from cellerate.messages import from_json
 
 PATIENCE_S = 600.0
 """The seconds that an answer may take even if less time is left, because the verdict is always reached."""
@@ -73,7 +74,7 @@ class MeasuringProcess:
     def start(self) -> None:
         """Starts the process."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,7 +148,7 @@ class MeasuringProcess:
             raise self._ended()
         answer = json.loads(line)
         if "error" in answer:
-            raise ProbeError(answer["error"], memory=answer["memory"], kind=answer.get("kind", ""))
+            raise ProbeError(from_json(answer["error"]), memory=answer["memory"], kind=answer.get("kind", ""))
         return answer["answer"]
 
     def _ended(self) -> ProbeError:

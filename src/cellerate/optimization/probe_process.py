@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cellerate.errors import CellerateError, in_a_line
-from cellerate.messages import marked
+from cellerate.messages import to_json
 
 MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
 """The words of frameworks when memory runs out; a MemoryError may have none."""
 
 
 class Answering(Protocol):
-    """What a process has opened."""
+    """The model and the data that a process has opened."""
 
     def answer(self, question: dict[str, Any]) -> Any:
         """The answer to a question, as JSON."""
@@ -54,7 +54,7 @@ def answer_questions(open_work: Callable[[dict[str, Any]], Answering]) -> None:
         except Exception as error:  # the answer is whatever a backend raises
             memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
             own = isinstance(error, CellerateError)
-            said = marked(error) if own else f"{in_a_line(error):.300}"
+            said = to_json(error.args[0]) if own else f"{in_a_line(error):.300}"
             answer = {"error": said, "memory": memory, "kind": type(error).__name__ if own else ""}
             if os.environ.get("CELLERATE_TRACEBACK"):
                 raise

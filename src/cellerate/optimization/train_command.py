@@ -52,7 +52,9 @@ def train_command(context: Context) -> str:
     }
     words = ["cellerate", "train", work.record.task, *context.data]
     architecture = architecture_of(work)
-    words += ["--model", str(context.model_file)] if architecture is None else list(every_option(architecture))
+    words += (
+        ["--model", str(context.model_file)] if architecture is None else list(every_option(architecture))
+    )
     for kind in _OPTIONS[work.record.task]:
         words += differing_options(kind, _recorded(work), chosen)
     training = dataclasses.asdict(training_settings) | {

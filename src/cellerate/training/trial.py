@@ -114,7 +114,9 @@ class Trainer:
         Raises:
             OutputError: The file could not be written.
         """
-        arrays = {str(place): np.array(variable) for place, (variable, _) in enumerate(self._start)}
+        arrays: dict[str, Any] = {
+            str(place): np.array(variable) for place, (variable, _) in enumerate(self._start)
+        }
         arrays |= {_BESIDE + name: np.array(value) for name, value in numbers.items()}
         with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez(file, epoch=self._epoch, **arrays)

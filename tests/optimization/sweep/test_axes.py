@@ -78,4 +78,10 @@ def test_unknown_setting_is_refused_with_the_one_that_was_meant():
 
 
 def test_values_are_written_as_they_are_typed():
-    assert [written(one) for one in (True, False, 0.0003, 128, "adam")] == ["on", "off", "0.0003", "128", "adam"]
+    assert [written(one) for one in (True, False, 0.0003, 128, "adam")] == [
+        "on",
+        "off",
+        "0.0003",
+        "128",
+        "adam",
+    ]

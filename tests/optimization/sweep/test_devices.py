@@ -10,7 +10,9 @@ from support.optimization import sweeps
 def test_gpu_that_no_backend_can_use_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(gpu, "facts", lambda: None)
     monkeypatch.setattr(gpu, "diagnose", lambda backend, facts: f"{backend} is a build without CUDA")
-    with pytest.raises(BackendError, match=r"torch is a build without CUDA. To sweep without it, give device='cpu'"):
+    with pytest.raises(
+        BackendError, match=r"torch is a build without CUDA. To sweep without it, give device='cpu'"
+    ):
         devices.check_devices(["cpu", "gpu"], "torch")
     devices.check_devices(["auto", "cpu"], "torch")
 

@@ -58,7 +58,8 @@ def test_point_learns_and_is_judged_at_powers_of_two(made, point_of, task):
 @pytest.mark.parametrize("task", TASKS)
 def test_batches_that_judge_are_the_same_whatever_trains(made, point_of, task):
     one, other = (
-        point_of(opened(made, task, batch_size=rows)).answer({"kind": "ready"})["judged"][0] for rows in (4, 16)
+        point_of(opened(made, task, batch_size=rows)).answer({"kind": "ready"})["judged"][0]
+        for rows in (4, 16)
     )
     assert one["weights"] == other["weights"]
     # Both have the same seed, and neither has trained.
@@ -80,7 +81,9 @@ def test_loss_is_that_of_keras_on_the_validation_part(made, point_of):
         total += float((each * weight.reshape(len(weight), -1)).sum())
         weights += float(np.broadcast_to(weight.reshape(len(weight), -1), each.shape).sum())
     found = judged.losses(model)
-    assert np.average([loss for loss, _ in found], weights=[one for _, one in found]) == pytest.approx(total / weights)
+    assert np.average([loss for loss, _ in found], weights=[one for _, one in found]) == pytest.approx(
+        total / weights
+    )
 
 
 def test_point_goes_on_from_its_state_as_if_nothing_had_been(made, point_of, tmp_path):

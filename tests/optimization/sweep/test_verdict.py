@@ -30,7 +30,12 @@ def point(label, loss, *, step_s=0.01, control=False, steps=100, items=10, sprea
 
     found = PointRecord(label, values or {"batch_size": items}, control, "measured", items=items)
     found.turns = [
-        {"round": n, "steps": steps // 4, "seconds": steps // 4 * step_s, "times_s": [step_s * (1 + n / 100)] * 5}
+        {
+            "round": n,
+            "steps": steps // 4,
+            "seconds": steps // 4 * step_s,
+            "times_s": [step_s * (1 + n / 100)] * 5,
+        }
         for n in range(4)
     ]
     found.judged = [judged(0, 3.0), judged(steps // 2, (3 + loss) / 2), judged(steps, loss)]

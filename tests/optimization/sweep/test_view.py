@@ -25,7 +25,9 @@ def test_table_fits_a_terminal_and_says_what_failed(record):
     assert any(line.startswith("batch size 64 *") for line in lines)
     assert any(line == "failed: batch size 32: it broke" for line in lines)
     # A point has a row, the heads have one, and the star is explained.
-    assert sum(point.measured for point in record.points) + 2 == len([one for one in lines if "failed" not in one])
+    assert sum(point.measured for point in record.points) + 2 == len(
+        [one for one in lines if "failed" not in one]
+    )
 
 
 def test_long_labels_are_cut(record):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,8 +26,8 @@ class MadeUpProcess:
         fails: Called with the batch size and the question before each answer; raises what the process would.
     """
 
-    asked: Asked = []
-    fails: Callable[[int, str], None] = staticmethod(lambda rows, kind: None)
+    asked: ClassVar[Asked] = []
+    fails: ClassVar[Callable[[int, str], None]] = staticmethod(lambda rows, kind: None)
 
     def __init__(self, module: str, opened: Mapping[str, Any], **options: Any) -> None:
         self._rows = opened["parts"].get("data", {}).get("batch_size", 64)

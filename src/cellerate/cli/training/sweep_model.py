@@ -22,7 +22,6 @@ from cellerate.cli.training.sweep_running import (
 from cellerate.optimization.sweep import SweepSettings
 from cellerate.training.settings import TrainingSettings
 
-
 _TASKS = ("text", "series", "embed")
 # The sizes of a model that is trained already are what they are.
 _AXES = {

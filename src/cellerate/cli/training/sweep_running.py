@@ -118,8 +118,8 @@ def given_fields(*records: Any) -> dict[str, Any]:
     found = {}
     for record in records:
         for field in dataclasses.fields(record):
-            value = getattr(record, field.name)
-            same = list(value) == list(field.default) if isinstance(value, list | tuple) else value == field.default
+            value, default = getattr(record, field.name), cast(Any, field.default)
+            same = list(value) == list(default) if isinstance(value, list | tuple) else value == default
             if not same:
                 found[field.name] = value
     return found
@@ -127,7 +127,7 @@ def given_fields(*records: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions:
-    """What all verbs of `sweep` take beside settings.
+    """The options that all verbs of `sweep` take beside settings.
 
     Attributes:
         output: The folder.

@@ -5,7 +5,7 @@ A sweep is not a stage of `optimize`, which begins with a trained model and keep
 
 from cellerate.optimization.sweep.axes import Axis, axes_of, written
 from cellerate.optimization.sweep.settings import SweepSettings
-from cellerate.optimization.sweep.sweep import sweep
+from cellerate.optimization.sweep.sweeping import sweep
 from cellerate.optimization.sweep.view import lines_of
 
 __all__ = ["Axis", "SweepSettings", "axes_of", "lines_of", "sweep", "written"]

@@ -101,14 +101,18 @@ class Axis:
             entries = [entries]
         values: list[Any] = []
         for entry in entries:
-            values += self._several(entry.strip(), task) if isinstance(entry, str) else [self._one(entry, task)]
+            values += (
+                self._several(entry.strip(), task) if isinstance(entry, str) else [self._one(entry, task)]
+            )
         if not values:
             raise ConfigError(f"{argument(self.name)} is empty: give a value, or several.")
         return tuple(dict.fromkeys(values))
 
     def _several(self, text: str, task: str) -> Sequence[Any]:
         if not text:
-            raise ConfigError(f"{argument(self.name)} has an empty entry: leave out the comma before or after it.")
+            raise ConfigError(
+                f"{argument(self.name)} has an empty entry: leave out the comma before or after it."
+            )
         if self.kind == "switch" and text.lower() == "both":
             return (False, True)
         if ".." not in text or self.kind in ("switch", "choice"):
@@ -119,7 +123,9 @@ class Axis:
             raise ConfigError(
                 f"{argument(self.name)} has the range {text!r}, which must rise: write the lower end first."
             )
-        return {"count": _doubling, "rate": _by_threes, "share": _by_tenths}[self.kind](low, high, self.name)
+        if self.kind == "count":
+            return _doubling(low, high)
+        return _by_threes(low, high, self.name) if self.kind == "rate" else _by_tenths(low, high)
 
     def _one(self, given: Any, task: str, within: str = "") -> Any:
         """One value, of its type."""
@@ -128,14 +134,17 @@ class Axis:
             words = self.choices(task)
             if given not in words:
                 more = ": a sweep measures both itself" if (self.name, given) == ("precision", "auto") else ""
-                raise ConfigError(f"{argument(self.name)} must be one of {', '.join(words)}, not {given!r}{more}.")
+                raise ConfigError(
+                    f"{argument(self.name)} must be one of {', '.join(words)}, not {given!r}{more}."
+                )
             return given
         if self.kind == "switch":
-            value = given if isinstance(given, bool) else _SWITCHES.get(str(given).lower())
-            if value is None:
+            switch = given if isinstance(given, bool) else _SWITCHES.get(str(given).lower())
+            if switch is None:
                 raise ConfigError(f"{argument(self.name)} must be on, off or both, not {given!r}.")
-            return value
+            return switch
         whole = self.kind == "count"
+        value: Any
         least = 1 if whole else 0
         try:
             value = (int if whole else float)(given) if isinstance(given, str) else given
@@ -209,7 +218,7 @@ def written(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _doubling(low: int, high: int, name: str) -> list[int]:
+def _doubling(low: int, high: int) -> list[int]:
     values = [low]
     while values[-1] * 2 < high:
         values.append(values[-1] * 2)
@@ -217,7 +226,7 @@ def _doubling(low: int, high: int, name: str) -> list[int]:
 
 
 def _by_threes(low: float, high: float, name: str) -> list[float]:
-    """From one end to the other, by factors of 3 and 10 / 3: 1e-4, 3e-4, 1e-3 …"""
+    """From one end to the other, by factors of 3 and 10 / 3: 1e-4, 3e-4, 1e-3 and so on."""
     if high / low > _WIDEST:
         raise ConfigError(
             f"{argument(name)} has a range of {written(low)} to {written(high)}: make it narrower, such as 1e-4..1e-2."
@@ -231,6 +240,6 @@ def _by_threes(low: float, high: float, name: str) -> list[float]:
         values.append(after)
 
 
-def _by_tenths(low: float, high: float, name: str) -> list[float]:
+def _by_tenths(low: float, high: float) -> list[float]:
     count = math.ceil((high - low) / _SHARE_STEP - 1e-9)
     return [round(low + place * _SHARE_STEP, 6) for place in range(count)] + [high]

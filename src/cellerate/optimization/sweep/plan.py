@@ -4,8 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -123,7 +123,7 @@ def read_settings(
     parts = {part: _given(record, fields) for part, record in RECORDS[task].items()}
     if "device" in single:
         parts["process"] = {"device": single["device"]}
-    return Base(task, tuple(map(os.path.abspath, paths)), parts, model, backend), several
+    return Base(task, tuple(str(Path(path).absolute()) for path in paths), parts, model, backend), several
 
 
 def plan(base: Base, several: Mapping[str, tuple[Any, ...]], settings: SweepSettings) -> Plan:
@@ -250,7 +250,7 @@ def _given(record: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are fields of a record, checked, as JSON has them; those that are the defaults are left out."""
     fields = {field.name: field for field in dataclasses.fields(record)}
     own = {name: value for name, value in options.items() if name in fields}
-    made = record_of(record, own)
+    made: Any = record_of(record, own)
     found = {name: getattr(made, name) for name in own}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
     return {name: value for name, value in plain.items() if not _is_default(value, fields[name].default)}

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -125,7 +126,7 @@ class TrainingPoint:
 
     def answer(self, question: dict[str, Any]) -> Any:
         """See `answer_questions`."""
-        asked = {"ready": self.ready, "turn": self.turn, "test": self.test}
+        asked: dict[str, Callable[..., Any]] = {"ready": self.ready, "turn": self.turn, "test": self.test}
         return asked[question["kind"]](**question.get("with", {}))
 
     def ready(self, *, state: str | None = None) -> dict[str, Any]:
@@ -207,7 +208,9 @@ def task_of(opened: dict[str, Any], run: RunOptions) -> Task[Any]:
     """The task of a point; see `TrainingPoint`."""
     kind, model, paths = opened["task"], opened["model"], opened["paths"]
     records = RECORDS[kind]
-    given = {part: record_of(record, opened["parts"].get(part, {})) for part, record in records.items()}
+    given: dict[str, Any] = {
+        part: record_of(record, opened["parts"].get(part, {})) for part, record in records.items()
+    }
     if kind == "text":
         return TextTask(dataclasses.replace(given["data"], paths=paths), run, given["architecture"], model)
     if kind == "embed":

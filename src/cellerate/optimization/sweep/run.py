@@ -129,8 +129,10 @@ class Sweep:
             waiting = fitting
             if settings.steps is None and seconds < settings.point_s:
                 self._note(
-                    f"Each point trains for {seconds:.2g} s in place of {settings.point_s:g} s, so that all fit into "
-                    f"the {duration(budget)} of {argument('time_budget')}."
+                    Message(
+                        f"Each point trains for {seconds:.2g} s in place of {settings.point_s:g} s, so that all fit "
+                        f"into the {duration(budget)} of {argument('time_budget')}."
+                    )
                 )
         if settings.steps is None:
             self._record.point_s = seconds
@@ -257,22 +259,29 @@ class Sweep:
         left_out = [point.label for point in points if not self._records[point.key].measured]
         if left_out:
             self._note(
-                f"{len(left_out)} of {len(self._plan.points)} points were left out for lack of time: "
-                f"{'; '.join(left_out)}. A longer {argument('time_budget')} has room for them."
+                Message(
+                    f"{len(left_out)} of {len(self._plan.points)} points were left out for lack of time: "
+                    f"{'; '.join(left_out)}. A longer {argument('time_budget')} has room for them."
+                )
             )
 
-    def _note(self, text: str) -> None:
-        said = Message(text)
+    def _note(self, said: Message) -> None:
         self._record.notes.append(str(said))
         self._listener.message(said)
 
     def _note_drift(self) -> None:
         """Notes that the machine was faster or slower in a later heat."""
-        off = [f"{times(factor)} in heat {heat}" for heat, factor in self._drifts.items() if abs(factor - 1) > _DRIFT]
+        off = [
+            f"{times(factor)} in heat {heat}"
+            for heat, factor in self._drifts.items()
+            if abs(factor - 1) > _DRIFT
+        ]
         if off:
             self._note(
-                "The machine did not keep its speed: of what it took in the first heat, a step of the control took "
-                f"{', '.join(off)}. Times of different heats compare with that uncertainty."
+                Message(
+                    "The machine did not keep its speed: of what it took in the first heat, a step of the control took "
+                    f"{', '.join(off)}. Times of different heats compare with that uncertainty."
+                )
             )
 
     def _progress(self) -> None:

@@ -54,7 +54,9 @@ class SweepSettings:
             check_number(name, getattr(self, name), at_least=1, whole=True, optional=True)
         check_number("rounds", self.rounds, at_least=1, whole=True)
         if self.seconds is not None and self.steps is not None:
-            raise ConfigError(f"{argument('seconds')} and {argument('steps')} cannot be used together: choose one.")
+            raise ConfigError(
+                f"{argument('seconds')} and {argument('steps')} cannot be used together: choose one."
+            )
         for name in ("trials", "study"):
             if getattr(self, name) is not None and not self.search:
                 raise ConfigError(f"{argument(name)} is for a search: add {argument('search', True)}.")

@@ -50,7 +50,9 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
     options = payload.get("options", payload)
     kinds = (SeriesOptions, Reading) if task == "series" else (RECORDS[task]["data"],)
     for kind in kinds:
-        found |= {name: options[name] for name in _names(kind) if name in options and name not in _NOT_RECORDED}
+        found |= {
+            name: options[name] for name in _names(kind) if name in options and name not in _NOT_RECORDED
+        }
     if task == "series":
         found["quantile"] = payload.get("quantiles", [])
         found["missing_values"] = payload.get("missing_values", [])

@@ -1,4 +1,4 @@
-"""What follows from a sweep: which point is the fastest, which learns best, and what cannot be told apart.
+"""The conclusions of a sweep: which point is the fastest, which learns best, and what cannot be told apart.
 
 Everything is computed from the record. NumPy is imported where it computes, since the command line reads this door.
 """
@@ -83,7 +83,9 @@ def standings(record: SweepRecord, along: Along) -> list[Standing]:
         beside = None
         if control is not None and point is not control:
             beside = _difference(own, _losses_at(control, along, at), record.in_bits)
-        found.append(Standing(point, _mean(own, record.in_bits), beside, _train_loss(point, along, at, record)))
+        found.append(
+            Standing(point, _mean(own, record.in_bits), beside, _train_loss(point, along, at, record))
+        )
     return found
 
 
@@ -102,7 +104,9 @@ def judge(record: SweepRecord) -> dict[str, Any]:
     best, as_good = best_of(by_time, record)
     chosen = _chosen(best, as_good)
     equal = {f"equal_{along}": equal_training(record, along) for along in ("seconds", "steps")}
-    sentence = f"{_speed_words(record, fastest, as_fast)} {_loss_words(record, by_time, best, as_good, equal)}"
+    sentence = (
+        f"{_speed_words(record, fastest, as_fast)} {_loss_words(record, by_time, best, as_good, equal)}"
+    )
     return {
         "sentence": sentence.strip(),
         "fastest": fastest.label,
@@ -121,9 +125,7 @@ def fastest_of(points: Sequence[PointRecord]) -> tuple[PointRecord, list[PointRe
     return fastest, [point for point in points if point is not fastest and point.item_s[0] <= high]
 
 
-def best_of(
-    found: Sequence[Standing], record: SweepRecord
-) -> tuple[PointRecord | None, list[PointRecord]]:
+def best_of(found: Sequence[Standing], record: SweepRecord) -> tuple[PointRecord | None, list[PointRecord]]:
     """The point with the lowest validation loss after equal time, and those that cannot be told apart from it."""
     known = [one for one in found if one.loss is not None]
     if not known:
@@ -219,7 +221,8 @@ def _losses_at(point: PointRecord, along: Along, at: float) -> Any:
 
     judged = sorted(point.judged, key=lambda one: (one["steps"], one["seconds"]))
     arrays = [
-        np.array([[np.nan if loss is None else loss for loss in one["losses"]], one["weights"]]).T for one in judged
+        np.array([[np.nan if loss is None else loss for loss in one["losses"]], one["weights"]]).T
+        for one in judged
     ]
     places = np.array([one[along] for one in judged], float)
     after = int(np.clip(np.searchsorted(places, at), 0, len(judged) - 1))
@@ -249,7 +252,9 @@ def _mean(losses: Any, factor: float) -> Estimate | None:
     values, weights = losses.T
     resampled = (values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
     low, high = np.quantile(resampled, _SURE)
-    return Estimate(float(np.average(values, weights=weights)) * factor, float(low) * factor, float(high) * factor)
+    return Estimate(
+        float(np.average(values, weights=weights)) * factor, float(low) * factor, float(high) * factor
+    )
 
 
 def _difference(one: Any, other: Any, factor: float) -> Estimate | None:

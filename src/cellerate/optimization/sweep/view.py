@@ -19,6 +19,7 @@ _WIDTH = 79  # of a terminal of 80 columns
 _LEAST_LABEL = 16
 _MOST_LINES = 6
 NONE = "—"
+MINUS = "\N{MINUS SIGN}"
 _NUMERIC = {axis.name: axis.kind for axis in AXES if axis.kind in ("count", "rate", "share")}
 _HEADS = ("point", "ms a step", "per second", "memory")
 _HOW = (
@@ -77,9 +78,7 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
     by_time = {id(one.point): one for one in standings(record, "seconds")}
     seconds, steps = (equal_training(record, along) for along in ("seconds", "steps"))
     by_steps = {id(one.point): one for one in standings(record, "steps")}
-    rows = [
-        (*_HEADS, f"{_unit(record)} {seconds:.2g} s", f"{steps:.0f} steps")
-    ]
+    rows = [(*_HEADS, f"{_unit(record)} {seconds:.2g} s", f"{steps:.0f} steps")]
     measured = [point for point in record.points if point.measured]
     for point in measured:
         rows.append(
@@ -114,9 +113,7 @@ def page_of(record: SweepRecord) -> Any:
     sections.append(Section("All points", tables=(_table(record),)))
     if (left := _not_measured(record)) is not None:
         sections.append(Section("Not measured", tables=(left,)))
-    sections.append(
-        Section("How it was measured", sentences=_HOW, tables=tuple(_conditions(record)))
-    )
+    sections.append(Section("How it was measured", sentences=_HOW, tables=tuple(_conditions(record))))
     measured = sum(point.measured for point in record.points)
     return BenchPage(
         title=f"What if: {', '.join(_x_label(name) for name in record.axes) or 'a search'}",
@@ -128,7 +125,7 @@ def page_of(record: SweepRecord) -> Any:
         sentence=record.verdict.get("sentence", ""),
         tone="good" if measured else "bad",
         tiles=(),
-        warnings=tuple([*record.notes, *(["The sweep is not complete."] if record.status != "finished" else [])]),
+        warnings=(*record.notes, *(["The sweep is not complete."] if record.status != "finished" else [])),
         sections=tuple(sections),
         command=record.verdict.get("command", ""),
         for_command=f"To train the chosen point ({record.verdict.get('chosen')})",
@@ -171,7 +168,7 @@ def _line_name(others: Mapping[str, Any]) -> str:
 
 
 def _measures(record: SweepRecord) -> list[tuple[str, str, Any, bool]]:
-    """What is drawn: a title, the label of y, the value of a standing, and whether it is drawn by its logarithm."""
+    """The charts: a title, the label of y, the value of a standing, and True if it is drawn by its logarithm."""
     item = record.item.removesuffix("s")
     at = f"after {equal_training(record, 'seconds'):.2g} s of training"
     return [
@@ -264,7 +261,10 @@ def _table(record: SweepRecord) -> Any:
         rows.append(
             cells(
                 TableCell(point.label, note=", ".join(notes), tone="good" if point.label == chosen else ""),
-                TableCell(shown.number(1e3 * point.step.median_s), note=f"{shown.number(p20)} to {shown.number(p80)}"),
+                TableCell(
+                    shown.number(1e3 * point.step.median_s),
+                    note=f"{shown.number(p20)} to {shown.number(p80)}",
+                ),
                 shown.short(point.items_per_s),
                 "" if point.peak_memory_bytes is None else shown.size(point.peak_memory_bytes),
                 "" if one.train_loss is None else shown.loss(one.train_loss),
@@ -298,7 +298,9 @@ def _loss_cell(one: Standing) -> Any:
     from cellerate.report.tables import TableCell
 
     beside = one.beside_control
-    note = "" if beside is None else f"{_signed(beside.value)} ({_signed(beside.low)} to {_signed(beside.high)})"
+    note = (
+        "" if beside is None else f"{_signed(beside.value)} ({_signed(beside.low)} to {_signed(beside.high)})"
+    )
     tone: Any = "" if beside is None or not beside.certain else "good" if beside.value < 0 else "bad"
     return TableCell(_loss_words(one.loss), note=note, tone=tone)
 
@@ -321,17 +323,21 @@ def _conditions(record: SweepRecord) -> Iterator[Any]:
         for name, value in given.items()
     ]
     rows += [cells("model", record.model)] if record.model else []
-    yield FigureTable("Settings of all points, where they are not the defaults", ("setting", "value"), tuple(rows))
+    yield FigureTable(
+        "Settings of all points, where they are not the defaults", ("setting", "value"), tuple(rows)
+    )
     machine = [cells(name.replace("_", " "), str(value)) for name, value in record.machine.items()]
     yield FigureTable(
         "Machine and versions",
         ("of", "is"),
-        tuple([*machine, *(cells(name, version) for name, version in record.versions.items())]),
+        (*machine, *(cells(name, version) for name, version in record.versions.items())),
     )
 
 
 def _machine(record: SweepRecord) -> str:
-    return f"{record.machine.get('processor', 'an unknown processor')}, {record.machine.get('cores', '?')} cores"
+    return (
+        f"{record.machine.get('processor', 'an unknown processor')}, {record.machine.get('cores', '?')} cores"
+    )
 
 
 def _x_label(name: str) -> str:
@@ -347,7 +353,7 @@ def _loss_words(value: Estimate | None) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{shown.loss(abs(value))}"
+    return f"{'+' if value > 0 else MINUS if value < 0 else ''}{shown.loss(abs(value))}"
 
 
 def _shortened(text: str, room: int) -> str:

@@ -67,7 +67,11 @@ def _batches_of(
 ) -> tuple[type[SeriesBatches], dict[str, Any]]:
     """The class of the batches, and the arguments that all of them share."""
     common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
-    return (SeriesBatches, common) if covariates.plain else (CovariateBatches, {**common, "covariates": covariates})
+    return (
+        (SeriesBatches, common)
+        if covariates.plain
+        else (CovariateBatches, {**common, "covariates": covariates})
+    )
 
 
 def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:

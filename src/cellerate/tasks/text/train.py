@@ -209,7 +209,11 @@ class TextTask(Task[TextRun]):
         least = 2 if every_step else data.length + 1
         half = len(self._tail) // 2
         parts = [part if len(part) >= least else None for part in (self._tail[:half], self._tail[half:])]
-        common: dict[str, Any] = {"length": data.length, "batch_size": batch_size, "item": self._text.tokenizer.unit}
+        common: dict[str, Any] = {
+            "length": data.length,
+            "batch_size": batch_size,
+            "item": self._text.tokenizer.unit,
+        }
         validation, test = [
             None if part is None else every_window(part, every_step, **common)[0] for part in parts
         ]

@@ -109,7 +109,7 @@ def _read(
         )
     task, recorded = trained_settings(subject, given)
     return read_settings(
-        task, paths, given, backend=backend, model=os.path.abspath(subject), recorded=recorded
+        task, paths, given, backend=backend, model=str(Path(subject).absolute()), recorded=recorded
     )
 
 

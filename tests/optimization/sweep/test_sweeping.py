@@ -160,6 +160,8 @@ def test_command_for_the_cpu_hides_the_gpu_that_is_there(tmp_path, monkeypatch):
     options = {name: value for name, value in OPTIONS.items() if name != "batch_size"}
     found = cellerate.sweep("series", "data.csv", tmp_path / "s", device="cpu,gpu", **options)
     found.verdict["chosen"] = "cpu"
-    assert train_command_of(found).startswith("CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu cellerate train series")
+    assert train_command_of(found).startswith(
+        "CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu cellerate train series"
+    )
     found.verdict["chosen"] = None
     assert train_command_of(found) == ""
