@@ -186,7 +186,7 @@ def run_sweep(
     for line in lines_of(record):
         print_result(line)
     print_result(record.verdict["sentence"])
-    if how.quiet:
+    if how.quiet or record.status == "helped":
         return
     if command := record.verdict.get("command"):
         notify(f"to train {record.verdict['chosen']}:\n  {command}")

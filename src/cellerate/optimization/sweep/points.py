@@ -106,6 +106,27 @@ class RunningPoint:
         record.status, record.reason = "measured", ""
         self.step_s = record.step.median_s
 
+    def next_steps(self, rounds: int, point_s: float, steps: int | None = None) -> int:
+        """The steps of the next turn; 0 if the point has trained for as long as the others.
+
+        Args:
+            rounds: The turns of each point.
+            point_s: Seconds that each trains for.
+            steps: Steps that each trains for, in place of seconds.
+        """
+        record = self.record
+        turns = rounds - len(record.turns)
+        if turns <= 0:
+            return 0
+        if steps is not None:
+            return max(0, -(-(steps - record.steps) // turns))
+        left_s = point_s - record.seconds
+        if left_s <= 0:
+            return 0
+        # Without a second step in the warm-up, the first turn tells how long one takes.
+        step_s = self.step_s or point_s
+        return max(1, round(left_s / turns / max(step_s, 1e-6)))
+
     def time(self, steps: int, patience_s: float) -> Timing:
         """The times of so many steps more, which are not part of the point's training.
 

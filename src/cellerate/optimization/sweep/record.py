@@ -65,6 +65,11 @@ class PointRecord:
         return bool(self.turns)
 
     @property
+    def comparable(self) -> bool:
+        """True if it trained for as long as the others; one that a search stopped did not."""
+        return self.measured and self.status != "stopped early"
+
+    @property
     def steps(self) -> int:
         """Steps that it has trained."""
         return sum(turn["steps"] for turn in self.turns)

@@ -210,19 +210,10 @@ class Sweep:
             self._drifts[heat] = again.median_s / control.record.step.median_s
 
     def _steps(self, one: RunningPoint) -> int:
-        """The steps of the next turn of a point; 0 if it has trained for as long as all others, or time is over."""
-        settings, record = self._settings, one.record
-        turns = settings.rounds - len(record.turns)
-        if turns <= 0 or (record.measured and self._is_late()):
+        """The steps of the next turn of a point; 0 if it has had its share, or time is over."""
+        if one.record.measured and self._is_late():
             return 0
-        if settings.steps is not None:
-            return max(0, -(-(settings.steps - record.steps) // turns))
-        left_s = self._record.point_s - record.seconds
-        if left_s <= 0:
-            return 0
-        # Without a second step in the warm-up, the first turn tells how long one takes.
-        step_s = one.step_s or self._record.point_s
-        return max(1, round(left_s / turns / max(step_s, 1e-6)))
+        return one.next_steps(self._settings.rounds, self._record.point_s, self._settings.steps)
 
     def _has_room(self) -> bool:
         """True if one more process fits beside those that are alive."""

@@ -13,6 +13,7 @@ LEAST_S = 1.0
 """The fewest seconds that a time budget may leave each point to train for."""
 DEFAULT_S = 6.0
 _SEARCH_S = 20.0
+_SEARCH_BUDGET_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class SweepSettings:
         steps: Steps that each point trains for, in place of seconds.
         rounds: In how many turns each point trains; all points take a turn in each round, in changing order.
         time_budget: About how many seconds the whole sweep may take; points then train for less, and points that do
-            not fit are left out, and said. Default: no limit, or 600 with `search`.
+            not fit are left out, and said. Default: no limit; 600 with `search`, unless `trials` are given.
         beside_stock: Whether each point is also trained by stock Keras. Default: only where batch sizes are all that
             is swept, on whichever devices.
         search: Whether to look for the best settings in place of training all of them; needs Optuna.
@@ -69,3 +70,10 @@ class SweepSettings:
     def point_s(self) -> float:
         """Seconds that a point trains for, where it is not by steps."""
         return self.seconds if self.seconds is not None else _SEARCH_S if self.search else DEFAULT_S
+
+    @property
+    def budget_s(self) -> float | None:
+        """Seconds that the whole may take; None without a limit."""
+        if self.time_budget is None and self.search and self.trials is None:
+            return _SEARCH_BUDGET_S
+        return self.time_budget

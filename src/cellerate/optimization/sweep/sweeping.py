@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.errors import ConfigError
-from cellerate.files import LOCK, exclusive
+from cellerate.files import LOCK, exclusive, is_taken
 from cellerate.listener import SILENT, Listener
 from cellerate.machine.environment import machine, select_backend, versions
 from cellerate.messages import argument
@@ -22,14 +22,17 @@ from cellerate.optimization.sweep.plan import Base, Plan, plan, read_settings, s
 from cellerate.optimization.sweep.points import STATES
 from cellerate.optimization.sweep.record import FILE_NAME, PointRecord, SweepRecord, read_record
 from cellerate.optimization.sweep.run import Sweep
+from cellerate.optimization.sweep.search import Search
 from cellerate.optimization.sweep.settings import SweepSettings
+from cellerate.optimization.sweep.space import Dimension, space_of
+from cellerate.optimization.sweep.study import FILE as STUDY, Study, check_optuna
 from cellerate.optimization.sweep.trained import trained_settings
 from cellerate.optimization.sweep.verdict import judge
 from cellerate.optimization.sweep.view import CHART, PAGE, draw
 
 _Path = str | os.PathLike[str]
 # What may differ between a sweep and the one that goes on with it.
-_FREE_ON_RESUME = ("time_budget",)
+_FREE_ON_RESUME = ("time_budget", "trials")
 
 
 def sweep(
@@ -76,6 +79,13 @@ def sweep(
     given = {name: value for name, value in options.items() if name not in own}
     paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
     base, several = _read(os.fspath(subject), paths, given, select_backend(backend))
+    if settings.search:
+        check_optuna()
+        space = space_of(base, given)
+        check_devices([*several.get("device", ()), base.value("device")], base.backend)
+        return _searched(
+            base, space, settings, Path(output), resume=resume, overwrite=overwrite, listener=listener
+        )
     made = plan(base, several, settings)
     check_devices([point.values.get("device", base.value("device")) for point in made.points], base.backend)
     for point in made.points:
@@ -97,6 +107,69 @@ def sweep(
     return record
 
 
+def _searched(
+    base: Base,
+    space: tuple[Dimension, ...],
+    settings: SweepSettings,
+    folder: Path,
+    *,
+    resume: bool,
+    overwrite: bool,
+    listener: Listener,
+) -> SweepRecord:
+    """Searches, or helps another process that searches there."""
+    made = Plan(base, {one.axis.name: one.values for one in space}, ())
+    identity = {
+        **{field.name: getattr(base, field.name) for field in dataclasses.fields(base)},
+        "space": [(one.axis.name, one.values, one.ranged) for one in space],
+        "rounds": settings.rounds,
+        "seconds": settings.seconds,
+    }
+    seed = int(base.parts.get("training", {}).get("seed", 0))
+    if is_taken(folder):
+        record = _new_record(made, settings)
+        _help(
+            Search(
+                base,
+                space,
+                settings,
+                record,
+                folder,
+                Study(folder, settings.study, identity, None, joins=True),
+                listener,
+            )
+        )
+        return record
+    with _own_folder(folder, resume=resume, overwrite=overwrite):
+        record = _record_of(made, settings, folder, resume=resume)
+        study = Study(folder, settings.study, identity, seed)
+        search = Search(base, space, settings, record, folder, study, listener)
+        if study.goes_on and not resume:
+            # Of a database that processes of several folders share, another one began the search.
+            _help(search)
+            return record
+        try:
+            search.run()
+        finally:
+            if any(point.measured for point in record.points):
+                record.verdict["command"] = train_command_of(record)
+                record.write(folder)
+                draw(record, folder, listener)
+            else:
+                _clear(folder)
+    return record
+
+
+def _help(search: Search) -> None:
+    """Trains trials for the search of another process."""
+    search.listener.message("another process searches there already: this one helps it")
+    count = search.help()
+    search.record.status = "helped"
+    search.record.verdict = {
+        "sentence": f"{count} trials were trained for the search of another process, which reports what was found."
+    }
+
+
 def _read(
     subject: str, paths: Sequence[str], given: Mapping[str, Any], backend: str
 ) -> tuple[Base, dict[str, tuple[Any, ...]]]:
@@ -116,7 +189,7 @@ def _read(
 @contextlib.contextmanager
 def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
     """Has the folder for this sweep alone, and empties it of an earlier one that is to be replaced."""
-    there = (folder / FILE_NAME).is_file()
+    there = (folder / FILE_NAME).is_file() or (folder / STUDY).is_file()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a sweep writes a folder: give another {argument('output')}.")
     if there and not (resume or overwrite):
@@ -135,7 +208,7 @@ def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None
             yield
         finally:
             # Where nothing was measured, nothing stays.
-            if not (folder / FILE_NAME).is_file():
+            if not ((folder / FILE_NAME).is_file() or (folder / STUDY).is_file()):
                 with contextlib.suppress(OSError):
                     (folder / LOCK).unlink()
                     folder.rmdir()
@@ -144,7 +217,7 @@ def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None
 def _clear(folder: Path) -> None:
     """Removes a sweep from its folder."""
     shutil.rmtree(folder / STATES, ignore_errors=True)
-    for name in (FILE_NAME, PAGE, f"{CHART}.png", f"{CHART}.svg"):
+    for name in (FILE_NAME, STUDY, PAGE, f"{CHART}.png", f"{CHART}.svg"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -154,21 +227,8 @@ def _record_of(made: Plan, settings: SweepSettings, folder: Path, *, resume: boo
     Raises:
         ConfigError: That sweep is another one, or has been finished.
     """
-    base = made.base
-    new = SweepRecord(
-        task=base.task,
-        data=list(base.paths),
-        model=base.model or "",
-        backend=base.backend,
-        parts={part: dict(fields) for part, fields in base.parts.items()},
-        axes={name: list(values) for name, values in made.axes.items()},
-        settings=dataclasses.asdict(settings),
-        machine=machine(),
-        versions=versions(),
-        began=datetime.now(UTC).isoformat(timespec="seconds"),
-        points=[PointRecord(point.label, dict(point.values), point.control) for point in made.points],
-    )
-    if not resume:
+    new = _new_record(made, settings)
+    if not resume or not (folder / FILE_NAME).is_file():
         return new
     found = read_record(folder)
     _check_same(found, new, folder)
@@ -181,6 +241,24 @@ def _record_of(made: Plan, settings: SweepSettings, folder: Path, *, resume: boo
     # A sweep that goes on has its budget for what is left.
     found.notes, found.seconds = [], 0.0
     return found
+
+
+def _new_record(made: Plan, settings: SweepSettings) -> SweepRecord:
+    """The record of a sweep before it begins."""
+    base = made.base
+    return SweepRecord(
+        task=base.task,
+        data=list(base.paths),
+        model=base.model or "",
+        backend=base.backend,
+        parts={part: dict(fields) for part, fields in base.parts.items()},
+        axes={name: list(values) for name, values in made.axes.items()},
+        settings=dataclasses.asdict(settings),
+        machine=machine(),
+        versions=versions(),
+        began=datetime.now(UTC).isoformat(timespec="seconds"),
+        points=[PointRecord(point.label, dict(point.values), point.control) for point in made.points],
+    )
 
 
 def _check_same(found: SweepRecord, new: SweepRecord, folder: Path) -> None:

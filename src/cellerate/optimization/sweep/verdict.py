@@ -62,7 +62,7 @@ def equal_training(record: SweepRecord, along: Along) -> float:
     Of steps, points that took far fewer than the control do not count: stock Keras may take one where others take a
     thousand, and after one step nothing can be said of any of them.
     """
-    measured = [point for point in record.points if point.measured]
+    measured = [point for point in record.points if point.comparable]
     least = 0.0
     if along == "steps" and (control := next((point for point in measured if point.control), None)):
         least = _FEW * control.steps
@@ -96,7 +96,7 @@ def judge(record: SweepRecord) -> dict[str, Any]:
         `sentence`; `fastest`, `best` and `chosen`, labels of points; `as_fast` and `as_good`, those that cannot be
         told apart from them; `equal_seconds` and `equal_steps`. None of them without a point that was measured.
     """
-    measured = [point for point in record.points if point.measured]
+    measured = [point for point in record.points if point.comparable]
     if not measured:
         return {"sentence": "No point was measured."}
     fastest, as_fast = fastest_of(measured)

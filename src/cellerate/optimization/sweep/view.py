@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from cellerate.optimization.sweep.verdict import Estimate, Standing, equal_train
 PAGE = "sweep.html"
 CHART = "sweep"
 _WIDTH = 79  # of a terminal of 80 columns
-_LEAST_LABEL = 16
 _MOST_LINES = 6
 NONE = "—"
 MINUS = "\N{MINUS SIGN}"
@@ -80,10 +80,11 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
     by_steps = {id(one.point): one for one in standings(record, "steps")}
     rows = [(*_HEADS, f"{_unit(record)} {seconds:.2g} s", f"{steps:.0f} steps")]
     measured = [point for point in record.points if point.measured]
-    for point in measured:
+    names = [point.label + (" *" if point.control else "") for point in measured]
+    for name, point in zip(names, measured, strict=True):
         rows.append(
             (
-                point.label + (" *" if point.control else ""),
+                name,
                 shown.bare(shown.number(1e3 * point.step.median_s)),
                 shown.short(point.items_per_s),
                 "" if point.peak_memory_bytes is None else shown.size(point.peak_memory_bytes),
@@ -93,9 +94,13 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
         )
     if measured:
         others = sum(max(len(row[n]) for row in rows) + 2 for n in range(1, len(rows[0])))
-        room = max(_LEAST_LABEL, _WIDTH - others)
-        cut = [(_shortened(row[0], room), *row[1:]) for row in rows]
-        yield from shown.aligned(cut, range(1, len(rows[0])))
+        too_long = max(map(len, names)) > _WIDTH - others
+        if too_long:
+            # Numbers in the table, and below it what they stand for.
+            rows[1:] = [(str(n), *row[1:]) for n, row in enumerate(rows[1:], 1)]
+        yield from shown.aligned(rows, range(1, len(rows[0])))
+        for n, name in enumerate(names if too_long else (), 1):
+            yield from textwrap.wrap(f"{n}: {name}", _WIDTH, subsequent_indent="   ")
         yield "* the control"
     for point in record.points:
         if point.status == "failed":
@@ -110,13 +115,16 @@ def page_of(record: SweepRecord) -> Any:
     sections = []
     if axis is not None:
         sections.append(Section("Charts", figures=tuple(_figures(record, axis))))
+    if (test := record.verdict.get("test")) is not None:
+        sections.append(Section("On the test part", tables=(_tested(record, test),)))
     sections.append(Section("All points", tables=(_table(record),)))
     if (left := _not_measured(record)) is not None:
         sections.append(Section("Not measured", tables=(left,)))
     sections.append(Section("How it was measured", sentences=_HOW, tables=tuple(_conditions(record))))
     measured = sum(point.measured for point in record.points)
+    axes = ", ".join(_x_label(name) for name in record.axes)
     return BenchPage(
-        title=f"What if: {', '.join(_x_label(name) for name in record.axes) or 'a search'}",
+        title=f"{'A search of' if record.settings.get('search') else 'What if'}: {axes}",
         facts=(
             _machine(record),
             f"{record.backend}, {', '.join(Path(path).name for path in record.data)}",
@@ -137,7 +145,7 @@ def axis_of(record: SweepRecord) -> str | None:
     """The setting that charts are drawn over: the first of those with numbers that has several; None without one."""
     for name in record.axes:
         seen = {point.values.get(name) for point in record.points if point.measured}
-        if name in _NUMERIC and len(seen) > 1:
+        if name in _NUMERIC and len(seen) > 1 and not record.settings.get("search"):
             return name
     return None
 
@@ -294,6 +302,29 @@ def _table(record: SweepRecord) -> Any:
     )
 
 
+def _tested(record: SweepRecord, test: Mapping[str, Mapping[str, float]]) -> Any:
+    """The two that a search judged once, with their difference."""
+    from cellerate.report.tables import FigureTable, cells
+
+    best, control = record.verdict["best"], record.control.label
+    names = {"best": best, "control": control, "difference": f"{best} less {control}"}
+    rows = [
+        cells(
+            name,
+            (_signed if kind == "difference" else shown.loss)(test[kind]["value"]),
+            f"{_signed(test[kind]['low'])} to {_signed(test[kind]['high'])}"
+            if kind == "difference"
+            else f"{shown.loss(test[kind]['low'])} to {shown.loss(test[kind]['high'])}",
+        )
+        for kind, name in names.items()
+    ]
+    return FigureTable(
+        "Both trained anew, in turns and equally long, and judged once",
+        ("point", f">{_unit(record)}", ">95 % interval"),
+        tuple(rows),
+    )
+
+
 def _loss_cell(one: Standing) -> Any:
     from cellerate.report.tables import TableCell
 
@@ -354,7 +385,3 @@ def _loss_words(value: Estimate | None) -> str:
 
 def _signed(value: float) -> str:
     return f"{'+' if value > 0 else MINUS if value < 0 else ''}{shown.loss(abs(value))}"
-
-
-def _shortened(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1].rstrip()}…"
