@@ -1,4 +1,4 @@
-"""A search: points that Optuna draws, in place of all of a grid, and what they bought.
+"""A search: points that Optuna draws, in place of all of a grid, and the gain that they bring.
 
 A trial trains like every point of a sweep, in rounds; after each round Optuna may stop it. The best on the validation
 part is trained once more beside the control, in turns and equally long, and both are judged once on the test part.
@@ -136,11 +136,11 @@ class Search:
 
     @property
     def _final_s(self) -> float:
-        """What training and judging the chosen point beside the control takes."""
+        """About how many seconds it takes to train and judge the chosen point beside the control."""
         return 2 * point_cost_s(self._start_s, self.record.point_s)
 
     def _point_s(self) -> float:
-        """What each trial trains for: as asked, or so long that a few trials fit into the budget."""
+        """The seconds that each trial trains for: as asked, or so long that a few trials fit into the budget."""
         asked = self.settings.point_s
         if self.settings.seconds is not None or not math.isfinite(self._budget_s):
             return asked

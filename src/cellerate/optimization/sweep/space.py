@@ -40,7 +40,7 @@ class Dimension:
 
 
 def space_of(base: Base, options: Mapping[str, Any]) -> tuple[Dimension, ...]:
-    """What a search draws: the settings with several values; without any, a usual space of the task.
+    """The settings that a search draws: those with several values; without any, a usual space of the task.
 
     Args:
         base: The settings that all points share.

@@ -75,7 +75,7 @@ class Study:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its first process wrote of it: `ends`, `point_s` and `control`; empty if it has not begun."""
+        """The facts that its first process wrote: `ends`, `point_s` and `control`; empty if it has not begun."""
         return dict(self._study.user_attrs)
 
     @property
@@ -126,7 +126,7 @@ class Study:
         _wait_for(lambda: not self._study.get_trials(deepcopy=False, states=running), seconds)
 
     def records(self) -> list[PointRecord]:
-        """What the trials that have ended measured, in their order."""
+        """The records of the trials that have ended, in their order."""
         kept = [trial.user_attrs.get("record") for trial in self._study.get_trials(deepcopy=False)]
         return [PointRecord(**one) for one in kept if one is not None]
 

@@ -32,6 +32,12 @@ _HOW = (
     "of neighbouring rows: it says how far the figure would move on other data of that kind. Another seed moves it, "
     "too.",
 )
+_HOW_SEARCHED = (
+    "Each point trained in a process of its own, one after the other, and was judged on the validation part alone; "
+    "after a round in which it was behind the median of the others, it was stopped. Opening the data and compiling are "
+    "not part of the times. The best was trained anew beside the control, in turns, and both were judged on the test "
+    "part once."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +126,8 @@ def page_of(record: SweepRecord) -> Any:
     sections.append(Section("All points", tables=(_table(record),)))
     if (left := _not_measured(record)) is not None:
         sections.append(Section("Not measured", tables=(left,)))
-    sections.append(Section("How it was measured", sentences=_HOW, tables=tuple(_conditions(record))))
+    how = (_HOW_SEARCHED, *_HOW[1:]) if record.settings.get("search") else _HOW
+    sections.append(Section("How it was measured", sentences=how, tables=tuple(_conditions(record))))
     measured = sum(point.measured for point in record.points)
     axes = ", ".join(_x_label(name) for name in record.axes)
     return BenchPage(
