@@ -132,3 +132,18 @@ def test_settings_that_the_task_refuses_are_refused(made, point_of):
     del asked["parts"]["data"]["target"]
     with pytest.raises(ConfigError, match="no target is named"):
         point_of(asked)
+
+
+def test_windows_of_other_lengths_are_judged_on_the_same_stretches(made, point_of):
+    def judged(task, **data):
+        asked = opened(made, task)
+        asked["parts"]["data"] |= data
+        return point_of(asked)._validation.batches
+
+    short, long = judged("series", window=4), judged("series", window=12)
+    assert len(short) == len(long)
+    for (_, one, *_), (_, other, *_) in zip(short, long, strict=True):
+        np.testing.assert_allclose(one, other)
+    short, long = judged("text", length=5), judged("text", length=10)
+    items = [sum(np.prod(y.shape) * weight.mean() for _, y, weight in one) for one in (short, long)]
+    assert items[0] == pytest.approx(items[1], rel=0.1)

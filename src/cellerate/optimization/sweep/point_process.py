@@ -26,6 +26,7 @@ from cellerate.optimization.sweep.axes import RECORDS
 from cellerate.settings import record_of
 from cellerate.tasks.embed import LineTask
 from cellerate.tasks.series import SeriesTask
+from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.task import Task
 from cellerate.tasks.text import TextTask
 from cellerate.training.run import RunOptions, TrainingRun
@@ -33,9 +34,9 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry import Display
 from cellerate.training.trial import Trainer
 
-_JUDGED_ROWS = 32
-# What a judgement reads at most: it must cost little beside the training that it judges.
-_JUDGED_STEPS, _MOST_BATCHES, _LEAST_BATCHES = 1 << 16, 48, 8
+# A judgement must cost little beside the training that it judges, and read the same whatever trains: as many batches,
+# spread over the part, of so many rows; or of texts, whose rows may be short or long, of so many items.
+_JUDGED_BATCHES, _JUDGED_ROWS, _JUDGED_ITEMS = 20, 32, 3200
 _FIRST_MILESTONE = 8
 _MOST_TIMES = 200  # of a turn, that its record keeps
 
@@ -68,10 +69,7 @@ class _Judge:
         """A judge on batches that are spread over a part of the data."""
         if source is None:
             return cls([], loss)
-        first = source.batch(0, 0)
-        steps = max(1, max(array.shape[1] if array.ndim > 1 else 1 for array in _arrays(first[0])))
-        most = min(_MOST_BATCHES, max(_LEAST_BATCHES, _JUDGED_STEPS // (_JUDGED_ROWS * steps)))
-        return cls([source.batch(0, index) for index in spread(len(source), most)], loss)
+        return cls([source.batch(0, index) for index in spread(len(source), _JUDGED_BATCHES)], loss)
 
     def losses(self, model: keras.Model) -> list[tuple[float, float]]:
         """The mean loss of each batch and its weight."""
@@ -110,7 +108,9 @@ class TrainingPoint:
         self._bits = about.bits
         self._begin(model, about)
         self._model = _in_precision(model, settings)
-        self._validation, self._test = (_Judge.of(part, about.loss) for part in task.held_out(_JUDGED_ROWS))
+        length = opened["parts"].get("data", {}).get("length", TextOptions.length)
+        rows = max(1, _JUDGED_ITEMS // length) if opened["task"] == "text" else _JUDGED_ROWS
+        self._validation, self._test = (_Judge.of(part, about.loss) for part in task.held_out(rows))
         if not self._validation.batches:
             raise DataError(
                 "there are no data to judge the points on: hold some out with "
@@ -242,10 +242,6 @@ def _next_milestone(steps: int) -> int:
     while found <= steps:
         found *= 2
     return found
-
-
-def _arrays(x: Any) -> list[np.ndarray]:
-    return list(x.values()) if isinstance(x, dict) else list(x) if isinstance(x, list | tuple) else [x]
 
 
 def _finite(value: float) -> float | None:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cellerate.format import duration, loss as loss_words
 from cellerate.listener import Listener
 from cellerate.optimization.probe_client import ProbeError
@@ -314,5 +312,5 @@ def _last_loss(record: PointRecord) -> float | None:
     """The validation loss of a point after its last turn; None if it is not finite."""
     if not record.judged or None in record.judged[-1]["losses"]:
         return None
-    last = record.judged[-1]
-    return float(np.average(last["losses"], weights=last["weights"]))
+    losses, weights = record.judged[-1]["losses"], record.judged[-1]["weights"]
+    return sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
