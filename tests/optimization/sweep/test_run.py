@@ -180,3 +180,38 @@ def test_turn_that_the_record_lacks_is_trained_again(tmp_path, monkeypatch):
     made_up(monkeypatch)
     run.Sweep(made, SETTINGS, record, tmp_path, run.Listener()).run()
     assert all(point.seconds == pytest.approx(4.0, rel=0.05) for point in record.points)
+
+
+def test_slow_stock_points_are_left_out_where_others_still_fit(tmp_path, monkeypatch):
+    from support.optimization import sweeps
+
+    clock = [0.0]
+    monkeypatch.setattr(run.time, "perf_counter", lambda: clock[0])
+    made_up(monkeypatch)
+    whole = sweeps.MadeUpProcess.ask
+
+    def ask(self, kind, **options):
+        found = whole(self, kind, **options)
+        if kind == "ready":
+            found["ready_s"] = 30.0 if self._opened_by_keras else 1.0
+            clock[0] += found["ready_s"]
+        else:
+            clock[0] += found["seconds"]
+        return found
+
+    made = sweeps.MadeUpProcess.__init__
+
+    def init(self, module, opened, **options):
+        made(self, module, opened, **options)
+        self._opened_by_keras = opened["parts"].get("training", {}).get("implementation") == "keras"
+
+    monkeypatch.setattr(sweeps.MadeUpProcess, "ask", ask)
+    monkeypatch.setattr(sweeps.MadeUpProcess, "__init__", init)
+    settings = SweepSettings(seconds=2.0, time_budget=110.0)
+    record = run_made_up(tmp_path, settings, batch_size="1..32")
+    ours = [point for point in record.points if point.values["implementation"] == "auto"]
+    stock = [point for point in record.points if point.values["implementation"] == "keras"]
+    assert all(point.measured for point in ours)
+    assert any(point.status == "left out" for point in stock)
+    assert any(point.measured for point in stock)
+    assert clock[0] < 115.0

@@ -165,3 +165,32 @@ def test_command_for_the_cpu_hides_the_gpu_that_is_there(tmp_path, monkeypatch):
     )
     found.verdict["chosen"] = None
     assert train_command_of(found) == ""
+
+
+@pytest.mark.parametrize(
+    ("subject", "data", "options", "reason"),
+    [
+        ("series", [[1, 2]], {}, "must be the paths of files"),
+        ("embed", ["a.txt", "b.txt"], {}, "one file of lines"),
+        ("text", "a.txt", {"carry_states": True}, "cannot be swept"),
+        ("series", "a.csv", {"layer_norm": "both"}, "'layer_norm' is not a setting of training on series"),
+    ],
+)
+def test_what_points_cannot_train_on_is_refused(tmp_path, monkeypatch, subject, data, options, reason):
+    asked = made_up(monkeypatch)
+    with pytest.raises(ConfigError, match=reason):
+        cellerate.sweep(subject, data, tmp_path / "s", **OPTIONS, **options)
+    assert asked == []
+    assert not (tmp_path / "s").exists()
+
+
+def test_precision_that_was_measured_in_training_is_that_of_the_model(made, tmp_path, monkeypatch):
+    from cellerate.models.storage import load_model, save_model
+
+    model, record = load_model(made / "text.keras")
+    record.payload["training"] = {"precision": "auto", "learning_rate": 0.02}
+    save_model(model, tmp_path / "auto.keras", record)
+    made_up(monkeypatch)
+    found = cellerate.sweep(tmp_path / "auto.keras", made / "t.txt", tmp_path / "s", **OPTIONS)
+    assert "precision" not in found.parts["training"]
+    assert found.parts["training"] == {"learning_rate": 0.02}

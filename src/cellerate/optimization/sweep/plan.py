@@ -113,6 +113,8 @@ def read_settings(
         ConfigError: An option is unknown, or a value cannot be used.
     """
     check_known(task, options)
+    if task == "embed" and len(paths) > 1:
+        raise ConfigError(f"the data must be the path of one file of lines, not {len(paths)} of them.")
     known = axes_of(task)
     several = {name: known[name].read(given, task) for name, given in options.items() if name in known}
     # In the order of the table, so that the same points have the same names however they are asked for.

@@ -33,7 +33,10 @@ _MOST_ALIVE = 12
 _MOST_ON_GPU = 4  # their memory on the GPU is not counted
 _SPARE_MEMORY = 1.5  # times what the largest process has taken must be free for one more
 _FIRST_MEMORY = 800e6
-_LEAST_PATIENCE_S, _PATIENCE = 180.0, 30.0  # to get ready: this, or so many times what a point trains for
+CONTROL_PATIENCE_S = 3600.0
+"""The seconds that the control may take to get ready, since reading the data takes as long as it takes."""
+_LEAST_PATIENCE_S, _PATIENCE, _PATIENCE_BESIDE = 180.0, 30.0, 5.0
+_LEAST_LEFT_S = 20.0
 _MOST_TURN_S = 600.0
 _DRIFT = 0.1
 
@@ -61,6 +64,7 @@ class Sweep:
         self._again: list[Point] = []
         self._tried_again: list[Point] = []
         self._drifts: dict[int, float] = {}
+        self._ready_s: dict[bool, float] = {}
         self._records = {point.key: one for point, one in zip(plan.points, record.points, strict=True)}
 
     def run(self) -> None:
@@ -107,9 +111,8 @@ class Sweep:
 
     def _begin(self, point: Point, record: PointRecord) -> RunningPoint:
         running = RunningPoint(self._plan.base, point, record, self._files)
-        patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * (self._record.point_s or 1.0))
         try:
-            about = running.begin(patience_s)
+            about = running.begin(CONTROL_PATIENCE_S if point.control else self._patience_s())
         except BaseException:
             running.end()
             raise
@@ -117,7 +120,20 @@ class Sweep:
             facts_into(self._record, about)
             for sentence in about["messages"]:
                 self._listener.message(sentence)
+        # Batches come in rising order, and stock Keras may take much longer to warm up than others.
+        self._ready_s[point.stock] = record.ready_s
         return running
+
+    def _patience_s(self) -> float:
+        """The seconds that a point may take to get ready: within a budget, no longer than leaves time to train."""
+        patience_s = patience_to_start(self._start_s, self._record.point_s)
+        if self._settings.budget_s is None:
+            return patience_s
+        return min(patience_s, max(_LEAST_LEFT_S, self._left_s() - self._open_s()))
+
+    def _open_s(self) -> float:
+        """The seconds that the points which are alive have yet to train for."""
+        return sum(max(0.0, self._record.point_s - one.record.seconds) for one in self._alive)
 
     def _fit(self, waiting: list[Point]) -> list[Point]:
         """The points that there is time for, each with as many seconds as there are; the others are left out."""
@@ -134,6 +150,8 @@ class Sweep:
                         f"into the {duration(budget)} of {argument('time_budget')}."
                     )
                 )
+            # Stock Keras may take all the time there is: others come first.
+            waiting = sorted(waiting, key=lambda point: point.stock)
         if settings.steps is None:
             self._record.point_s = seconds
         left = [point for point in waiting if not self._records[point.key].measured]
@@ -149,14 +167,16 @@ class Sweep:
     def _heat(self, number: int, waiting: list[Point]) -> None:
         """Starts as many points as the memory holds beside the control, trains them in turns, and ends them."""
         control = self._alive[0]
+        late: list[Point] = []
         if number > 1:
             self._time_control(control, number)
         while waiting and (len(self._alive) == 1 or self._has_room()):
-            if self._late_for_one_more():
-                self._leave_out(waiting)
-                waiting.clear()
-                break
-            self._start(waiting.pop(0), number)
+            point = waiting.pop(0)
+            if self._late_for(point):
+                late.append(point)
+            else:
+                self._start(point, number)
+        self._leave_out(late)
         for round_ in range(self._settings.rounds):
             order = list(self._alive if number == 1 else self._alive[1:])
             random.Random(f"{number} {round_}").shuffle(order)
@@ -223,12 +243,12 @@ class Sweep:
         free = available_memory_bytes()
         return free is None or free > _SPARE_MEMORY * self._largest
 
-    def _late_for_one_more(self) -> bool:
-        """True if a further point would not be done in time."""
+    def _late_for(self, point: Point) -> bool:
+        """True if a point would not be done in time."""
         if self._settings.time_budget is None:
             return False
-        open_s = sum(max(0.0, self._record.point_s - one.record.seconds) for one in self._alive)
-        return self._left_s() < point_cost_s(self._start_s, self._record.point_s) + open_s
+        start_s = max(self._start_s, self._ready_s.get(point.stock, 0.0))
+        return self._left_s() < point_cost_s(start_s, self._record.point_s) + self._open_s()
 
     def _is_late(self) -> bool:
         return self._settings.time_budget is not None and self._left_s() <= 0
@@ -286,3 +306,8 @@ class Sweep:
     def _write(self) -> None:
         self._record.seconds = self._seconds
         self._record.write(self._folder)
+
+
+def patience_to_start(start_s: float, point_s: float) -> float:
+    """The seconds that a point may take to get ready, beside a control that took `start_s`."""
+    return max(_LEAST_PATIENCE_S, _PATIENCE * point_s, _PATIENCE_BESIDE * start_s)

@@ -26,6 +26,7 @@ from cellerate.optimization.sweep.points import (
     failed,
 )
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
+from cellerate.optimization.sweep.run import CONTROL_PATIENCE_S, patience_to_start
 from cellerate.optimization.sweep.settings import LEAST_S, SweepSettings
 from cellerate.optimization.sweep.space import Dimension
 from cellerate.optimization.sweep.study import Study
@@ -192,7 +193,9 @@ class Search:
     def _begun(self, point: Point, record: PointRecord) -> RunningPoint:
         running = RunningPoint(self.base, point, record, self._files)
         try:
-            about = running.begin(max(_LEAST_PATIENCE_S, _PATIENCE * self.record.point_s))
+            about = running.begin(
+                CONTROL_PATIENCE_S if point.control else patience_to_start(self._start_s, self.record.point_s)
+            )
         except BaseException:
             running.end()
             raise
@@ -251,7 +254,7 @@ class Search:
                 files = PointFiles(self.folder / STATES / label.partition(",")[0])
                 anew = RunningPoint(self.base, Point(one.values, one.control), record, files)
                 running.append(anew)
-                anew.begin(_LEAST_PATIENCE_S + _PATIENCE * self.record.point_s)
+                anew.begin(CONTROL_PATIENCE_S)
             for number in range(1, self.settings.rounds + 1):
                 # The second goes first in every second round.
                 for each in running[:: 1 if number % 2 else -1]:

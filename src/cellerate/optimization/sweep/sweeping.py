@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cellerate.data.files import check_paths
 from cellerate.errors import ConfigError
 from cellerate.files import LOCK, exclusive, is_taken
 from cellerate.listener import SILENT, Listener
@@ -77,7 +78,7 @@ def sweep(
     own = {field.name for field in dataclasses.fields(SweepSettings)}
     settings = SweepSettings(**{name: value for name, value in options.items() if name in own})
     given = {name: value for name, value in options.items() if name not in own}
-    paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
+    paths = [os.fspath(path) for path in check_paths(data)]
     base, several = _read(os.fspath(subject), paths, given, select_backend(backend))
     if settings.search:
         check_optuna()
@@ -174,6 +175,10 @@ def _read(
     subject: str, paths: Sequence[str], given: Mapping[str, Any], backend: str
 ) -> tuple[Base, dict[str, tuple[Any, ...]]]:
     """The settings of a task or of a trained model."""
+    if given.get("carry_states"):
+        raise ConfigError(
+            f"{argument('carry_states')} cannot be swept: points train on shuffled windows. Leave it out."
+        )
     if subject in RECORDS:
         return read_settings(subject, paths, given, backend=backend)
     if not Path(subject).is_file():

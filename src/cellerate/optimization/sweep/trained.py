@@ -27,9 +27,9 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
     """
     # Keras takes seconds to import, and a sweep of new models does not need it here.
     from cellerate.models.storage import load_model
-    from cellerate.optimization.training import settings_of
+    from cellerate.optimization.training import policy_of, settings_of
 
-    _, record = load_model(path)
+    model, record = load_model(path)
     if record is None:
         raise ModelError(
             f"{path} does not say what it is for (no Cellerate record). Train it a little with `cellerate train TASK "
@@ -47,6 +47,9 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
         for name, value in dataclasses.asdict(settings_of(record)).items()
         if name in _names(TrainingSettings)
     }
+    if found["precision"] == "auto":
+        # What that found to be the faster one.
+        found["precision"] = policy_of(model)
     options = payload.get("options", payload)
     kinds = (SeriesOptions, Reading) if task == "series" else (RECORDS[task]["data"],)
     for kind in kinds:
