@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         save_model as save_model,
     )
     from cellerate.observe.profiling.training import profile as profile
+    from cellerate.optimization.sweep.sweeping import sweep as sweep
     from cellerate.optimization.workflow import optimize as optimize
     from cellerate.runtime.packed import PackedModel as PackedModel, load as load
     from cellerate.tasks.backtest.run import backtest as backtest
@@ -82,6 +83,7 @@ _EXPORTS = {
     "select_backend": "cellerate.machine.environment",
     "set_num_threads": "cellerate.kernels.native",
     "sparsify": "cellerate.compress.sparsify",
+    "sweep": "cellerate.optimization.sweep.sweeping",
     "text_batches": "cellerate.data.loaders.text",
     "train_embed": "cellerate.tasks.train",
     "train_series": "cellerate.tasks.train",

@@ -182,6 +182,17 @@ def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
         os.close(handle)
 
 
+def is_taken(folder: Path) -> bool:
+    """True if another process has a folder for itself; see `exclusive`."""
+    if not (folder / LOCK).is_file():
+        return False
+    try:
+        os.close(_locked(folder, wait=False))
+    except OutputError:
+        return True
+    return False
+
+
 def _locked(folder: Path, *, wait: bool) -> int:
     """The descriptor of a folder's lock file, locked."""
     lock = folder / LOCK

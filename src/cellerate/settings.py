@@ -12,7 +12,8 @@ import math
 import os
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cellerate.errors import ConfigError
@@ -155,6 +156,49 @@ def record_of(kind: type[_Record], options: Mapping[str, Any], **filled_in: Any)
 def one_or_more(value: Any) -> Any:
     """A tuple of one for a single text, path or number; any other value as it is."""
     return (value,) if isinstance(value, str | os.PathLike | int | float) else value
+
+
+def every_option(settings: Any) -> Iterator[str]:
+    """Settings as options of a command: all sizes, so that it says what it builds, and what is not the default."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if type(value) is int or not _same(value, field.default):
+            yield from _option(field.name, value, field.default is True)
+
+
+def differing_options(
+    kind: type, recorded: Mapping[str, Any], chosen: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
+    """The settings that were chosen, and those of a record that are not the defaults, as options of a command."""
+    words: list[str] = []
+    for field in dataclasses.fields(kind):
+        name = field.name
+        if name in chosen:
+            words += _option(name, chosen[name], False)
+        elif name not in ("paths", "path") and name in recorded and not _same(recorded[name], field.default):
+            words += _option(name, recorded[name], field.default is True)
+    return words
+
+
+def _same(value: Any, default: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return list(value) == list(default or ())
+    return bool(value == default)
+
+
+def _option(name: str, value: Any, on_by_default: bool) -> Iterator[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool) and name == "jit_compile":
+        yield from (flag, "on" if value else "off")
+    elif isinstance(value, bool):
+        if value is not on_by_default:
+            yield flag if value else f"--no-{flag[2:]}"
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from (flag, str(one))
+    elif isinstance(value, str | int | float):
+        whole = isinstance(value, float) and value.is_integer()
+        yield from (flag, str(int(value) if whole else value))
 
 
 def _fields(record: type) -> list[tuple[dataclasses.Field[Any], Any]]:

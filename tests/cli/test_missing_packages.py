@@ -50,6 +50,7 @@ SERIES = ("train", "series", "no.csv", "-o", "m.keras", "--target", "y")
         ("ai_edge_litert", "litert", ("export", "no.keras", "--to", "litert", "--data", "no.txt")),
         ("jinja2", "report", ("optimize", "no.keras", "--data", "no.txt")),
         ("psutil", "train", ("profile", "no.keras", "--data", "no.txt")),
+        ("optuna", "sweep", ("sweep", "text", "no.txt", "--search")),
     ],
     ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else value,
 )

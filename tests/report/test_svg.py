@@ -23,8 +23,8 @@ HOSTILE = "</text></svg><script>alert(1)</script>\"' & \x00\ud800\ufffe"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 
-def line_chart(*lines, log_x=False):
-    return LineChart("Speed", "It rises.", lines, "batch size", "characters a second", log_x)
+def line_chart(*lines, log_x=False, **axes):
+    return LineChart("Speed", "It rises.", lines, "batch size", "characters a second", log_x, **axes)
 
 
 def points(count, y=lambda n: float(n)):
@@ -41,6 +41,11 @@ CHARTS = {
     "line-one-point": line_chart(Line("a", ((7.0, 7.0),))),
     "line-flat-at-zero": line_chart(Line("a", ((0.0, 0.0), (1.0, 0.0)))),
     "line-log-of-nothing": line_chart(Line("a", ((-1.0, 2.0), (0.0, 3.0))), log_x=True),
+    "line-log-both": line_chart(
+        Line("a", ((1.0, 1e-3), (64.0, 2.0), (4096.0, 900.0))), log_x=True, log_y=True
+    ),
+    "line-log-both-nothing": line_chart(Line("a", ((0.0, 0.0), (-1.0, -2.0))), log_x=True, log_y=True),
+    "line-tens": line_chart(Line("a", ((1e-4, 1.0), (1e-2, 2.0))), log_x=True, tens=True),
     "line-log-one": line_chart(Line("a", ((8.0, 3.0),)), log_x=True),
     "line-extreme": line_chart(Line("a", ((-1e300, -1e308), (0.0, 0.0), (1e300, 1e308)))),
     "line-tiny": line_chart(Line("a", ((1.0, 1e-300), (2.0, 2e-300)))),

@@ -126,3 +126,25 @@ def test_trainer_begins_again_with_weights_seeds_and_optimizer_as_they_were(opti
         np.testing.assert_allclose(weight, value, rtol=1e-5, atol=1e-6)
     # And it does train: a turn that goes on has another loss.
     assert abs(further.loss - first.loss) > 1e-3 * first.loss
+
+
+def test_trainer_goes_on_from_a_file_as_if_it_had_never_ended(tmp_path):
+    settings = TrainingSettings(learning_rate=0.01)
+
+    def trainer():
+        return Trainer(
+            model(), Rows(4), loss=keras.losses.MeanSquaredError(), settings=settings, policy="float32"
+        )
+
+    whole = trainer()
+    whole.turn(8)
+    expected = whole.turn(3).loss
+    first = trainer()
+    first.turn(8)
+    first.save(tmp_path / "state.npz", steps=8, seconds=0.5)
+    second = trainer()
+    assert second.load(tmp_path / "state.npz") == {"steps": 8, "seconds": 0.5}
+    assert second.turn(3).loss == pytest.approx(expected, rel=1e-5)
+    second.restart()
+    whole.restart()
+    assert second.turn(1).loss == pytest.approx(whole.turn(1).loss, rel=1e-5)

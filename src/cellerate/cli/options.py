@@ -170,7 +170,7 @@ def _parameter(field: Any, hint: Any, help_text: str, panel: str) -> inspect.Par
     if choices := field.metadata.get("choices"):
         help_text = f"{help_text.rstrip('.')}. Names: {', '.join(choices)}."
     flag = "--" + field.name.replace("_", "-")
-    if hint is bool:
+    if hint in (bool, bool | None):
         flag += f"/--no-{field.name.replace('_', '-')}"
     optional = NoneType in typing.get_args(hint)
     option = typer.Option(

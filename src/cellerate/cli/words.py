@@ -50,6 +50,8 @@ def verb_of(program: Verb, words: Sequence[str] | None = None) -> Verb:
         if word in commands:
             command = commands[word]
         elif not word.startswith("-"):
+            # Some take their argument without the name of the command that it is for.
+            command = commands.get(getattr(command, "default", ""), command)
             break
     return command
 

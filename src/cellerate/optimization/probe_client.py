@@ -1,4 +1,4 @@
-"""Asks the process of `probe_process`, and ends it in time.
+"""Asks processes that only measure, such as `probe_process`, and ends them in time.
 
 This side runs in the process of the run, so it imports nothing that measures.
 """
@@ -11,12 +11,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from cellerate.errors import CellerateError
+from cellerate.messages import from_json
 
 PATIENCE_S = 600.0
 """The seconds that an answer may take even if less time is left, because the verdict is always reached."""
@@ -27,56 +28,54 @@ class ProbeError(CellerateError):
 
     Attributes:
         memory: Whether memory ran out.
+        kind: The name of the error if it is one of Cellerate's; else "".
     """
 
-    def __init__(self, message: str, *, memory: bool) -> None:
+    def __init__(self, message: str, *, memory: bool, kind: str = "") -> None:
         super().__init__(message)
-        self.memory = memory
+        self.memory, self.kind = memory, kind
 
 
-class Probe:
-    """A process that has opened a model and its data.
+class MeasuringProcess:
+    """A process of our own that measures, a question a line.
 
     Args:
-        model: The model's file.
-        data: The data of its task.
-        seed: The seed of everything random.
+        module: The module that it runs, which answers by `probe_process.answer_questions`.
+        opened: What it opens before the first question, as JSON.
         backend: The Keras backend.
         patience_s: How long to wait for an answer.
+        environment: Variables of its environment beside those of this process; None for a variable to leave out.
 
     Attributes:
         patience_s: The same; it may be set anew before a question.
-
-    Example:
-        >>> with Probe(Path("book.keras"), ["book.txt"], seed=0, backend="jax") as probe:
-        ...     probe.ask("judge", part="validation")
     """
 
     def __init__(
         self,
-        model: Path,
-        data: Sequence[str | Path],
+        module: str,
+        opened: Mapping[str, Any],
         *,
-        seed: int,
         backend: str,
         patience_s: float = PATIENCE_S,
+        environment: Mapping[str, str | None] | None = None,
     ) -> None:
         self.patience_s = patience_s
-        self._opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
+        self._module, self._opened = module, dict(opened)
         # Each framework would take most of a GPU's memory at its start, and several processes share it.
         shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
         own = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        self._environment = shared | dict(os.environ) | own
+        merged = shared | dict(os.environ) | own | dict(environment or {})
+        self._environment = {name: value for name, value in merged.items() if value is not None}
 
-    def __enter__(self) -> "Probe":
+    def __enter__(self) -> Self:
         self.start()
         return self
 
     def start(self) -> None:
         """Starts the process."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "cellerate.optimization.probe_process"],
+        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+            [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -149,7 +148,7 @@ class Probe:
             raise self._ended()
         answer = json.loads(line)
         if "error" in answer:
-            raise ProbeError(answer["error"], memory=answer["memory"])
+            raise ProbeError(from_json(answer["error"]), memory=answer["memory"], kind=answer.get("kind", ""))
         return answer["answer"]
 
     def _ended(self) -> ProbeError:
@@ -161,6 +160,36 @@ class Probe:
         memory = any("MemoryError" in line or "out of memory" in line.lower() for line in lines)
         return ProbeError(
             f"the process ended with {code}: {(lines or ['no message'])[-1]:.300}", memory=memory
+        )
+
+
+class Probe(MeasuringProcess):
+    """A process that has opened a model and its data.
+
+    Args:
+        model: The model's file.
+        data: The data of its task.
+        seed: The seed of everything random.
+        backend: The Keras backend.
+        patience_s: How long to wait for an answer.
+
+    Example:
+        >>> with Probe(Path("book.keras"), ["book.txt"], seed=0, backend="jax") as probe:
+        ...     probe.ask("judge", part="validation")
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        data: Sequence[str | Path],
+        *,
+        seed: int,
+        backend: str,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
+        super().__init__(
+            "cellerate.optimization.probe_process", opened, backend=backend, patience_s=patience_s
         )
 
 

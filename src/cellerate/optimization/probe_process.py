@@ -12,31 +12,50 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from cellerate.errors import in_a_line
+from cellerate.errors import CellerateError, in_a_line
+from cellerate.messages import to_json
 
 MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
 """The words of frameworks when memory runs out; a MemoryError may have none."""
 
 
+class Answering(Protocol):
+    """The model and the data that a process has opened."""
+
+    def answer(self, question: dict[str, Any]) -> Any:
+        """The answer to a question, as JSON."""
+
+
 def main() -> None:
-    """Reads what to open and then one question per line from stdin; writes one answer per line to the former stdout."""
+    """Answers questions about a trained model."""
+    answer_questions(_Work)
+
+
+def answer_questions(open_work: Callable[[dict[str, Any]], Answering]) -> None:
+    """Reads what to open and then one question per line from stdin; writes one answer per line to the former stdout.
+
+    Args:
+        open_work: Opens what the first question names.
+    """
     # Stdout is for answers: whatever a framework prints goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _offer_to_the_memory_killer()
-    work: _Work | None = None
+    work: Answering | None = None
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            work = work or _Work(question)
+            work = work or open_work(question)
             answer = {"answer": work.answer(question)}
         except KeyboardInterrupt:
             return
         except Exception as error:  # the answer is whatever a backend raises
             memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
-            answer = {"error": f"{in_a_line(error):.300}", "memory": memory}
+            own = isinstance(error, CellerateError)
+            said = to_json(error.args[0]) if own else f"{in_a_line(error):.300}"
+            answer = {"error": said, "memory": memory, "kind": type(error).__name__ if own else ""}
             if os.environ.get("CELLERATE_TRACEBACK"):
                 raise
         answers.write(json.dumps(answer) + "\n")

@@ -15,6 +15,7 @@ from cellerate.optimization.context import Context
 from cellerate.optimization.stages.steps import batch_items
 from cellerate.optimization.training import learning_rate_of, settings_of
 from cellerate.optimization.workloads.base import Workload
+from cellerate.settings import differing_options, every_option
 from cellerate.tasks.judging import shares_map
 from cellerate.tasks.settings import (
     AutoencoderArchitecture,
@@ -51,15 +52,17 @@ def train_command(context: Context) -> str:
     }
     words = ["cellerate", "train", work.record.task, *context.data]
     architecture = architecture_of(work)
-    words += ["--model", str(context.model_file)] if architecture is None else list(_every(architecture))
+    words += (
+        ["--model", str(context.model_file)] if architecture is None else list(every_option(architecture))
+    )
     for kind in _OPTIONS[work.record.task]:
-        words += _differing(kind, _recorded(work), chosen)
+        words += differing_options(kind, _recorded(work), chosen)
     training = dataclasses.asdict(training_settings) | {
         "accumulate": training_settings.accumulate * choices.accumulate
     }
     if choices.implementation == "keras":
         training["implementation"] = "keras"
-    words += _differing(TrainingSettings, training, chosen)
+    words += differing_options(TrainingSettings, training, chosen)
     return shlex.join([*words, "--backend", context.backend, "-o", str(context.folder / _FILE)])
 
 
@@ -164,44 +167,3 @@ def _recorded(work: Workload) -> dict[str, Any]:
     # The file of a tokenizer of one's own is not recorded.
     options["tokenizer"] = kind if kind in ("characters", "bytes") else "TOKENIZER.json"
     return options
-
-
-def _every(settings: Any) -> Iterator[str]:
-    """Settings as options: all sizes, so that the command says what it builds, and what is not the default."""
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if type(value) is int or not _same(value, field.default):
-            yield from _option(field.name, value, field.default is True)
-
-
-def _differing(kind: type, recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
-    """The settings that were chosen, and those of the record that are not the defaults, as options."""
-    words: list[str] = []
-    for field in dataclasses.fields(kind):
-        name = field.name
-        if name in chosen:
-            words += _option(name, chosen[name], False)
-        elif name not in ("paths", "path") and name in recorded and not _same(recorded[name], field.default):
-            words += _option(name, recorded[name], field.default is True)
-    return words
-
-
-def _same(value: Any, default: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return list(value) == list(default or ())
-    return bool(value == default)
-
-
-def _option(name: str, value: Any, on_by_default: bool) -> Iterator[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool) and name == "jit_compile":
-        yield from (flag, "on" if value else "off")
-    elif isinstance(value, bool):
-        if value is not on_by_default:
-            yield flag if value else f"--no-{flag[2:]}"
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from (flag, str(one))
-    elif isinstance(value, str | int | float):
-        whole = isinstance(value, float) and value.is_integer()
-        yield from (flag, str(int(value) if whole else value))

@@ -1,4 +1,4 @@
-"""The page of `cellerate bench`: a run, or two runs compared, as one self-contained HTML file.
+"""The page of `cellerate bench` and of `cellerate sweep`: what was measured, as one self-contained HTML file.
 
 It knows words, tables and charts, and no record: the caller says what they show.
 """
@@ -42,7 +42,9 @@ class BenchPage:
         tiles: The large figures at the top.
         warnings: What to know before relying on it.
         sections: The rest.
-        command: What repeats it; "" for none.
+        command: A command to go on with; "" for none.
+        for_command: What the command is for.
+        kicker: The verb that made it.
     """
 
     title: str
@@ -53,6 +55,8 @@ class BenchPage:
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     command: str = ""
+    for_command: str = "To measure again"
+    kicker: str = "cellerate bench"
 
 
 def bench_html(page: BenchPage) -> str:

@@ -94,10 +94,10 @@ def train_on_lines(
     Raises:
         CellerateError: Anything wrong with the lines, the settings, the model or the output.
     """
-    return train_task(_LineTask(data, run, architecture or AutoencoderArchitecture(), model))
+    return train_task(LineTask(data, run, architecture or AutoencoderArchitecture(), model))
 
 
-class _LineTask(Task[EmbedRun]):
+class LineTask(Task[EmbedRun]):
     """The training of a sequence autoencoder; see `train_on_lines`."""
 
     def __init__(
@@ -105,7 +105,7 @@ class _LineTask(Task[EmbedRun]):
         data: LineOptions,
         run: RunOptions,
         architecture: AutoencoderArchitecture,
-        model: str | Path | keras.Model | None,
+        model: str | Path | keras.Model | None = None,
     ) -> None:
         super().__init__(run)
         self._data, self._architecture, self._given = data, architecture, model
@@ -138,6 +138,15 @@ class _LineTask(Task[EmbedRun]):
         source = _batches(self._lines, vocabulary, data, self.run.training.seed)
         self._truncated = source.truncated
         return source, _batches(self._held_out, vocabulary, data) if self._held_out else None
+
+    def held_out(self, batch_size: int) -> tuple[BatchSource | None, BatchSource | None]:
+        """Every second of the lines that are held out, and the others."""
+        data = dataclasses.replace(self._data, batch_size=batch_size)
+        validation, test = [
+            _batches(part, self._vocabulary, data) if part else None
+            for part in (self._held_out[::2], self._held_out[1::2])
+        ]
+        return validation, test
 
     def training(self, validation: BatchSource | None) -> TrainingRun:
         """Cross-entropy of the characters, shown in bits."""

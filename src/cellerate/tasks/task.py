@@ -50,6 +50,19 @@ class Task(abc.ABC, Generic[Result]):
         """
 
     @abc.abstractmethod
+    def held_out(self, batch_size: int) -> tuple[BatchSource | None, BatchSource | None]:
+        """The batches to choose by, and those to judge the choice on: two parts that training does not see.
+
+        They are the same whatever the batches of training are. After `build`.
+
+        Args:
+            batch_size: Rows of a batch.
+
+        Returns:
+            The validation part and the test part; None for a part that holds nothing.
+        """
+
+    @abc.abstractmethod
     def training(self, validation: BatchSource | None) -> TrainingRun:
         """The facts about the task that the training loop needs."""
 

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,11 +16,13 @@ import numpy as np
 
 from cellerate.data.arrays import BatchSource
 from cellerate.data.pipeline import KerasBatches
+from cellerate.files import atomic_write
 from cellerate.measure import Timing, as_timing
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.settings import TrainingSettings
 
 _WARMUP_STEPS = 3
+_BESIDE = "beside "  # begins the names of numbers in a file of a state
 _LEAST_STEPS, _MOST_STEPS = 4, 200
 
 
@@ -100,6 +103,33 @@ class Trainer:
         for variable, value in self._start:
             variable.assign(value)
         self._epoch = 1
+
+    def save(self, path: str | Path, **numbers: float) -> None:
+        """Writes the weights, the seeds, the optimizer and the place in the data; whole or not at all.
+
+        Args:
+            path: The file, *.npz.
+            numbers: Numbers beside them, which `load` gives back.
+
+        Raises:
+            OutputError: The file could not be written.
+        """
+        arrays: dict[str, Any] = {
+            str(place): np.array(variable) for place, (variable, _) in enumerate(self._start)
+        }
+        arrays |= {_BESIDE + name: np.array(value) for name, value in numbers.items()}
+        with atomic_write(path) as beside, beside.open("wb") as file:
+            np.savez(file, epoch=self._epoch, **arrays)
+
+    def load(self, path: str | Path) -> dict[str, float]:
+        """Goes on from what `save` wrote of a trainer that was made alike; gives the numbers beside it."""
+        with np.load(path) as saved:
+            for place, (variable, _) in enumerate(self._start):
+                variable.assign(saved[str(place)])
+            self._epoch = int(saved["epoch"])
+            return {
+                name.removeprefix(_BESIDE): saved[name].item() for name in saved if name.startswith(_BESIDE)
+            }
 
     def turn(self, steps: int) -> Trial:
         """Trains for so many steps more, and times each."""

@@ -7,7 +7,17 @@ of the others draws one kind of chart.
 from cellerate.report.charts.anomalies import AnomalyPanel, draw_anomalies
 from cellerate.report.charts.backtest import draw_backtest
 from cellerate.report.charts.canvas import check_chart
+from cellerate.report.charts.curves import Curves, draw_curves
 from cellerate.report.charts.errors import draw_errors
 from cellerate.report.charts.forecasts import draw_forecasts
 
-__all__ = ["AnomalyPanel", "check_chart", "draw_anomalies", "draw_backtest", "draw_errors", "draw_forecasts"]
+__all__ = [
+    "AnomalyPanel",
+    "Curves",
+    "check_chart",
+    "draw_anomalies",
+    "draw_backtest",
+    "draw_curves",
+    "draw_errors",
+    "draw_forecasts",
+]

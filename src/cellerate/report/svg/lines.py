@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from cellerate.format import number
 from cellerate.report.svg import canvas, labels
 from cellerate.report.svg.canvas import Box, Chart, Scale
 
@@ -36,16 +37,20 @@ class LineChart(Chart):
         lines: The lines, at least one of which has points.
         x_label: The label of x, with its unit.
         y_label: The label of y, with its unit.
-        log_x: Whether x doubles from tick to tick.
+        log_x: Whether equal factors of x are equally far apart.
+        log_y: The same of y.
+        tens: Whether the ticks of a logarithmic x stand at powers of ten, not of two.
     """
 
     lines: tuple[Line, ...]
     x_label: str
     y_label: str
     log_x: bool = False
+    log_y: bool = False
+    tens: bool = False
 
     def _point(self, point: tuple[float, float]) -> tuple[float, float]:
-        return canvas.tame(point[0], log=self.log_x), canvas.tame(point[1])
+        return canvas.tame(point[0], log=self.log_x), canvas.tame(point[1], log=self.log_y)
 
     def body(self, width: float) -> tuple[Markup, float]:
         """See `Chart.body`."""
@@ -62,8 +67,9 @@ class LineChart(Chart):
         bottom = top + max(170.0, min(240.0, 0.44 * width))
         # Over sizes, a half must look like a half; over time, the shape of the curve matters.
         zero_below = 0.7 if self.log_x else 0.3
-        y = Scale.around([value for _, value in points], bottom, top, zero_below=zero_below)
-        y_ticks = canvas.linear_ticks(y, 5)
+        values = [value for _, value in points]
+        y = Scale.around(values, bottom, top, log=self.log_y, zero_below=zero_below)
+        y_ticks = canvas.log_ticks(y, 6, number) if self.log_y else canvas.linear_ticks(y, 5)
         box = Box(canvas.beside_ticks(y_ticks), top, right, bottom)
         x = Scale.around([value for value, _ in points], box.left + 6, box.right - 4, log=self.log_x)
         if not self.log_x and points:
@@ -71,7 +77,10 @@ class LineChart(Chart):
             low, high = min(p[0] for p in points), max(p[0] for p in points)
             x = Scale(low, high if high > low else low + 1.0, box.left + 6, box.right - 4)
         count = int((box.right - box.left) / 60) + 1
-        x_ticks = canvas.log2_ticks(x, count) if self.log_x else canvas.linear_ticks(x, count)
+        if not self.log_x:
+            x_ticks = canvas.linear_ticks(x, count)
+        else:
+            x_ticks = canvas.log_ticks(x, count, number) if self.tens else canvas.log2_ticks(x, count)
         parts = [head, canvas.frame(box, x_ticks, y_ticks, x, y, self.x_label, self.y_label)]
         taken: list[Box] = []
         marked: list[tuple[str, tuple[float, float]]] = []

@@ -7,6 +7,7 @@ from cellerate.tasks.series.batches import check_series_model, count_windows, se
 from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
 from cellerate.tasks.series.train import (
     SeriesRun,
+    SeriesTask,
     load_series_model,
     series_loss,
     series_metrics,
@@ -17,6 +18,7 @@ from cellerate.tasks.series.train import (
 __all__ = [
     "LinearStart",
     "SeriesRun",
+    "SeriesTask",
     "check_series_model",
     "count_windows",
     "has_linear_map",

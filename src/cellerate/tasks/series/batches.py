@@ -34,26 +34,38 @@ def series_sources(
     covariates: Covariates,
 ) -> tuple[BatchSource, BatchSource | None]:
     """The training batches, and the validation batches or None if no validation window fits."""
-
-    def batches(part: SeriesPart, **settings: Any) -> BatchSource:
-        form = WindowSettings(window=options.window, horizon=options.horizon, **settings)
-        if covariates.plain:
-            return SeriesBatches(part, form, scaler)
-        return CovariateBatches(part, form, scaler, covariates)
-
     count = count_windows(split.train, options, options.stride)
     if not count and (lost := lost_to_cuts(split.train.data, options.window, options.horizon)):
         raise DataError(f"no window fits into the training part: {lost}")
     size = max(1, min(options.batch_size, count))
-    source = batches(split.train, batch_size=size, stride=options.stride, seed=seed)
-    held = count_windows(split.validation, options)
+    settings = {"batch_size": size, "stride": options.stride, "seed": seed}
+    source = _batches(split.train, options, scaler, covariates, **settings)
     if len(model.output_shape) == 2:
         source = _OneTarget(source)
+    return source, held_out_source(model, split.validation, options, scaler, covariates)
+
+
+def held_out_source(
+    model: keras.Model, part: SeriesPart, options: SeriesOptions, scaler: Scaler, covariates: Covariates
+) -> BatchSource | None:
+    """The batches that judge a model on a part, each window once; None if no window fits."""
+    held = count_windows(part, options)
     if not held:
-        return source, None
-    plain = batches(split.validation, batch_size=options.batch_size, drop_last=False)
+        return None
+    settings = {"batch_size": options.batch_size, "drop_last": False}
+    plain = _batches(part, options, scaler, covariates, **settings)
     judging: BatchSource = MeanOverItems(plain, held)
-    return source, _OneTarget(judging) if len(model.output_shape) == 2 else judging
+    return _OneTarget(judging) if len(model.output_shape) == 2 else judging
+
+
+def _batches(
+    part: SeriesPart, options: SeriesOptions, scaler: Scaler, covariates: Covariates, **settings: Any
+) -> BatchSource:
+    """The windows of a part; `settings` are those of `WindowSettings` that differ between parts."""
+    form = WindowSettings(window=options.window, horizon=options.horizon, **settings)
+    if covariates.plain:
+        return SeriesBatches(part, form, scaler)
+    return CovariateBatches(part, form, scaler, covariates)
 
 
 def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:

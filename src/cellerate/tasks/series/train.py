@@ -36,7 +36,12 @@ from cellerate.tasks.judging import (
     series_names,
     trained_on,
 )
-from cellerate.tasks.series.batches import check_series_model, count_windows, series_sources
+from cellerate.tasks.series.batches import (
+    check_series_model,
+    count_windows,
+    held_out_source,
+    series_sources,
+)
 from cellerate.tasks.series.cuts import lost_to_cuts
 from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
 from cellerate.tasks.series.network import build_network, covariates_of, identity_of, series_of
@@ -153,10 +158,10 @@ def train_on_series(
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
     """
-    return train_task(_SeriesTask(options, run, architecture or ForecastArchitecture(), model, table))
+    return train_task(SeriesTask(options, run, architecture or ForecastArchitecture(), model, table))
 
 
-class _SeriesTask(Task[SeriesRun]):
+class SeriesTask(Task[SeriesRun]):
     """The training of a forecaster; see `train_on_series`."""
 
     def __init__(
@@ -164,8 +169,8 @@ class _SeriesTask(Task[SeriesRun]):
         options: SeriesOptions,
         run: RunOptions,
         architecture: ForecastArchitecture,
-        model: str | Path | keras.Model | None,
-        table: TableOptions | None,
+        model: str | Path | keras.Model | None = None,
+        table: TableOptions | None = None,
     ) -> None:
         super().__init__(run)
         self._options, self._architecture, self._given, self._table = options, architecture, model, table
@@ -215,6 +220,15 @@ class _SeriesTask(Task[SeriesRun]):
             self.run.listener.message(lost)
         seed = self.run.training.seed
         return series_sources(self._model, split, options, self._scaler, seed, self._covariates)
+
+    def held_out(self, batch_size: int) -> tuple[BatchSource | None, BatchSource | None]:
+        """The windows of the validation part, and of the test part."""
+        options = dataclasses.replace(self._options, batch_size=batch_size)
+        validation, test = [
+            held_out_source(self._model, part, options, self._scaler, self._covariates)
+            for part in (self._split.validation, self._split.test)
+        ]
+        return validation, test
 
     def training(self, validation: BatchSource | None) -> TrainingRun:
         """The loss of the options or of the quantiles, from the start that the linear map gives."""

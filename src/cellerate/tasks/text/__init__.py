@@ -8,6 +8,7 @@ from cellerate.tasks.text.generating import generate_text
 from cellerate.tasks.text.train import (
     TextModel,
     TextRun,
+    TextTask,
     evaluate_text,
     load_text_model,
     text_loss,
@@ -18,6 +19,7 @@ from cellerate.tasks.text.train import (
 __all__ = [
     "TextModel",
     "TextRun",
+    "TextTask",
     "check_text_model",
     "evaluate_text",
     "generate_text",

@@ -149,10 +149,10 @@ def train_on_text(
     Raises:
         CellerateError: Anything wrong with the text, the settings, the model or the output.
     """
-    return train_task(_TextTask(data, run, architecture or TextArchitecture(), model, prompt, on_ready))
+    return train_task(TextTask(data, run, architecture or TextArchitecture(), model, prompt, on_ready))
 
 
-class _TextTask(Task[TextRun]):
+class TextTask(Task[TextRun]):
     """The training of a next-character model; see `train_on_text`."""
 
     def __init__(
@@ -160,9 +160,9 @@ class _TextTask(Task[TextRun]):
         data: TextOptions,
         run: RunOptions,
         architecture: TextArchitecture,
-        model: str | Path | keras.Model | None,
-        prompt: str | None,
-        on_ready: Callable[[TextModel], None],
+        model: str | Path | keras.Model | None = None,
+        prompt: str | None = None,
+        on_ready: Callable[[TextModel], None] = lambda untrained: None,
     ) -> None:
         super().__init__(run)
         self._data, self._architecture, self._given = data, architecture, model
@@ -202,6 +202,22 @@ class _TextTask(Task[TextRun]):
         for remark in self._split.remarks():
             self.run.listener.message(remark)
         return sources
+
+    def held_out(self, batch_size: int) -> tuple[BatchSource | None, BatchSource | None]:
+        """The first half of the held-out part, and the second."""
+        data, every_step = self._data, predicts_every_step(self._model)
+        least = 2 if every_step else data.length + 1
+        half = len(self._tail) // 2
+        parts = [part if len(part) >= least else None for part in (self._tail[:half], self._tail[half:])]
+        common: dict[str, Any] = {
+            "length": data.length,
+            "batch_size": batch_size,
+            "item": self._text.tokenizer.unit,
+        }
+        validation, test = [
+            None if part is None else every_window(part, every_step, **common)[0] for part in parts
+        ]
+        return validation, test
 
     def training(self, validation: BatchSource | None) -> TrainingRun:
         """Cross-entropy, shown in bits, with samples of what the model writes."""

@@ -1,0 +1,155 @@
+"""The study of a search: Optuna's, in a file or a database that several processes share.
+
+Only this module imports Optuna. Every process asks for a trial, trains it, and tells what it found; who began the
+search ends it, and the others help.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.errors import ConfigError
+from cellerate.machine.environment import require
+from cellerate.messages import argument
+from cellerate.optimization.sweep.record import PointRecord
+from cellerate.optimization.sweep.space import Dimension
+
+FILE = "study.db"
+_STARTUP_TRIALS = 6  # drawn at random before any is suggested or stopped
+_PATIENCE_S = 60.0  # for the lock of an SQLite file, and for the study of another process
+_POLL_S = 0.2
+
+
+class Study:
+    """A study that all processes of one search share.
+
+    Args:
+        folder: The folder of the sweep.
+        url: Where the study is kept; None for a file in the folder.
+        identity: What all its processes have in common: data, settings and space.
+        seed: The seed of what is drawn; None for another one in each process.
+        joins: Whether another process has begun the search, so that there must be a study of this identity.
+
+    Raises:
+        BackendError: Optuna is not installed.
+        ConfigError: The search of another process has other settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str | None,
+        identity: Mapping[str, Any],
+        seed: int | None,
+        *,
+        joins: bool = False,
+    ) -> None:
+        check_optuna()
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna = optuna
+        name = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+        storage = _storage(optuna, url or f"sqlite:///{(folder / FILE).absolute()}")
+        if joins:
+            _wait_for(lambda: optuna.get_all_study_names(storage))
+            if f"cellerate-{name}" not in optuna.get_all_study_names(storage):
+                raise ConfigError(
+                    f"another process searches in {folder} with other settings: give the same settings to help it, or "
+                    f"another {argument('output')}."
+                )
+        self._study = optuna.create_study(
+            storage=storage,
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS),
+            study_name=f"cellerate-{name}",
+            direction="minimize",
+            load_if_exists=True,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that its first process wrote: `ends`, `point_s` and `control`; empty if it has not begun."""
+        return dict(self._study.user_attrs)
+
+    @property
+    def goes_on(self) -> bool:
+        """True while trials may be begun: its time is not over, and nobody has ended it."""
+        facts = self.facts
+        return bool(facts) and not facts.get("ended") and time.time() < facts["ends"]
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the process that began the search has trained the control; False if it has not in time."""
+        return _wait_for(lambda: self.facts, seconds)
+
+    def begin(self, ends: float, point_s: float, control: PointRecord) -> None:
+        """Writes what all processes need: until when trials are begun (UNIX time), and how long each trains."""
+        self._study.set_user_attr("ended", False)
+        self._study.set_user_attr("control", dataclasses.asdict(control))
+        self._study.set_user_attr("point_s", point_s)
+        self._study.set_user_attr("ends", ends)
+
+    def end(self) -> None:
+        """Has no process begin another trial."""
+        self._study.set_user_attr("ended", True)
+
+    def ask(self, space: Sequence[Dimension]) -> tuple[Any, dict[str, Any]]:
+        """A trial, and the values to try."""
+        trial = self._study.ask()
+        return trial, {one.axis.name: one.draw(trial) for one in space}
+
+    def tell(self, trial: Any, record: PointRecord, loss: float | None) -> None:
+        """Ends a trial: what it measured, and its loss where it was trained to the end."""
+        states = self._optuna.trial.TrialState
+        with contextlib.suppress(Exception):  # a record that a database does not take is not worth the search
+            trial.set_user_attr("record", dataclasses.asdict(record))
+        if record.status == "stopped early":
+            self._study.tell(trial, state=states.PRUNED)
+        elif loss is None:
+            self._study.tell(trial, state=states.FAIL)
+        else:
+            self._study.tell(trial, loss)
+
+    def count(self) -> int:
+        """The trials that have ended or are under way."""
+        return len(self._study.get_trials(deepcopy=False))
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Waits until no trial is under way, or so many seconds; those of processes that were killed never end."""
+        running = (self._optuna.trial.TrialState.RUNNING,)
+        _wait_for(lambda: not self._study.get_trials(deepcopy=False, states=running), seconds)
+
+    def records(self) -> list[PointRecord]:
+        """The records of the trials that have ended, in their order."""
+        kept = [trial.user_attrs.get("record") for trial in self._study.get_trials(deepcopy=False)]
+        return [PointRecord(**one) for one in kept if one is not None]
+
+
+def check_optuna() -> None:
+    """Raises `BackendError` if Optuna is not installed."""
+    require("optuna", "sweep", "a search")
+
+
+def _wait_for(found: Callable[[], object], seconds: float = _PATIENCE_S) -> bool:
+    """Waits until something is found; False if it is not in time."""
+    ends = time.monotonic() + seconds
+    while not found():
+        if time.monotonic() > ends:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _storage(optuna: Any, url: str) -> Any:
+    """The storage of a URL; processes that write into one SQLite file wait for each other."""
+    options = {"connect_args": {"timeout": _PATIENCE_S}} if url.startswith("sqlite:") else {}
+    with warnings.catch_warnings():
+        # Two processes may make the tables at once.
+        warnings.simplefilter("ignore")
+        return optuna.storages.RDBStorage(url, engine_kwargs=options)
