@@ -48,7 +48,8 @@ def end_probe(
         rows = processes.share(source) if processes.several else share_of(source, 0, count)
         # Processes that add up their gradients do not train in whole steps.
         engine = "auto" if count == 1 and not processes.several else "off"
-        accelerate(trainer, settings.implementation, engine=engine, sum_embedding_gradients=True)
+        if not processes.layout.divided:
+            accelerate(trainer, settings.implementation, engine=engine, sum_embedding_gradients=True)
         trial = try_training(
             trainer, rows, loss=processes.loss(loss), settings=settings, policy=policy, steps=_STEPS
         )
