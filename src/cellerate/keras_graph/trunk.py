@@ -86,13 +86,13 @@ def trunk_of(model: keras.Model) -> Trunk:
     before, before_inputs = None, (places.get(id(entry), 0),)
     if id(entry) not in places:
         before_inputs, around = _upstream(nodes, [entry], (), places)
-        before = keras.Model([inputs[n] for n in before_inputs], entry, name="before_stages")
+        before = _part(nodes, around, [inputs[n] for n in before_inputs], [entry], "before_stages")
     after, after_inputs = None, ()
     later: set[int] = set()
     if [id(tensor) for tensor in outputs] != [id(end)]:
         after_inputs, later = _upstream(nodes, outputs, (end,), places)
         given = [end, *(inputs[n] for n in after_inputs)]
-        after = keras.Model(given, outputs if len(outputs) > 1 else outputs[0], name="after_stages")
+        after = _part(nodes, later, given, outputs, "after_stages")
     _check_shared(nodes, chain, around, later)
     return Trunk(
         tuple(node.operation for node in chain),
@@ -255,3 +255,18 @@ def _upstream(
         calls.add(id(makers[id(tensor)]))
         wanted += makers[id(tensor)].input_tensors
     return tuple(sorted(found)), calls
+
+
+def _part(
+    nodes: Sequence[Any], calls: set[int], given: Sequence[Any], outputs: Sequence[Any], name: str
+) -> keras.Model:
+    """The model of some calls of a graph, which shares their layers."""
+    inputs = [keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype) for tensor in given]
+    values = {id(tensor): value for tensor, value in zip(given, inputs, strict=True)}
+    for node in nodes:
+        if id(node) in calls:
+            args, kwargs = node.arguments.fill_in(values)
+            made = keras.tree.flatten(node.operation(*args, **kwargs))
+            values |= {id(tensor): value for tensor, value in zip(node.outputs, made, strict=True)}
+    found = [values[id(tensor)] for tensor in outputs]
+    return keras.Model(inputs, found if len(found) > 1 else found[0], name=name)
