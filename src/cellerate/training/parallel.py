@@ -23,7 +23,7 @@ from cellerate.layers.accelerate import accelerate
 from cellerate.messages import argument
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.training.checkpoint import Position
-from cellerate.training.pipeline import Pipeline, StageReport, check_stages, own_layout
+from cellerate.training.pipeline import Pipeline, StageReport, divisible, own_layout
 
 # Exchanges that are timed, and how many numbers a long one has: 16 MB.
 _EXCHANGES, _LONG = 15, 4 << 20
@@ -64,7 +64,7 @@ class Processes:
             return
         divided = self.layout.divided
         if divided:
-            check_stages(model, self.layout)
+            divisible(model, self.layout.stages)
         if keras.config.backend() == "jax" and not divided and keras.distribution.distribution() is None:
             raise ConfigError(
                 f"{self.count} processes have met, but Keras does not know: before the model is made, call "

@@ -10,7 +10,8 @@ import pytest
 
 from cellerate.errors import ConfigError, ModelError
 from cellerate.training.parallel import Processes
-from cellerate.training.pipeline import Layout, check_stages
+from cellerate.training.pipeline import divisible
+from cellerate.training.pipeline.division import Layout
 from support.runs import stage_training
 from support.runs.in_processes import launched, together
 
@@ -92,9 +93,9 @@ def test_models_that_cannot_be_divided_are_refused(monkeypatch):
     layout = Layout(0, 2, 2)
     layers = keras.layers
     with pytest.raises(ConfigError, match="stages is 5, but the model has 2 layers to divide"):
-        check_stages(
+        divisible(
             keras.Sequential([keras.Input((6, 2)), layers.LSTM(3, return_sequences=True), layers.LSTM(3)]),
-            Layout(0, 5, 5),
+            5,
         )
     regular = keras.Sequential(
         [
@@ -104,7 +105,7 @@ def test_models_that_cannot_be_divided_are_refused(monkeypatch):
         ]
     )
     with pytest.raises(ModelError, match="regularizers"):
-        check_stages(regular, layout)
+        divisible(regular, 2)
     processes = Processes()
     monkeypatch.setattr(processes, "count", 2)
     monkeypatch.setattr(processes, "layout", layout)

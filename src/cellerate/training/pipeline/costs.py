@@ -1,6 +1,7 @@
 """The measured costs of a model's layers, by which it is divided into stages."""
 
 import dataclasses
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +10,10 @@ import keras
 import numpy as np
 
 from cellerate.data.arrays import BatchSource
-from cellerate.keras_graph.trunk import Trunk
+from cellerate.errors import ModelError
+from cellerate.keras_graph.trunk import Trunk, trunk_of
 from cellerate.layers.chunked import ChunkedLayers
-from cellerate.training.pipeline.division import chunk_bounds, default_chunks
+from cellerate.training.pipeline.division import balanced, bubble_share, chunk_bounds, default_chunks
 from cellerate.training.pipeline.parts import Batch, judging, preparing
 
 _REPEATED = 3
@@ -70,6 +72,46 @@ def measured_costs(
     for variable, value in before:
         variable.assign(value)
     return LayerCosts(tuple(layer.name for layer in trunk.layers), tuple(seconds), tuple(sizes), chunks)
+
+
+def planned_stages(trainer: keras.Model, source: BatchSource, stages: int) -> dict[str, Any]:
+    """A division of a model into stages with what `distributed.plan` needs to know of it, for JSON.
+
+    Args:
+        trainer: The compiled model.
+        source: The training batches.
+        stages: How many stages.
+
+    Returns:
+        For each stage its `layers`, its `seconds` a step, and the `bytes` that it gives to the next one in a step;
+        `chunks`, the chunks of time; and `bubble`, the share of the time that equal stages wait.
+
+    Raises:
+        ModelError: The model cannot be divided.
+        ConfigError: It has fewer layers.
+    """
+    bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}_stages")
+    costs = measured_costs(trainer, divisible(trainer, stages), source, bridge, stages, None)
+    ranges = balanced(costs.seconds, stages)
+    return {
+        "layers": [[costs.names[number] for number in own] for own in ranges],
+        "seconds": [sum(costs.seconds[number] for number in own) for own in ranges],
+        "bytes": [costs.bytes[own[-1]] for own in ranges[:-1]],
+        "chunks": costs.chunks,
+        "bubble": bubble_share(stages, costs.chunks),
+    }
+
+
+def divisible(model: keras.Model, stages: int) -> Trunk:
+    """The trunk of a model that is to be divided. Raises `ModelError` or `ConfigError` if it cannot be."""
+    trunk = trunk_of(model)
+    balanced([1.0] * len(trunk.layers), stages)
+    if model.losses:
+        raise ModelError(
+            f"model {model.name!r} has regularizers or losses of its layers, which need the weights of all stages: "
+            "train it without them (weight decay of the optimizer works), or in one stage."
+        )
+    return trunk
 
 
 def _values(trainer: keras.Model) -> list[tuple[Any, np.ndarray]]:

@@ -17,13 +17,12 @@ import numpy as np
 from keras import ops
 
 from cellerate.data.arrays import BatchSource
-from cellerate.errors import ConfigError, ModelError
-from cellerate.keras_graph.trunk import Trunk, trunk_of
+from cellerate.errors import ConfigError
 from cellerate.layers.chunked import ChunkedLayers
 from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.machine.environment import peak_memory_bytes
 from cellerate.messages import argument
-from cellerate.training.pipeline.costs import measured_costs
+from cellerate.training.pipeline.costs import divisible, measured_costs
 from cellerate.training.pipeline.division import Layout, balanced, bubble_share, chunk_bounds
 from cellerate.training.pipeline.gathering import Gathering
 from cellerate.training.pipeline.parts import Batch, judging, preparing, running
@@ -52,18 +51,6 @@ class StageReport:
     memory_bytes: int
 
 
-def check_stages(model: keras.Model, layout: Layout) -> Trunk:
-    """The trunk of a model that is to be divided. Raises `ModelError` or `ConfigError` if it cannot be."""
-    trunk = trunk_of(model)
-    balanced([1.0] * len(trunk.layers), layout.stages)
-    if model.losses:
-        raise ModelError(
-            f"model {model.name!r} has regularizers or losses of its layers, which need the weights of all stages: "
-            "train it without them (weight decay of the optimizer works), or in one stage."
-        )
-    return trunk
-
-
 class Pipeline:
     """A stage of a compiled model, which takes steps with the others.
 
@@ -77,7 +64,7 @@ class Pipeline:
     def __init__(self, trainer: keras.Model, source: BatchSource, layout: Layout, of_first: Any) -> None:
         self._bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}_stages")
         self._trainer, self.layout = trainer, layout
-        self._trunk = check_stages(trainer, layout)
+        self._trunk = divisible(trainer, layout.stages)
         self._check_optimizer()
         # Building metrics reads them, which all processes would have to do at once later.
         trainer._symbolic_build(data_batch=source.batch(0, 0))
