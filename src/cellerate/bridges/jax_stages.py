@@ -76,9 +76,7 @@ class StagePart:
         """The gradients of x and of the states; those of the weights are added up. None stands for zeros."""
         pull, y, after = tape
         dy = _zeros(y) if dy is None else dy
-        dstates = [
-            _zeros(shape) if one is None else one for shape, one in zip(after, dstates, strict=True)
-        ]
+        dstates = [_zeros(shape) if one is None else one for shape, one in zip(after, dstates, strict=True)]
         if self._sums is None:
             self._sums = [jnp.zeros_like(variable.value) for variable in self._trainable]
         dx, dbefore, self._sums = self._backward(pull, dy, dstates, self._sums)
@@ -183,20 +181,26 @@ def _sum_of(members: tuple[int, ...]) -> Callable[[Any], Any]:
     return jax.jit(lambda arrays: arrays.sum(axis=0), out_shardings=same)
 
 
-@jax.jit
 def _squares(gradients: Sequence[Any]) -> Any:
     return sum((jnp.sum(jnp.square(one.astype(jnp.float32))) for one in gradients), jnp.zeros(()))
 
 
 def squares(gradients: Sequence[Any]) -> float:
     """The sum of the squares of all gradients."""
-    return float(_squares(list(gradients)))
+    return float(_compiled_squares(list(gradients)))
 
 
-@jax.jit
 def scaled(gradients: Sequence[Any], factor: float) -> list[Any]:
     """The gradients times a number."""
+    found: list[Any] = _compiled_scaling(list(gradients), factor)
+    return found
+
+
+def _scaling(gradients: Sequence[Any], factor: Any) -> list[Any]:
     return [one * factor for one in gradients]
+
+
+_compiled_squares, _compiled_scaling = jax.jit(_squares), jax.jit(_scaling)
 
 
 class StageUpdate:
@@ -255,7 +259,9 @@ def begin_steps(trainer: Any, step: Callable[[Any], dict[str, float]], training:
         for variable, value in zip(itertools.chain(*found), itertools.chain(*state), strict=True):
             variable.assign(value)
         logs = {}
-        for data in itertools.chain([next(iterator)], itertools.islice(iterator, trainer.steps_per_execution - 1)):
+        for data in itertools.chain(
+            [next(iterator)], itertools.islice(iterator, trainer.steps_per_execution - 1)
+        ):
             logs = step(data)
         return logs, tuple([variable.value for variable in group] for group in found)
 

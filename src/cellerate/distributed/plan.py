@@ -122,9 +122,7 @@ class Check:
         return self.predicted_s / self.measured_s - 1
 
 
-def measure(
-    command: Sequence[str], devices: Sequence[int], stages: Sequence[int] = ()
-) -> dict[str, Any]:
+def measure(command: Sequence[str], devices: Sequence[int], stages: Sequence[int] = ()) -> dict[str, Any]:
     """Times steps of a training in one process, with the rows that each of so many devices would have.
 
     Args:
@@ -190,7 +188,8 @@ def predict_stages(measured: Mapping[str, Any], link: Link, items: int | None = 
         compute, chunks = max(divided["seconds"]), divided["chunks"]
         bubble = compute * divided["bubble"] / (1 - divided["bubble"])
         exchange = max(
-            (2 * (chunks * link.latency_s + size / link.bytes_per_s) for size in divided["bytes"]), default=0.0
+            (2 * (chunks * link.latency_s + size / link.bytes_per_s) for size in divided["bytes"]),
+            default=0.0,
         )
         step = compute + bubble + exchange
         found.append(

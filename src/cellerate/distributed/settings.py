@@ -42,7 +42,7 @@ class ProcessSettings:
         check_number("chunks", self.chunks, at_least=1, whole=True, optional=True)
         if self.chunks is not None and self.stages == 1:
             raise ConfigError(
-                f"{argument('chunks')} divides time for stages: ask for some ({argument('stages', 2)}), or leave it out."
+                f"{argument('chunks')} divides time for stages: add {argument('stages', 2)}, or leave it out."
             )
         if self.min_processes is not None and self.stages > 1:
             raise ConfigError(

@@ -83,11 +83,13 @@ def trunk_of(model: keras.Model) -> Trunk:
     inputs, outputs = list(graph.inputs), list(graph.outputs)
     places = {id(tensor): number for number, tensor in enumerate(inputs)}
     around: set[int] = set()
-    before, before_inputs = None, (places.get(id(entry), 0),)
+    before: keras.Model | None = None
+    before_inputs: tuple[int, ...] = (places.get(id(entry), 0),)
     if id(entry) not in places:
         before_inputs, around = _upstream(nodes, [entry], (), places)
         before = _part(nodes, around, [inputs[n] for n in before_inputs], [entry], "before_stages")
-    after, after_inputs = None, ()
+    after: keras.Model | None = None
+    after_inputs: tuple[int, ...] = ()
     later: set[int] = set()
     if [id(tensor) for tensor in outputs] != [id(end)]:
         after_inputs, later = _upstream(nodes, outputs, (end,), places)

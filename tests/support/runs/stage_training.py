@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 

@@ -50,7 +50,10 @@ def test_two_stages_make_what_one_process_makes(tmp_path, monkeypatch):
         assert first["chunks"] == [4, 4]
         assert all(0 <= share < 1 for share in first["waiting"])
         assert all(size > 1e7 for size in first["memory"])
-    assert found["forecast"][0]["stages"] in ([["lstm_1"], ["lstm_2", "lstm_3"]], [["lstm_1", "lstm_2"], ["lstm_3"]])
+    assert found["forecast"][0]["stages"] in (
+        [["lstm_1"], ["lstm_2", "lstm_3"]],
+        [["lstm_1", "lstm_2"], ["lstm_3"]],
+    )
 
     first, second = found["interrupted"]
     assert first["status"] == second["status"] == "interrupted"
@@ -110,7 +113,7 @@ def test_models_that_cannot_be_divided_are_refused(monkeypatch):
     monkeypatch.setattr(processes, "count", 2)
     monkeypatch.setattr(processes, "layout", layout)
     both = keras.Sequential([keras.Input((6, 2)), layers.Bidirectional(layers.LSTM(3))])
-    with pytest.raises(ModelError, match="'bidirectional.*' is Bidirectional"):
+    with pytest.raises(ModelError, match=r"'bidirectional.*' is Bidirectional"):
         processes.check(both, carry_states=False)
     with pytest.raises(ConfigError, match="carry_states"):
         processes.check(stage_training.stack(), carry_states=True)

@@ -109,8 +109,8 @@ def plan(
     if checked is not None:
         link, predicted, found = checked.link, 1e3 * checked.predicted_s, 1e3 * checked.measured_s
         print_result(
-            f"checked with {checked.devices} {'stages in ' if divided else ''}processes here, {short(link.bytes_per_s)}B/s and "
-            f"{link.latency_s * 1e6:.0f} µs between them: predicted {milliseconds(predicted)} a step, measured "
+            f"checked with {checked.devices} {'stages in ' if divided else ''}processes here, "
+            f"{short(link.bytes_per_s)}B/s and {link.latency_s * 1e6:.0f} µs between them: predicted {milliseconds(predicted)} a step, measured "
             f"{milliseconds(found)}, {checked.error:+.0%}"
         )
 
@@ -120,10 +120,12 @@ def _show_stages(plans: Sequence["StagePlan"]) -> None:
     from cellerate.format import duration, milliseconds
 
     for each in plans:
-        took = [milliseconds(1e3 * one) for one in (each.step_s, each.compute_s, each.bubble_s, each.exchange_s)]
+        took = [
+            milliseconds(1e3 * one) for one in (each.step_s, each.compute_s, each.bubble_s, each.exchange_s)
+        ]
         print_result(
-            f"{each.stages} stages, {each.chunks} chunks of time: {took[0]} a step ({took[1]} of the most expensive stage, "
-            f"{took[2]} of bubble, {took[3]} of messages), efficiency {each.efficiency:.0%}, an epoch in "
+            f"{each.stages} stages, {each.chunks} chunks of time: {took[0]} a step ({took[1]} of the most expensive "
+            f"stage, {took[2]} of bubble, {took[3]} of messages), efficiency {each.efficiency:.0%}, an epoch in "
             f"{duration(each.epoch_s)}: {' | '.join(', '.join(stage) for stage in each.layers)}"
         )
 

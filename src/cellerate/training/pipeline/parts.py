@@ -40,15 +40,15 @@ class Batch:
     def of(cls, trainer: keras.Model, trunk: Trunk, data: Any) -> "Batch":
         """Takes apart what `fit` gives to a step."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        if isinstance(x, dict):
-            flat = [x[tensor.name] for tensor in trainer.inputs]
-        else:
-            flat = keras.tree.flatten(x)
+        flat = [x[tensor.name] for tensor in trainer.inputs] if isinstance(x, dict) else keras.tree.flatten(x)
         inputs = [
             ops.convert_to_tensor(value, tensor.dtype)
             for value, tensor in zip(flat, trainer.inputs, strict=True)
         ]
-        y, weight = (None if one is None else keras.tree.map_structure(ops.convert_to_tensor, one) for one in (y, weight))
+        y, weight = (
+            None if one is None else keras.tree.map_structure(ops.convert_to_tensor, one)
+            for one in (y, weight)
+        )
         entering = [inputs[number] for number in trunk.before_inputs]
         rows, steps = (int(size) for size in entering[0].shape[:2])
         if trunk.before is not None:

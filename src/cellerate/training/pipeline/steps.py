@@ -88,8 +88,8 @@ class Pipeline:
             )
         if optimizer.gradient_accumulation_steps and optimizer.global_clipnorm:
             raise ConfigError(
-                f"stages clip the norm of all gradients before they are accumulated: leave out {argument('accumulate')} "
-                f"or {argument('global_clipnorm')}."
+                f"stages clip the norm of all gradients before they are accumulated: leave out "
+                f"{argument('accumulate')} or {argument('global_clipnorm')}."
             )
 
     def _divide(self, source: BatchSource, of_first: Any) -> None:
@@ -127,9 +127,11 @@ class Pipeline:
         self._part = make(running(chunked), trainable, others)
         parts, self._trainable = [self._part], [trainable]
         self._before = self._judge = None
+        self._trains_before = False
         if layout.begins and trunk.before is not None:
             first = trunk.before
             self._before = make(preparing(trunk), first.trainable_variables, first.non_trainable_variables)
+            self._trains_before = bool(first.trainable_variables)
             parts.append(self._before)
             self._trainable.append(first.trainable_variables)
         if layout.ends:
@@ -207,7 +209,7 @@ class Pipeline:
         fixed, x = self._entering(batch)
         if self._before is not None:
             made, _, prepared = self._before.forward(batch.entering, None, ())
-            fixed, x = (None, made) if self._trunk.before.trainable_variables else (made, None)
+            fixed, x = (None, made) if self._trains_before else (made, None)
         states = self._initial_states(batch.rows)
         for begin, end in chunk_bounds(batch.steps, self.chunks):
             given = self._chunk(batch, fixed, begin, end), self._chunk(batch, x, begin, end)
@@ -265,9 +267,7 @@ class Pipeline:
         copies = self.layout.copies
         if copies == 1:
             return 1.0
-        reductions = {
-            getattr(loss, "reduction", None) for loss in keras.tree.flatten(self._trainer.loss)
-        }
+        reductions = {getattr(loss, "reduction", None) for loss in keras.tree.flatten(self._trainer.loss)}
         if reductions == {"sum"}:
             return float(copies)
         if batch.weight is None or "mean_with_sample_weight" not in reductions:
@@ -286,7 +286,7 @@ class Pipeline:
             gradients = self._bridge.scaled(gradients, self._clip / norm)
         counted = None if self._norms is None else np.array(ops.convert_to_numpy(self._norms.value))
         self._update(gradients)
-        if counted is not None:
+        if self._norms is not None and counted is not None:
             self._norms.assign(counted + np.array([norm, 1.0], np.float32))
         return float(loss)
 
