@@ -62,7 +62,7 @@ class ProcessSettings:
 
     @property
     def count(self) -> int:
-        """How many processes there are in all."""
+        """The number of processes in all."""
         return self.processes * self.stages
 
     def variables(self) -> dict[str, str]:

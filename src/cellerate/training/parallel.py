@@ -23,7 +23,7 @@ from cellerate.layers.accelerate import accelerate
 from cellerate.messages import argument
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.training.checkpoint import Position
-from cellerate.training.pipeline import Pipeline, StageReport, divisible, own_layout
+from cellerate.training.pipeline import DividedTraining, StageReport, divisible, own_layout
 
 # Exchanges that are timed, and how many numbers a long one has: 16 MB.
 _EXCHANGES, _LONG = 15, 4 << 20
@@ -40,7 +40,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.number, self.count = 0, 1
-        self._pipeline: Pipeline | None = None
+        self._pipeline: DividedTraining | None = None
         if keras.config.backend() != "tensorflow":
             self._bridge: Any = importlib.import_module(
                 f"cellerate.bridges.{keras.config.backend()}_processes"
@@ -97,7 +97,7 @@ class Processes:
             What to say of it; "" for nothing.
         """
         if self.layout.divided:
-            self._pipeline = Pipeline(trainer, self.share(source), self.layout, self.array_of_first)
+            self._pipeline = DividedTraining(trainer, self.share(source), self.layout, self.array_of_first)
             return self._pipeline.in_words()
         if self.several:
             self._bridge.replicate(trainer)

@@ -110,8 +110,8 @@ def plan(
         link, predicted, found = checked.link, 1e3 * checked.predicted_s, 1e3 * checked.measured_s
         print_result(
             f"checked with {checked.devices} {'stages in ' if divided else ''}processes here, "
-            f"{short(link.bytes_per_s)}B/s and {link.latency_s * 1e6:.0f} µs between them: predicted {milliseconds(predicted)} a step, measured "
-            f"{milliseconds(found)}, {checked.error:+.0%}"
+            f"{short(link.bytes_per_s)}B/s and {link.latency_s * 1e6:.0f} µs between them: predicted "
+            f"{milliseconds(predicted)} a step, measured {milliseconds(found)}, {checked.error:+.0%}"
         )
 
 

@@ -2,6 +2,6 @@
 
 from cellerate.training.pipeline.costs import divisible, planned_stages
 from cellerate.training.pipeline.division import own_layout
-from cellerate.training.pipeline.steps import Pipeline, StageReport
+from cellerate.training.pipeline.steps import DividedTraining, StageReport
 
-__all__ = ["Pipeline", "StageReport", "divisible", "own_layout", "planned_stages"]
+__all__ = ["DividedTraining", "StageReport", "divisible", "own_layout", "planned_stages"]

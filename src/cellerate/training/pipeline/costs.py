@@ -14,7 +14,7 @@ from cellerate.errors import ModelError
 from cellerate.keras_graph.trunk import Trunk, trunk_of
 from cellerate.layers.chunked import ChunkedLayers
 from cellerate.training.pipeline.division import balanced, bubble_share, chunk_bounds, default_chunks
-from cellerate.training.pipeline.parts import Batch, judging, preparing
+from cellerate.training.pipeline.parts import StageBatch, judging, preparing
 
 _REPEATED = 3
 
@@ -50,7 +50,7 @@ def measured_costs(
         stages: Into how many stages the model is to be divided.
         chunks: Into how many chunks time is to be divided; None for `default_chunks`.
     """
-    batch = Batch.of(trainer, trunk, source.batch(0, 0))
+    batch = StageBatch.of(trainer, trunk, source.batch(0, 0))
     chunks = chunks or default_chunks(batch.steps, stages)
     begin, end = chunk_bounds(batch.steps, chunks)[-1]
     chunks = min(chunks, batch.steps)
@@ -115,7 +115,7 @@ def divisible(model: keras.Model, stages: int) -> Trunk:
 
 
 def _values(trainer: keras.Model) -> list[tuple[Any, np.ndarray]]:
-    """What timing changes: the seeds of dropout and the metrics."""
+    """The values that timing changes: the seeds of dropout and the metrics."""
     changed = [*trainer.non_trainable_variables, *trainer.metrics_variables]
     return [(variable, np.array(keras.ops.convert_to_numpy(variable.value))) for variable in changed]
 
@@ -147,7 +147,7 @@ def _layer_seconds(layer: keras.Layer, chunk: Any, rows: int, bridge: Any) -> fl
     return _seconds(once, bridge)
 
 
-def _judging_seconds(trainer: keras.Model, trunk: Trunk, batch: Batch, end: Any, bridge: Any) -> float:
+def _judging_seconds(trainer: keras.Model, trunk: Trunk, batch: StageBatch, end: Any, bridge: Any) -> float:
     run, trainable, others = judging(trainer, trunk)
     part = bridge.StagePart(run, trainable, others)
 

@@ -15,7 +15,7 @@ Run = Callable[[Any, Any, Sequence[Any], bool], tuple[Any, list[Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class StageBatch:
     """A batch as the stages use it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Batch:
     steps: int
 
     @classmethod
-    def of(cls, trainer: keras.Model, trunk: Trunk, data: Any) -> "Batch":
+    def of(cls, trainer: keras.Model, trunk: Trunk, data: Any) -> "StageBatch":
         """Takes apart what `fit` gives to a step."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         flat = [x[tensor.name] for tensor in trainer.inputs] if isinstance(x, dict) else keras.tree.flatten(x)

@@ -25,7 +25,7 @@ from cellerate.messages import argument
 from cellerate.training.pipeline.costs import divisible, measured_costs
 from cellerate.training.pipeline.division import Layout, balanced, bubble_share, chunk_bounds
 from cellerate.training.pipeline.gathering import Gathering
-from cellerate.training.pipeline.parts import Batch, judging, preparing, running
+from cellerate.training.pipeline.parts import StageBatch, judging, preparing, running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StageReport:
     memory_bytes: int
 
 
-class Pipeline:
+class DividedTraining:
     """A stage of a compiled model, which takes steps with the others.
 
     Args:
@@ -185,7 +185,7 @@ class Pipeline:
 
     def _train(self, data: Any) -> dict[str, float]:
         """Takes a step on a batch; the loss is that of all its rows, what other metrics say is read later."""
-        batch = Batch.of(self._trainer, self._trunk, data)
+        batch = StageBatch.of(self._trainer, self._trunk, data)
         ends, tapes, prepared = self._ahead(batch)
         loss, dends = 0.0, None
         if self._judge is not None:
@@ -203,7 +203,7 @@ class Pipeline:
     def _over_time(self) -> bool:
         return len(self._exit.shape) == 3
 
-    def _ahead(self, batch: Batch) -> tuple[list[Any], list[Any], Any]:
+    def _ahead(self, batch: StageBatch) -> tuple[list[Any], list[Any], Any]:
         """Goes forward through all chunks: what the last stage gives, the tapes, and the tape of what is before."""
         ends, tapes, prepared = [], [], None
         fixed, x = self._entering(batch)
@@ -223,14 +223,14 @@ class Pipeline:
                 self._link.send(y, self.layout.number + 1)
         return ends, tapes, prepared
 
-    def _entering(self, batch: Batch) -> tuple[Any, Any]:
+    def _entering(self, batch: StageBatch) -> tuple[Any, Any]:
         """The whole sequence that enters the first stage: without a gradient, and with one."""
         return (batch.entering[0], None) if self.layout.begins and self._before is None else (None, None)
 
-    def _chunk(self, batch: Batch, whole: Any, begin: int, end: int) -> Any:
+    def _chunk(self, batch: StageBatch, whole: Any, begin: int, end: int) -> Any:
         return None if whole is None else whole[:, begin:end]
 
-    def _back(self, batch: Batch, tapes: list[Any], dends: Any, prepared: Any) -> None:
+    def _back(self, batch: StageBatch, tapes: list[Any], dends: Any, prepared: Any) -> None:
         """Goes backward through all chunks, from the last to the first."""
         dstates: Sequence[Any] = [None for _ in self._initial_states(1)]
         dentering = []
@@ -250,7 +250,7 @@ class Pipeline:
         if dentering and self._before is not None:
             self._before.backward(prepared, ops.concatenate(dentering[::-1], axis=1), ())
 
-    def _received(self, like: Any, batch: Batch, steps: int, source: int) -> Any:
+    def _received(self, like: Any, batch: StageBatch, steps: int, source: int) -> Any:
         """Waits for a chunk of another stage."""
         began = time.perf_counter()
         shape = (batch.rows, steps, *like.shape[2:])
@@ -259,7 +259,7 @@ class Pipeline:
         self._waited_s += time.perf_counter() - began
         return found
 
-    def _share(self, batch: Batch) -> float:
+    def _share(self, batch: StageBatch) -> float:
         """The factor of the loss of a copy's rows, so that the mean over the copies is the loss of all rows.
 
         Copies have equally many rows, but not equally many that count.
@@ -292,7 +292,7 @@ class Pipeline:
 
     def _test(self, data: Any) -> dict[str, float]:
         """Judges a batch; what comes of it is read later."""
-        batch = Batch.of(self._trainer, self._trunk, data)
+        batch = StageBatch.of(self._trainer, self._trunk, data)
         fixed, _ = self._entering(batch)
         if self._before is not None:
             fixed, _ = self._before.infer(batch.entering, None, ())
