@@ -71,7 +71,8 @@ if os.environ.get("RANK", "0") == "0":
         for count in request["stages"]
     }
     link = {"bytes_per_s": 1e9, "latency_s": 0.001}
-    found = {"step_s": seconds, "memory_bytes": {}, "gradient_bytes": 10**8, "link": link, "stages": stages, "batches": 9}
+    found = {"step_s": seconds, "memory_bytes": {}, "gradient_bytes": 10**8, "link": link, "stages": stages}
+    found["batches"] = 9
     json.dump(found, open(request["result"], "w"))
 """
     program = tmp_path / "training.py"

@@ -31,6 +31,7 @@ from cellerate.training.callbacks import (
     ReduceLROnPlateau,
     RunFacts,
     RunHooks,
+    stop_signals,
 )
 from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
 from cellerate.training.checkpoint_folder import CheckpointFolder
@@ -40,7 +41,6 @@ from cellerate.training.pipeline import StageReport
 from cellerate.training.precision import precision_for
 from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.run import TrainingRun
-from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
 from cellerate.training.telemetry import Display, RunPlan, Telemetry, check_trackers, write_history

@@ -4,7 +4,7 @@ import pytest
 
 from cellerate.errors import ConfigError
 from cellerate.training.pipeline.division import (
-    Layout,
+    StageLayout,
     balanced,
     bubble_share,
     chunk_bounds,
@@ -63,9 +63,9 @@ def test_layout_has_the_stages_of_a_copy_beside_each_other():
 
 
 def test_one_process_is_not_divided():
-    assert own_layout(0, 1, {"CELLERATE_STAGES": "3"}) == Layout(0, 1)
-    assert own_layout(1, 2, {}) == Layout(1, 2)
-    assert not Layout(1, 2).divided
+    assert own_layout(0, 1, {"CELLERATE_STAGES": "3"}) == StageLayout(0, 1)
+    assert own_layout(1, 2, {}) == StageLayout(1, 2)
+    assert not StageLayout(1, 2).divided
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from cellerate.errors import ConfigError, ModelError
 from cellerate.training.parallel import Processes
 from cellerate.training.pipeline import divisible
-from cellerate.training.pipeline.division import Layout
+from cellerate.training.pipeline.division import StageLayout
 from support.runs import stage_training
 from support.runs.in_processes import launched, together
 
@@ -93,7 +93,7 @@ def test_four_layers_of_512_units_make_the_curve_of_one_process(tmp_path):
 
 @needs_processes
 def test_models_that_cannot_be_divided_are_refused(monkeypatch):
-    layout = Layout(0, 2, 2)
+    layout = StageLayout(0, 2, 2)
     layers = keras.layers
     with pytest.raises(ConfigError, match="stages is 5, but the model has 2 layers to divide"):
         divisible(

@@ -11,8 +11,8 @@ import numpy as np
 
 from cellerate.data.arrays import BatchSource
 from cellerate.errors import ModelError
-from cellerate.keras_graph.trunk import Trunk, trunk_of
 from cellerate.layers.chunked import ChunkedLayers
+from cellerate.models.trunk import Trunk, trunk_of
 from cellerate.training.pipeline.division import balanced, bubble_share, chunk_bounds, default_chunks
 from cellerate.training.pipeline.parts import StageBatch, judging, preparing
 

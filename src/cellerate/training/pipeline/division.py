@@ -16,7 +16,7 @@ _CHUNKS_PER_STAGE = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class StageLayout:
     """The place of a process among the stages and their copies.
 
     Processes k·stages to (k+1)·stages - 1 have the stages of copy k, in order; the copies share the rows of a batch.
@@ -64,7 +64,7 @@ class Layout:
         return self.stage == self.stages - 1
 
 
-def own_layout(number: int, count: int, environment: Mapping[str, str] = os.environ) -> Layout:
+def own_layout(number: int, count: int, environment: Mapping[str, str] = os.environ) -> StageLayout:
     """The layout of a group of processes, as the environment says it.
 
     Args:
@@ -77,12 +77,12 @@ def own_layout(number: int, count: int, environment: Mapping[str, str] = os.envi
     """
     stages, chunks = (_whole(name, environment) for name in (STAGES_VARIABLE, CHUNKS_VARIABLE))
     if count == 1 or stages is None:
-        return Layout(number, count)
+        return StageLayout(number, count)
     if count % stages:
         raise ConfigError(
             f"{count} processes cannot have {stages} stages each a whole number of times: start a multiple of {stages}."
         )
-    return Layout(number, count, stages, chunks)
+    return StageLayout(number, count, stages, chunks)
 
 
 def _whole(name: str, environment: Mapping[str, str]) -> int | None:

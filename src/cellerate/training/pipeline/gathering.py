@@ -9,7 +9,7 @@ from keras import ops
 
 from cellerate.errors import ModelError
 from cellerate.training.checkpoint import sync_variables
-from cellerate.training.pipeline.division import Layout
+from cellerate.training.pipeline.division import StageLayout
 
 
 class Gathering:
@@ -27,7 +27,7 @@ class Gathering:
         trainer: keras.Model,
         layers_of: Callable[[int], Sequence[keras.Layer]],
         link: Any,
-        layout: Layout,
+        layout: StageLayout,
     ) -> None:
         self._trainer, self._link, self._layout = trainer, link, layout
         self._owned = [

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from cellerate.keras_graph.trunk import Trunk
 from cellerate.layers.chunked import ChunkedLayers
+from cellerate.models.trunk import Trunk
 
 Run = Callable[[Any, Any, Sequence[Any], bool], tuple[Any, list[Any]]]
 """A function of (fixed, x, states, training) that gives (y, states); `fixed` has no gradient."""

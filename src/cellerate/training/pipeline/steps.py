@@ -23,7 +23,7 @@ from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.machine.environment import peak_memory_bytes
 from cellerate.messages import argument
 from cellerate.training.pipeline.costs import divisible, measured_costs
-from cellerate.training.pipeline.division import Layout, balanced, bubble_share, chunk_bounds
+from cellerate.training.pipeline.division import StageLayout, balanced, bubble_share, chunk_bounds
 from cellerate.training.pipeline.gathering import Gathering
 from cellerate.training.pipeline.parts import StageBatch, judging, preparing, running
 
@@ -61,7 +61,7 @@ class DividedTraining:
         of_first: Gives the first process's float32 array to all; all must call it.
     """
 
-    def __init__(self, trainer: keras.Model, source: BatchSource, layout: Layout, of_first: Any) -> None:
+    def __init__(self, trainer: keras.Model, source: BatchSource, layout: StageLayout, of_first: Any) -> None:
         self._bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}_stages")
         self._trainer, self.layout = trainer, layout
         self._trunk = divisible(trainer, layout.stages)

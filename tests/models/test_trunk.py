@@ -4,9 +4,9 @@ import pytest
 from keras import layers
 
 from cellerate.errors import ModelError
-from cellerate.keras_graph.trunk import trunk_of
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
+from cellerate.models.trunk import trunk_of
 
 pytestmark = pytest.mark.keras
 
@@ -32,6 +32,7 @@ def test_parts_around_the_trunk_and_the_trunk_give_what_the_model_gives():
     assert [layer.name for layer in trunk.layers] == ["lstm_1", "lstm_2"]
     assert (trunk.before_inputs, trunk.after_inputs) == ((0,), (0,))
     x = np.random.default_rng(0).normal(size=(5, 8, 2)).astype(np.float32)
+    x = keras.ops.convert_to_tensor(x)
     y = trunk.before(x)
     for layer in trunk.layers:
         y = layer(y)

@@ -271,4 +271,6 @@ def _part(
             made = keras.tree.flatten(node.operation(*args, **kwargs))
             values |= {id(tensor): value for tensor, value in zip(node.outputs, made, strict=True)}
     found = [values[id(tensor)] for tensor in outputs]
-    return keras.Model(inputs, found if len(found) > 1 else found[0], name=name)
+    # A model of a list of one tensor would expect a list.
+    inputs, found = (several if len(several) > 1 else several[0] for several in (inputs, found))
+    return keras.Model(inputs, found, name=name)
