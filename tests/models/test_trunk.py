@@ -53,6 +53,7 @@ def test_parts_around_the_trunk_and_the_trunk_give_what_the_model_gives():
         (lambda: stack(layers.Dense(3)), "has no recurrent layer"),
         (lambda: stack(layers.RNN(layers.LSTMCell(3), name="r")), "'r' is a RNN, whose states are not known"),
         (lambda: stack(stack(lstm())), "inside a nested model"),
+        (lambda: stack(stack(layers.Bidirectional(lstm(), name="both"))), "'both' is Bidirectional"),
         (
             lambda: stack(lstm(name="a"), layers.BatchNormalization(name="n"), lstm(name="b")),
             "'n' .* between 'a' and 'b'",

@@ -118,9 +118,10 @@ def _holds_recurrence(operation: Any) -> bool:
 
 def _check_recurrent(layer: Any) -> None:
     """Raises `ModelError` for a layer with a recurrence that cannot go on from chunk to chunk."""
-    if isinstance(layer, layers.Bidirectional):
+    both_ways = [one for one in layer._flatten_layers() if isinstance(one, layers.Bidirectional)]
+    if both_ways:
         raise ModelError(
-            f"layer {layer.name!r} is Bidirectional: it reads the sequence from its end as well, so it needs all of it "
+            f"layer {both_ways[0].name!r} is Bidirectional: it reads the sequence from its end as well, so it needs all of it "
             f"before it gives its first step, and no stage can begin early. {_REMEDY}, or use layers of one direction."
         )
     if type(layer) not in _RECURRENT:

@@ -64,6 +64,11 @@ class Processes:
             return
         divided = self.layout.divided
         if divided:
+            if keras.distribution.distribution() is not None:
+                raise ConfigError(
+                    "the arrays of a stage are those of its process alone: leave keras.distribution.set_distribution "
+                    "out where a model is divided into stages."
+                )
             divisible(model, self.layout.stages)
         if keras.config.backend() == "jax" and not divided and keras.distribution.distribution() is None:
             raise ConfigError(

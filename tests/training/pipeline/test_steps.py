@@ -115,5 +115,10 @@ def test_models_that_cannot_be_divided_are_refused(monkeypatch):
     both = keras.Sequential([keras.Input((6, 2)), layers.Bidirectional(layers.LSTM(3))])
     with pytest.raises(ModelError, match=r"'bidirectional.*' is Bidirectional"):
         processes.check(both, carry_states=False)
+    if BACKEND == "jax":
+        with monkeypatch.context() as patched:
+            patched.setattr(keras.distribution, "distribution", lambda: "one")
+            with pytest.raises(ConfigError, match="leave keras.distribution.set_distribution out"):
+                processes.check(stage_training.stack(), carry_states=False)
     with pytest.raises(ConfigError, match="carry_states"):
         processes.check(stage_training.stack(), carry_states=True)
