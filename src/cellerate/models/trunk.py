@@ -121,8 +121,8 @@ def _check_recurrent(layer: Any) -> None:
     both_ways = [one for one in layer._flatten_layers() if isinstance(one, layers.Bidirectional)]
     if both_ways:
         raise ModelError(
-            f"layer {both_ways[0].name!r} is Bidirectional: it reads the sequence from its end as well, so it needs all "
-            "of it before it gives its first step, and no stage can begin early. "
+            f"layer {both_ways[0].name!r} is Bidirectional: it reads the sequence from its end as well, so it needs "
+            "all of it before it gives its first step, and no stage can begin early. "
             f"{_REMEDY}, or use layers of one direction."
         )
     if type(layer) not in _RECURRENT:
