@@ -82,7 +82,7 @@ def test_plan_of_stages_prints_the_layers_of_each(cellerate, monkeypatch):
         "2 stages, 4 chunks of time: 375 ms a step (300 ms of the most expensive stage, 75.0 ms"
     )
     assert stages.endswith("a | b, c")
-    assert checked.startswith("checked with 2 stages in processes here, 2 GB/s")
+    assert checked.startswith("checked with 2 stages in processes here, 2.00 GB/s")
     code, out, _ = cellerate("plan", "--json", *words)
     assert json.loads(out)["stages"][0]["layers"] == [["a"], ["b", "c"]]
     code, _, err = cellerate("plan", "--stages", "two", "--", "train", "text", "t.txt")
