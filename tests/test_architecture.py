@@ -50,7 +50,7 @@ CALLED_BY_LIBRARIES = {
 # A docstring says "True if …", "The number of …" or "Draw …": what holds or is done.
 QUESTIONS = re.compile(r"What\b|Whether\b|How\b|That\b|Which\b|The one that\b")
 # What each framework, or each engine, has of its own: one idea under one name.
-FAMILIES = {"Call", "Recording", "Stepper"}
+FAMILIES = {"Call", "Recording", "StageLink", "StagePart", "StageUpdate", "Stepper"}
 # Their names are for users.
 PUBLIC = ("cellerate", "cellerate.adapters")
 

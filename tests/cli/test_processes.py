@@ -20,6 +20,12 @@ from cellerate.errors import BackendError, ConfigError
             ["--ray", "local", "--processes", "2", "--min-processes", "3"],
             "--min-processes is 3, but --processes only 2",
         ),
+        (["--stages", "0"], "stages must be a whole number at least 1, not 0"),
+        (["--chunks", "4"], "--chunks divides time for stages: add --stages 2"),
+        (
+            ["--ray", "local", "--stages", "2", "--min-processes", "1"],
+            "--min-processes lets processes be missing",
+        ),
     ],
 )
 def test_numbers_of_processes_that_cannot_be_are_refused(cellerate, tmp_path, words, said):
@@ -65,6 +71,17 @@ def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_p
     assert ended.value.exit_code == 0
     assert started == [(1, ["CELLERATE_PROBE"]), (2, ["CELLERATE_PROBE"]), (2, [])]
     assert "2.00 times as fast, an efficiency of 100%" in capsys.readouterr().err
+
+
+def test_stages_and_copies_are_started_together_and_measured_beside_one_process(
+    started, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    parallel = ProcessSettings(processes=2, stages=3, chunks=5)
+    with pytest.raises(typer.Exit):
+        running.start_training(None, parallel, ["t.txt"], tmp_path / "m.keras", quiet=True)
+    divided = ["CELLERATE_CHUNKS", "CELLERATE_STAGES"]
+    assert started == [(1, ["CELLERATE_PROBE"]), (6, sorted([*divided, "CELLERATE_PROBE"])), (6, divided)]
 
 
 def test_probe_can_be_left_out(started, tmp_path):

@@ -1,9 +1,6 @@
 """One model trained by several processes: what one process would have made."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 import types
 from pathlib import Path
@@ -17,6 +14,7 @@ from cellerate.training.checkpoint import Position
 from cellerate.training.parallel import Processes
 from cellerate.training.telemetry.records import read_telemetry
 from support.runs import joint_training
+from support.runs.in_processes import launched, together
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 BACKEND = keras.config.backend()
@@ -29,29 +27,6 @@ def alone(job: str, folder: Path) -> dict:
     return json.loads(json.dumps(joint_training.JOBS[job](folder)))
 
 
-def launched(jobs: list[str], count: int, folder: Path) -> tuple[int, str]:
-    """Runs jobs in several processes; the exit code and what they said."""
-    folder.mkdir(exist_ok=True)
-    code = f"import sys; from cellerate.distributed.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
-    command = [sys.executable, "-c", code, sys.executable, joint_training.__file__, str(folder), *jobs]
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "KERAS_BACKEND": BACKEND},
-    )
-    return done.returncode, done.stderr
-
-
-def together(jobs: list[str], count: int, folder: Path) -> list[list[dict]]:
-    """Jobs in several processes; what each process says of each job."""
-    code, said = launched(jobs, count, folder)
-    assert code == 0, said
-    return [[json.loads((folder / f"{job}-{n}.json").read_text()) for n in range(count)] for job in jobs]
-
-
 def assert_same_curve(found: dict, expected: dict, tolerance: float = 1e-4) -> None:
     assert len(found["history"]) == len(expected["history"])
     for ours, theirs in zip(found["history"], expected["history"], strict=True):
@@ -61,7 +36,7 @@ def assert_same_curve(found: dict, expected: dict, tolerance: float = 1e-4) -> N
 @needs_processes
 def test_two_processes_make_what_one_makes(tmp_path):
     names = ["divided", "odd", "begun", "lines", "dropout", "normalised", "diverging", "interrupted", "link"]
-    found = dict(zip(names, together(names, 2, tmp_path / "two"), strict=True))
+    found = dict(zip(names, together(joint_training.__file__, names, 2, tmp_path / "two"), strict=True))
     for first, _ in [found.pop("link")]:
         assert 1e-6 < first["latency_s"] < 0.1
         assert 1e6 < first["bytes_per_s"] < 1e12
@@ -107,7 +82,7 @@ def test_two_processes_make_what_one_makes(tmp_path):
 @needs_processes
 def test_error_of_one_process_ends_all_at_once(tmp_path):
     began = time.monotonic()
-    code, said = launched(["failing"], 2, tmp_path)
+    code, said = launched(joint_training.__file__, ["failing"], 2, tmp_path)
     assert code == 6
     assert "error: the disk is full" in said
     assert time.monotonic() - began < 60
@@ -124,7 +99,7 @@ def test_processes_that_come_and_go_make_the_curve_of_one(tmp_path, monkeypatch)
     ]
     for count, stop, status in plan:
         monkeypatch.setenv("STOP_AT", json.dumps(stop))
-        ((first, *_),) = together(["elastic"], count, tmp_path / "elastic")
+        ((first, *_),) = together(joint_training.__file__, ["elastic"], count, tmp_path / "elastic")
         assert first["status"] == status
     assert [record["steps"] for record in first["history"]] == [17] * 3
     assert_same_curve(first, alone("divided", tmp_path / "divided"))

@@ -3,7 +3,16 @@ import sys
 
 import pytest
 
-from cellerate.distributed.plan import Check, Link, check, measure, predict, training_command
+from cellerate.distributed.plan import (
+    Check,
+    Link,
+    check,
+    check_stages,
+    measure,
+    predict,
+    predict_stages,
+    training_command,
+)
 from cellerate.errors import ConfigError
 
 MEASURED = {
@@ -55,8 +64,15 @@ if os.environ.get("RANK", "0") == "0":
     seconds = {count: 1 / count / cores for count in request["shares"]}
     if "RANK" in os.environ:
         seconds = {1: 0.75}
+    stages = {
+        count: {
+            "layers": [["a"], ["b", "c"]], "seconds": [0.2, 0.3], "bytes": [10**8], "chunks": 4, "bubble": 0.2,
+        }
+        for count in request["stages"]
+    }
     link = {"bytes_per_s": 1e9, "latency_s": 0.001}
-    found = {"step_s": seconds, "memory_bytes": {}, "gradient_bytes": 10**8, "link": link}
+    found = {"step_s": seconds, "memory_bytes": {}, "gradient_bytes": 10**8, "link": link, "stages": stages}
+    found["batches"] = 9
     json.dump(found, open(request["result"], "w"))
 """
     program = tmp_path / "training.py"
@@ -96,3 +112,21 @@ def test_training_that_fails_ends_the_plan_as_it_ended(tmp_path):
 def test_what_is_no_plain_training_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         training_command(words, ["cellerate"])
+
+
+def test_stages_take_the_most_expensive_one_the_bubble_and_the_messages():
+    two = {"layers": [["a"], ["b", "c"]], "seconds": [0.2, 0.3], "bytes": [1000], "chunks": 4, "bubble": 0.2}
+    (found,) = predict_stages({**MEASURED, "stages": {"2": two}}, Link(1e5, 1e-3), 2000)
+    assert found.stages == 2
+    # Four chunks forward and four backward, and one more of each while the other stage waits.
+    assert (found.compute_s, found.bubble_s) == (0.3, pytest.approx(0.3 / 4))
+    assert found.exchange_s == pytest.approx(2 * (0.004 + 0.01))
+    assert found.step_s == pytest.approx(0.403)
+    assert found.efficiency == pytest.approx(0.8 / (2 * 0.403))
+    assert found.epoch_s == pytest.approx(2 * 0.403)
+
+
+def test_check_of_stages_sets_a_prediction_beside_processes_with_a_stage_each(tmp_path):
+    found = check_stages(training(tmp_path), 2)
+    assert found.measured_s == 0.75
+    assert found.predicted_s == pytest.approx(0.375 + 2 * (0.004 + 0.1))

@@ -15,11 +15,11 @@ from cellerate.data.windows.text_windows import StreamBatches, TextBatches
 from cellerate.errors import ConfigError, TrainingError
 from cellerate.models.storage import load_model
 from cellerate.models.text import build_text_model
+from cellerate.training.callbacks import stop_signals
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.loop import train
 from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.settings import TrainingSettings
-from cellerate.training.signals import stop_signals
 from cellerate.training.start import run_folder
 from cellerate.training.telemetry.display import Display
 from cellerate.training.telemetry.records import Sample

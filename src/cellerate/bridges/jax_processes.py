@@ -20,13 +20,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 _PATIENCE_S = 7 * 24 * 3600
 
 
-def join(address: str, count: int, number: int) -> None:
+def join(address: str, count: int, number: int, *, divided: bool = False) -> None:
     """Meets the other processes; call it before anything is computed.
 
     Args:
         address: Host and port of process 0.
         count: How many processes there are.
         number: Which one this is.
+        divided: Whether each has a stage of the model rather than rows of each batch.
 
     Raises:
         RuntimeError: They do not all come.
@@ -40,6 +41,9 @@ def join(address: str, count: int, number: int) -> None:
     known = "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters
     patience = {"shutdown_timeout_seconds": _PATIENCE_S} if known else {}
     jax.distributed.initialize(address, count, number, **patience)
+    if divided:
+        # The arrays of a stage are those of its process alone.
+        return
     # Each process reads its own rows, so Keras must not cut them once more.
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 

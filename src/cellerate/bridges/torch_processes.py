@@ -26,13 +26,14 @@ _PATIENCE = datetime.timedelta(minutes=30)
 _LAST_S = 0.25
 
 
-def join(address: str, count: int, number: int) -> None:
+def join(address: str, count: int, number: int, *, divided: bool = False) -> None:
     """Meets the other processes.
 
     Args:
         address: Host and port of process 0.
         count: How many processes there are.
         number: Which one this is.
+        divided: Whether each has a stage of the model rather than rows of each batch.
 
     Raises:
         RuntimeError: They do not all come.

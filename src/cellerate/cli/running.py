@@ -1,6 +1,7 @@
 """The common part of the three training verbs around the training: all runs start, report and end alike."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -21,6 +22,7 @@ from cellerate.cli.output import (
 )
 from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
+from cellerate.format import size
 from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
@@ -64,16 +66,16 @@ def start_training(
     place, probing = own_place(), PROBE_VARIABLE in os.environ
     # A single process, of a probe or of Ray, has this command, but no place in a group.
     launched = LAUNCHED_VARIABLE in os.environ
-    if place is None and not launched and (parallel.processes > 1 or parallel.ray is not None):
+    if place is None and not launched and (parallel.count > 1 or parallel.ray is not None):
         check_backend(select_backend(backend))
         run = _runner(parallel, output)
-        if parallel.probe and parallel.processes > 1:
+        if parallel.probe and parallel.count > 1:
             from cellerate.distributed.launch import probe
 
-            found = probe(run, parallel.processes, output.parent if output.parent.is_dir() else Path())
+            found = probe(run, parallel.count, output.parent if output.parent.is_dir() else Path())
             if not quiet:
                 notify(found)
-        code = run(parallel.processes, {})
+        code = run(parallel.count, {})
         if (code == 1 or code >= _KILLED) and any(output.with_suffix(".run").glob("checkpoint-*")):
             notify(f"the last checkpoint is as it was. To go on:\n  {command_to_resume()}")
         raise typer.Exit(code)
@@ -85,6 +87,8 @@ def start_training(
     if place is None:
         start_backend(backend)
         return False
+    # A launcher of the user's does not know of stages.
+    os.environ.update(parallel.variables())
     # The processes of JAX tell on stdout whom they are connected to.
     keep_stdout()
     start_backend(backend, functools.partial(join, place))
@@ -94,10 +98,14 @@ def start_training(
 def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[str, str]], int]:
     """The launcher of this command in a number of processes, with variables for their environment."""
     command = [sys.executable, *sys.argv]
+
+    def variables(count: int, extra: Mapping[str, str]) -> dict[str, str]:
+        return {**(parallel.variables() if count > 1 else {}), **extra}
+
     if parallel.ray is None:
         from cellerate.distributed.launch import launch
 
-        return functools.partial(launch, command)
+        return lambda count, extra: launch(command, count, variables(count, extra))
     from cellerate.distributed.ray_launch import launch_on_ray
 
     address = parallel.ray
@@ -110,7 +118,7 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
                 count,
                 least=min(count, parallel.min_processes or count),
                 run=output.with_suffix(".run"),
-                extra=extra,
+                extra=variables(count, extra),
                 say=notify,
                 emit=show,
             )
@@ -172,6 +180,7 @@ def training_report(result: "TrainingResult") -> dict[str, Any]:
         "precision": result.precision,
         "kernels": result.kernels,
         "judged": result.judged and result.judged._asdict(),
+        "stages": [dataclasses.asdict(stage) for stage in result.stages],
         "history": list(result.history),
     }
 
@@ -189,6 +198,11 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "stopped early":
         best = f"epoch {result.best_epoch}" if result.best_epoch else "the model before the first epoch"
         notify(f"stopped early: {best} was the best.")
+    for stage in result.stages:
+        notify(
+            f"stage {stage.stage + 1} ({', '.join(stage.layers)}): {size(stage.memory_bytes)} of memory, waited "
+            f"{stage.waiting:.0%} of the time (the bubble of equal stages is {stage.bubble:.0%})"
+        )
     notify(f"model: {result.output}   history: {result.folder}/history.csv")
     notify("next:\n" + "\n".join(f"  {step}" for step in next_steps))
 

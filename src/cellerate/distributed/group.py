@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 
 from cellerate.errors import BackendError, ConfigError
+from cellerate.machine.environment import STAGES_VARIABLE
 from cellerate.messages import argument
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -92,7 +93,7 @@ def join(place: Membership, backend: str) -> None:
     check_backend(backend)
     try:
         importlib.import_module(f"cellerate.bridges.{backend}_processes").join(
-            place.address, place.count, place.number
+            place.address, place.count, place.number, divided=bool(os.environ.get(STAGES_VARIABLE))
         )
     except (RuntimeError, ValueError, OSError) as error:
         reason = next(iter(str(error).splitlines()), "").rstrip(".")

@@ -15,7 +15,7 @@ from typing import Any
 
 from cellerate.distributed.launch import launch
 from cellerate.errors import ConfigError
-from cellerate.machine.environment import PROBE_VARIABLE
+from cellerate.machine.environment import PROBE_VARIABLE, STAGES_VARIABLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,36 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """A training whose layers are divided over devices.
+
+    Attributes:
+        layers: The layers of each stage.
+        compute_s: Seconds a step in which the most expensive stage computes.
+        bubble_s: Seconds a step in which it waits until the stages are filled, and until they are empty.
+        exchange_s: Seconds of its messages.
+        step_s: All of them.
+        chunks: Into how many chunks time is divided.
+        efficiency: The gain over one device, over the number of stages.
+        epoch_s: Seconds of an epoch, without validation.
+    """
+
+    layers: Sequence[Sequence[str]]
+    compute_s: float
+    bubble_s: float
+    exchange_s: float
+    step_s: float
+    chunks: int
+    efficiency: float
+    epoch_s: float
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, and of devices."""
+        return len(self.layers)
+
+
+@dataclasses.dataclass(frozen=True)
 class Check:
     """A prediction for processes on this machine, beside what they took.
 
@@ -92,12 +122,13 @@ class Check:
         return self.predicted_s / self.measured_s - 1
 
 
-def measure(command: Sequence[str], devices: Sequence[int]) -> dict[str, Any]:
+def measure(command: Sequence[str], devices: Sequence[int], stages: Sequence[int] = ()) -> dict[str, Any]:
     """Times steps of a training in one process, with the rows that each of so many devices would have.
 
     Args:
         command: The training.
         devices: The numbers of devices.
+        stages: The numbers of stages, for which the layers are timed each by itself.
 
     Returns:
         What `training.probe` writes.
@@ -105,7 +136,7 @@ def measure(command: Sequence[str], devices: Sequence[int]) -> dict[str, Any]:
     Raises:
         SystemExit: The training itself fails; it has said why.
     """
-    return _probed(command, sorted({1, *devices}), 1, 1)
+    return _probed(command, sorted({1, *devices}), 1, 1, stages=stages)
 
 
 def predict(
@@ -140,6 +171,55 @@ def predict(
     return found
 
 
+def predict_stages(measured: Mapping[str, Any], link: Link, items: int | None = None) -> list[StagePlan]:
+    """The time of the training with each number of stages that was measured.
+
+    A stage sends and receives a message for each chunk, forward and backward, of what lies between it and the next one;
+    the messages are not hidden behind the computation.
+
+    Args:
+        measured: The result of `measure`.
+        link: What connects two devices.
+        items: As in `predict`.
+    """
+    steps = math.ceil(items / measured["items"]) if items is not None else measured["batches"]
+    alone, found = measured["step_s"]["1"], []
+    for divided in measured["stages"].values():
+        compute, chunks = max(divided["seconds"]), divided["chunks"]
+        bubble = compute * divided["bubble"] / (1 - divided["bubble"])
+        exchange = max(
+            (2 * (chunks * link.latency_s + size / link.bytes_per_s) for size in divided["bytes"]),
+            default=0.0,
+        )
+        step = compute + bubble + exchange
+        found.append(
+            StagePlan(
+                layers=divided["layers"],
+                compute_s=compute,
+                bubble_s=bubble,
+                exchange_s=exchange,
+                step_s=step,
+                chunks=chunks,
+                efficiency=alone / (len(divided["layers"]) * step),
+                epoch_s=steps * step,
+            )
+        )
+    return found
+
+
+def check_stages(command: Sequence[str], stages: int) -> Check:
+    """Predicts what stages in processes on this machine take, each with its share of the processors, and runs them.
+
+    Raises:
+        SystemExit: The training itself fails; it has said why.
+    """
+    alone = _probed(command, [1], 1, stages, stages=[stages])
+    together = _probed(command, [1], stages, stages, {STAGES_VARIABLE: str(stages)})
+    link = Link(**together["link"])
+    (planned,) = predict_stages(alone, link)
+    return Check(stages, planned.step_s, together["step_s"]["1"], link)
+
+
 def check(command: Sequence[str], devices: int) -> Check:
     """Predicts what processes on this machine take, each with its share of the processors, and runs them.
 
@@ -164,18 +244,26 @@ def training_command(words: Sequence[str], program: Sequence[str]) -> list[str]:
             "expected a training to plan, as in `cellerate plan --devices 8 -- train series data.csv --target "
             f"y -o y.keras`; got {' '.join(words) or 'nothing'!r}."
         )
-    if wrong := [word for word in words if word.split("=")[0] in ("--processes", "--ray")]:
+    if wrong := [word for word in words if word.split("=")[0] in ("--processes", "--ray", "--stages")]:
         raise ConfigError(
             f"{wrong[0]} is not for a plan, which tells what other numbers of devices would take."
         )
     return [*program, *words]
 
 
-def _probed(command: Sequence[str], shares: Sequence[int], count: int, parts: int) -> dict[str, Any]:
+def _probed(
+    command: Sequence[str],
+    shares: Sequence[int],
+    count: int,
+    parts: int,
+    variables: Mapping[str, str] | None = None,
+    *,
+    stages: Sequence[int] = (),
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "probe.json"
-        request = json.dumps({"result": str(result), "shares": list(shares)})
-        code = launch(command, count, {PROBE_VARIABLE: request}, parts=parts)
+        request = json.dumps({"result": str(result), "shares": list(shares), "stages": list(stages)})
+        code = launch(command, count, {PROBE_VARIABLE: request, **(variables or {})}, parts=parts)
         if code or not result.exists():
             raise SystemExit(code or 1)
         found: dict[str, Any] = json.loads(result.read_text())

@@ -105,7 +105,7 @@ def walk(graph: Any, inputs: Sequence[V], visitor: Visitor[V], path: str = "") -
     values: dict[int, V] = {id(tensor): value for tensor, value in zip(graph.inputs, inputs, strict=True)}
     if visitor.done():
         return []
-    for node in _ordered_nodes(graph):
+    for node in ordered_nodes(graph):
         # Keras skips a call that lacks an input, too.
         if not all(id(tensor) in values for tensor in node.input_tensors):
             continue
@@ -126,7 +126,7 @@ def flat_inputs(graph: Any, given: Any) -> list[Any]:
     return list(tree.flatten(given))
 
 
-def _ordered_nodes(graph: Any) -> Iterator[Any]:
+def ordered_nodes(graph: Any) -> Iterator[Any]:
     """The calls of a graph in the order they run, inputs left out."""
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:

@@ -12,7 +12,7 @@ import keras
 
 from cellerate.errors import ModelError
 from cellerate.keras_graph.graph import functional_graph
-from cellerate.layers.accelerate import accelerate, implementation_of, is_strict
+from cellerate.layers.chunked import returning_states
 from cellerate.layers.engine.graph import carries_states
 
 
@@ -90,15 +90,7 @@ class CarriedRNN(keras.Layer):
             )
         self.supports_masking = True
         self.layer = layer
-        # A layer of the same class, so that it takes the same fast path, but one that returns its states. It runs
-        # the original's cell, so it has the original's weights and needs no building.
-        config = {**layer.get_config(), "return_state": True, "stateful": False}
-        self.runner = type(layer).from_config(config)
-        self.runner.cell = layer.cell
-        self.runner.built = True
-        implementation = implementation_of(layer)
-        if implementation is not None:
-            accelerate(self.runner, implementation if is_strict(layer) else "auto")
+        self.runner = returning_states(layer)
         zeros = keras.tree.flatten(layer.get_initial_state(batch_size))
         self.states = [
             self.add_weight(

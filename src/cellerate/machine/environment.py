@@ -18,6 +18,8 @@ from cellerate.machine.processor import describe
 BACKENDS = ("tensorflow", "jax", "torch")
 PROBE_VARIABLE = "CELLERATE_PROBE"
 """Names the file for the result, in the environment of a training that is only to time a few of its steps."""
+STAGES_VARIABLE, CHUNKS_VARIABLE = "CELLERATE_STAGES", "CELLERATE_CHUNKS"
+"""Say in the environment how many stages a model and how many chunks time is divided into."""
 LAUNCHED_VARIABLE = "CELLERATE_LAUNCHED"
 """Says in the environment of a process that it is one of those that its command asks for, and is to start no others."""
 # Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB),

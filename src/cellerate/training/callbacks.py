@@ -7,8 +7,11 @@ every step.
 import contextlib
 import dataclasses
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import keras
@@ -404,6 +407,29 @@ class Conductor(keras.callbacks.Callback):
         steps = self._last_step[0] - self._first_step[0]
         seconds = self._last_step[1] - self._first_step[1]
         return steps * self._facts.items_per_step / seconds if steps and seconds > 0 else 0.0
+
+
+@contextlib.contextmanager
+def stop_signals(conductor: Conductor, display: Display) -> Iterator[None]:
+    """Makes the first Ctrl-C or SIGTERM finish the step and save; the second stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if conductor.stop_requested:
+            display.end_at_once()
+        conductor.stop_requested = True
+        display.message(
+            "Stopping after this step; once more stops at once and loses the steps since the last save."
+        )
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Resumable:

@@ -31,15 +31,16 @@ from cellerate.training.callbacks import (
     ReduceLROnPlateau,
     RunFacts,
     RunHooks,
+    stop_signals,
 )
 from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
+from cellerate.training.pipeline import StageReport
 from cellerate.training.precision import precision_for
 from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.run import TrainingRun
-from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
 from cellerate.training.telemetry import Display, RunPlan, Telemetry, check_trackers, write_history
@@ -70,6 +71,7 @@ class TrainingResult:
         judged: How much of the validation part each epoch was judged on, where a time limit leaves no time for all;
             None for all of it.
         first_loss: The training loss of the first step.
+        stages: The stages of the model, where several processes have divided it.
     """
 
     model: keras.Model
@@ -85,6 +87,7 @@ class TrainingResult:
     here: bool
     judged: SampleSize | None = None
     first_loss: float | None = None
+    stages: tuple[StageReport, ...] = ()
 
     @property
     def can_be_judged(self) -> bool:
@@ -234,7 +237,8 @@ class _Training:
             compiled(optimizer)
         if self._checkpoint is not None:
             restore(self._trainer, self._checkpoint)
-        self.processes.replicate(self._trainer)
+        if divided := self.processes.replicate(self._trainer, source):
+            self._display.message(divided)
         if is_probe():
             end_probe(
                 self._trainer, source, run.loss, self._settings, self.progress.precision, self.processes
@@ -353,6 +357,7 @@ class _Training:
         progress = self.progress
         # What the first has written, all may read from here on.
         self.processes.wait()
+        stages = self.processes.stages()
         model = self.processes.own(self.model, self._settings.implementation)
         best_is_last = progress.best_epoch == len(progress.history)
         if (
@@ -376,6 +381,7 @@ class _Training:
             here=self.processes.first,
             judged=self._judged,
             first_loss=progress.first_loss,
+            stages=stages,
         )
 
 

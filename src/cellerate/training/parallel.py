@@ -23,6 +23,7 @@ from cellerate.layers.accelerate import accelerate
 from cellerate.messages import argument
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.training.checkpoint import Position
+from cellerate.training.pipeline import DividedTraining, StageReport, divisible, own_layout
 
 # Exchanges that are timed, and how many numbers a long one has: 16 MB.
 _EXCHANGES, _LONG = 15, 4 << 20
@@ -34,15 +35,18 @@ class Processes:
     Attributes:
         number: Which one this is, from 0. The first writes all files, and shows and tells what happens.
         count: How many there are.
+        layout: The stages of the model that they have, where it is divided.
     """
 
     def __init__(self) -> None:
         self.number, self.count = 0, 1
+        self._pipeline: DividedTraining | None = None
         if keras.config.backend() != "tensorflow":
             self._bridge: Any = importlib.import_module(
                 f"cellerate.bridges.{keras.config.backend()}_processes"
             )
             self.number, self.count = self._bridge.place()
+        self.layout = own_layout(self.number, self.count)
 
     @property
     def first(self) -> bool:
@@ -58,7 +62,15 @@ class Processes:
         """Raises `ConfigError` or `ModelError` for a training that several processes cannot share."""
         if not self.several:
             return
-        if keras.config.backend() == "jax" and keras.distribution.distribution() is None:
+        divided = self.layout.divided
+        if divided:
+            if keras.distribution.distribution() is not None:
+                raise ConfigError(
+                    "the arrays of a stage are those of its process alone: leave keras.distribution.set_distribution "
+                    "out where a model is divided into stages."
+                )
+            divisible(model, self.layout.stages)
+        if keras.config.backend() == "jax" and not divided and keras.distribution.distribution() is None:
             raise ConfigError(
                 f"{self.count} processes have met, but Keras does not know: before the model is made, call "
                 "keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))."
@@ -77,16 +89,28 @@ class Processes:
 
     def share(self, source: BatchSource) -> BatchSource:
         """The rows of each batch that this process computes."""
-        return share_of(source, self.number, self.count)
+        return share_of(source, self.layout.copy, self.layout.copies)
 
     def loss(self, loss: Any) -> Any:
         """The part of a loss of whole batches that this process computes."""
-        return self._bridge.joint_loss(loss) if self.several else loss
+        return self._bridge.joint_loss(loss) if self.several and not self.layout.divided else loss
 
-    def replicate(self, trainer: keras.Model) -> None:
-        """Makes a compiled model train with those of the others."""
+    def replicate(self, trainer: keras.Model, source: BatchSource) -> str:
+        """Makes a compiled model train with those of the others, on batches of `source`.
+
+        Returns:
+            What to say of it; "" for nothing.
+        """
+        if self.layout.divided:
+            self._pipeline = DividedTraining(trainer, self.share(source), self.layout, self.array_of_first)
+            return self._pipeline.in_words()
         if self.several:
             self._bridge.replicate(trainer)
+        return ""
+
+    def stages(self) -> tuple[StageReport, ...]:
+        """The stages of the model at the end of training; none if it is not divided. All must call it."""
+        return () if self._pipeline is None else self._pipeline.reports(self._bridge.gathered)
 
     def array_of_first(self, array: np.ndarray) -> np.ndarray:
         """The first process's array, in float32: on other processors the same sums may be rounded differently.
@@ -101,12 +125,16 @@ class Processes:
 
     def settle(self, trainer: keras.Model) -> None:
         """Gives the first process what each has counted by itself, before it is saved or judged. All must call it."""
-        if self.several:
+        if self._pipeline is not None:
+            self._pipeline.settle()
+        elif self.several:
             self._bridge.settle(trainer)
 
     def count_once(self, trainer: keras.Model) -> None:
         """Makes sums of metrics that every process has read from a checkpoint count once."""
-        if self.several:
+        if self._pipeline is not None:
+            self._pipeline.count_once()
+        elif self.several:
             self._bridge.count_once(trainer)
 
     def most(self, values: Sequence[int]) -> list[int]:
@@ -134,6 +162,8 @@ class Processes:
 
     def logs(self, trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics over the rows of all processes, from those of a step. All must call it."""
+        if self._pipeline is not None:
+            return self._pipeline.metrics()
         return self._bridge.joint_logs(trainer, logs) if self.several else logs
 
     def of_first(self, value: int) -> int:
@@ -166,7 +196,7 @@ class Processes:
 
     def own(self, model: keras.Model, implementation: str) -> keras.Model:
         """A model that this process can use without the others: on JAX a copy, whose arrays are its own."""
-        if not self.several or keras.config.backend() != "jax":
+        if not self.several or self.layout.divided or keras.config.backend() != "jax":
             return model
         values = model.get_weights()
         with self.apart():

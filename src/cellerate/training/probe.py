@@ -17,6 +17,7 @@ from cellerate.data.windows import share_of
 from cellerate.layers.accelerate import accelerate
 from cellerate.machine.environment import PROBE_VARIABLE, peak_memory_bytes
 from cellerate.training.parallel import Processes
+from cellerate.training.pipeline import planned_stages
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.trial import try_training
 
@@ -48,11 +49,13 @@ def end_probe(
         rows = processes.share(source) if processes.several else share_of(source, 0, count)
         # Processes that add up their gradients do not train in whole steps.
         engine = "auto" if count == 1 and not processes.several else "off"
-        accelerate(trainer, settings.implementation, engine=engine, sum_embedding_gradients=True)
+        if not processes.layout.divided:
+            accelerate(trainer, settings.implementation, engine=engine, sum_embedding_gradients=True)
         trial = try_training(
             trainer, rows, loss=processes.loss(loss), settings=settings, policy=policy, steps=_STEPS
         )
         step_s[count], memory[count] = trial.steps.median_s, peak_memory_bytes()
+    stages = {count: planned_stages(trainer, source, count) for count in request.get("stages", ())}
     link = processes.measure_link()
     if processes.first:
         result = {
@@ -64,6 +67,7 @@ def end_probe(
             "items": source.items_per_batch,
             "item": source.item,
             "link": link,
+            "stages": stages,
         }
         Path(request["result"]).write_text(json.dumps(result))
     raise SystemExit(0)

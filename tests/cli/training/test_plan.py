@@ -19,7 +19,9 @@ MEASURED = {
 def test_plan_prints_a_row_for_each_number_of_devices(cellerate, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        plan, "measure", lambda command, devices: asked.append((command[2:], devices)) or MEASURED
+        plan,
+        "measure",
+        lambda command, devices, stages: asked.append((command[2:], devices, stages)) or MEASURED,
     )
     monkeypatch.setattr(plan, "check", lambda command, devices: Check(devices, 0.09, 0.1, Link(2e9, 5e-5)))
     words = [
@@ -38,7 +40,7 @@ def test_plan_prints_a_row_for_each_number_of_devices(cellerate, monkeypatch):
     ]
     code, out, err = cellerate("plan", *words)
     assert (code, err) == (0, "")
-    assert asked == [(["train", "text", "t.txt"], [2, 8])]
+    assert asked == [(["train", "text", "t.txt"], [2, 8], [])]
     first, assumed, head, two, eight, checked = out.splitlines()
     assert first == "10,000 characters an epoch, 1,000 a step; 1 MB of gradients a step"
     assert "1 GB/s and 50 µs" in assumed
@@ -66,6 +68,26 @@ def test_plan_prints_a_row_for_each_number_of_devices(cellerate, monkeypatch):
     assert found["items"] == 10**12
     assert [each["devices"] for each in found["predictions"]] == [2, 8]
     assert found["check"]["error"] == pytest.approx(-0.1)
+
+
+def test_plan_of_stages_prints_the_layers_of_each(cellerate, monkeypatch):
+    two = {"layers": [["a"], ["b", "c"]], "seconds": [0.2, 0.3], "bytes": [1000], "chunks": 4, "bubble": 0.2}
+    monkeypatch.setattr(plan, "measure", lambda *_: {**MEASURED, "stages": {"2": two}})
+    monkeypatch.setattr(plan, "check_stages", lambda _, stages: Check(stages, 0.09, 0.1, Link(2e9, 5e-5)))
+    words = ["--stages", "2", "--devices", "1", "--check", "2", "--", "train", "text", "t.txt"]
+    code, out, err = cellerate("plan", *words)
+    assert (code, err) == (0, "")
+    *_, stages, checked = out.splitlines()
+    assert stages.startswith(
+        "2 stages, 4 chunks of time: 375 ms a step (300 ms of the most expensive stage, 75.0 ms"
+    )
+    assert stages.endswith("a | b, c")
+    assert checked.startswith("checked with 2 stages in processes here, 2.00 GB/s")
+    code, out, _ = cellerate("plan", "--json", *words)
+    assert json.loads(out)["stages"][0]["layers"] == [["a"], ["b", "c"]]
+    code, _, err = cellerate("plan", "--stages", "two", "--", "train", "text", "t.txt")
+    assert code == 2
+    assert "--stages is 'two'" in err
 
 
 @pytest.mark.parametrize("devices", ["", "0", "1,x", "2,-1", "1.5"])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cellerate.bridges.jax_profiler import sources_of
 from cellerate.bridges.profiled import WINDOW, Event, mark, marked
-from cellerate.bridges.xla_programs import sources_of
 from cellerate.errors import BackendError
 from cellerate.observe.profiling.timeline import share_out
 

@@ -1,12 +1,8 @@
 """Trainings that several processes share, and one alone: `python joint_training.py FOLDER JOB...` in a group or not."""
 
-import functools
 import json
 import os
 import signal
-import sys
-import traceback
-from pathlib import Path
 
 import numpy as np
 
@@ -246,22 +242,7 @@ JOBS = {
 }
 
 
-def main() -> None:
-    from cellerate.cli.backend import start_backend
-    from cellerate.distributed.group import join, own_place
-
-    folder, *jobs = sys.argv[1:]
-    place = own_place()
-    start_backend(None, functools.partial(join, place) if place else lambda _: None)
-    for job in jobs:
-        try:
-            found = JOBS[job](Path(folder))
-        except BaseException:
-            # The others would wait for this one, and this one for them.
-            traceback.print_exc()
-            os._exit(1)
-        Path(folder, f"{job}-{place.number if place else 0}.json").write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    from support.runs.in_processes import run_jobs
+
+    run_jobs(JOBS)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from cellerate.cli.options import Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
+
+if TYPE_CHECKING:
+    from cellerate.distributed.plan import StagePlan
 
 
 def plan(
@@ -23,9 +27,17 @@ def plan(
             "Windows, characters or lines of an epoch, such as 1e9; those of the data if not given.", min=1
         ),
     ] = None,
+    stages: Annotated[
+        str | None,
+        option("Numbers of stages, separated by commas, for a stack of layers that is divided over devices."),
+    ] = None,
     check: Annotated[
         int | None,
-        option("Also run the training in this many processes here, beside a prediction for them.", min=2),
+        option(
+            "Also run the training in this many processes here, beside a prediction for them; with --stages, each has "
+            "a stage.",
+            min=2,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -37,16 +49,22 @@ def plan(
         cellerate plan -- train series prices.series --target close -o close.keras --batch-size 8192
 
         cellerate plan --devices 2,4 --items 1e9 --check 2 -- train text book.txt -o book.keras
+
+        cellerate plan --stages 2,4 --check 2 -- train text book.txt -o book.keras --layers 4
     """
     from cellerate.distributed import plan as planning
     from cellerate.format import duration, milliseconds, short, size
 
-    numbers = _whole_numbers(devices)
+    numbers = _whole_numbers("devices", devices)
+    divided = [] if stages is None else _whole_numbers("stages", stages)
     training = planning.training_command(command or [], [sys.executable, sys.argv[0]])
     link = planning.Link(bandwidth * 1e9, latency * 1e-6)
-    measured = planning.measure(training, numbers)
-    predictions = planning.predict(measured, numbers, link, None if items is None else int(items))
-    checked = planning.check(training, check) if check is not None else None
+    measured = planning.measure(training, numbers, divided)
+    epoch = None if items is None else int(items)
+    predictions = planning.predict(measured, numbers, link, epoch)
+    by_stages = planning.predict_stages(measured, link, epoch) if divided else []
+    run = planning.check_stages if divided else planning.check
+    checked = run(training, check) if check is not None else None
     if json:
         print_json(
             {
@@ -54,6 +72,7 @@ def plan(
                 "link": dataclasses.asdict(link),
                 "items": int(items or measured["batches"] * measured["items"]),
                 "predictions": [dataclasses.asdict(each) for each in predictions],
+                "stages": [dataclasses.asdict(each) for each in by_stages],
                 "check": checked and {**dataclasses.asdict(checked), "error": checked.error},
             }
         )
@@ -77,22 +96,38 @@ def plan(
             f"{each.devices:>7}{each.rows:>12,}{took[0]:>11}{took[1]:>11}{took[2]:>11}{each.efficiency:>13.0%}"
             f"{duration(each.epoch_s):>13}{memory:>14}"
         )
+    _show_stages(by_stages)
     if checked is not None:
         link, predicted, found = checked.link, 1e3 * checked.predicted_s, 1e3 * checked.measured_s
         print_result(
-            f"checked with {checked.devices} processes here, {short(link.bytes_per_s)}B/s and "
-            f"{link.latency_s * 1e6:.0f} µs between them: predicted {milliseconds(predicted)} a step, measured "
-            f"{milliseconds(found)}, {checked.error:+.0%}"
+            f"checked with {checked.devices} {'stages in ' if divided else ''}processes here, "
+            f"{short(link.bytes_per_s)}B/s and {link.latency_s * 1e6:.0f} µs between them: predicted "
+            f"{milliseconds(predicted)} a step, measured {milliseconds(found)}, {checked.error:+.0%}"
         )
 
 
-def _whole_numbers(text: str) -> list[int]:
+def _show_stages(plans: Sequence["StagePlan"]) -> None:
+    """Prints what the training takes with each number of stages."""
+    from cellerate.format import duration, milliseconds
+
+    for each in plans:
+        took = [
+            milliseconds(1e3 * one) for one in (each.step_s, each.compute_s, each.bubble_s, each.exchange_s)
+        ]
+        print_result(
+            f"{each.stages} stages, {each.chunks} chunks of time: {took[0]} a step ({took[1]} of the most expensive "
+            f"stage, {took[2]} of bubble, {took[3]} of messages), efficiency {each.efficiency:.0%}, an epoch in "
+            f"{duration(each.epoch_s)}: {' | '.join(', '.join(stage) for stage in each.layers)}"
+        )
+
+
+def _whole_numbers(name: str, text: str) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         found = []
     if not found or min(found) < 1:
         raise ConfigError(
-            f"{argument('devices')} is {text!r}; expected whole numbers from 1 on, separated by commas: 8,64,512."
+            f"{argument(name)} is {text!r}; expected whole numbers from 1 on, separated by commas: 8,64,512."
         )
     return found

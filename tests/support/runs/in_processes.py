@@ -1,0 +1,63 @@
+"""Runs the jobs of a program of `support.runs` in several processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_TESTS = str(Path(__file__).parents[2])
+
+
+def launched(
+    program: str, jobs: list[str], count: int, folder: Path, extra: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Runs jobs in several processes; the exit code and what they said."""
+    # The program itself meets the others before it imports Keras.
+    import keras
+
+    folder.mkdir(exist_ok=True)
+    code = f"import sys; from cellerate.distributed.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, sys.executable, program, str(folder), *jobs],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "KERAS_BACKEND": keras.config.backend(), "PYTHONPATH": _TESTS, **(extra or {})},
+    )
+    return done.returncode, done.stderr
+
+
+def together(
+    program: str, jobs: list[str], count: int, folder: Path, extra: Mapping[str, str] | None = None
+) -> list[list[dict]]:
+    """Jobs in several processes; what each process says of each job."""
+    code, said = launched(program, jobs, count, folder, extra)
+    assert code == 0, said
+    return [[json.loads((folder / f"{job}-{n}.json").read_text()) for n in range(count)] for job in jobs]
+
+
+def run_jobs(jobs: Mapping[str, object]) -> None:
+    """Runs the jobs that the command line names, in the group of this process, and writes what each gives.
+
+    `python PROGRAM FOLDER JOB...`
+    """
+    import functools
+    import traceback
+
+    from cellerate.cli.backend import start_backend
+    from cellerate.distributed.group import join, own_place
+
+    folder, *names = sys.argv[1:]
+    place = own_place()
+    start_backend(None, functools.partial(join, place) if place else lambda _: None)
+    for name in names:
+        try:
+            found = jobs[name](Path(folder))  # type: ignore[operator]
+        except BaseException:
+            # The others would wait for this one, and this one for them.
+            traceback.print_exc()
+            os._exit(1)
+        Path(folder, f"{name}-{place.number if place else 0}.json").write_text(json.dumps(found))
