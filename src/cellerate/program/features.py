@@ -90,7 +90,7 @@ def _softmax(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
 
 def _check_axis(node: Node) -> None:
     if option(node, "axis") < 1:
-        raise ModelError(f"{node.name}: axis must count from the front, behind the batch, not {option(node, 'axis')}.")
+        raise ModelError(f"{node.name}: axis must be at least 1, not {node.options['axis']!r}.")
 
 
 ROWS = {
