@@ -97,8 +97,7 @@ bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const Val
   return heads >= 1 && query.steps >= 1 && key.steps >= 1 && query.features == key.features &&
          key.steps == value.steps && key.features % heads == 0 && value.features % heads == 0 &&
          shape.steps == query.steps && shape.features == value.features &&
-         (node.columns == 0 || node.columns == key.features) && masks(3, key.steps) &&
-         masks(4, query.steps);
+         (node.columns == 0 || node.columns == key.features) && masks(3, key.steps) && masks(4, query.steps);
 }
 
 // The multiplications of a row of an operation that has no weights.

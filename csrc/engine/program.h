@@ -154,7 +154,7 @@ struct ValuePlace {
 // One call of a packed model.
 struct ProgramCall {
   int64_t batch = 0;
-  const ValueShape* shapes = nullptr;   // of every node
+  const ValueShape* shapes = nullptr;  // of every node
   // Of every node: where a crop begins, how many steps of padding lie before a sequence, or 1 for what works along the
   // features and not along time.
   const int64_t* begins = nullptr;

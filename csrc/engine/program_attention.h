@@ -28,9 +28,9 @@ class AttentionOperations : public SequenceOperations {
         const float* from = query.data + place * query.stride + head * width;
         for (Index s = 0; s < counted.keys; ++s) {
           const float* with = key.at(s, row) + head * width;
-          const float score = node.number * (layers_[n].factors == nullptr
-                                                 ? product(from, with, width)
-                                                 : additive(layers_[n].factors, from, with, width));
+          const float score =
+              node.number * (layers_[n].factors == nullptr ? product(from, with, width)
+                                                           : additive(layers_[n].factors, from, with, width));
           // As Keras hides what does not count: where nothing does, all count alike.
           scores[s] = counted(s) ? score : score - 1e9f;
         }

@@ -234,7 +234,8 @@ class ProgramOperations {
           return load_upto<Storage::kFloat32>(from, first, to.features);
         };
         F value = read(0);
-        for (int32_t input = 1; input < node.input_count; ++input) value = merged(node.op, value, read(input));
+        for (int32_t input = 1; input < node.input_count; ++input)
+          value = merged(node.op, value, read(input));
         if (node.op == ProgramOp::kAverage)
           value = Simd::div(value, set(static_cast<float>(node.input_count)));
         store_upto<Storage::kFloat32>(out, value, first, to.features);

@@ -84,7 +84,7 @@ def attending(graph: Graph, x: int) -> None:
 
 
 LOOK_AHEAD = {
-    "same": (lambda graph, x: windows(graph, "windows", x, 2, "same", features=F), 'padding="same"; with padding="caus'),
+    "same": (lambda graph, x: windows(graph, "windows", x, 2, "same", features=F), "with padding="),
     "valid": (lambda graph, x: windows(graph, "windows", x, 2, "valid", features=F), 'padding="valid"'),
     "strides": (lambda graph, x: windows(graph, "windows", x, 2, "causal", strides=2, features=F), "strides=2"),
     "pool": (lambda graph, x: windows(graph, "max_pool", x, 2, "valid"), "still to come"),

@@ -90,7 +90,10 @@ def every_operation() -> Program:
         Node("divide", "v", {"0": 11, "1": 10}),
         Node("flatten_steps", "aa", {"x": 22}),
         Node("softmax", "ab", {"x": 22}, {}, {"axis": 1}),
-        *(Node(op, "ac", {"x": 22}, {}, {"axis": 1, "keepdims": True}) for op in ("sum", "mean", "max", "min")),
+        *(
+            Node(op, "ac", {"x": 22}, {}, {"axis": 1, "keepdims": True})
+            for op in ("sum", "mean", "max", "min")
+        ),
         Node("windows", "ad", {"x": 1}, {}, WINDOW | {"features": 4}),
         *(Node(op, "ae", {"x": 1}, {}, WINDOW) for op in ("max_pool", "average_pool")),
         Node("dot", "af", {"0": 1, "1": 1}, {}, {"axes": (2, 2)}),

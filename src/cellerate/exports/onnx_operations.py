@@ -309,9 +309,7 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     ),
     "flip_mask": lambda graph, node, given: graph.flip(given.values["mask"], 1),
     "any_mask": _merge("Or"),
-    "softmax": lambda graph, node, given: graph.add(
-        "Softmax", given.values["x"], axis=node.options["axis"]
-    ),
+    "softmax": lambda graph, node, given: graph.add("Softmax", given.values["x"], axis=node.options["axis"]),
     "sum": sequences.reduce("ReduceSum"),
     "mean": sequences.reduce("ReduceMean"),
     "max": sequences.reduce("ReduceMax"),

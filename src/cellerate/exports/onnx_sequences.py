@@ -63,9 +63,7 @@ def _same(graph: OnnxGraph, x: str, axis: int, reach: int, strides: int) -> tupl
     return before, graph.add("Sub", total, before)
 
 
-def _padded(
-    graph: OnnxGraph, x: str, place: tuple[int, int], sides: tuple[str, str], padding: float
-) -> str:
+def _padded(graph: OnnxGraph, x: str, place: tuple[int, int], sides: tuple[str, str], padding: float) -> str:
     rank, axis = place
     parts = []
     for side in sides:

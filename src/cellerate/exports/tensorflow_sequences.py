@@ -77,9 +77,7 @@ def dot(node: Node, given: Given) -> Any:
     axes: Any = node.options["axes"]
     flat = [len(given[name].shape) == 2 for name in "01"]
     x, y = (given[name][:, tf.newaxis] if one else given[name] for name, one in zip("01", flat, strict=True))
-    products = tf.matmul(
-        x, y, transpose_a=not flat[0] and axes[0] == 1, transpose_b=flat[1] or axes[1] == 2
-    )
+    products = tf.matmul(x, y, transpose_a=not flat[0] and axes[0] == 1, transpose_b=flat[1] or axes[1] == 2)
     if flat[0] and not flat[1]:
         return products[:, 0]
     return products[..., 0] if flat[1] else products

@@ -113,9 +113,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.ZeroPadding1D: LayerFacts(MIXED, None, ties.over_time),
     layers.UpSampling1D: LayerFacts(MIXED, None, ties.over_time),
     # What looks across time steps: the bases stand for all their kinds.
-    layers.GlobalAveragePooling1D: LayerFacts(
-        MIXED, program.average_pooling, ties.over_time, per_step=True
-    ),
+    layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time, per_step=True),
     layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time, per_step=True),
     layers.AveragePooling1D: LayerFacts(
         MIXED, windows.pooling("average_pool"), ties.over_time, per_step=True

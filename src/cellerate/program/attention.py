@@ -46,7 +46,9 @@ def _dot(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
 
 def _check_attention(node: Node) -> None:
     if not 1 <= option(node, "heads") <= _MOST_HEADS:
-        raise ModelError(f"{node.name}: heads must be from 1 to {_MOST_HEADS}, not {node.options['heads']!r}.")
+        raise ModelError(
+            f"{node.name}: heads must be from 1 to {_MOST_HEADS}, not {node.options['heads']!r}."
+        )
     if "additive" in node.arrays and node.options["heads"] != 1:
         raise ModelError(f"{node.name}: heads must be 1 for additive scores, not {node.options['heads']!r}.")
 

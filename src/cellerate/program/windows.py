@@ -78,7 +78,7 @@ def _taps(node: Node, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     windows, before = window_steps(node, steps)
     for tap in range(option(node, "size")):
         places = np.arange(windows) * option(node, "strides") + tap * option(node, "dilation") - before
-        inside = (0 <= places) & (places < steps)
+        inside = (places >= 0) & (places < steps)
         yield x.take(np.where(inside, places, 0), axis=-2), inside[:, np.newaxis]
 
 
@@ -112,7 +112,9 @@ def _step(node: Node, steps: int) -> Stepped:
             'padding="causal" they do not)'
         )
     earlier = (size - 1) * option(node, "dilation")
-    return Stepped(options={"padding": "valid"}, earlier=(earlier, option(node, "features") if earlier else 0))
+    return Stepped(
+        options={"padding": "valid"}, earlier=(earlier, option(node, "features") if earlier else 0)
+    )
 
 
 def _pool(run: Callable[[Node, Given, Arithmetic], np.ndarray]) -> Operation:

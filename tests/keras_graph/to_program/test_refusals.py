@@ -53,7 +53,10 @@ def quantised() -> layers.Dense:
 
 
 REFUSED: dict[str, tuple[Chain, str]] = {
-    "unknown": (layers.SeparableConv1D(3, 2, name="conv"), r"conv \(SeparableConv1D\) is not a layer that can be packed\. Use"),
+    "unknown": (
+        layers.SeparableConv1D(3, 2, name="conv"),
+        r"conv \(SeparableConv1D\) is not a layer that can be packed\. Use",
+    ),
     "conv-lstm": (
         lambda x: layers.ConvLSTM1D(2, 2, name="conv")(ops.expand_dims(x, -1)),
         r"conv \(ConvLSTM1D\) is not a layer that can be packed\. Use",

@@ -81,9 +81,7 @@ ATTENTION: dict[str, Chain] = {
     "additive": crossed(lambda h, s: layers.AdditiveAttention()([h, s])),
     "additive-unscaled": crossed(lambda h, s: layers.AdditiveAttention(use_scale=False)([h, s])),
     "heads": own(lambda h: layers.MultiHeadAttention(3, 4)(h, h)),
-    "heads-crossed": crossed(
-        lambda h, s: layers.MultiHeadAttention(2, 4, value_dim=5, output_shape=7)(h, s)
-    ),
+    "heads-crossed": crossed(lambda h, s: layers.MultiHeadAttention(2, 4, value_dim=5, output_shape=7)(h, s)),
     "heads-key": crossed(
         lambda h, s: layers.MultiHeadAttention(2, 4, use_bias=False)(h, s, key=layers.Dense(5)(s))
     ),
@@ -186,7 +184,11 @@ def shared(x: Any) -> Any:
 
 
 FRAMES: dict[str, tuple[Chain, ...]] = {
-    "cnn-lstm": (TD(layers.Conv1D(6, 3, activation="relu")), TD(layers.MaxPooling1D(2)), TD(layers.Flatten())),
+    "cnn-lstm": (
+        TD(layers.Conv1D(6, 3, activation="relu")),
+        TD(layers.MaxPooling1D(2)),
+        TD(layers.Flatten()),
+    ),
     "model": (TD(encoder()),),
     "pooled": (TD(layers.Conv1D(6, 3)), TD(layers.GlobalMaxPooling1D())),
     "averaged": (TD(layers.AveragePooling1D(3)), TD(layers.GlobalAveragePooling1D())),
@@ -207,7 +209,12 @@ def test_program_of_a_convolution_before_an_lstm_computes_what_keras_does() -> N
     cnn = [layers.Conv1D(8, 3, activation="relu"), layers.MaxPooling1D(2), layers.LSTM(5), layers.Dense(1)]
     check(chain_of(*cnn, shape=(None, F)), series())
     check(chain_of(shared), series())
-    text = [layers.Embedding(V, 4), layers.Conv1D(6, 3, padding="same"), layers.MaxPooling1D(2), layers.LSTM(5)]
+    text = [
+        layers.Embedding(V, 4),
+        layers.Conv1D(6, 3, padding="same"),
+        layers.MaxPooling1D(2),
+        layers.LSTM(5),
+    ]
     check(chain_of(*text, shape=(T,), dtype="int32"), ids())
 
 
@@ -234,11 +241,12 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         own(lambda h: layers.MultiHeadAttention(2, 3)(h, h, attention_mask=ops.matmul(h, h[:, :6]) > 0)),
         "attention_mask",
     ),
-    "output-shape": (own(lambda h: layers.MultiHeadAttention(2, 3, output_shape=(2, 3))(h, h)), "output_shape"),
+    "output-shape": (
+        own(lambda h: layers.MultiHeadAttention(2, 3, output_shape=(2, 3))(h, h)),
+        "output_shape",
+    ),
     "causal-scores": (
-        own(
-            lambda h: layers.Attention()([h, h], return_attention_scores=True, use_causal_mask=True)[0]
-        ),
+        own(lambda h: layers.Attention()([h, h], return_attention_scores=True, use_causal_mask=True)[0]),
         "gives its scores and has a mask",
     ),
     "normalized": (lambda x: layers.Dot(axes=1, normalize=True)([x, x]), "normalize=True"),

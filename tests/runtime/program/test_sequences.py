@@ -119,7 +119,9 @@ def test_dot_equals_float64(where: Any, axes: tuple[int, int]) -> None:
     found = run("dot", given={"0": x, "1": flat}, axes=(axes[0], 1))
     np.testing.assert_allclose(found, expected[:, :, 0], atol=1e-5)
     alone = run("dot", given={"0": flat, "1": flat}, axes=(1, 1))
-    np.testing.assert_allclose(alone, np.square(flat.astype(np.float64)).sum(axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(
+        alone, np.square(flat.astype(np.float64)).sum(axis=1, keepdims=True), atol=1e-5
+    )
 
 
 def attended(given: dict[str, np.ndarray], additive: np.ndarray | None, **options: Any) -> np.ndarray:

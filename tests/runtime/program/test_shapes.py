@@ -39,12 +39,17 @@ GROWN = {"0": draw(B, T, 1), "1": draw(B, F), "2": draw(B, 1, 1)}
 MASK_OF_2 = {"mask": np.ones((B, 2), bool), "mask_of_queries": MASK["mask"]}
 
 
+SELF = dict.fromkeys(("query", "key", "value"), (T, F))
+
+
 def window(op, **options):
     return node(op, **({"size": 2, "strides": 1, "dilation": 1, "padding": "valid", "axis": 1} | options))
 
 
 def attention(arrays=None, **options):
-    return node("attention", arrays, **({"heads": 1, "scale": 1.0, "causal": False, "zeros": False} | options))
+    return node(
+        "attention", arrays, **({"heads": 1, "scale": 1.0, "causal": False, "zeros": False} | options)
+    )
 
 
 CASES = [
@@ -185,8 +190,8 @@ WRONG = {
     "attention of other steps": (attention(), {"query": (T, F), "key": (2, F), "value": (T, F)}),
     "attention in uneven heads": (attention(heads=2), {"query": (T, F), "key": (T, F), "value": (T, 4)}),
     "attention of two axes": (attention(), {"query": (F,), "key": (T, F), "value": (T, F)}),
-    "attention with another mask": (attention(), dict.fromkeys(("query", "key", "value"), (T, F)) | {"mask": (T + 1,)}),
-    "attention with other weights": (attention({"additive": draw(2)}), dict.fromkeys(("query", "key", "value"), (T, F))),
+    "attention with another mask": (attention(), SELF | {"mask": (T + 1,)}),
+    "attention with other weights": (attention({"additive": draw(2)}), SELF),
     "lstm of other features": (lstm(), {"x": (T, F + 1)}),
     "lstm of two axes": (lstm(), {"x": (F,)}),
     "lstm of another mask": (lstm(), {"x": (T, F), "mask": (1,)}),

@@ -184,7 +184,10 @@ def attentive(*, masks: bool = True, additive: bool = True) -> Program:
     powers = graph.add("activation", "powers", {"x": luong}, activation="exponential")
     total = graph.add("sum", "total", {"x": powers}, axis=2, keepdims=True)
     shares = graph.add("divide", "shares", {"0": powers, "1": total})
-    last = graph.add("reshape", "flat", {"x": graph.add("crop", "c", {"x": h}, begin=-1, end=None)}, shape=(24,))
+    last = graph.add(
+        "reshape", "flat", {"x": graph.add("crop", "c", {"x": h}, begin=-1, end=None)}, shape=(24,)
+    )
+    less = graph.add("subtract", "less", {"0": last, "1": h})
     outputs = {
         "context": graph.add("sum", "summed", {"x": context}, axis=1, keepdims=False),
         "mixed": graph.add("dot", "mixed", {"0": shares, "1": s}, axes=(2, 1)),
@@ -200,7 +203,7 @@ def attentive(*, masks: bool = True, additive: bool = True) -> Program:
         "columns": graph.add("permute", "columns", {"x": luong}, axes=(2, 1)),
         "mean": graph.add("mean", "of steps", {"x": context}, axis=1, keepdims=True),
         "least": graph.add("min", "least", {"x": h}, axis=2, keepdims=False),
-        "most": graph.add("max", "most", {"x": graph.add("subtract", "less", {"0": last, "1": h})}, axis=1, keepdims=False),
+        "most": graph.add("max", "most", {"x": less}, axis=1, keepdims=False),
     }  # fmt: skip
     if additive:
         outputs["additive"] = graph.add(

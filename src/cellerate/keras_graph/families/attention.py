@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 
 from cellerate.keras_graph.program_layers import affine, numbered
-from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused, Weight, known_activation, numpy
+from cellerate.keras_graph.program_nodes import (
+    ProgramCall,
+    ProgramValue,
+    Refused,
+    Weight,
+    known_activation,
+    numpy,
+)
 
 _EARLIER = "Give the layers masked tensors, or use_causal_mask=True."
 
@@ -71,9 +78,7 @@ def _attended(
         if counts is not None:
             inputs["mask"] = counts
         arrays = {} if additive is None else {"additive": additive}
-        outputs = [
-            call.add("attention", inputs, arrays, heads=1, scale=scale, causal=causal, zeros=False)
-        ]
+        outputs = [call.add("attention", inputs, arrays, heads=1, scale=scale, causal=causal, zeros=False)]
     own = call.mask_node(masks[0])
     if own is not None:
         outputs[0] = call.add("masked", {"x": outputs[0], "mask": own})
@@ -140,7 +145,10 @@ def _dense(call: ProgramCall, layer: Any, x: ProgramValue, inputs: int) -> Progr
     shapes = {"kernel": (width, -1), "bias": (-1,)}
     arrays = {
         name: call.nodes.array(
-            layer, name, functools.partial(_reshaped, getattr(layer, name), shape), Weight(getattr(layer, name))
+            layer,
+            name,
+            functools.partial(_reshaped, getattr(layer, name), shape),
+            Weight(getattr(layer, name)),
         )
         for name, shape in shapes.items()
         if getattr(layer, name) is not None

@@ -78,7 +78,9 @@ class _Push:
         """
         inputs = {name: self.moved[source] for name, source in node.inputs.items()}
         options, row = dict(node.options), OPERATIONS[node.op]
-        steps = max((self._steps[source] for source in node.inputs.values() if self._steps[source]), default=0)
+        steps = max(
+            (self._steps[source] for source in node.inputs.values() if self._steps[source]), default=0
+        )
         if node.op == "input":
             shape: Any = options["shape"]
             # Behind the steps an input may have an axis more, for a layer that looks into each step by itself.
@@ -128,9 +130,7 @@ class _Push:
         name, self._remembering = f"x {self._remembering} {node.name}", self._remembering + 1
         before = self._node(Node("reshape", node.name, {"x": kept}, options={"shape": (steps, features)}))
         both = self._node(Node("concatenate", node.name, {"0": before, "1": x}, options={"axis": 1}))
-        last = self._node(
-            Node("crop", node.name, {"x": both}, options={"begin": -steps, "end": None})
-        )
+        last = self._node(Node("crop", node.name, {"x": both}, options={"begin": -steps, "end": None}))
         flat = Node("reshape", node.name, {"x": last}, options={"shape": (steps * features,)})
         self.added[name] = self._node(flat)
         return both
