@@ -28,9 +28,9 @@ OPERATIONS = """
     DisableCopyOnRead Elu Enter Erf Exp ExpandDims Fill FloorDiv GatherV2 GreaterEqual Identity LeakyRelu Less
     LessEqual LogSoftmax LogicalAnd LogicalOr MatMul Max Maximum Mean MergeV2Checkpoints Min Minimum Mul Neg
     NoOp NotEqual OnesLike Pack Pad PadV2 PartitionedCall Placeholder Prod Range ReadVariableOp RealDiv Relu
-    Relu6 Reshape ResourceGather RestoreV2 ReverseV2 Rsqrt SaveV2 Select SelectV2 Selu Shape ShardedFilename Sigmoid Slice
-    Softmax Softplus Softsign Split Sqrt Square StatefulPartitionedCall StatelessWhile StaticRegexFullMatch
-    StridedSlice StringJoin Sub Sum Tanh TensorListFromTensor TensorListGetItem TensorListReserve
+    Relu6 Reshape ResourceGather RestoreV2 ReverseV2 Rsqrt SaveV2 Select SelectV2 Selu Shape ShardedFilename
+    Sigmoid Slice Softmax Softplus Softsign Split Sqrt Square StatefulPartitionedCall StatelessWhile
+    StaticRegexFullMatch StridedSlice StringJoin Sub Sum Tanh TensorListFromTensor TensorListGetItem TensorListReserve
     TensorListSetItem TensorListStack Tile Transpose VarHandleOp While ZerosLike
 """
 

@@ -142,7 +142,8 @@ def dot(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         if not rests[-1]:
             x = graph.reshape(x, (x.shape[0], 1, x.shape[1]), (x.shape[0], 1, _FREE))
         sides.append(x)
-    products = _products(graph, *sides, turned=(rests[0] and axes[0] == 1, not rests[1] or axes[1] == 2))
+    turned = rests[0] and axes[0] == 1, not rests[1] or axes[1] == 2
+    products = _products(graph, sides[0], sides[1], turned)
     if all(rests):
         return products
     kept = math.prod(products.shape[1:])

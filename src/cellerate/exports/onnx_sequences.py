@@ -137,7 +137,7 @@ def attention(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 
 def _counts(graph: OnnxGraph, node: Node, given: Given) -> str | None:
-    """Which keys count for which queries, in a shape that stretches to (B, heads, T, S); None if all do."""
+    """The keys that count for each query, in a shape that stretches to (B, heads, T, S); None if all do."""
     found = []
     for name, axes in (("mask", (1, 2)), ("mask_of_queries", (1, 3))):
         if name in given.values:

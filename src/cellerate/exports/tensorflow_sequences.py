@@ -110,7 +110,7 @@ def _heads(x: Any, heads: int) -> Any:
 
 
 def _counts(node: Node, given: Given) -> Any:
-    """Which keys count for which queries, in a shape that stretches to (B, heads, T, S); None if all do."""
+    """The keys that count for each query, in a shape that stretches to (B, heads, T, S); None if all do."""
     found = []
     if "mask" in given:
         found.append(given["mask"][:, tf.newaxis, tf.newaxis])

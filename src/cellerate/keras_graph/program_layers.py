@@ -317,6 +317,7 @@ def max_pooling(call: ProgramCall) -> ProgramValue:
 
 
 def check_data_format(call: ProgramCall) -> None:
+    """Refuses a layer that reads features before steps."""
     if call.layer.data_format != "channels_last":
         raise Refused(f"has data_format={call.layer.data_format!r}", 'Use data_format="channels_last".')
 

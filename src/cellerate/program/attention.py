@@ -111,7 +111,7 @@ def _attended(node: Node, given: Given, arithmetic: Arithmetic, part: tuple[int,
 
 
 def _counts(node: Node, given: Given, begin: int, end: int) -> np.ndarray | None:
-    """Which keys count for which queries, (B or 1, 1, queries, keys); None if all do."""
+    """The keys that count for each query, (B or 1, 1, queries, keys); None if all do."""
     counts = None
     if "mask" in given:
         counts = given["mask"][:, np.newaxis, np.newaxis]

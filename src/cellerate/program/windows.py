@@ -3,6 +3,7 @@
 They work along the axis before the last, so `axis` is 1 for (B, T, F) and 2 for (B, N, T, F).
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -87,14 +88,13 @@ def _windows(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
 
 
 def _max_pool(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    most = np.float32(-np.inf)
-    for x, inside in _taps(node, given["x"]):
-        most = np.maximum(most, np.where(inside, x, np.float32(-np.inf)))
-    return most
+    return functools.reduce(
+        np.maximum, (np.where(inside, x, np.float32(-np.inf)) for x, inside in _taps(node, given["x"]))
+    )
 
 
 def _average_pool(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    total, count = np.float64(0), np.float64(0)
+    total, count = np.zeros(1), np.zeros(1)
     for x, inside in _taps(node, given["x"]):
         total, count = total + np.where(inside, x, 0), count + inside
     return np.asarray(total / count, np.float32)

@@ -1,3 +1,1 @@
-"""The nodes of a program for the families of layers that become several: recurrent ones, convolutions and pooling,
-attention.
-"""
+"""The nodes of a program for layers that become several: recurrent ones, convolutions, pooling and attention."""

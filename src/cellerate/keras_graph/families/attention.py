@@ -25,7 +25,7 @@ def attention(call: ProgramCall) -> list[ProgramValue]:
     scale = 1.0 if layer.scale is None else float(numpy(layer.scale))
     if layer.score_mode == "dot":
         return _attended(call, (query, key, value), scale=scale)
-    weights = np.full(query.shape[-1], float(numpy(layer.concat_score_weight)), "float32")
+    weights = np.full(_width(query), float(numpy(layer.concat_score_weight)), "float32")
     if scale != 1.0:
         query, key = (affine(call, scale, 0.0, each) for each in (query, key))
     return _attended(call, (query, key, value), additive=weights)
@@ -36,8 +36,15 @@ def additive_attention(call: ProgramCall) -> list[ProgramValue]:
     query, value, key = _three(call)
     weights = call.weights(call.layer, "scale").get("scale")
     if weights is None:
-        weights = np.ones(query.shape[-1], "float32")
+        weights = np.ones(_width(query), "float32")
     return _attended(call, (query, key, value), additive=weights)
+
+
+def _width(x: ProgramValue) -> int:
+    width = x.shape[-1]
+    if width is None:
+        raise Refused("reads features of unknown number", "Give the model's Input its size.")
+    return width
 
 
 def _three(call: ProgramCall) -> tuple[ProgramValue, ProgramValue, ProgramValue]:

@@ -1,8 +1,8 @@
 """A packed model's program on the native core: its weights packed once, the whole graph one call.
 
-The core knows values with a time axis, (B, T, F), without, (B, F), and of several sequences, (B, N, T, F). `takes` says which programs it knows; the
-others, and machines without the core, run an operation at a time (`runtime.interpreter`). Only this module uses the
-core's `CompiledProgram`.
+The core knows values with a time axis, (B, T, F), without, (B, F), and with an axis of sequences, (B, N, T, F). `takes`
+says which programs it knows; the others, and machines without the core, run an operation at a time
+(`runtime.interpreter`). Only this module uses the core's `CompiledProgram`.
 """
 
 import functools
