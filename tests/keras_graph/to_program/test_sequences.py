@@ -81,7 +81,10 @@ ATTENTION: dict[str, Chain] = {
     "additive": crossed(lambda h, s: layers.AdditiveAttention()([h, s])),
     "additive-unscaled": crossed(lambda h, s: layers.AdditiveAttention(use_scale=False)([h, s])),
     "heads": own(lambda h: layers.MultiHeadAttention(3, 4)(h, h)),
-    "heads-crossed": crossed(lambda h, s: layers.MultiHeadAttention(2, 4, value_dim=5, output_shape=7)(h, s)),
+    # Without dropout, JAX takes no values of another width than the keys.
+    "heads-crossed": crossed(
+        lambda h, s: layers.MultiHeadAttention(2, 4, value_dim=5, output_shape=7, dropout=0.1)(h, s)
+    ),
     "heads-key": crossed(
         lambda h, s: layers.MultiHeadAttention(2, 4, use_bias=False)(h, s, key=layers.Dense(5)(s))
     ),
