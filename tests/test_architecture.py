@@ -138,7 +138,7 @@ def broken(module: str, imported: Iterable[str]) -> list[str]:
         # And the export to a framework's own format, which only that framework writes.
         owners = rf"cellerate\.bridges\.{top}(_\w+)?"
         if top == "tensorflow":
-            owners += r"|cellerate\.exports\.(savedmodel|tensorflow_operations)"
+            owners += r"|cellerate\.exports\.(savedmodel|tensorflow_operations|tensorflow_sequences)"
         if top in FRAMEWORKS and not re.fullmatch(owners, module):
             found.append(f"{name} belongs into bridges/{top}.py")
         if top == "cuda" and not re.match(r"cellerate\.kernels\.(\w+\.)?cuda\.", module):

@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace cellerate {
 namespace {
 
-using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
+using Shapes = std::vector<std::tuple<int64_t, int64_t, int64_t>>;  // steps, features, sequences
 using Times = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const float* data_of(const ProgramWeights& array) { return array ? array->data() : nullptr; }
@@ -41,7 +41,8 @@ void make(CompiledProgram* self, const std::vector<PassedNode>& nodes, const std
 void make_sizes(ProgramSizes* self, const Shapes& shapes, const std::vector<int64_t>& begins) {
   new (self) ProgramSizes;
   self->begins = begins;
-  for (const auto& [steps, features] : shapes) self->shapes.push_back({steps, features});
+  for (const auto& [steps, features, sequences] : shapes)
+    self->shapes.push_back({steps, features, sequences});
 }
 
 std::vector<Buffer> buffers_of(const nb::sequence& arrays, Buffer::Access access) {
@@ -166,9 +167,10 @@ class PreparedRun {
   ProgramCall call() const { return {batch_, sizes_.shapes.data(), sizes_.begins.data(), nullptr, nullptr}; }
   // Of a whole batch of a node's values.
   std::vector<int64_t> shape_of(size_t node) const {
-    const auto [steps, features] = sizes_.shapes[node];
+    const auto [steps, features, sequences] = sizes_.shapes[node];
     std::vector<int64_t> shape{batch_};
-    if (steps > 0) shape.push_back(steps);
+    if (sequences > 0) shape.push_back(sequences);
+    if (steps > 0) shape.push_back(sequences > 0 ? steps / sequences : steps);
     if (!program_.is_ids(node)) shape.push_back(features);
     return shape;
   }
@@ -201,7 +203,7 @@ std::vector<PassedNode> passed_nodes(const nb::list& list) { return nb::cast<std
 
 std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed) {
   std::vector<ProgramNode> graph;
-  for (const auto& [op, inputs, arrays, codes, flags, number] : passed) {
+  for (const auto& [op, inputs, arrays, codes, flags, number, whole] : passed) {
     ProgramNode& node = graph.emplace_back();
     node.op = program_op_named(op).op;
     node.inputs = inputs.data();
@@ -217,6 +219,7 @@ std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed) {
     node.masked_output = named<MaskedOutput>("masked_output", std::get<3>(codes), kMaskedOutputNames);
     std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;
     node.number = number;
+    std::copy_n(whole.begin(), std::min(whole.size(), std::size(node.whole)), node.whole);
   }
   return graph;
 }
@@ -227,9 +230,13 @@ nb::dict operations_with(bool ProgramOpRow::* flag) {
     if (!(row.*flag)) continue;
     nb::list inputs;
     for (size_t n = 0; n < row.count_of_inputs(); ++n) inputs.append(row.inputs[n]);
+    nb::list whole;
+    for (const char* name : row.whole) {
+      if (name != nullptr) whole.append(name);
+    }
     operations[row.name] =
         nb::make_tuple(nb::tuple(inputs), nb::make_tuple(row.arrays[0], row.arrays[1], row.arrays[2]),
-                       row.number, row.shapes);
+                       row.number, nb::tuple(whole), row.shapes);
   }
   return operations;
 }

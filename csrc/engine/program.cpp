@@ -76,6 +76,41 @@ bool joins_steps(const ProgramNode& node, const ValueShape* shapes, const ValueS
   return steps == shape.positions();
 }
 
+bool fits_dot(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape) {
+  int64_t rest = 1, sizes[2] = {};
+  for (int input = 0; input < 2; ++input) {
+    const ValueShape& read = shapes[node.inputs[input]];
+    const bool over_features = read.steps == 0 || node.whole[input] == 2;
+    sizes[input] = over_features ? read.features : read.steps;
+    rest *= over_features ? read.positions() : read.features;
+  }
+  return sizes[0] == sizes[1] && shape.positions() * shape.features == rest;
+}
+
+bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape) {
+  const ValueShape &query = shapes[node.inputs[0]], &key = shapes[node.inputs[1]],
+                   &value = shapes[node.inputs[2]];
+  const auto masks = [&](int input, int64_t steps) {
+    return node.inputs[input] < 0 || shapes[node.inputs[input]].steps == steps;
+  };
+  const int64_t heads = node.whole[0];
+  return heads >= 1 && query.steps >= 1 && key.steps >= 1 && query.features == key.features &&
+         key.steps == value.steps && key.features % heads == 0 && value.features % heads == 0 &&
+         shape.steps == query.steps && shape.features == value.features &&
+         (node.columns == 0 || node.columns == key.features) && masks(3, key.steps) && masks(4, query.steps);
+}
+
+// The multiplications of a row of an operation that has no weights.
+double products_of(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape) {
+  if (node.op != ProgramOp::kDot && node.op != ProgramOp::kAttention) return 0;
+  const ValueShape &first = shapes[node.inputs[0]], &second = shapes[node.inputs[1]];
+  if (node.op == ProgramOp::kDot)
+    return static_cast<double>(first.positions() * first.features * second.positions() * second.features) /
+           static_cast<double>(node.whole[0] == 1 && first.steps > 0 ? first.steps : first.features);
+  const auto pairs = static_cast<double>(first.steps * second.steps);
+  return pairs * static_cast<double>(first.features + shape.features);
+}
+
 }  // namespace
 
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
@@ -92,6 +127,12 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       return read == shape ||
              (stretches && read.features == shape.features && shape.positions() % read.positions() == 0);
     };
+    // Of one whose kernel stretches what it reads.
+    const auto fits_stretched = [&](const ValueShape& read) {
+      return fits(read) || (!stretches && (read.features == 1 || read.features == shape.features) &&
+                            (read.positions() == 1 || read.positions() == shape.positions()));
+    };
+    const auto sequences = [](const ValueShape& read) { return std::max<int64_t>(read.sequences, 1); };
     need(shape.steps >= 0 && shape.features >= 1);
     switch (node.op) {
       case ProgramOp::kInput:
@@ -143,7 +184,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       case ProgramOp::kGather:
         break;
       case ProgramOp::kConcatenate: {
-        if (stretches && joins_steps(node, shapes, shape)) break;
+        if (joins_steps(node, shapes, shape)) break;
         int64_t features = 0;
         for (int32_t input = 0; input < node.input_count; ++input) {
           need(of(input).steps == shape.steps);
@@ -167,8 +208,39 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         need(of(0).steps >= 1 && shape.steps == 0 && shape.features == of(0).features);
         if (node.op == ProgramOp::kMeanOverTime && node.inputs[1] >= 0) need(of(1).steps == of(0).steps);
         break;
-      default:  // the merges, and masks joined
+      case ProgramOp::kWindows:
+      case ProgramOp::kMaxPool:
+      case ProgramOp::kAveragePool:
+        need(std::ranges::all_of(node.whole, [](int64_t number) { return number >= 1; }) && begins[n] >= 0 &&
+             shape.steps >= 1 && of(0).steps >= 1 && shape.sequences == of(0).sequences &&
+             shape.steps % sequences(shape) == 0 && of(0).steps % sequences(shape) == 0 &&
+             shape.features == of(0).features * (node.op == ProgramOp::kWindows ? node.whole[0] : 1));
+        break;
+      case ProgramOp::kSum:
+      case ProgramOp::kMean:
+      case ProgramOp::kMax:
+      case ProgramOp::kMin:
+        need(of(0).positions() % sequences(of(0)) == 0 &&
+             shape.positions() * shape.features ==
+                 (begins[n] != 0 ? of(0).positions() : sequences(of(0)) * of(0).features));
+        break;
+      case ProgramOp::kSoftmax:
+        need(shape == of(0) && shape.positions() % sequences(shape) == 0);
+        break;
+      case ProgramOp::kTranspose:
+        need(of(0).steps == shape.features && of(0).features == shape.steps);
+        break;
+      case ProgramOp::kDot:
+        need(fits_dot(node, shapes, shape));
+        break;
+      case ProgramOp::kAttention:
+        need(fits_attention(node, shapes, shape));
+        break;
+      case ProgramOp::kAnyMask:
         for (int32_t input = 0; input < node.input_count; ++input) need(fits(of(input)));
+        break;
+      default:  // the merges
+        for (int32_t input = 0; input < node.input_count; ++input) need(fits_stretched(of(input)));
         break;
     }
   }
@@ -257,6 +329,8 @@ void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
                   static_cast<double>(node.columns + (looked_up ? 0 : node.rows));
     } else if (node.op == ProgramOp::kDense) {
       products += static_cast<double>(node.rows * node.columns * call.shapes[n].positions());
+    } else {
+      products += products_of(node, call.shapes, call.shapes[n]);
     }
   }
   plan.products = products * static_cast<double>(call.batch);

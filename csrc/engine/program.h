@@ -56,6 +56,18 @@ enum class ProgramOp : int32_t {
   kGather,
   kCumsum,
   kBatchNorm,
+  kWindows,
+  kMaxPool,
+  kAveragePool,
+  kSum,
+  kMean,
+  kMax,
+  kMin,
+  kSoftmax,
+  kTranspose,
+  kDivide,
+  kDot,
+  kAttention,
   kCount,
 };
 
@@ -63,12 +75,13 @@ enum class ProgramOp : int32_t {
 enum class Normalizer : int32_t { kNone, kSoftmax, kLogSoftmax, kCount };
 inline constexpr const char* kNormalizerNames[] = {"", "softmax", "log_softmax"};
 
-// What a node gives for each row: numbers (T, F) or (F), ids (T) or a mask (T).
+// What a node gives for each row: numbers (N, T, F), (T, F) or (F), ids (T) or a mask (T).
 enum class ValueKind : int32_t { kNumbers, kIds, kMask };
 
-// The size of a value. `steps` is 0 for numbers without a time axis; `features` is 1 for ids and masks.
+// The size of a value. `steps` is 0 for numbers without a time axis; `features` is 1 for ids and masks. Of numbers with
+// three axes `sequences` is N and `steps` N·T, else it is 0.
 struct ValueShape {
-  int64_t steps = 0, features = 0;
+  int64_t steps = 0, features = 0, sequences = 0;
   int64_t positions() const { return steps == 0 ? 1 : steps; }
   bool operator==(const ValueShape&) const = default;
 };
@@ -91,7 +104,9 @@ struct ProgramNode {
   bool go_backwards = false, return_sequences = true;
   bool ids = false;   // an input: whether it holds ids
   bool cell = false;  // an LSTM's state: c and not h
-  float number = 0;   // epsilon, the value of a masked feature, or the cap of logits, 0 for none
+  // Epsilon, the value of a masked feature, the factor of scores, the axis of a join, or the cap of logits, 0 for none.
+  float number = 0;
+  int64_t whole[3] = {};  // whole numbers, which its row names
 };
 
 [[noreturn]] void refuse_node(size_t node, const std::string& what);
@@ -108,8 +123,8 @@ void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, 
 // Throws std::invalid_argument unless an LSTM has both first states or none, and a state is that of an LSTM.
 void check_states(const std::vector<ProgramNode>& nodes, size_t n);
 
-// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` says where each crop begins;
-// `stretches`, whether an input of fewer steps may be merged with those of a multiple of them, and steps may be joined.
+// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` is that of a
+// call; `stretches`, whether an input of fewer steps may be merged with those of a multiple of them, and steps may be joined.
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
                   bool stretches = false);
 
@@ -139,8 +154,10 @@ struct ValuePlace {
 // One call of a packed model.
 struct ProgramCall {
   int64_t batch = 0;
-  const ValueShape* shapes = nullptr;   // of every node
-  const int64_t* begins = nullptr;      // of every node: where a crop begins
+  const ValueShape* shapes = nullptr;  // of every node
+  // Of every node: where a crop begins, how many steps of padding lie before a sequence, or 1 for what works along the
+  // features and not along time.
+  const int64_t* begins = nullptr;
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)
   double* seconds = nullptr;            // of every node, or null: what the first thread spends on it is added

@@ -143,6 +143,8 @@ void CompiledProgram::link() {
     for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
       const int32_t part = nodes_[n].inputs[input], owner = links_[part].owner;
       if (nodes_[owner].op != ProgramOp::kLstm || !only_read_once(part) || !only_read_once(owner)) continue;
+      // Joined along time.
+      if (nodes_[n].number == 1 && nodes_[owner].return_sequences) continue;
       links_[part].owner = links_[owner].owner = n;
     }
   }

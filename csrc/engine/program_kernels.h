@@ -4,19 +4,19 @@
 // one matrix. The threads of a team divide its columns or its rows, and meet after every node.
 #pragma once
 
-#include "engine/program_operations.h"
+#include "engine/program_attention.h"
 #include "simd/alike.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
 template <Precision kPrecision>
-class ProgramJob : ProgramOperations {
+class ProgramJob : AttentionOperations {
   static constexpr int kEach = elements_of_word(kPrecision);
   static constexpr Index kRowsAtOnce = 96;  // of a dense layer whose inputs become words
 
  public:
   ProgramJob(const PackedProgram& program, const ProgramRun& run)
-      : ProgramOperations(program, run),
+      : AttentionOperations(program, run),
         barrier_(run.members),
         halves_{Barrier(run.members / 2), Barrier(run.members - run.members / 2)} {}
 
@@ -55,6 +55,8 @@ class ProgramJob : ProgramOperations {
       if (is_paired(n)) lay_out_lstm(run_.links[n].partner, rows, memory);
     } else if (node.op == ProgramOp::kDense) {
       DenseMemory(shape(n), rows, node.rows, memory);
+    } else if (node.op == ProgramOp::kAttention) {
+      lay_out_scores(n, memory);
     }
   }
 
@@ -120,6 +122,34 @@ class ProgramJob : ProgramOperations {
       case ProgramOp::kCrop:
       case ProgramOp::kFlip:
         return move_steps(block, n, rows);
+      case ProgramOp::kAdd:
+      case ProgramOp::kSubtract:
+      case ProgramOp::kMultiply:
+      case ProgramOp::kAverage:
+      case ProgramOp::kMaximum:
+      case ProgramOp::kMinimum:
+      case ProgramOp::kDivide:
+        return merge(block, n, rows);
+      case ProgramOp::kWindows:
+        return gather_windows(block, n, rows);
+      case ProgramOp::kMaxPool:
+      case ProgramOp::kAveragePool:
+        return pool(block, n, rows);
+      case ProgramOp::kSum:
+      case ProgramOp::kMean:
+      case ProgramOp::kMax:
+      case ProgramOp::kMin:
+        return reduce(block, n, rows);
+      case ProgramOp::kSoftmax:
+        return normalize_along(block, n, rows);
+      case ProgramOp::kTranspose:
+        return transpose(block, n, rows);
+      case ProgramOp::kDot:
+        return dot(block, n, rows);
+      case ProgramOp::kAttention: {
+        Layout memory(block.memory + scratch_);
+        return attend(block, n, rows, lay_out_scores(n, memory));
+      }
       default:
         return each_row(block, n, rows);
     }

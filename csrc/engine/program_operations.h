@@ -121,10 +121,18 @@ class ProgramOperations {
   void concatenate(const Block& block, Index n, Index rows) {
     const Frames to = frames(block, n, rows);
     const Range mine = block.team.share_of(to.all());
-    Index column = 0;
+    Index column = 0, step = 0;
     for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
       const Index part = inputs_of(n)[input];
       const Frames from = frames(block, part, rows);
+      if (from.steps < to.steps) {  // joined along time
+        const Range its = block.team.share_of(from.all());
+        for (Index place = its.begin; place < its.end; ++place)
+          copy_floats(from.data + place * from.stride, to.data + (step * rows + place) * to.stride,
+                      to.features);
+        step += from.steps;
+        continue;
+      }
       if (run_.links[part].owner != n) {
         for (Index row = mine.begin; row < mine.end; ++row)
           copy_floats(from.data + row * from.stride, to.data + row * to.stride + column, from.features);
@@ -200,22 +208,38 @@ class ProgramOperations {
             value = load_upto<Storage::kFloat32>(other.data + row * other.stride, first, to.features);
         } else if (node.op == ProgramOp::kActivation) {
           value = activate(node.activation, value);
-        } else if (node.op == ProgramOp::kAffine) {
+        } else {
           value = Simd::add(
               Simd::mul(value, load_upto<Storage::kFloat32>(layers_[n].factors, first, to.features)),
               load_upto<Storage::kFloat32>(layers_[n].bias, first, to.features));
-        } else {
-          for (int32_t input = 1; input < node.input_count; ++input) {
-            const Frames other = frames(block, node.inputs[input], rows);
-            value = merged(node.op, value,
-                           load_upto<Storage::kFloat32>(other.data + row * other.stride, first, to.features));
-          }
-          if (node.op == ProgramOp::kAverage)
-            value = Simd::div(value, set(static_cast<float>(node.input_count)));
         }
         store_upto<Storage::kFloat32>(out, value, first, to.features);
       }
       if (node.normalizer != Normalizer::kNone) normalize(node.normalizer, out, to.features);
+    }
+  }
+
+  // Joins values two by two; those of one step, or of one feature, are stretched to the others.
+  void merge(const Block& block, Index n, Index rows) {
+    const ProgramNode& node = nodes_[n];
+    const Frames to = frames(block, n, rows);
+    const Range mine = block.team.share_of(to.all());
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      float* out = to.data + place * to.stride;
+      for (Index first = 0; first < to.features; first += kLanes) {
+        const auto read = [&](int32_t input) {
+          const Frames x = frames(block, node.inputs[input], rows);
+          const float* from = x.data + (x.steps == to.steps ? place : place % rows) * x.stride;
+          if (x.features < to.features) return set(*from);
+          return load_upto<Storage::kFloat32>(from, first, to.features);
+        };
+        F value = read(0);
+        for (int32_t input = 1; input < node.input_count; ++input)
+          value = merged(node.op, value, read(input));
+        if (node.op == ProgramOp::kAverage)
+          value = Simd::div(value, set(static_cast<float>(node.input_count)));
+        store_upto<Storage::kFloat32>(out, value, first, to.features);
+      }
     }
   }
 
@@ -235,6 +259,8 @@ class ProgramOperations {
         return Simd::sub(a, b);
       case ProgramOp::kMultiply:
         return Simd::mul(a, b);
+      case ProgramOp::kDivide:
+        return Simd::div(a, b);
       case ProgramOp::kMaximum:
         return each_pair(a, b, [](float x, float y) { return x > y || x != x ? x : y; });
       case ProgramOp::kMinimum:

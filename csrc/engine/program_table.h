@@ -19,7 +19,14 @@ namespace cellerate {
 //   alike: inputs that need not be stretched; masks have the steps of the result.
 //   time: x has a time axis, and an axis option names it.
 //   features: an axis option names the last axis.
-inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features";
+//   positions: all with at most two axes before that of features.
+//   stretched: as any, and alike with one axis more.
+//   joined: an axis option names the last axis, or time.
+//   either: an axis option names the last axis, or the one before.
+//   swapped: an axes option swaps time and features.
+inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features",
+                            *kPositions = "positions", *kStretched = "stretched", *kJoined = "joined",
+                            *kEither = "either", *kSwapped = "swapped";
 
 struct ProgramOpRow {
   ProgramOp op;
@@ -27,9 +34,10 @@ struct ProgramOpRow {
   ValueKind gives = ValueKind::kNumbers;  // an input with ids gives those
   // In the order of ProgramNode::inputs. Those that end in "?" may be absent; "*" stands for any number. The names say
   // the kind: "ids", "mask", or numbers; "*" has the kind of the result.
-  const char* inputs[4] = {};
+  const char* inputs[5] = {};
   const char* arrays[3] = {};    // ProgramNode's kernel, recurrent_kernel and bias
   const char* number = nullptr;  // the option that is ProgramNode::number
+  const char* whole[3] = {};     // the options that are ProgramNode::whole, one after the other
   const char* shapes = kAnyShapes;
   bool trains = true;    // whether training steps know it, with its gradient
   bool predicts = true;  // whether packed models know it
@@ -53,7 +61,7 @@ struct ProgramOpRow {
 };
 
 inline constexpr ProgramOpRow kProgramOps[] = {
-    {.op = ProgramOp::kInput, .name = "input"},
+    {.op = ProgramOp::kInput, .name = "input", .shapes = kPositions},
     {.op = ProgramOp::kEmbedding, .name = "embedding", .inputs = {"ids"}, .arrays = {"embeddings"}},
     {.op = ProgramOp::kIdsMask, .name = "ids_mask", .gives = ValueKind::kMask, .inputs = {"ids"}},
     {.op = ProgramOp::kFeaturesMask,
@@ -74,22 +82,35 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .inputs = {"x", "mask?", "h0?", "c0?"},
      .arrays = {"kernel", "recurrent_kernel", "bias"}},
     {.op = ProgramOp::kLstmState, .name = "lstm_state", .inputs = {"lstm"}},
-    {.op = ProgramOp::kDense, .name = "dense", .inputs = {"x"}, .arrays = {"kernel", nullptr, "bias"}},
-    {.op = ProgramOp::kActivation, .name = "activation", .inputs = {"x"}},
+    {.op = ProgramOp::kDense,
+     .name = "dense",
+     .inputs = {"x"},
+     .arrays = {"kernel", nullptr, "bias"},
+     .shapes = kPositions},
+    {.op = ProgramOp::kActivation, .name = "activation", .inputs = {"x"}, .shapes = kPositions},
     {.op = ProgramOp::kLayerNorm,
      .name = "layer_norm",
      .inputs = {"x"},
      .arrays = {"gamma", nullptr, "beta"},
-     .number = "epsilon"},
-    {.op = ProgramOp::kAffine, .name = "affine", .inputs = {"x"}, .arrays = {"scale", nullptr, "offset"}},
-    {.op = ProgramOp::kAdd, .name = "add", .inputs = {"*"}, .shapes = kAlike},
-    {.op = ProgramOp::kSubtract, .name = "subtract", .inputs = {"0", "1"}, .shapes = kAlike},
-    {.op = ProgramOp::kMultiply, .name = "multiply", .inputs = {"*"}, .shapes = kAlike},
-    {.op = ProgramOp::kAverage, .name = "average", .inputs = {"*"}, .shapes = kAlike},
-    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kAlike, .trains = false},
-    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kAlike, .trains = false},
-    {.op = ProgramOp::kConcatenate, .name = "concatenate", .inputs = {"*"}, .shapes = kFeatures},
-    {.op = ProgramOp::kReshape, .name = "reshape", .inputs = {"x"}},
+     .number = "epsilon",
+     .shapes = kPositions},
+    {.op = ProgramOp::kAffine,
+     .name = "affine",
+     .inputs = {"x"},
+     .arrays = {"scale", nullptr, "offset"},
+     .shapes = kPositions},
+    {.op = ProgramOp::kAdd, .name = "add", .inputs = {"*"}, .shapes = kStretched},
+    {.op = ProgramOp::kSubtract, .name = "subtract", .inputs = {"0", "1"}, .shapes = kStretched},
+    {.op = ProgramOp::kMultiply, .name = "multiply", .inputs = {"*"}, .shapes = kStretched},
+    {.op = ProgramOp::kAverage, .name = "average", .inputs = {"*"}, .shapes = kStretched},
+    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kStretched, .trains = false},
+    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kStretched, .trains = false},
+    {.op = ProgramOp::kConcatenate,
+     .name = "concatenate",
+     .inputs = {"*"},
+     .number = "axis",
+     .shapes = kJoined},
+    {.op = ProgramOp::kReshape, .name = "reshape", .inputs = {"x"}, .shapes = kPositions},
     {.op = ProgramOp::kRepeatVector, .name = "repeat_vector", .inputs = {"x"}},
     {.op = ProgramOp::kCrop, .name = "crop", .inputs = {"x"}, .shapes = kTime},
     {.op = ProgramOp::kFlip, .name = "flip", .inputs = {"x"}, .shapes = kTime},
@@ -107,12 +128,47 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .arrays = {"gamma", nullptr, "beta"},
      .number = "epsilon",
      .predicts = false},
+    {.op = ProgramOp::kWindows,
+     .name = "windows",
+     .inputs = {"x"},
+     .whole = {"size", "strides", "dilation"},
+     .shapes = kPositions,
+     .trains = false},
+    {.op = ProgramOp::kMaxPool,
+     .name = "max_pool",
+     .inputs = {"x"},
+     .whole = {"size", "strides", "dilation"},
+     .shapes = kPositions,
+     .trains = false},
+    {.op = ProgramOp::kAveragePool,
+     .name = "average_pool",
+     .inputs = {"x"},
+     .whole = {"size", "strides", "dilation"},
+     .shapes = kPositions,
+     .trains = false},
+    {.op = ProgramOp::kSum, .name = "sum", .inputs = {"x"}, .shapes = kEither, .trains = false},
+    {.op = ProgramOp::kMean, .name = "mean", .inputs = {"x"}, .shapes = kEither, .trains = false},
+    {.op = ProgramOp::kMax, .name = "max", .inputs = {"x"}, .shapes = kEither, .trains = false},
+    {.op = ProgramOp::kMin, .name = "min", .inputs = {"x"}, .shapes = kEither, .trains = false},
+    {.op = ProgramOp::kSoftmax, .name = "softmax", .inputs = {"x"}, .shapes = kEither, .trains = false},
+    {.op = ProgramOp::kTranspose, .name = "permute", .inputs = {"x"}, .shapes = kSwapped, .trains = false},
+    {.op = ProgramOp::kDivide, .name = "divide", .inputs = {"0", "1"}, .shapes = kStretched, .trains = false},
+    {.op = ProgramOp::kDot, .name = "dot", .inputs = {"0", "1"}, .whole = {"axes"}, .trains = false},
+    {.op = ProgramOp::kAttention,
+     .name = "attention",
+     .inputs = {"query", "key", "value", "mask?", "mask_of_queries?"},
+     .arrays = {"additive"},
+     .number = "scale",
+     .whole = {"heads", "causal", "zeros"},
+     .trains = false},
     // Other names for the same kernels.
+    {.op = ProgramOp::kReshape, .name = "flatten_steps", .inputs = {"x"}, .shapes = kPositions},
     {.op = ProgramOp::kDense,
      .name = "unembedding",
      .inputs = {"x"},
      .arrays = {"kernel"},
      .number = "soft_cap",
+     .shapes = kPositions,
      .trains = false},
 };
 

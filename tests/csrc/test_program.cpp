@@ -137,6 +137,58 @@ Graph everything(int64_t T) {
   return graph;
 }
 
+// What looks across steps: windows, pooling, sums along axes, attention; over steps and within each of N.
+Graph across_steps(int64_t T) {
+  constexpr int64_t D = 5, N = 3;
+  Graph graph;
+  graph.arrays.reserve(16);
+  const auto whole = [&](int64_t first, int64_t second, int64_t third, int64_t begin) {
+    ProgramNode& node = graph.nodes.back();
+    node.whole[0] = first;
+    node.whole[1] = second;
+    node.whole[2] = third;
+    graph.begins.back() = begin;
+  };
+  const int32_t x = graph.add(ProgramOp::kInput, {}, {T, D});
+  const int32_t windows = graph.add(ProgramOp::kWindows, {x}, {T, 3 * D});
+  whole(3, 1, 2, 4);
+  const int32_t dense = graph.dense(windows, 3 * D, 24);
+  const int32_t pooled = graph.add(ProgramOp::kMaxPool, {dense}, {(T + 1) / 2, 24});
+  whole(2, 2, 1, 0);
+  const int32_t counts = graph.add(ProgramOp::kFeaturesMask, {x}, {T, 1});
+  const int32_t attended = graph.add(ProgramOp::kAttention, {dense, pooled, pooled, -1, counts}, {T, 24});
+  whole(3, 1, 0, 0);
+  graph.nodes.back().number = 0.5f;
+  const int32_t additive =
+      graph.add(ProgramOp::kAttention, {pooled, dense, dense, counts, -1}, {(T + 1) / 2, 24});
+  whole(1, 0, 1, 0);
+  graph.nodes.back().number = 1.0f;
+  graph.nodes.back().columns = 24;
+  graph.nodes.back().kernel = graph.array(24);
+  const int32_t scores = graph.dense(attended, 24, 1);
+  const int32_t weights = graph.add(ProgramOp::kSoftmax, {scores}, {T, 1});
+  const int32_t context = graph.add(ProgramOp::kMultiply, {attended, weights}, {T, 24});
+  const int32_t sum = graph.add(ProgramOp::kSum, {context}, {0, 24});
+  const int32_t least = graph.add(ProgramOp::kMin, {context}, {0, T});
+  graph.begins.back() = 1;
+  const int32_t dot = graph.add(ProgramOp::kDot, {context, pooled}, {T, (T + 1) / 2});
+  whole(2, 2, 0, 0);
+  const int32_t turned = graph.add(ProgramOp::kTranspose, {dot}, {(T + 1) / 2, T});
+  const int32_t joined = graph.add(ProgramOp::kConcatenate, {context, pooled}, {T + (T + 1) / 2, 24});
+  // N sequences of 2T steps, of the same numbers.
+  const int32_t again = graph.add(ProgramOp::kRepeatVector, {sum}, {N, 24});
+  const int32_t frames = graph.add(ProgramOp::kReshape, {again}, {N * 12, 2, N});
+  const int32_t inside = graph.add(ProgramOp::kWindows, {frames}, {N * 11, 4, N});
+  whole(2, 1, 1, 0);
+  const int32_t mean = graph.add(ProgramOp::kAveragePool, {inside}, {N * 6, 4, N});
+  whole(3, 2, 1, 1);
+  const int32_t of_each = graph.add(ProgramOp::kMax, {mean}, {N, 4});
+  const int32_t spread = graph.add(ProgramOp::kSoftmax, {mean}, {N * 6, 4, N});
+  const int32_t divided = graph.add(ProgramOp::kDivide, {mean, spread}, {N * 6, 4, N});
+  graph.outputs = {additive, least, turned, joined, of_each, divided};
+  return graph;
+}
+
 // All outputs of a batch, one after the other.
 Floats run(const CompiledProgram& program, const Graph& graph, int64_t B, const std::vector<int32_t>& ids,
            const Floats& x) {
@@ -168,12 +220,12 @@ struct Batch {
   }
 };
 
-void compare(const std::vector<std::string>& targets) {
+void compare(const std::vector<std::string>& targets, Graph (*make)(int64_t)) {
   for (const std::string& target : targets) {
     cellerate::set_target(target);
     for (int precision = 0; precision < 3; ++precision) {
       for (const auto& [B, T] : {std::pair<int64_t, int64_t>{1, 1}, {1, 20}, {3, 5}, {13, 9}}) {
-        Graph graph = everything(T);
+        Graph graph = make(T);
         const CompiledProgram program = graph.program(static_cast<Precision>(precision));
         const Batch batch(B, T);
         cellerate::set_thread_count(1);
@@ -189,8 +241,18 @@ void compare(const std::vector<std::string>& targets) {
   }
 }
 
-TEST(every_operation_is_the_same_on_all_threads_short) { compare({cellerate::available_targets().back()}); }
-TEST(every_operation_is_the_same_on_all_threads_and_targets) { compare(cellerate::available_targets()); }
+TEST(every_operation_is_the_same_on_all_threads_short) {
+  compare({cellerate::available_targets().back()}, everything);
+}
+TEST(every_operation_is_the_same_on_all_threads_and_targets) {
+  compare(cellerate::available_targets(), everything);
+}
+TEST(what_looks_across_steps_is_the_same_on_all_threads_short) {
+  compare({cellerate::available_targets().back()}, across_steps);
+}
+TEST(what_looks_across_steps_is_the_same_on_all_threads_and_targets) {
+  compare(cellerate::available_targets(), across_steps);
+}
 
 TEST(two_layers_that_follow_each_other_equal_the_naive_ones) {
   constexpr int64_t B = 2, T = 30, D = 5, H = 40;

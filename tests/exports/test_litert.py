@@ -16,7 +16,7 @@ from cellerate.runtime.program.engine import Engine
 from cellerate.runtime.program.stepping import stepping_of
 from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
-from support.runtime.programs import PROGRAMS, E, F, H, V, moves
+from support.runtime.programs import PROGRAMS, E, F, H, V, attentive, convolutional, moves
 
 ERROR = 5e-6
 
@@ -63,7 +63,16 @@ def stacked() -> Program:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("program", [PROGRAMS["forecaster"], stacked], ids=["forecaster", "stacked"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        PROGRAMS["forecaster"],
+        stacked,
+        lambda: convolutional(strided=False),
+        lambda: attentive(masks=False, additive=False),
+    ],
+    ids=["forecaster", "stacked", "convolutional", "attentive"],
+)
 def test_program_gives_the_same_in_litert_at_every_length(program: Any, batch: int, tmp_path: Path) -> None:
     assert error_of(program(), tmp_path, batch) <= ERROR
 

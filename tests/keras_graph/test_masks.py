@@ -147,6 +147,14 @@ SINGLE: dict[str, tuple[type, Join]] = {
         of_one(lambda: layers.GlobalAveragePooling1D(keepdims=True)),
     ),
     "max-pooling": (layers.GlobalMaxPooling1D, of_one(layers.GlobalMaxPooling1D)),
+    "convolution": (layers.Conv1D, of_one(lambda: layers.Conv1D(3, 2, padding="same"))),
+    "max-pooling-of-windows": (layers.MaxPooling1D, of_one(lambda: layers.MaxPooling1D(2, strides=1))),
+    "average-pooling-of-windows": (layers.AveragePooling1D, of_one(lambda: layers.AveragePooling1D(2))),
+    "heads": (
+        layers.MultiHeadAttention,
+        lambda values: layers.MultiHeadAttention(2, 3)(values[0], values[0]),
+    ),
+    "dot": (layers.Dot, lambda values: layers.Dot(axes=2)([values[0], values[0]])),
 }
 
 JOINS: dict[str, type] = {
@@ -157,6 +165,8 @@ JOINS: dict[str, type] = {
     "average": layers.Average,
     "maximum": layers.Maximum,
     "minimum": layers.Minimum,
+    "attention": layers.Attention,
+    "additive-attention": layers.AdditiveAttention,
 }
 
 # Those that take ids, and the one that Keras refuses a mask, or computes by it features and not steps.
@@ -257,7 +267,9 @@ def grown(seed: int) -> keras.Model:
     values = [*inputs, layers.Masking()(inputs[0]), layers.Masking()(inputs[1])]
     for _ in range(8):
         if draw.random() < 0.5:
-            join = draw.choice([name for name in JOINS if name != "concatenate"])
+            # Attention mixes steps, and what rounding leaves of two that nearly cancel a normalisation magnifies.
+            mixing = ("concatenate", "attention", "additive-attention")
+            join = draw.choice([name for name in JOINS if name not in mixing])
             count = 2 if join == "subtract" else draw.randint(2, 3)
             values.append(JOINS[join]()(draw.choices(values, k=count)))
         elif draw.random() < 0.15:

@@ -24,6 +24,8 @@ LSTM: dict[str, Any] = {
 FLOAT_MAX = np.finfo(np.float32).max
 GRU = LSTM | {"reset_after": True}
 RNN = {name: value for name, value in LSTM.items() if name != "recurrent_activation"}
+WINDOW = {"size": 3, "strides": 1, "dilation": 2, "padding": "same", "axis": 1}
+ATTENTION = {"heads": 1, "scale": 0.5, "causal": True, "zeros": False}
 TINY = np.finfo(np.float32).tiny
 
 
@@ -85,6 +87,18 @@ def every_operation() -> Program:
         Node("any_mask", "z", {"0": 3, "1": 3}),
         Node("where", "z", {"x": 5, "other": 5, "mask": 3}),
         *(Node(op, "v", {"0": 11, "1": 10}) for op in ("add", "multiply", "average", "maximum", "minimum")),
+        Node("divide", "v", {"0": 11, "1": 10}),
+        Node("flatten_steps", "aa", {"x": 22}),
+        Node("softmax", "ab", {"x": 22}, {}, {"axis": 1}),
+        *(
+            Node(op, "ac", {"x": 22}, {}, {"axis": 1, "keepdims": True})
+            for op in ("sum", "mean", "max", "min")
+        ),
+        Node("windows", "ad", {"x": 1}, {}, WINDOW | {"features": 4}),
+        *(Node(op, "ae", {"x": 1}, {}, WINDOW) for op in ("max_pool", "average_pool")),
+        Node("dot", "af", {"0": 1, "1": 1}, {}, {"axes": (2, 2)}),
+        Node("attention", "ag", {"query": 1, "key": 1, "value": 5, "mask": 4}, {}, ATTENTION),
+        Node("attention", "ag", {"query": 1, "key": 1, "value": 5}, {"additive": weights(4)}, ATTENTION),
     ]
     assert {node.op for node in nodes} == set(OPERATIONS)
     return Program(tuple(nodes), {"logits": 12, "last": len(nodes) - 1})

@@ -20,8 +20,9 @@ from cellerate.exports.litert_operations import activate, add_operation, crop, f
 from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
 
-# Two lengths: what differs between them is free.
+# Two lengths: what differs between them is free. Strides make of one step more none more.
 _LENGTH, _LONGER = 8, 9
+_FOR_STRIDES = 1 << 10, 1 << 11
 
 
 def litert_model(
@@ -38,7 +39,9 @@ def litert_model(
     Raises:
         ModelError: LiteRT cannot hold it; the message names the layer.
     """
-    built, longer = (_build(program, batch, length, precision) for length in (_LENGTH, _LONGER))
+    looks_around = any("strides" in node.options for node in program.nodes)
+    lengths = _FOR_STRIDES if looks_around else (_LENGTH, _LONGER)
+    built, longer = (_build(program, batch, length, precision) for length in lengths)
     return built.graph.model(built.inputs, built.outputs, longer.graph.shapes(), metadata)
 
 

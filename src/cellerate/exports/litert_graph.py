@@ -30,6 +30,10 @@ class Value(NamedTuple):
     dtype: str = "float32"
 
 
+Given = Mapping[str, Value]
+"""The inputs of an operation: the name of an input → its tensor."""
+
+
 class LiteRtGraph:
     """Operators and tensors in the order in which they were added.
 
@@ -152,6 +156,14 @@ class LiteRtGraph:
         # What is left out is not always a default.
         options = getattr(schema, f"{op.capitalize()}OptionsT", lambda: None)()
         return self.add(op, [x, y], np.broadcast_shapes(x.shape, y.shape), options, dtype=x.dtype)
+
+    def reduce(self, op: str, x: Value, axis: int, *, keep: bool) -> Value:
+        """An operator that makes one number of those along an axis, which goes or becomes 1."""
+        options = schema.ReducerOptionsT()
+        options.keepDims = keep
+        place = axis % len(x.shape)
+        shape = (*x.shape[:place], *((1,) if keep else ()), *x.shape[place + 1 :])
+        return self.add(op, [x, self.constant([place], "int32")], shape, options)
 
     def reshape(self, x: Value, shape: Sequence[int], shape_written: Sequence[int]) -> Value:
         """Another shape; `shape_written` is the same with one -1 where a size depends on the input."""

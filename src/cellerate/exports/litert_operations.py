@@ -8,11 +8,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from cellerate.errors import ModelError
-from cellerate.exports.litert_graph import LiteRtGraph, Value
+from cellerate.exports import litert_sequences as sequences
+from cellerate.exports.litert_graph import Given, LiteRtGraph, Value
 from cellerate.program import MASKS, Node, named_activation
-
-Given = Mapping[str, Value]
-"""The inputs of an operation: the name of an input → its tensor."""
 
 
 def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
@@ -22,7 +20,7 @@ def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         ModelError: LiteRT has no operators for it.
     """
     # LiteRT's LSTM has no mask, and without one the others have nothing to say.
-    if node.op in MASKS or "mask" in given:
+    if node.op in MASKS or any(name.startswith("mask") for name in given):
         raise masks_refused(node)
     return _OPERATIONS[node.op](graph, node, given)
 
@@ -209,18 +207,10 @@ def _unembedding(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     return graph.binary("MUL", graph.unary("TANH", graph.binary("DIV", logits, soft_cap)), soft_cap)
 
 
-def _reduce(graph: LiteRtGraph, op: str, x: Value, axis: int, *, keep: bool) -> Value:
-    options = schema.ReducerOptionsT()
-    options.keepDims = keep
-    place = axis % len(x.shape)
-    shape = (*x.shape[:place], *((1,) if keep else ()), *x.shape[place + 1 :])
-    return graph.add(op, [x, graph.constant([place], "int32")], shape, options)
-
-
 def _layer_norm(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x = given["x"]
-    centred = graph.binary("SUB", x, _reduce(graph, "MEAN", x, -1, keep=True))
-    variance = _reduce(graph, "MEAN", graph.binary("MUL", centred, centred), -1, keep=True)
+    centred = graph.binary("SUB", x, graph.reduce("MEAN", x, -1, keep=True))
+    variance = graph.reduce("MEAN", graph.binary("MUL", centred, centred), -1, keep=True)
     epsilon: Any = node.options["epsilon"]
     y = graph.binary("DIV", centred, graph.unary("SQRT", graph.binary("ADD", variance, epsilon)))
     for name, op in (("gamma", "MUL"), ("beta", "ADD")):
@@ -363,17 +353,29 @@ _OPERATIONS: Mapping[str, Callable[[LiteRtGraph, Node, Given], Value]] = {
     "add": _sum,
     "subtract": _merge("SUB"),
     "multiply": _merge("MUL"),
+    "divide": _merge("DIV"),
     "average": _average,
     "maximum": _merge("MAXIMUM"),
     "minimum": _merge("MINIMUM"),
     "concatenate": _concatenate,
     "reshape": _reshape,
+    "flatten_steps": sequences.flatten_steps,
     "repeat_vector": _repeat_vector,
     "crop": _crop,
     "take": _take,
     "cumsum": _cumsum,
     "flip": _flip,
     "permute": _permute,
-    "mean_over_time": lambda graph, node, given: _reduce(graph, "MEAN", given["x"], 1, keep=False),
-    "max_over_time": lambda graph, node, given: _reduce(graph, "REDUCE_MAX", given["x"], 1, keep=False),
+    "softmax": sequences.softmax,
+    "sum": sequences.reduce("SUM"),
+    "mean": sequences.reduce("MEAN"),
+    "max": sequences.reduce("REDUCE_MAX"),
+    "min": sequences.reduce("REDUCE_MIN"),
+    "windows": sequences.windows,
+    "max_pool": sequences.pool("MAX_POOL_2D"),
+    "average_pool": sequences.pool("AVERAGE_POOL_2D"),
+    "dot": sequences.dot,
+    "attention": sequences.attention,
+    "mean_over_time": lambda graph, node, given: graph.reduce("MEAN", given["x"], 1, keep=False),
+    "max_over_time": lambda graph, node, given: graph.reduce("REDUCE_MAX", given["x"], 1, keep=False),
 }

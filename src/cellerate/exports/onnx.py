@@ -13,9 +13,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from cellerate.errors import ModelError
-from cellerate.exports.onnx_graph import RUNTIMES_OWN, OnnxGraph, value_info
+from cellerate.exports.onnx_graph import RUNTIMES_OWN, Given, OnnxGraph, value_info
 from cellerate.exports.onnx_lstm import LstmValues, add_lstm
-from cellerate.exports.onnx_operations import Given, add_operation
+from cellerate.exports.onnx_operations import add_operation
 from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
 from cellerate.runtime.program import result_type
@@ -145,6 +145,12 @@ def _axes(node: Node, read: Mapping[str, int]) -> int:
             return 2
         case "features_mask" | "mean_over_time" | "max_over_time":
             return read["x"] - 1
+        case "sum" | "mean" | "max" | "min":
+            return read["x"] - (not options["keepdims"])
+        case "dot":
+            return max(sum(read.values()) - 3, 2)
+        case "flatten_steps" | "attention":
+            return 3
         case "repeat_vector":
             return read["x"] + 1
         case "reshape":

@@ -1,7 +1,7 @@
 """An ONNX graph while it is built: nodes, constants, and names that no two of its values share."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -12,6 +12,18 @@ RUNTIMES_OWN = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 TO_THE_END, BEFORE_THE_START = 2**63 - 1, -(2**63)
 """Where a Slice ends that takes all there is, forwards and backwards."""
+
+
+class Given(NamedTuple):
+    """The inputs of an operation.
+
+    Attributes:
+        values: The name of an input → its value.
+        axes: The same → how many axes it has.
+    """
+
+    values: Mapping[str, str]
+    axes: Mapping[str, int]
 
 
 class OnnxGraph:

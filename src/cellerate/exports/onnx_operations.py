@@ -2,25 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from cellerate.exports.onnx_graph import TO_THE_END, OnnxGraph
+from cellerate.exports import onnx_sequences as sequences
+from cellerate.exports.onnx_graph import TO_THE_END, Given, OnnxGraph
 from cellerate.program import Node, named_activation
-
-
-class Given(NamedTuple):
-    """The inputs of an operation.
-
-    Attributes:
-        values: The name of an input → its value.
-        axes: The same → how many axes it has.
-    """
-
-    values: Mapping[str, str]
-    axes: Mapping[str, int]
 
 
 def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
@@ -299,11 +288,15 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     "add": _add,
     "subtract": _merge("Sub"),
     "multiply": _merge("Mul"),
+    "divide": _merge("Div"),
     "average": _average,
     "maximum": _merge("Max"),
     "minimum": _merge("Min"),
     "concatenate": _concatenate,
     "reshape": _reshape,
+    "flatten_steps": lambda graph, node, given: graph.add(
+        "Reshape", given.values["x"], graph.sizes(0, 0, -1)
+    ),
     "repeat_vector": _repeat_vector,
     "crop": _crop,
     "take": _take,
@@ -316,4 +309,14 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     ),
     "flip_mask": lambda graph, node, given: graph.flip(given.values["mask"], 1),
     "any_mask": _merge("Or"),
+    "softmax": lambda graph, node, given: graph.add("Softmax", given.values["x"], axis=node.options["axis"]),
+    "sum": sequences.reduce("ReduceSum"),
+    "mean": sequences.reduce("ReduceMean"),
+    "max": sequences.reduce("ReduceMax"),
+    "min": sequences.reduce("ReduceMin"),
+    "windows": sequences.windows,
+    "max_pool": sequences.max_pool,
+    "average_pool": sequences.average_pool,
+    "dot": sequences.dot,
+    "attention": sequences.attention,
 }

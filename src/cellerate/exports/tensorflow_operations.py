@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from cellerate.exports import tensorflow_sequences as sequences
+from cellerate.exports.tensorflow_sequences import Given
 from cellerate.program import Node, named_activation
-
-Given = Mapping[str, Any]
-"""The inputs of an operation: the name of an input → its tensor; and of a weight → its variable."""
 
 
 def run(node: Node, given: Given) -> Any:
@@ -232,11 +231,13 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "add": _sum,
     "subtract": _merge(tf.subtract),
     "multiply": _merge(tf.multiply),
+    "divide": _merge(tf.divide),
     "average": lambda node, given: _sum(node, given) / len(given),
     "maximum": _merge(tf.maximum),
     "minimum": _merge(tf.minimum),
     "concatenate": lambda node, given: tf.concat(_all(given), axis=node.options["axis"]),
     "reshape": _reshape,
+    "flatten_steps": sequences.flatten_steps,
     "repeat_vector": _repeat_vector,
     "crop": lambda node, given: given["x"][:, node.options["begin"] : node.options["end"]],
     "take": _take,
@@ -247,4 +248,14 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "max_over_time": lambda node, given: tf.reduce_max(given["x"], axis=1),
     "flip_mask": lambda node, given: tf.reverse(given["mask"], [1]),
     "any_mask": _merge(tf.logical_or),
+    "softmax": sequences.softmax,
+    "sum": sequences.reduce(tf.reduce_sum),
+    "mean": sequences.reduce(tf.reduce_mean),
+    "max": sequences.reduce(tf.reduce_max),
+    "min": sequences.reduce(tf.reduce_min),
+    "windows": lambda node, given: tf.concat(sequences.taps(node, given["x"], 0.0), axis=-1),
+    "max_pool": sequences.max_pool,
+    "average_pool": sequences.average_pool,
+    "dot": sequences.dot,
+    "attention": sequences.attention,
 }

@@ -19,9 +19,9 @@ from keras.src.layers.rnn.conv_lstm import ConvLSTM
 from cellerate.keras_graph import (
     program_layers as program,
     program_operations as operations,
-    program_recurrent as recurrent,
     ties_layers as ties,
 )
+from cellerate.keras_graph.families import attention, recurrent, windows
 from cellerate.keras_graph.program_nodes import Read, Readers, ReadOne
 from cellerate.keras_graph.ties_layers import Tie
 
@@ -76,7 +76,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.Dropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
     layers.GaussianDropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
     layers.AlphaDropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
-    layers.SpatialDropout1D: LayerFacts(ALIKE, program.dropped, ties.passes),
+    layers.SpatialDropout1D: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
     layers.GaussianNoise: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
     layers.ActivityRegularization: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
     # Activations.
@@ -105,21 +105,25 @@ ROWS: dict[type, LayerFacts] = {
     layers.Maximum: LayerFacts(ALIKE, program.extreme("maximum"), ties.merged),
     layers.Minimum: LayerFacts(ALIKE, program.extreme("minimum"), ties.merged),
     # Shapes.
-    layers.Flatten: LayerFacts(MIXED, program.flatten),
-    layers.Reshape: LayerFacts(MIXED, program.reshape),
+    layers.Flatten: LayerFacts(MIXED, program.flatten, per_step=True),
+    layers.Reshape: LayerFacts(MIXED, program.reshape, per_step=True),
     layers.Permute: LayerFacts(MIXED, program.permute),
     layers.RepeatVector: LayerFacts(MIXED, program.repeat_vector, ties.over_time),
     layers.Cropping1D: LayerFacts(MIXED, program.cropping, ties.over_time),
     layers.ZeroPadding1D: LayerFacts(MIXED, None, ties.over_time),
     layers.UpSampling1D: LayerFacts(MIXED, None, ties.over_time),
     # What looks across time steps: the bases stand for all their kinds.
-    layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time),
-    layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time),
-    layers.AveragePooling1D: LayerFacts(MIXED, None, ties.over_time),
-    layers.MaxPooling1D: LayerFacts(MIXED, None, ties.over_time),
-    layers.Attention: LayerFacts(MIXED),
-    layers.AdditiveAttention: LayerFacts(MIXED),
-    layers.MultiHeadAttention: LayerFacts(MIXED),
+    layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time, per_step=True),
+    layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time, per_step=True),
+    layers.AveragePooling1D: LayerFacts(
+        MIXED, windows.pooling("average_pool"), ties.over_time, per_step=True
+    ),
+    layers.MaxPooling1D: LayerFacts(MIXED, windows.pooling("max_pool"), ties.over_time, per_step=True),
+    layers.Conv1D: LayerFacts(MIXED, windows.convolution, per_step=True),
+    layers.Attention: LayerFacts(MIXED, attention.attention),
+    layers.AdditiveAttention: LayerFacts(MIXED, attention.additive_attention),
+    layers.MultiHeadAttention: LayerFacts(MIXED, attention.multi_head_attention),
+    layers.Dot: LayerFacts(MIXED, program.dot),
     layers.GroupQueryAttention: LayerFacts(MIXED),
     BaseGlobalPooling: LayerFacts(MIXED),
     BasePooling: LayerFacts(MIXED),
@@ -150,7 +154,7 @@ class OperationRow:
 _add = operations.arithmetic("add", lambda c: (1.0, c), lambda c: (1.0, c))
 _subtract = operations.arithmetic("subtract", lambda c: (1.0, -c), lambda c: (-1.0, c))
 _multiply = operations.arithmetic("multiply", lambda c: (c, 0.0), lambda c: (c, 0.0))
-_divide = operations.arithmetic(None, lambda c: (1.0 / c, 0.0), None)
+_divide = operations.arithmetic("divide", lambda c: (1.0 / c, 0.0), None)
 
 OPERATIONS: dict[str, OperationRow] = {
     "Add": OperationRow(ALIKE, _add, ties.arithmetic),
@@ -158,8 +162,8 @@ OPERATIONS: dict[str, OperationRow] = {
     "Multiply": OperationRow(ALIKE, _multiply, ties.arithmetic),
     "Divide": OperationRow(ALIKE, _divide, ties.arithmetic),
     "TrueDivide": OperationRow(ALIKE, _divide, ties.arithmetic),
-    "Maximum": OperationRow(ALIKE, None, ties.arithmetic),
-    "Minimum": OperationRow(ALIKE, None, ties.arithmetic),
+    "Maximum": OperationRow(ALIKE, operations.extreme("maximum"), ties.arithmetic),
+    "Minimum": OperationRow(ALIKE, operations.extreme("minimum"), ties.arithmetic),
     "Cast": OperationRow(ALIKE, operations.cast, ties.passes, operations.as_booleans),
     "Negative": OperationRow(ALIKE, operations.negative, ties.passes),
     **dict.fromkeys(
@@ -191,14 +195,18 @@ OPERATIONS: dict[str, OperationRow] = {
         OperationRow(ALIKE, operations.activation, ties.passes),
     ),
     "Absolute": OperationRow(None, None, ties.passes),
-    "Exp": OperationRow(ALIKE),
+    "Exp": OperationRow(ALIKE, operations.exponential, ties.passes),
     "Log": OperationRow(ALIKE),
     "Sqrt": OperationRow(ALIKE),
-    "Square": OperationRow(ALIKE),
-    "Mean": OperationRow(None, None, ties.along_axis),
-    "Max": OperationRow(None, None, ties.along_axis),
-    "Min": OperationRow(None, None, ties.along_axis),
-    "Sum": OperationRow(None, None, ties.along_axis),
+    "Square": OperationRow(ALIKE, operations.square, ties.passes),
+    "Mean": OperationRow(None, operations.reduce("mean"), ties.along_axis),
+    "Max": OperationRow(None, operations.reduce("max"), ties.along_axis),
+    "Min": OperationRow(None, operations.reduce("min"), ties.along_axis),
+    "Sum": OperationRow(None, operations.reduce("sum"), ties.along_axis),
+    "Softmax": OperationRow(None, operations.softmax),
+    "Matmul": OperationRow(None, operations.matmul),
+    "Reshape": OperationRow(None, operations.reshape),
+    "Transpose": OperationRow(None, operations.transpose),
     "Cumsum": OperationRow(None, operations.cumsum),
     "Flip": OperationRow(None, operations.flip, ties.along_axis),
     "Take": OperationRow(None, operations.take, ties.along_axis),
@@ -206,6 +214,7 @@ OPERATIONS: dict[str, OperationRow] = {
     "Squeeze": OperationRow(None, operations.squeeze, ties.along_axis),
     "ExpandDims": OperationRow(None, operations.expand_dims, ties.along_axis, operations.same_mask),
     "Concatenate": OperationRow(None, operations.concatenate, ties.joined, operations.joined_masks),
+    "ConvertToTensor": OperationRow(mask=operations.same_mask),
     "NotEqual": OperationRow(ALIKE, mask=operations.not_equal),
     "LogicalOr": OperationRow(ALIKE, mask=operations.logical_or),
     "Any": OperationRow(LAST_AXIS, mask=operations.any_feature),

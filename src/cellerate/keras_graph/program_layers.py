@@ -145,13 +145,23 @@ def activation_layer(call: ProgramCall) -> ProgramValue:
 
 
 def softmax(call: ProgramCall) -> ProgramValue:
-    """A softmax over the features."""
-    _check_last_axis(call, call.layer.axis)
+    """A softmax along an axis."""
     if call.mask is not None:
         raise Refused(
             "is given a mask, by which it leaves features out", "Normalise before the mask is made."
         )
-    return call.add("activation", activation="softmax")
+    return softmax_along(call, call.layer.axis)
+
+
+def softmax_along(call: ProgramCall, axis: Any) -> ProgramValue:
+    """A softmax of the call's first argument along an axis."""
+    rank = len(call.x.shape)
+    if isinstance(axis, list | tuple):
+        if len(axis) > 1:
+            raise Refused(f"works along the axes {tuple(axis)} at once, where programs take one")
+        (axis,) = axis
+    axis = inner_axis(axis, rank)
+    return call.add("softmax", axis=axis) if axis < rank - 1 else call.add("activation", activation="softmax")
 
 
 def layer_normalization(call: ProgramCall) -> ProgramValue:
@@ -230,7 +240,7 @@ def time_distributed(call: ProgramCall) -> list[ProgramValue]:
     layer, x = call.layer.layer, call.x
     step = dataclasses.replace(x, shape=(x.shape[0], *x.shape[2:]), mask=None)
     inner = dataclasses.replace(
-        call, layer=layer, path=f"{call.path}/{layer.name}", arguments={"inputs": step}
+        call, layer=layer, path=f"{call.path}/{layer.name}", arguments={"inputs": step}, time_axis=2
     )
     return read_layer(inner, call.readers.per_step)
 
@@ -261,8 +271,8 @@ def check_changes(call: ProgramCall) -> None:
 def flatten(call: ProgramCall) -> ProgramValue:
     """The input in the flattened shape."""
     if len(call.x.shape) > 2:
-        _check_data_format(call)
-    return reshaped(call)
+        check_data_format(call)
+    return call.add("flatten_steps") if call.time_axis == 2 else reshaped(call)
 
 
 def permute(call: ProgramCall) -> ProgramValue:
@@ -288,7 +298,9 @@ def cropping(call: ProgramCall) -> ProgramValue:
 
 def average_pooling(call: ProgramCall) -> ProgramValue:
     """The mean over the steps that count."""
-    _check_data_format(call)
+    check_data_format(call)
+    if call.time_axis == 2:
+        return call.add("mean", axis=2, keepdims=call.layer.keepdims)
     mask = call.used_mask()
     inputs = {"x": call.x} if mask is None else {"x": call.x, "mask": mask}
     pooled = call.add("mean_over_time", inputs)
@@ -297,12 +309,15 @@ def average_pooling(call: ProgramCall) -> ProgramValue:
 
 def max_pooling(call: ProgramCall) -> ProgramValue:
     """The maximum over all steps."""
-    _check_data_format(call)
+    check_data_format(call)
+    if call.time_axis == 2:
+        return call.add("max", axis=2, keepdims=call.layer.keepdims)
     pooled = call.add("max_over_time")
     return reshaped(call, pooled) if call.layer.keepdims else pooled
 
 
-def _check_data_format(call: ProgramCall) -> None:
+def check_data_format(call: ProgramCall) -> None:
+    """Refuses a layer that reads features before steps."""
     if call.layer.data_format != "channels_last":
         raise Refused(f"has data_format={call.layer.data_format!r}", 'Use data_format="channels_last".')
 
@@ -371,6 +386,30 @@ def _where(call: ProgramCall, mask: Any, x: ProgramValue, other: ProgramValue) -
 def numbered(values: Sequence[ProgramValue]) -> dict[str, ProgramValue]:
     """Several inputs under the names that nodes give them: "0", "1", and so on."""
     return {str(number): value for number, value in enumerate(values)}
+
+
+def dot(call: ProgramCall) -> ProgramValue:
+    """The products of two tensors, summed over an axis of each."""
+    layer = call.layer
+    if layer.normalize:
+        raise Refused("has normalize=True", "Leave it out.")
+    axes = (layer.axes, layer.axes) if isinstance(layer.axes, int) else layer.axes
+    return summed_products(call, call.x, axes)
+
+
+def summed_products(call: ProgramCall, both: Sequence[ProgramValue], axes: Sequence[int]) -> ProgramValue:
+    """The products of two tensors, summed over an axis of each.
+
+    Args:
+        call: The call.
+        both: The tensors.
+        axes: Their axes, each as Keras counts.
+    """
+    ranks = [len(value.shape) for value in both]
+    if max(ranks) > 3:
+        raise Refused(f"multiplies tensors of {max(ranks)} axes, where programs take 3 at most")
+    counted = tuple(inner_axis(axis, rank) for axis, rank in zip(axes, ranks, strict=True))
+    return call.add("dot", numbered(both), axes=counted)
 
 
 def concatenate(call: ProgramCall) -> ProgramValue:

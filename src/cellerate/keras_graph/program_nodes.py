@@ -21,7 +21,6 @@ NAMED = "Use an activation of keras.activations, or a layer such as keras.layers
 _ADVICE = {
     "Lambda": "Python code cannot be packed: use layers instead, or do its work outside the model.",
     "PReLU": NAMED,
-    "Dot": "Use Multiply, or do its work outside the model.",
 }
 
 
@@ -85,7 +84,7 @@ class Weight:
     """Where a model keeps the values of an array in its program.
 
     Attributes:
-        variable: The Keras variable.
+        variable: The Keras variable; it may have another shape than the array, with the same elements in order.
         transposed: Whether its axes are swapped relative to the array.
         update: One half of the low-rank update that is merged into the array; None if there is none.
         part: The place on the first axis of the variable that the array is of; None if it is all of it.
@@ -103,7 +102,7 @@ class Weight:
             whole = np.array(numpy(self.variable))
             whole[self.part] = values
             values = whole
-        self.variable.assign(values)
+        self.variable.assign(np.reshape(values, self.variable.shape))
         if self.update is not None:
             self.update.assign(np.zeros(self.update.shape, "float32"))
 
@@ -187,6 +186,7 @@ class ProgramCall:
         boolean: Whether it gives booleans.
         nodes: Where its nodes go.
         readers: How the layers inside a wrapper are read.
+        time_axis: The axis of time of a sequence that it reads, which is 2 inside a TimeDistributed.
     """
 
     layer: Any
@@ -197,6 +197,7 @@ class ProgramCall:
     boolean: bool
     nodes: Nodes
     readers: "Readers"
+    time_axis: int = 1
 
     @property
     def x(self) -> Any:

@@ -13,7 +13,15 @@ from keras import ops
 from keras.src import tree
 
 from cellerate.keras_graph.activations import operation_activation
-from cellerate.keras_graph.program_layers import affine, check_changes, inner_axis, numbered, reshaped
+from cellerate.keras_graph.program_layers import (
+    affine,
+    check_changes,
+    inner_axis,
+    numbered,
+    reshaped,
+    softmax_along,
+    summed_products,
+)
 from cellerate.keras_graph.program_nodes import (
     ALL_COUNT,
     NAMED,
@@ -51,6 +59,8 @@ def get_item(call: ProgramCall) -> ProgramValue:
     part = parts[changed[0]]
     if len(changed) > 1 or changed[0] == 0 or not isinstance(part, int | slice):
         raise Refused(f"takes [{key}], where programs take a number or a range of one axis behind the batch")
+    if isinstance(part, int) and changed == [1]:
+        return reshaped(call, call.add("crop", begin=part, end=part + 1 or None))
     if isinstance(part, int):
         return reshaped(call, call.add("take", indices=(part,), axis=changed[0]))
     if changed != [1] or part.step not in (None, 1):
@@ -73,11 +83,11 @@ def negative(call: ProgramCall) -> ProgramValue:
     return affine(call, -1.0, 0.0)
 
 
-def arithmetic(op: str | None, left: Callable[[Any], Any], right: Callable[[Any], Any] | None) -> ReadOne:
+def arithmetic(op: str, left: Callable[[Any], Any], right: Callable[[Any], Any] | None) -> ReadOne:
     """A reader of operations on two tensors, or on a tensor and constants.
 
     Args:
-        op: The operation of programs for two tensors; None if there is none.
+        op: The operation of programs for two tensors.
         left: Gives (scale, offset) from the constants if the tensor is on the left.
         right: The same if the tensor is on the right; None if programs cannot compute that.
     """
@@ -85,8 +95,7 @@ def arithmetic(op: str | None, left: Callable[[Any], Any], right: Callable[[Any]
     def read(call: ProgramCall) -> ProgramValue:
         a, b = call.arguments["x1"], call.arguments["x2"]
         if isinstance(a, ProgramValue) and isinstance(b, ProgramValue):
-            if op is None or len(a.shape) != len(b.shape):
-                raise Refused(f"joins tensors of the shapes {a.shape} and {b.shape} as programs cannot")
+            _check_ranks([a, b])
             return call.add(op, numbered([a, b]))
         x, constant, parts = (a, b, left) if isinstance(a, ProgramValue) else (b, a, right)
         if parts is None:
@@ -108,6 +117,83 @@ def activation(call: ProgramCall) -> ProgramValue:
     if found is None:
         raise Refused("has parameters that programs do not know", NAMED)
     return call.add("activation", activation=found)
+
+
+def extreme(op: str) -> ReadOne:
+    """A reader of operations that choose between two tensors, number by number."""
+
+    def read(call: ProgramCall) -> ProgramValue:
+        both = [call.arguments["x1"], call.arguments["x2"]]
+        if not all(isinstance(value, ProgramValue) for value in both):
+            raise Refused("compares a tensor with a constant")
+        _check_ranks(both)
+        return call.add(op, numbered(both))
+
+    return read
+
+
+def _check_ranks(both: list[ProgramValue]) -> None:
+    a, b = both
+    # With fewer axes a tensor of operations gets them at the front, before the batch, and one of layers behind it.
+    if len(a.shape) != len(b.shape):
+        raise Refused(f"joins tensors of the shapes {a.shape} and {b.shape} as programs cannot")
+
+
+def exponential(call: ProgramCall) -> ProgramValue:
+    """The exponential of each number."""
+    return call.add("activation", activation="exponential")
+
+
+def square(call: ProgramCall) -> ProgramValue:
+    """The square of each number."""
+    return call.add("multiply", numbered([call.x, call.x]))
+
+
+def reduce(op: str) -> ReadOne:
+    """A reader of operations that make one number of those along one axis or several."""
+
+    def read(call: ProgramCall) -> ProgramValue:
+        rank, keepdims = len(call.x.shape), bool(call.layer.keepdims)
+        if call.layer.axis is None:
+            raise Refused("works along all axes, the batch included", "Give it an axis behind the batch.")
+        if getattr(call.layer, "initial", None) is not None:
+            raise Refused("has an initial value", "Leave it out.")
+        found = call.x
+        # From the last axis on, so that the others keep their numbers.
+        for axis in sorted((inner_axis(axis, rank) for axis in tree.flatten(call.layer.axis)), reverse=True):
+            found = call.add(op, {"x": found}, axis=axis, keepdims=keepdims)
+        return found
+
+    return read
+
+
+def softmax(call: ProgramCall) -> ProgramValue:
+    """A softmax along an axis."""
+    return softmax_along(call, call.layer.axis)
+
+
+def matmul(call: ProgramCall) -> ProgramValue:
+    """The products of matrices, one pair for each row of the batch."""
+    both = [call.arguments["x1"], call.arguments["x2"]]
+    if not all(isinstance(value, ProgramValue) and len(value.shape) == 3 for value in both):
+        raise Refused("multiplies something else than two tensors (B, M, K) and (B, K, N)")
+    return summed_products(call, both, (2, 1))
+
+
+def reshape(call: ProgramCall) -> ProgramValue:
+    """The input in another shape, of as many rows."""
+    if call.x.shape[:1] != call.shapes[0][:1]:
+        raise Refused("makes another number of rows", "Leave the batch as it is.")
+    check_changes(call)
+    return reshaped(call)
+
+
+def transpose(call: ProgramCall) -> ProgramValue:
+    """The input with its axes in another order."""
+    axes = tuple(axis % len(call.x.shape) for axis in call.layer.axes or ())
+    if axes[:1] != (0,):
+        raise Refused(f"orders the axes as {call.layer.axes}, where programs leave the batch in front")
+    return call.add("permute", axes=axes[1:])
 
 
 def expand_dims(call: ProgramCall) -> ProgramValue:

@@ -137,10 +137,14 @@ class ProgramReading(Visitor[ProgramValue]):
         refused: A line for each layer that cannot be read.
     """
 
-    def __init__(self, nodes: Nodes | None = None, known: Readers | None = None) -> None:
+    def __init__(
+        self, nodes: Nodes | None = None, known: Readers | None = None, each_of: int | None = 0
+    ) -> None:
         self.nodes = Nodes() if nodes is None else nodes
         self.refused: dict[str, None] = {}
         self._readers = readers() if known is None else known
+        # Of a model inside a TimeDistributed: for how many steps it runs, None for any number; else 0.
+        self._each_of = each_of
 
     def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
@@ -185,15 +189,36 @@ class ProgramReading(Visitor[ProgramValue]):
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         boolean = tensors[0].dtype == "bool"
         made = ProgramCall(operation, call.path, arguments, mask, shapes, boolean, self.nodes, self._readers)
+        if self._each_of != 0:
+            return self._read_each_step(made)
         if not isinstance(operation, keras.Layer):
             # Keras puts masks on the outputs of layers only.
             return [dataclasses.replace(_read_operation(made), mask=None)]
-        outputs = read_layer(made, self._readers.anywhere)
+        outputs = self._distributed(made) or read_layer(made, self._readers.anywhere)
         masks = _masks_after(operation, _attached(made.x) if mask is None else mask)
         return [
             value if value.mask is not None else dataclasses.replace(value, mask=mask)
             for value, mask in zip(outputs, [*masks, *[None] * len(outputs)], strict=False)
         ]
+
+    def _distributed(self, call: ProgramCall) -> list[ProgramValue]:
+        """The outputs of a model inside a TimeDistributed, on all steps at once; empty for anything else."""
+        graph = own_graph(call.layer.layer) if type(call.layer) is layers.TimeDistributed else None
+        if graph is None:
+            return []
+        x = call.x
+        step = dataclasses.replace(x, shape=(x.shape[0], *x.shape[2:]), mask=None)
+        inner = ProgramReading(self.nodes, self._readers, x.shape[1])
+        found = walk(graph, [step], inner, f"{call.path}/{call.layer.layer.name}/")
+        self.refused |= inner.refused
+        return found
+
+    def _read_each_step(self, call: ProgramCall) -> list[ProgramValue]:
+        """The outputs of a call of a model inside a TimeDistributed."""
+        if not isinstance(call.layer, keras.Layer):
+            raise Refused("is not an operation that can be packed inside a TimeDistributed")
+        shapes = tuple((shape[0], self._each_of, *shape[1:]) for shape in call.shapes)
+        return read_layer(dataclasses.replace(call, shapes=shapes, time_axis=2), self._readers.per_step)
 
     def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int], dict[int, int]]:
         """The nodes that outputs depend on, and all inputs; what reads an input decides its type.
@@ -318,8 +343,10 @@ def _masks_after(layer: Any, mask: Any) -> list[Any]:
     """The masks on a layer's outputs that come from its inputs: Keras's `compute_mask`, layer by layer."""
     if mask is None or not layer.supports_masking:
         return []
-    if isinstance(layer, layers.Embedding | layers.Masking | layers.GlobalAveragePooling1D):
+    if isinstance(layer, layers.Embedding | layers.Masking | layers.GlobalAveragePooling1D | layers.Dot):
         return []
+    if isinstance(layer, layers.Attention):
+        return tree.flatten(mask)[:1]
     if isinstance(layer, layers.RNN):
         return tree.flatten(mask)[:1] if layer.return_sequences else []
     if isinstance(layer, layers.Bidirectional):

@@ -28,6 +28,7 @@ from cellerate.program.operation import (
 )
 from cellerate.program.program import Program
 from cellerate.program.table import LAST_STATES, MASKS, OPERATIONS, RECURRENT
+from cellerate.program.windows import window_steps
 
 __all__ = [
     "AS_READ",
@@ -46,4 +47,5 @@ __all__ = [
     "Program",
     "Shape",
     "named_activation",
+    "window_steps",
 ]

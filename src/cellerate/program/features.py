@@ -1,7 +1,11 @@
 """The operations that compute features from features, each step or each row by itself."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
+from cellerate.errors import ModelError
 from cellerate.program.node import NORMALIZERS, Node
 from cellerate.program.operation import (
     Arithmetic,
@@ -9,7 +13,9 @@ from cellerate.program.operation import (
     Operation,
     Shape,
     Shapes,
+    Stepped,
     along_axis,
+    axis_of,
     check_last,
     check_mask,
     option,
@@ -50,6 +56,43 @@ def _mean_over_time(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndar
     return np.asarray(mean, np.float32)
 
 
+def _reduced(node: Node, read: Shapes) -> Shape:
+    x, place = read["x"], axis_of(node, read["x"])
+    return (*x[:place], *((1,) if option(node, "keepdims") else ()), *x[place + 1 :])
+
+
+def _within_a_step(node: Node, steps: int) -> Stepped:
+    if node.options["axis"] == 1:
+        raise ValueError(f"{node.op} needs the whole sequence")
+    return step_by_step(node, steps)
+
+
+def _reduce(function: Callable[..., np.ndarray], **exactly: Any) -> Operation:
+    """The row of an operation that makes one number of those along an axis."""
+
+    def run(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
+        axis, keepdims = option(node, "axis"), option(node, "keepdims")
+        return np.asarray(function(given["x"], axis=axis, keepdims=keepdims, **exactly), np.float32)
+
+    return Operation(
+        options={"axis": int, "keepdims": bool},
+        check=_check_axis,
+        shape=_reduced,
+        run=run,
+        step=_within_a_step,
+    )
+
+
+def _softmax(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
+    last = np.moveaxis(given["x"], option(node, "axis"), -1)
+    return np.moveaxis(arithmetic.activate("softmax", last), -1, option(node, "axis"))
+
+
+def _check_axis(node: Node) -> None:
+    if option(node, "axis") < 1:
+        raise ModelError(f"{node.name}: axis must be at least 1, not {node.options['axis']!r}.")
+
+
 ROWS = {
     "activation": Operation(
         options={"activation": str},
@@ -77,6 +120,15 @@ ROWS = {
         shape=along_axis,
         run=lambda node, given, _: np.cumsum(given["x"], axis=option(node, "axis")),
     ),
+    # Along any axis; an activation has it along the last one.
+    "softmax": Operation(
+        options={"axis": int}, check=_check_axis, shape=along_axis, run=_softmax, step=_within_a_step
+    ),
+    # Along an axis, which goes or, with keepdims, becomes 1.
+    "sum": _reduce(np.sum, dtype=np.float64),
+    "mean": _reduce(np.mean, dtype=np.float64),
+    "max": _reduce(np.max),
+    "min": _reduce(np.min),
     # Over axis 1: (B, T, F) -> (B, F).
     "mean_over_time": Operation(inputs=("x", "mask?"), shape=_over_time, run=_mean_over_time),
     "max_over_time": Operation(shape=_over_time, run=lambda node, given, _: given["x"].max(axis=1)),

@@ -80,6 +80,7 @@ ROWS = {
     "add": merge(np.add),
     "subtract": merge(np.subtract, ("0", "1")),
     "multiply": merge(np.multiply),
+    "divide": merge(np.divide, ("0", "1")),
     "average": merge(np.add, average=True),
     "maximum": merge(np.maximum),
     "minimum": merge(np.minimum),

@@ -21,6 +21,7 @@ from cellerate.program.operation import (
     check_numbers,
     needs_all_steps,
     option,
+    step_by_step,
 )
 
 _MOST_REPEATED = 1 << 20
@@ -92,7 +93,20 @@ def _take_step(node: Node, steps: int) -> Stepped:
     return Stepped() if axis == 2 else needs_all_steps(node, steps)
 
 
+def _flattened(node: Node, read: Shapes) -> Shape:
+    x = read["x"]
+    check_last(x)
+    return (x[0], math.prod(x[1:]))
+
+
 ROWS = {
+    # (B, T, ...) -> (B, T, F): all axes behind the first one become the features.
+    "flatten_steps": Operation(
+        gives=AS_READ,
+        shape=_flattened,
+        run=lambda node, given, _: given["x"].reshape(*given["x"].shape[:2], math.prod(given["x"].shape[2:])),
+        step=step_by_step,
+    ),
     # shape without the batch; -1 at most once.
     "reshape": Operation(
         options={"shape": tuple},

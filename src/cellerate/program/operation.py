@@ -47,10 +47,12 @@ class Stepped(NamedTuple):
     Attributes:
         sequence: Whether its result has the steps of the push; if not, it is that of the last step.
         options: The options that it needs for that, beside those it has.
+        earlier: How many steps before a push it reads as well, zeros before the first one, and their features.
     """
 
     sequence: bool = True
     options: Mapping[str, Option] = {}
+    earlier: tuple[int, int] = (0, 0)
 
 
 def needs_all_steps(node: Node, steps: int) -> Stepped:
@@ -75,7 +77,7 @@ class Operation:
         arrays: Its weights: name → axes. Names that end in "?" are optional.
         options: Its options: name → required type.
         check: Raises `ModelError` for a node that breaks a rule which the types of its options cannot express.
-        reads: The type of its inputs, but of "ids", which are int32, and "mask", which is bool.
+        reads: The type of its inputs, but of "ids", which are int32, and those that begin with "mask", which are bool.
         gives: The type of its result: "float32", "bool" for a mask, or `AS_READ`.
         shape: The shape of its result from those of its inputs, without a size of 0. Raises `ValueError` for shapes
             that it does not take.

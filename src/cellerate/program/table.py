@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cellerate.program import features, masks, merging, moving, products, recurrent
+from cellerate.program import attention, features, masks, merging, moving, products, recurrent, windows
 from cellerate.program.node import Node
 from cellerate.program.operation import MOST_AXES, Operation, Shape, are_sizes, check_numbers
 
@@ -28,6 +28,8 @@ OPERATIONS: Mapping[str, Operation] = {
     **features.ROWS,
     **merging.ROWS,
     **moving.ROWS,
+    **windows.ROWS,
+    **attention.ROWS,
 }
 """Every operation; a file that names any other is refused."""
 

@@ -98,12 +98,15 @@ def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, 
 def test_pack_says_all_that_it_cannot_take_and_writes_nothing(cellerate, tmp_path):
     import keras
 
-    chain = [keras.layers.Conv1D(3, 2, name="conv"), keras.layers.LSTM(2, "softmax", "glu", name="soft")]
+    chain = [
+        keras.layers.SeparableConv1D(3, 2, name="conv"),
+        keras.layers.LSTM(2, "softmax", "glu", name="soft"),
+    ]
     keras.Sequential([keras.Input((4, 3)), *chain]).save(tmp_path / "own.keras")
     code, out, err = cellerate("pack", tmp_path / "own.keras", "-o", tmp_path / "own.cell")
     assert (code, out) == (4, "")
     for part in (
-        "conv (Conv1D) is not a layer",
+        "conv (SeparableConv1D) is not a layer",
         "soft (LSTM) has the activation",
         "has the recurrent_activation",
     ):

@@ -215,8 +215,10 @@ def test_nan_stays_in_its_row() -> None:
 @pytest.mark.parametrize(
     ("nodes", "takes"),
     [
-        ([Node("input", "x", options={"shape": (-1, 3, 2, 2), "dtype": "float32"})], False),
-        ([Node("permute", "p", {"x": 0}, options={"axes": (2, 1)})], False),
+        ([Node("input", "x", options={"shape": (-1, 3, 2, 2), "dtype": "float32"})], True),
+        ([Node("input", "x", options={"shape": (-1, 3, 2, 2, 2), "dtype": "float32"})], False),
+        ([Node("permute", "p", {"x": 0}, options={"axes": (2, 1)})], True),
+        ([Node("permute", "p", {"x": 0}, options={"axes": (1, 3, 2)})], False),
         ([Node("flip", "f", {"x": 0}, options={"axis": 2})], False),
         ([Node("flip", "f", {"x": 0}, options={"axis": 1})], True),
     ],
@@ -228,10 +230,13 @@ def test_program_that_the_core_does_not_know_is_not_taken(nodes: Sequence[Node],
 def test_sizes_that_the_core_does_not_know_are_not_taken() -> None:
     x = Node("input", "x", options={"shape": (-1, -1, 3), "dtype": "float32"})
     sum_ = Node("add", "sum", {"0": 0, "1": 1})
-    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (4, 3), 1: (1, 3), 2: (4, 3)}) is None
-    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (4, 3), 1: (4, 3), 2: (4, 3)}) is not None
+    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (4, 3), 1: (1, 3), 2: (4, 3)}) is not None
+    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (2, 4, 3), 1: (4, 3), 2: (2, 4, 3)}) is None
     joined = Node("concatenate", "joined", {"0": 0, "1": 1}, options={"axis": 1})
-    assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 3), 1: (4, 3), 2: (8, 3)}) is None
+    assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 3), 1: (4, 3), 2: (8, 3)}) is not None
+    assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 2, 3), 1: (4, 2, 3), 2: (8, 2, 3)}) is None
+    repeated = Node("repeat_vector", "repeated", {"x": 0}, options={"n": 2})
+    assert cpu.sizes_of({0: x, 1: repeated}, {0: (4, 3), 1: (2, 4, 3)}) is None
 
 
 def test_weights_that_many_nodes_share_are_not_packed_many_times() -> None:

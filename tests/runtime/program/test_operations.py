@@ -304,6 +304,7 @@ MASK = {"mask": scattered(B, T)}
 IDS = np.random.default_rng(0).integers(-6, 6, (B, T)).astype(np.int32)
 XS = {"x": draw(B, T, F)}
 TWO = {"0": draw(B, T, F), "1": draw(B, T, F, seed=1)}
+WINDOW = {"size": 3, "strides": 1, "dilation": 2, "padding": "same", "axis": 1}
 CASES = {
     "embedding": (node("embedding", {"embeddings": draw(6, 4)}), {"ids": IDS}),
     "unembedding": (node("unembedding", {"embeddings": draw(6, F)}, soft_cap=2.0), XS),
@@ -328,6 +329,17 @@ CASES = {
     "max_over_time": (node("max_over_time"), XS),
     "flip_mask": (node("flip_mask"), MASK),
     "any_mask": (node("any_mask"), {"0": MASK["mask"], "1": MASK["mask"][:, ::-1].copy()}),
+    "divide": (node("divide"), TWO),
+    "flatten_steps": (node("flatten_steps"), XS),
+    "softmax": (node("softmax", axis=1), XS),
+    **{name: (node(name, axis=1, keepdims=False), XS) for name in ("sum", "mean", "max", "min")},
+    "windows": (node("windows", **WINDOW, features=F), XS),
+    **{name: (node(name, **WINDOW), XS) for name in ("max_pool", "average_pool")},
+    "dot": (node("dot", axes=(2, 2)), TWO),
+    "attention": (
+        node("attention", heads=F, scale=0.5, causal=True, zeros=True),
+        {"query": TWO["0"], "key": TWO["1"], "value": TWO["1"]} | MASK,
+    ),
 }
 
 

@@ -36,6 +36,22 @@ MASK = {"mask": np.random.default_rng(1).random((B, T)) < 0.5}
 TWO = {"0": draw(B, T, F), "1": draw(B, T, F, seed=1)}
 # One of fewer axes, and sizes of 1 that become the others': more elements than any input has.
 GROWN = {"0": draw(B, T, 1), "1": draw(B, F), "2": draw(B, 1, 1)}
+MASK_OF_2 = {"mask": np.ones((B, 2), bool), "mask_of_queries": MASK["mask"]}
+
+
+SELF = dict.fromkeys(("query", "key", "value"), (T, F))
+
+
+def window(op, **options):
+    return node(op, **({"size": 2, "strides": 1, "dilation": 1, "padding": "valid", "axis": 1} | options))
+
+
+def attention(arrays=None, **options):
+    return node(
+        "attention", arrays, **({"heads": 1, "scale": 1.0, "causal": False, "zeros": False} | options)
+    )
+
+
 CASES = [
     (node("embedding", {"embeddings": draw(6, 4)}), IDS),
     (node("unembedding", {"embeddings": draw(6, F)}, soft_cap=None), XS),
@@ -82,6 +98,21 @@ CASES = [
     (node("flip_mask"), MASK),
     (node("any_mask"), {"0": MASK["mask"]}),
     (node("any_mask"), {"0": MASK["mask"], "1": MASK["mask"][:, :1]}),
+    (node("divide"), TWO),
+    (node("flatten_steps"), {"x": draw(B, 2, 3, 4)}),
+    (node("flatten_steps"), {"x": draw(B, 2)}),
+    (node("softmax", axis=1), XS),
+    *((node(op, axis=2, keepdims=False), XS) for op in ("sum", "mean", "max", "min")),
+    (node("sum", axis=1, keepdims=True), {"x": draw(B, 2, 3, 4)}),
+    (node("sum", axis=1, keepdims=False), {"x": draw(B, F)}),
+    (window("windows", size=3, dilation=2, padding="causal", features=F), XS),
+    (window("windows", size=20, padding="same", strides=3, features=4, axis=2), {"x": draw(B, 2, 3, 4)}),
+    (window("max_pool", size=2, strides=3), XS),
+    (window("average_pool", size=2, padding="same", axis=2), {"x": draw(B, 2, 3, 4)}),
+    (node("dot", axes=(2, 2)), TWO),
+    (node("dot", axes=(1, 2)), {"0": draw(B, F), "1": draw(B, T, F)}),
+    (node("dot", axes=(1, 1)), {"0": draw(B, F), "1": draw(B, F)}),
+    (attention(heads=3), {"query": draw(B, T, F), "key": draw(B, 2, F), "value": draw(B, 2, 6)} | MASK_OF_2),
 ]  # fmt: skip
 
 
@@ -144,6 +175,23 @@ WRONG = {
     "flip of the batch": (node("flip", axis=-3), {"x": (T, F)}),
     "cumsum of an axis that is not there": (node("cumsum", axis=3), {"x": (T, F)}),
     "repeat to 33 axes": (node("repeat_vector", n=1), {"x": (1,) * 31}),
+    "flatten_steps of the batch": (node("flatten_steps"), {"x": ()}),
+    "softmax of an axis that is not there": (node("softmax", axis=3), {"x": (T, F)}),
+    "sum of an axis that is not there": (node("sum", axis=3, keepdims=False), {"x": (T, F)}),
+    "windows of other features": (window("windows", features=F + 1), {"x": (T, F)}),
+    "windows of too few steps": (window("windows", size=4, dilation=3, features=F), {"x": (T, F)}),
+    "windows of other axes": (window("windows", features=F, axis=2), {"x": (T, F)}),
+    "pool of too few steps": (window("max_pool", size=T + 1), {"x": (T, F)}),
+    "pool of two axes": (window("average_pool"), {"x": (F,)}),
+    "dot of other sizes": (node("dot", axes=(1, 2)), {"0": (T, F), "1": (T, F)}),
+    "dot of four axes": (node("dot", axes=(1, 1)), {"0": (T, F), "1": (T, F, 2)}),
+    "dot of an axis that is not there": (node("dot", axes=(2, 1)), {"0": (F,), "1": (F,)}),
+    "attention of other features": (attention(), {"query": (T, F), "key": (T, 2), "value": (T, F)}),
+    "attention of other steps": (attention(), {"query": (T, F), "key": (2, F), "value": (T, F)}),
+    "attention in uneven heads": (attention(heads=2), {"query": (T, F), "key": (T, F), "value": (T, 4)}),
+    "attention of two axes": (attention(), {"query": (F,), "key": (T, F), "value": (T, F)}),
+    "attention with another mask": (attention(), SELF | {"mask": (T + 1,)}),
+    "attention with other weights": (attention({"additive": draw(2)}), SELF),
     "lstm of other features": (lstm(), {"x": (T, F + 1)}),
     "lstm of two axes": (lstm(), {"x": (F,)}),
     "lstm of another mask": (lstm(), {"x": (T, F), "mask": (1,)}),

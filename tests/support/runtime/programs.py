@@ -128,7 +128,97 @@ def inputs_of(program: Program, batch: int, steps: int, seed: int = 0) -> Given:
     return found
 
 
-PROGRAMS = {"classifier": classifier, "forecaster": forecaster, "sequence to sequence": sequence_to_sequence}
+def windows(graph: Graph, op: str, x: int, size: int, padding: str, **options: Any) -> int:
+    """A node that looks at windows, with its name."""
+    chosen = {"strides": 1, "dilation": 1, "axis": 1} | options
+    return graph.add(op, f"{op} {len(graph.nodes)}", {"x": x}, size=size, padding=padding, **chosen)
+
+
+def convolutional(*, strided: bool = True) -> Program:
+    """Convolutions and pooling over time, and over the steps within each step of another input."""
+    graph = Graph()
+    x = graph.input("x", -1, F)
+    causal = windows(graph, "windows", x, 3, "causal", dilation=2, features=F)
+    first = graph.dense(causal, "first", 3 * F, 7, "relu")
+    pooled = windows(graph, "max_pool", first, 3, "same", strides=2)
+    same = windows(graph, "windows", pooled, 4, "same", strides=2 if strided else 1, features=7)
+    second = graph.dense(same, "second", 28, 20, "tanh")
+    mean = windows(graph, "average_pool", second, 2, "same", strides=3)
+    top = graph.lstm(mean, "top", 20, H)
+    frames = graph.input("frames", 3, 8, 2)
+    inside = windows(graph, "windows", frames, 3, "valid", strides=2, axis=2, features=2)
+    each = graph.dense(inside, "each", 6, 18, "softmax")
+    most = windows(graph, "max_pool", each, 2, "valid", axis=2)
+    less = windows(graph, "average_pool", each, 3, "same", axis=2)
+    flat = graph.add("flatten_steps", "flat", {"x": most})
+    of_frames = graph.lstm(flat, "of frames", 36, 5)
+    return graph.program(
+        pooled=pooled,
+        top=top,
+        gathered=same,
+        most=most,
+        of_frames=of_frames,
+        sums=graph.add("sum", "sums", {"x": less}, axis=2, keepdims=False),
+        largest=graph.add("max", "largest", {"x": less}, axis=3, keepdims=True),
+        normal=graph.add("softmax", "normal", {"x": each}, axis=2),
+        joined=graph.add("concatenate", "joined", {"0": x, "1": x}, axis=1),
+    )
+
+
+def attentive(*, masks: bool = True, additive: bool = True) -> Program:
+    """Every way in which the steps of a sequence look at all steps of another."""
+    graph = Graph()
+    x, y = graph.input("x", -1, F), graph.input("y", -1, F)
+    h, s = graph.lstm(x, "h", F, 24), graph.lstm(y, "s", F, 24)
+    counts: dict[str, int] = {}
+    if masks:
+        counts = {
+            "mask": graph.add("features_mask", "counts", {"x": y}, mask_value=0.0),
+            "mask_of_queries": graph.add("features_mask", "asks", {"x": x}, mask_value=0.0),
+        }
+    three = {"query": h, "key": s, "value": s}
+    plain = {"heads": 1, "scale": 1.0, "causal": False, "zeros": False}
+    scores = graph.add("softmax", "weights", {"x": graph.dense(h, "scores", 24, 1)}, axis=1)
+    context = graph.add("multiply", "context", {"0": h, "1": scores})
+    luong = graph.add("dot", "luong", {"0": h, "1": s}, axes=(2, 2))
+    powers = graph.add("activation", "powers", {"x": luong}, activation="exponential")
+    total = graph.add("sum", "total", {"x": powers}, axis=2, keepdims=True)
+    shares = graph.add("divide", "shares", {"0": powers, "1": total})
+    last = graph.add(
+        "reshape", "flat", {"x": graph.add("crop", "c", {"x": h}, begin=-1, end=None)}, shape=(24,)
+    )
+    less = graph.add("subtract", "less", {"0": last, "1": h})
+    outputs = {
+        "context": graph.add("sum", "summed", {"x": context}, axis=1, keepdims=False),
+        "mixed": graph.add("dot", "mixed", {"0": shares, "1": s}, axes=(2, 1)),
+        "turned": graph.add("dot", "turned", {"0": h, "1": h}, axes=(1, 1)),
+        "asked": graph.add("dot", "asked", {"0": s, "1": last}, axes=(2, 1)),
+        "asking": graph.add("dot", "asking", {"0": last, "1": s}, axes=(1, 2)),
+        "alone": graph.add("dot", "alone", {"0": last, "1": last}, axes=(1, 1)),
+        "heads": graph.add("attention", "heads", three | counts, **(plain | {"heads": 3, "scale": 0.35})),
+        "causal": graph.add("attention", "causal", three, **(plain | {"causal": True})),
+        "hidden": graph.add(
+            "attention", "hidden", three | counts, **(plain | {"causal": True, "zeros": masks, "heads": 2})
+        ),
+        "columns": graph.add("permute", "columns", {"x": luong}, axes=(2, 1)),
+        "mean": graph.add("mean", "of steps", {"x": context}, axis=1, keepdims=True),
+        "least": graph.add("min", "least", {"x": h}, axis=2, keepdims=False),
+        "most": graph.add("max", "most", {"x": less}, axis=1, keepdims=False),
+    }  # fmt: skip
+    if additive:
+        outputs["additive"] = graph.add(
+            "attention", "additive", three | counts, {"additive": draw(24)}, **plain
+        )
+    return graph.program(**outputs)
+
+
+PROGRAMS = {
+    "classifier": classifier,
+    "forecaster": forecaster,
+    "sequence to sequence": sequence_to_sequence,
+    "convolutional": convolutional,
+    "attentive": attentive,
+}
 
 
 class DrawnProgram:

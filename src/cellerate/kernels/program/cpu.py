@@ -1,18 +1,19 @@
 """A packed model's program on the native core: its weights packed once, the whole graph one call.
 
-The core knows values with a time axis, (B, T, F), and without, (B, F). `takes` says which programs it knows; the
-others, and machines without the core, run an operation at a time (`runtime.interpreter`). Only this module uses the
-core's `CompiledProgram`.
+The core knows values with a time axis, (B, T, F), without, (B, F), and with an axis of sequences, (B, N, T, F). `takes`
+says which programs it knows; the others, and machines without the core, run an operation at a time
+(`runtime.interpreter`). Only this module uses the core's `CompiledProgram`.
 """
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from cellerate.kernels import codes, native
-from cellerate.program import MASKED_OUTPUTS, MASKS, NORMALIZERS, Node, Shape
+from cellerate.program import MASKED_OUTPUTS, MASKS, NORMALIZERS, Node, Shape, window_steps
 
 Sizes = Any
 """The shapes of a call in the core's form; only the core reads it."""
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     inputs: tuple[str, ...]
     arrays: tuple[str | None, ...]
     number: str | None
+    whole: tuple[str, ...]
     shapes: str
 
 
@@ -169,27 +171,72 @@ def sizes_of(
         shapes: The shape of a row of each.
         known: The core's rows of the operations; None for those of packed models.
     """
+    # What trains has its own ways to stretch and to join, and knows no value of several sequences.
+    most, simpler = 3, {}
+    if known is not None:
+        most, simpler = 2, {"stretched": "alike", "joined": "features"}
     known = rows() if known is None else known
     sizes, begins = [], []
     for number, node in nodes.items():
         shape = shapes[number]
+        read = {name: shapes[source] for name, source in node.inputs.items()}
         whole = _gives_ids_or_mask(node)
-        if len(shape) != 1 if whole else not 1 <= len(shape) <= 2:
+        if len(shape) != 1 if whole else not 1 <= len(shape) <= most:
             return None
         takes = known[node.op].shapes
-        if takes == "alike" and not all(
-            shapes[source] == (shape[:1] if name == "mask" else shape) for name, source in node.inputs.items()
-        ):
+        if not _TAKEN[simpler.get(takes, takes)](node, shape, read):
             return None
-        if takes == "features" and node.options["axis"] not in (-1, len(shape)):
-            return None
-        if takes == "time" and len(shapes[node.inputs["x"]]) != 2:
-            return None
-        sizes.append((shape[0], 1) if whole else (shape[0], shape[1]) if len(shape) == 2 else (0, shape[0]))
-        begin: Any = node.options["begin"] if node.op == "crop" else 0
-        begins.append(range(_steps(node, shapes))[begin:].start if begin else 0)
-    # Steps (0 without a time axis) and features of each value, and where each crop begins.
+        sizes.append((shape[0], 1, 0) if whole else _size(shape))
+        begins.append(_begin(node, read))
+    # Steps (0 without a time axis), features and sequences (0 without an axis of them) of each value; and what the
+    # core calls begins.
     return native.core().ProgramSizes(sizes, begins)
+
+
+def _size(shape: Shape) -> tuple[int, int, int]:
+    *outer, features = shape
+    return (math.prod(outer) if outer else 0), features, outer[0] if len(outer) == 2 else 0
+
+
+def _begin(node: Node, read: Mapping[str, Shape]) -> int:
+    """Where a crop begins; the steps before a sequence that windows read; 1 for what works along the features."""
+    options: Mapping[str, Any] = node.options
+    if node.op == "crop":
+        return range(read["x"][0])[options["begin"] :].start if options["begin"] else 0
+    if "padding" in options:
+        return window_steps(node, read["x"][-2])[1]
+    return int(node.op in _ALONG and options["axis"] == len(read["x"]))
+
+
+def _few_axes(shape: Shape, read: Mapping[str, Shape]) -> bool:
+    """True if no value has more than a time axis and one of features."""
+    return max(map(len, (shape, *read.values()))) <= 2
+
+
+def _alike(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
+    return all(each == (shape[:1] if name == "mask" else shape) for name, each in read.items())
+
+
+def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
+    return node.options["axis"] in (-1, len(shape))
+
+
+# The rules that rows name, which `csrc/engine/program_table.h` explains.
+_TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
+    "any": lambda node, shape, read: _few_axes(shape, read),
+    "positions": lambda node, shape, read: True,
+    "alike": _alike,
+    "stretched": lambda node, shape, read: _few_axes(shape, read) or _alike(node, shape, read),
+    "features": _last,
+    "joined": lambda node, shape, read: (
+        _last(node, shape, read) or (node.options["axis"] == 1 and len(shape) == 2)
+    ),
+    "time": lambda node, shape, read: len(read["x"]) == 2 and _few_axes(shape, read),
+    "either": lambda node, shape, read: node.options["axis"] in (len(read["x"]), max(len(read["x"]) - 1, 1)),
+    "swapped": lambda node, shape, read: True,
+}
+_SWAPPED = (2, 1)
+_ALONG = ("sum", "mean", "max", "min", "softmax")
 
 
 def takes(nodes: Collection[Node]) -> bool:
@@ -200,9 +247,11 @@ def takes(nodes: Collection[Node]) -> bool:
         row = rows().get(node.op)
         if row is None or (row.shapes == "time" and node.options.get("axis", 1) != 1):
             return False
+        if row.shapes == "swapped" and node.options["axes"] != _SWAPPED:
+            return False
         if node.op == "input" and node.options["dtype"] == "float32":
             shape: Any = node.options["shape"]
-            if not 2 <= len(shape) <= 3:
+            if not 2 <= len(shape) <= 4:
                 return False
     return True
 
@@ -211,10 +260,6 @@ def takes(nodes: Collection[Node]) -> bool:
 def rows() -> dict[str, Row]:
     """The operations of packed models that the core knows."""
     return {name: Row(*row) for name, row in native.own_list("PROGRAM_OPERATIONS", {}).items()}
-
-
-def _steps(node: Node, shapes: Mapping[int, Shape]) -> int:
-    return shapes[node.inputs["x"]][0]
 
 
 def _gives_ids_or_mask(node: Node) -> bool:
@@ -253,7 +298,12 @@ def native_node(node: Node, places: Mapping[int, int], known: Mapping[str, Row])
             option("state") == "c",
         ),
         option(row.number) or 0.0,
+        [int(number) for name in row.whole for number in _numbers(option(name))],
     )
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _weight_bytes(nodes: Iterable[Node]) -> int:

@@ -372,11 +372,11 @@ def _gather(node: Node, shape: Shape) -> np.ndarray:
 def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
     """True if the core computes a node of a shape from an input of a shape."""
     takes = rows()[_moved(node).op].shapes
-    if name.startswith("mask") or takes == "any":
+    if name.startswith("mask") or takes in ("any", "positions"):
         return True
     if takes == "time":
         return len(read) == 2
-    if takes == "features":
+    if takes in ("features", "joined"):
         axis: Any = node.options["axis"]
         return axis in (-1, len(shape)) or (node.op == "concatenate" and axis == 1)
     if node.op in MASKS:

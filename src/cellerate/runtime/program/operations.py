@@ -63,7 +63,7 @@ def result_type(node: Node, types: Mapping[str, str]) -> str:
     if row.gives == AS_READ and len(set(types.values())) == 1:
         return next(iter(types.values()))
     for name, found in types.items():
-        expected = {"ids": "int32", "mask": "bool"}.get(name, row.reads)
+        expected = "bool" if name.startswith("mask") else "int32" if name == "ids" else row.reads
         if found != expected:
             raise ModelError(
                 f"{node.name}: input {name!r} of {node.op} must be {expected}, not {found}; pack the model again."

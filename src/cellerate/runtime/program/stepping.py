@@ -21,7 +21,7 @@ class Stepping:
         inputs: The names of the model's own inputs.
         outputs: The names of the model's own outputs.
         states: The names of the states, each an input and an output, with its units: h and c of each LSTM, h of each
-            GRU and SimpleRNN, in order.
+            GRU and SimpleRNN, and x, the last steps that a causal convolution read, in order.
     """
 
     program: Program
@@ -34,60 +34,106 @@ def stepping_of(program: Program) -> Stepping:
     """Makes a program that takes steps as they come.
 
     Raises:
-        ModelError: A layer needs steps that are still to come, or there is no recurrent layer to remember those before;
-            the message names it.
+        ModelError: A layer needs steps that are still to come, or no layer remembers those before; the message names
+            it.
     """
-    nodes: list[Node] = []
-    moved: dict[int, int] = {}
-    states: dict[str, int] = {}
-    # How many steps each node has in the model itself: -1 for any number, 0 for those that are not over time.
-    steps: dict[int, int] = {}
-    added: dict[str, int] = {}
-    recurrent = 0  # layers so far
-    for number, node in enumerate(program.nodes):
-        inputs = {name: moved[source] for name, source in node.inputs.items()}
+    push = _Push()
+    for node in program.nodes:
+        push.add(node)
+    if not push.states:
+        raise ModelError(
+            "this model has no recurrent layer and no causal convolution, so there is nothing to remember between two "
+            "pushes."
+        )
+    own = {name: push.moved[number] for name, number in program.outputs.items()}
+    return Stepping(
+        Program(tuple(push.nodes), own | push.added), tuple(program.inputs), tuple(own), push.states
+    )
+
+
+class _Push:
+    """The nodes of a push, while they are made of a model's nodes one after the other.
+
+    Attributes:
+        nodes: The nodes so far.
+        moved: The place of each of the model's nodes among them.
+        states: The names of the states, with their units.
+        added: The name of each state → the node that gives its value after the push.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.moved: list[int] = []
+        self.states: dict[str, int] = {}
+        self.added: dict[str, int] = {}
+        # How many steps each node has in the model itself: -1 for any number, 0 for those that are not over time.
+        self._steps: list[int] = []
+        self._remembering = 0  # layers so far
+
+    def add(self, node: Node) -> None:
+        """Adds the model's next node.
+
+        Raises:
+            ModelError: Its result is not known step by step.
+        """
+        inputs = {name: self.moved[source] for name, source in node.inputs.items()}
         options, row = dict(node.options), OPERATIONS[node.op]
-        read = [steps[source] for source in node.inputs.values() if steps[source]]
-        steps[number] = max(read, default=0)
+        steps = max(
+            (self._steps[source] for source in node.inputs.values() if self._steps[source]), default=0
+        )
         if node.op == "input":
             shape: Any = options["shape"]
-            steps[number] = shape[1] if len(shape) == 3 or options["dtype"] == "int32" else 0
-            if steps[number] and len(shape) <= 3:
+            # Behind the steps an input may have an axis more, for a layer that looks into each step by itself.
+            steps = shape[1] if len(shape) in (3, 4) or options["dtype"] == "int32" else 0
+            if steps and len(shape) <= 4:
                 options["shape"] = (shape[0], -1, *shape[2:])
         elif row.states:
-            _check_recurrent(node, reads_time=bool(steps[node.inputs["x"]]))
-            if not options["return_sequences"]:
-                steps[number] = 0
+            _check_recurrent(node, reads_time=bool(self._steps[node.inputs["x"]]))
+            steps = steps if options["return_sequences"] else 0
             # Before its first step that is not masked both are zeros, and after it the same.
             if options["masked_output"] == "previous_output":
                 options["masked_output"] = "previous_state"
-            units = node.arrays["recurrent_kernel"].shape[0]
             for state in row.states:
-                name = f"{state} {recurrent} {node.name}"
-                states[name] = units
-                nodes.append(Node("input", name, options={"shape": (-1, units), "dtype": "float32"}))
-                inputs[f"{state}0"] = len(nodes) - 1
+                inputs[f"{state}0"] = self._state(node, state, node.arrays["recurrent_kernel"].shape[0])
         elif row.state_of:
-            steps[number] = 0
-        elif steps[number]:
+            steps = 0
+        elif steps:
             try:
-                stepped = row.step(node, steps[number])
+                stepped = row.step(node, steps)
             except ValueError as error:
                 raise ModelError(_refusal(node, str(error))) from None
             options |= stepped.options
-            steps[number] *= stepped.sequence
-        nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
-        moved[number] = len(nodes) - 1
+            steps *= stepped.sequence
+            if stepped.earlier[0]:
+                inputs["x"] = self._with_earlier(node, inputs["x"], *stepped.earlier)
+        self._steps.append(steps)
+        self.moved.append(self._node(dataclasses.replace(node, inputs=inputs, options=options)))
         for state in row.states:
-            nodes.append(_last_state(node, moved[number], state))
-            added[f"{state} {recurrent} {node.name}"] = len(nodes) - 1
-        recurrent += bool(row.states)
-    if not states:
-        raise ModelError(
-            "this model has no recurrent layer, so there is nothing to remember between two pushes."
-        )
-    own = {name: moved[number] for name, number in program.outputs.items()}
-    return Stepping(Program(tuple(nodes), own | added), tuple(program.inputs), tuple(own), states)
+            self.added[f"{state} {self._remembering} {node.name}"] = self._node(
+                _last_state(node, self.moved[-1], state)
+            )
+        self._remembering += bool(row.states)
+
+    def _node(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _state(self, node: Node, state: str, units: int) -> int:
+        """The input of a state of the layer that is being added."""
+        name = f"{state} {self._remembering} {node.name}"
+        self.states[name] = units
+        return self._node(Node("input", name, options={"shape": (-1, units), "dtype": "float32"}))
+
+    def _with_earlier(self, node: Node, x: int, steps: int, features: int) -> int:
+        """The steps of a push behind the steps before it, which the next push finds in a state."""
+        kept = self._state(node, "x", steps * features)
+        name, self._remembering = f"x {self._remembering} {node.name}", self._remembering + 1
+        before = self._node(Node("reshape", node.name, {"x": kept}, options={"shape": (steps, features)}))
+        both = self._node(Node("concatenate", node.name, {"0": before, "1": x}, options={"axis": 1}))
+        last = self._node(Node("crop", node.name, {"x": both}, options={"begin": -steps, "end": None}))
+        flat = Node("reshape", node.name, {"x": last}, options={"shape": (steps * features,)})
+        self.added[name] = self._node(flat)
+        return both
 
 
 def _last_state(node: Node, number: int, state: str) -> Node:

@@ -1,0 +1,186 @@
+// The operations of a program that look across steps, or along either axis of a value: windows, pooling, sums and their
+// like.
+//
+// A value of three axes, (N, T, F), has its N sequences one after the other, as steps of which each sequence has its
+// part.
+#pragma once
+
+#include "engine/program_operations.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+class SequenceOperations : public ProgramOperations {
+ public:
+  using ProgramOperations::ProgramOperations;
+
+  // Copies the steps of each window side by side.
+  void gather_windows(const Block& block, Index n, Index rows) {
+    const Windows windows(*this, n);
+    const Frames x = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Range mine = block.team.share_of(to.all());
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      float* out = to.data + place * to.stride;
+      for (Index tap = 0; tap < windows.size; ++tap, out += x.features) {
+        const Index step = windows.step(place / rows, tap);
+        if (step < 0) {
+          for (Index i = 0; i < x.features; ++i) out[i] = 0;
+        } else {
+          copy_floats(x.at(step, place % rows), out, x.features);
+        }
+      }
+    }
+  }
+
+  void pool(const Block& block, Index n, Index rows) {
+    const Windows windows(*this, n);
+    const Frames x = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const bool mean = nodes_[n].op == ProgramOp::kAveragePool;
+    const Range mine = block.team.share_of(to.all());
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      float* out = to.data + place * to.stride;
+      for (Index first = 0; first < x.features; first += kAtOnce) {
+        Reduced reduced(mean ? ProgramOp::kMean : ProgramOp::kMax, smaller(kAtOnce, x.features - first));
+        for (Index tap = 0; tap < windows.size; ++tap) {
+          const Index step = windows.step(place / rows, tap);
+          if (step >= 0) reduced.add(x.at(step, place % rows) + first);
+        }
+        for (Index i = 0; i < reduced.count; ++i) out[first + i] = reduced.result(i);
+      }
+    }
+  }
+
+  // Sums, means and extremes along an axis.
+  void reduce(const Block& block, Index n, Index rows) {
+    const Frames x = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Index sequences = sequences_of(inputs_of(n)[0]), steps = x.steps / sequences;
+    const Range mine = block.team.share_of(rows);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      for (Index step = 0; along_features(n) && step < x.steps; ++step) {
+        Reduced reduced(nodes_[n].op, 1);
+        for (Index i = 0; i < x.features; ++i) reduced.add(x.at(step, row) + i);
+        number(to, row, step) = reduced.result(0);
+      }
+      for (Index sequence = 0; !along_features(n) && sequence < sequences; ++sequence) {
+        for (Index first = 0; first < x.features; first += kAtOnce) {
+          Reduced reduced(nodes_[n].op, smaller(kAtOnce, x.features - first));
+          for (Index step = 0; step < steps; ++step) reduced.add(x.at(sequence * steps + step, row) + first);
+          for (Index i = 0; i < reduced.count; ++i)
+            number(to, row, sequence * x.features + first + i) = reduced.result(i);
+        }
+      }
+    }
+  }
+
+  // Softmax along an axis.
+  void normalize_along(const Block& block, Index n, Index rows) {
+    const Frames x = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Index sequences = sequences_of(n), steps = x.steps / sequences;
+    const Range mine = block.team.share_of(rows);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      for (Index step = 0; along_features(n) && step < x.steps; ++step) {
+        copy_floats(x.at(step, row), to.at(step, row), x.features);
+        normalize(Normalizer::kSoftmax, to.at(step, row), x.features);
+      }
+      for (Index sequence = 0; !along_features(n) && sequence < sequences; ++sequence) {
+        for (Index first = 0; first < x.features; first += kLanes)
+          normalize_steps(x, to, row, {sequence * steps, (sequence + 1) * steps}, first);
+      }
+    }
+  }
+
+  void transpose(const Block& block, Index n, Index rows) {
+    const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Range mine = block.team.share_of(rows);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      for (Index step = 0; step < to.steps; ++step) {
+        float* out = to.at(step, row);
+        for (Index i = 0; i < to.features; ++i) out[i] = from.at(i, row)[step];
+      }
+    }
+  }
+
+ protected:
+  // How many sequences a value of a row has.
+  Index sequences_of(Index n) const { return shape(n).sequences == 0 ? 1 : shape(n).sequences; }
+  // Number `place` of a row's value, whose steps lie one after the other.
+  static float& number(const Frames& of, Index row, Index place) {
+    return of.at(place / of.features, row)[place % of.features];
+  }
+
+ private:
+  static constexpr Index kAtOnce = 16;  // features
+
+  bool along_features(Index n) const { return run_.call.begins[n] != 0; }
+
+  // Which steps are in the windows of a node.
+  struct Windows {
+    Index size, strides, dilation, before, windows, steps;
+
+    Windows(const SequenceOperations& of, Index n)
+        : size(of.nodes_[n].whole[0]),
+          strides(of.nodes_[n].whole[1]),
+          dilation(of.nodes_[n].whole[2]),
+          before(of.run_.call.begins[n]),
+          windows(of.shape(n).steps / of.sequences_of(n)),
+          steps(of.shape(of.inputs_of(n)[0]).steps / of.sequences_of(n)) {}
+    // The step of the input at a place of a window, or -1 if there is none.
+    Index step(Index window, Index tap) const {
+      const Index at = window % windows * strides + tap * dilation - before;
+      return at < 0 || at >= steps ? -1 : window / windows * steps + at;
+    }
+  };
+
+  // Numbers of which one is made, for some features beside each other.
+  struct Reduced {
+    ProgramOp op;
+    Index count, numbers = 0;
+    double sums[kAtOnce] = {};
+    float most[kAtOnce] = {};
+
+    Reduced(ProgramOp how, Index features) : op(how), count(features) {}
+
+    void add(const float* x) {
+      if (op == ProgramOp::kSum || op == ProgramOp::kMean) {
+        for (Index i = 0; i < count; ++i) sums[i] += static_cast<double>(x[i]);
+      } else if (numbers == 0) {
+        for (Index i = 0; i < count; ++i) most[i] = x[i];
+      } else if (op == ProgramOp::kMax) {
+        // A NaN stays one.
+        for (Index i = 0; i < count; ++i) most[i] = x[i] > most[i] || x[i] != x[i] ? x[i] : most[i];
+      } else {
+        for (Index i = 0; i < count; ++i) most[i] = x[i] < most[i] || x[i] != x[i] ? x[i] : most[i];
+      }
+      ++numbers;
+    }
+    float result(Index i) const {
+      if (op == ProgramOp::kSum) return static_cast<float>(sums[i]);
+      if (op == ProgramOp::kMean) return static_cast<float>(sums[i] / static_cast<double>(numbers));
+      return most[i];
+    }
+  };
+
+  // Softmax over steps, of the features from `first` on that a vector holds.
+  static void normalize_steps(const Frames& x, const Frames& to, Index row, Range steps, Index first) {
+    const auto load = [&](const Frames& from, Index step) {
+      return load_upto<Storage::kFloat32>(from.at(step, row), first, x.features);
+    };
+    const auto keep = [&](F value, Index step) {
+      store_upto<Storage::kFloat32>(to.at(step, row), value, first, x.features);
+    };
+    F largest = load(x, steps.begin);
+    for (Index step = steps.begin + 1; step < steps.end; ++step) largest = Simd::max(load(x, step), largest);
+    double sums[kLanes] = {};
+    for (Index step = steps.begin; step < steps.end; ++step) {
+      float lanes[kLanes];
+      Simd::store(lanes, exponential(Simd::sub(load(x, step), largest), 0.0f));
+      for (int lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(lanes[lane]);
+      keep(Simd::load(lanes), step);
+    }
+    float total[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) total[lane] = static_cast<float>(sums[lane]);
+    for (Index step = steps.begin; step < steps.end; ++step)
+      keep(Simd::div(load(to, step), Simd::load(total)), step);
+  }
+};
+
+}  // namespace cellerate::CELLERATE_TARGET
