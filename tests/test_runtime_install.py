@@ -150,7 +150,7 @@ def test_package_adds_at_most_14_1_mb_to_numpy_with_its_bytecode(alone):
     assert sum(path.stat().st_size for path in own) <= OWN_LIMIT_BYTES
 
 
-def test_packed_model_reads_at_most_4_7_mb_of_the_package(alone, cell):
+def test_packed_model_reads_at_most_4_5_mb_of_the_package(alone, cell):
     program = (
         "import os, sys, cellerate\n"
         "cellerate.load(sys.argv[1]).generate('abc', max_tokens=3, seed=7)\n"
