@@ -15,7 +15,7 @@ find_package(nanobind CONFIG REQUIRED)
 
 # Apart from the core, so that what nanobind asks of the compiler stays out of the kernels.
 nanobind_add_module(_core NB_STATIC STABLE_ABI NB_SUPPRESS_WARNINGS NB_DOMAIN cellerate
-                    ${PROJECT_SOURCE_DIR}/csrc/bindings/bindings.cpp ${PROJECT_SOURCE_DIR}/csrc/bindings/step_bindings.cpp
+                    ${PROJECT_SOURCE_DIR}/csrc/bindings/bindings.cpp ${PROJECT_SOURCE_DIR}/csrc/bindings/text_bindings.cpp
                     ${PROJECT_SOURCE_DIR}/csrc/bindings/program_bindings.cpp
                     ${PROJECT_SOURCE_DIR}/csrc/bindings/training_bindings.cpp)
 # What is called once a model or once a training step is small rather than quick.

@@ -10,7 +10,7 @@
 
 #include "bindings/calls.h"
 #include "bindings/program_bindings.h"
-#include "bindings/step_bindings.h"
+#include "bindings/text_bindings.h"
 #include "bindings/training_bindings.h"
 #include "bindings/xla_ffi.h"
 #include "bindings/xla_launch.h"
@@ -159,7 +159,7 @@ NB_MODULE(_core, module) {
       "Runs one of CALLS, which has the order of its options and arrays; None where an array is absent.");
   module.def("reserve_bytes", &reserve_bytes, nb::arg("name"), nb::arg("dtype"), nb::arg("options"),
              nb::arg("sizes"), "Bytes that a call keeps for backward, for sizes in the order of CALLS.");
-  cellerate::bind_steps(module);
+  cellerate::bind_texts(module);
   cellerate::bind_programs(module);
   cellerate::bind_training(module);
   nb::dict all;

@@ -35,7 +35,7 @@ void make(CompiledProgram* self, const std::vector<PassedNode>& nodes, const std
   std::vector<ProgramNode> graph = nodes_of(nodes);
   const auto kept = named<Precision>("precision", precision, kPrecisionNames);
   const nb::gil_scoped_release release;
-  new (self) CompiledProgram(std::move(graph), outputs, kept, most_bytes);
+  new (self) CompiledProgram(std::move(graph), outputs, kept, {.most_bytes = most_bytes});
 }
 
 void make_sizes(ProgramSizes* self, const Shapes& shapes, const std::vector<int64_t>& begins) {

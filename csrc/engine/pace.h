@@ -17,52 +17,58 @@ class Pace {
   using Clock = std::chrono::steady_clock;
 
  public:
-  // Calls run(several) with what is faster, as far as is known, and notes how long it took.
+  // Calls run(several, trial) with what is faster, as far as is known, and notes how long each of the pieces took that it
+  // did, whose number it gives. Those of a trial may be few; fewer than `least` tell nothing.
   template <class Run>
-  void take(const Run& run) {
+  void take(const Run& run, int64_t least = 1) {
     const auto start = Clock::now();
-    const bool more = several(start);
-    run(more);
-    note(more, Clock::now() - start);
+    const Choice choice = choose(start);
+    const int64_t pieces = run(choice.several, choice.trial);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (choice.trial) trial_seconds_.store(seconds, kRelaxed);
+    // The first call of a trial may have had to wake threads.
+    if (pieces >= least && !choice.wakes) note(choice.several, seconds / static_cast<double>(pieces));
   }
 
  private:
+  struct Choice {
+    bool several, trial, wakes;
+  };
+
   // Which to use now: each is tried first, then the faster one, and the other now and then.
-  bool several(Clock::time_point now) {
+  Choice choose(Clock::time_point now) {
     if (const int left = left_.load(kRelaxed); left > 0) {
       left_.store(left - 1, kRelaxed);
-      return trial_.load(kRelaxed);
+      return {trial_.load(kRelaxed), true, false};
     }
     const double one = seconds_[0].load(kRelaxed), more = seconds_[1].load(kRelaxed);
     if (more == 0 || one == 0) return begin(more == 0);
     const double time = std::chrono::duration<double>(now.time_since_epoch()).count();
-    if (time < due_.load(kRelaxed)) return more < one;
-    due_.store(time + std::max(kTryAgain, kRarely * std::max(one, more)), kRelaxed);
+    if (time < due_.load(kRelaxed)) return {more < one, false, false};
+    due_.store(time + std::max(kTryAgain, kRarely * trial_seconds_.load(kRelaxed)), kRelaxed);
     return begin(more >= one);
   }
 
-  void note(bool several, Clock::duration taken) {
-    // The first call of a trial may have had to wake threads.
-    if (left_.load(kRelaxed) > 0 && trial_.load(kRelaxed) == several) return;
+  void note(bool several, double seconds) {
     const int place = several ? 1 : 0;
-    const double seconds = std::chrono::duration<double>(taken).count();
     const double before = last_[place].exchange(seconds, kRelaxed);
     // The better of the last two, so that a single interrupt changes nothing.
     seconds_[place].store(before > 0 ? std::min(before, seconds) : seconds, kRelaxed);
   }
 
   static constexpr auto kRelaxed = std::memory_order_relaxed;
-  // A trial takes two calls, the slower way. The next one follows after so many seconds, and so many times its time.
+  // A trial takes two calls, the slower way. The next one follows after so many seconds, and so many times as long as a
+  // call of it took.
   static constexpr double kTryAgain = 0.2, kRarely = 100;
 
-  bool begin(bool several) {
+  Choice begin(bool several) {
     trial_.store(several, kRelaxed);
     left_.store(1, kRelaxed);
-    return several;
+    return {several, true, true};
   }
 
   std::atomic<double> seconds_[2] = {0, 0}, last_[2] = {0, 0};  // of one thread, and of several
-  std::atomic<double> due_{0};
+  std::atomic<double> due_{0}, trial_seconds_{0};
   std::atomic<int> left_{0};  // calls of the trial that is under way
   std::atomic<bool> trial_{false};
 };

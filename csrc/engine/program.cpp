@@ -22,6 +22,8 @@ constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target mul
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
 constexpr double kWorthAThread = 2e5;
+// The same of one step of a drawing, whose threads are awake and meet after each layer.
+constexpr double kWorthADrawnStep = 4e4;
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Adds the time since the last mark to that of a node.
@@ -41,28 +43,34 @@ struct Clock {
 }  // namespace
 
 CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs,
-                                 Precision precision, size_t most_bytes)
-    : target_(&cellerate::target()), nodes_(std::move(nodes)), outputs_(std::move(outputs)) {
+                                 Precision precision, const ProgramOptions& options)
+    : target_(&cellerate::target()),
+      kernels_(options.same_everywhere ? target_->same_programs : target_->programs),
+      nodes_(std::move(nodes)),
+      outputs_(std::move(outputs)) {
   check_graph(precision);
-  link();
-  const ProgramGraph graph{nodes_.data(), links_.data(), static_cast<int32_t>(nodes_.size()), precision};
+  link(options.largest_table);
+  const ProgramGraph graph{nodes_.data(), links_.data(), static_cast<int32_t>(nodes_.size()), precision,
+                           options.static_scales};
   constexpr int64_t kBytes[] = {4, 2, 1};  // of an element, in the order of Precision
   for (const ProgramNode& node : nodes_) {
     if (node.op != ProgramOp::kLstm) continue;
     const int64_t bytes = 4 * node.columns * node.columns * kBytes[static_cast<int>(precision)];
     bytes_of_step_ = std::max(bytes_of_step_, bytes);
   }
-  bytes_ = target_->programs->pack(graph, nullptr);
-  if (bytes_ > most_bytes) {
+  bytes_ = kernels_->pack(graph, nullptr);
+  if (bytes_ > options.most_bytes) {
     throw std::invalid_argument("the packed weights would take " + std::to_string(bytes_) +
-                                " bytes; expected at most " + std::to_string(most_bytes));
+                                " bytes; expected at most " + std::to_string(options.most_bytes));
   }
   packed_ = packed_memory(bytes_);
-  target_->programs->pack(graph, packed_.get());
+  kernels_->pack(graph, packed_.get());
   for (ProgramNode& node : nodes_) node.kernel = node.recurrent_kernel = node.bias = nullptr;
 }
 
 const char* CompiledProgram::target() const { return target_->name; }
+
+const Exponentials& CompiledProgram::exponentials() const { return kernels_->exponentials; }
 
 namespace {
 
@@ -156,7 +164,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         break;
       case ProgramOp::kLstm: {
         need(of(0).steps >= 1 && of(0).features == node.rows && shape.features == node.columns &&
-             shape.steps == (node.return_sequences ? of(0).steps : 0));
+             (shape.steps == (node.return_sequences ? of(0).steps : 0) || (!stretches && shape.steps == 0)));
         if (node.inputs[1] >= 0) need(of(1).steps == of(0).steps);
         const ValueShape state{0, node.columns};
         if (node.inputs[2] >= 0) need(of(2) == state && of(3) == state);
@@ -257,9 +265,32 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
   std::vector<Held> held;  // in the order of their places
   std::vector<bool> placed(nodes_.size(), false);
   size_t most = 0;
+  // Values that lie in the caller's arrays as they do in a block.
+  const auto find_outside = [&](int32_t owner) {
+    const ValueShape& shape = call.shapes[owner];
+    const bool numbers = links_[owner].kind == ValueKind::kNumbers;
+    const auto fits = [&](const int64_t* rows, size_t n) {
+      ValuePlace& found = places[owner];
+      found.stride = rows == nullptr || (numbers && shape.steps > 0) ? shape.features : rows[n];
+      if (call.batch == 1) return true;
+      return shape.positions() == 1 &&
+             (numbers ? rows != nullptr || shape.features < kLongRow : found.stride == 1);
+    };
+    if (nodes_[owner].op == ProgramOp::kInput) {
+      const size_t n = input_of(owner);
+      if (fits(call.input_rows, n)) places[owner].input = static_cast<int32_t>(n);
+      return places[owner].input >= 0;
+    }
+    const auto output = std::ranges::find(outputs_, owner);
+    const auto n = static_cast<size_t>(output - outputs_.begin());
+    if (output == outputs_.end() || (n == 0 && call.first_output != FirstOutput::kGiven)) return false;
+    if (fits(call.output_rows, n)) places[owner].output = static_cast<int32_t>(n);
+    return places[owner].output >= 0;
+  };
   const auto give = [&](int32_t owner, int32_t now) {
     if (placed[owner]) return;
     placed[owner] = true;
+    if (find_outside(owner)) return;
     const ValueShape& shape = call.shapes[owner];
     int64_t stride = 1;
     size_t each = sizeof(int32_t);
@@ -277,7 +308,10 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
     }
     places[owner] = {begin, stride, 0};
     most = std::max(most, begin + bytes);
-    const Held mine{begin, begin + bytes, std::max(links_[owner].last_use, now)};
+    // A thread that is still drawing must find the last step's logits, so a drawn step overwrites no value of another.
+    const bool stays = call.first_output == FirstOutput::kDrawn;
+    const int32_t last_use = stays ? std::numeric_limits<int32_t>::max() : links_[owner].last_use;
+    const Held mine{begin, begin + bytes, std::max(last_use, now)};
     held.insert(std::ranges::upper_bound(held, begin, {}, &Held::begin), mine);
   };
   for (int32_t n = 0; n < count; ++n) {
@@ -311,6 +345,27 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
   return most;
 }
 
+std::vector<int32_t> CompiledProgram::order(const ProgramCall& call,
+                                            const std::vector<ValuePlace>& places) const {
+  std::vector<int32_t> found;
+  const bool all = call.first_output != FirstOutput::kNone;
+  const int32_t last =
+      all ? static_cast<int32_t>(nodes_.size()) - 1 : *std::max_element(outputs_.begin() + 1, outputs_.end());
+  for (int32_t n = 0; n <= last; ++n) {
+    const ValueLink& link = links_[n];
+    const bool is_lstm = nodes_[n].op == ProgramOp::kLstm;
+    if (link.nothing || link.looked_up || (!link.wanted && !is_lstm) || places[n].input >= 0) continue;
+    found.push_back(n);
+  }
+  return found;
+}
+
+size_t CompiledProgram::input_of(int32_t node) const {
+  return static_cast<size_t>(
+      std::count_if(nodes_.begin(), nodes_.begin() + node,
+                    [](const ProgramNode& before) { return before.op == ProgramOp::kInput; }));
+}
+
 size_t CompiledProgram::node_of_input(size_t n) const {
   size_t node = 0;
   for (;; ++node) {
@@ -334,11 +389,12 @@ void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
     }
   }
   plan.products = products * static_cast<double>(call.batch);
-  plan.threads = thread_count();
-  const auto worth = static_cast<int64_t>(std::min(plan.products / kWorthAThread, 1e6));
-  const auto threads = std::clamp<int64_t>(worth, 1, plan.threads);
+  plan.threads = call.threads > 0 ? call.threads : thread_count();
+  const double worth_one = call.first_output == FirstOutput::kDrawn ? kWorthADrawnStep : kWorthAThread;
+  const auto worth = static_cast<int64_t>(std::min(plan.products / worth_one, 1e6));
+  const auto threads = call.threads > 0 ? call.threads : std::clamp<int64_t>(worth, 1, plan.threads);
   // Each thread its own rows, as long as there are enough for a product to be quick; else they share a block.
-  plan.teams = call.batch < 2 * threads ? 1 : threads;
+  plan.teams = call.together || call.batch < 2 * threads ? 1 : threads;
   plan.members = threads / plan.teams;
 }
 
@@ -364,18 +420,21 @@ ProgramPlan CompiledProgram::plan(const ProgramCall& call) const {
   if (blocks > 1) rows = (rows + kTiledRows - 1) / kTiledRows * kTiledRows;
   plan.rows = rows;
   plan.bytes = place(call, rows, plan.places);
+  plan.order = order(call, plan.places);
   return plan;
 }
 
 void CompiledProgram::run(const ProgramCall& call, const ProgramPlan& plan) const {
   if (call.batch < 1) return;
-  check_ids(nodes_, call.shapes, call.inputs, call.batch);
+  if (call.text == nullptr) check_ids(nodes_, call.shapes, call.inputs, call.batch);
   ProgramRun run;
   run.call = call;
   run.nodes = nodes_.data();
   run.links = links_.data();
   run.places = plan.places.data();
   run.count = static_cast<int32_t>(nodes_.size());
+  run.order = plan.order.data();
+  run.order_count = static_cast<int32_t>(plan.order.size());
   run.outputs = outputs_.data();
   run.output_count = static_cast<int32_t>(outputs_.size());
   run.bytes = plan.bytes;
@@ -387,11 +446,13 @@ void CompiledProgram::run(const ProgramCall& call, const ProgramPlan& plan) cons
     run.mark = &Clock::mark;
     run.clock = &clock;
   }
-  if (plan.members == 1 || call.seconds != nullptr) return target_->programs->run(packed_.get(), run);
+  const bool chosen = call.threads > 0 || call.first_output == FirstOutput::kDrawn || call.seconds != nullptr;
+  if (plan.members == 1 || chosen) return kernels_->run(packed_.get(), run);
   Pace& pace = paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(plan.products)))];
-  pace.take([&](bool several) {
+  pace.take([&](bool several, bool) {
     if (!several) run.members = 1;
-    target_->programs->run(packed_.get(), run);
+    kernels_->run(packed_.get(), run);
+    return int64_t{1};
   });
 }
 

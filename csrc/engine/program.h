@@ -1,4 +1,5 @@
-// A packed model as one call: a graph of layers whose weights are packed once, run on whole sequences.
+// A packed model as one call: a graph of layers whose weights are packed once, run on whole sequences, or on the steps of
+// ids that are drawn.
 //
 // A row of the batch is computed by itself, so threads divide the rows, and each runs the whole graph on a block of
 // them: nothing is handed over between two layers. With fewer rows than threads, several threads share a block; then
@@ -11,15 +12,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "cells/lstm.h"
+#include "engine/generation.h"
 #include "engine/pace.h"
 #include "engine/packed_memory.h"
-#include "engine/step_model.h"
 
 namespace cellerate {
+
+struct Target;
 
 // program_table.h has a row for each.
 enum class ProgramOp : int32_t {
@@ -104,7 +108,8 @@ struct ProgramNode {
   bool go_backwards = false, return_sequences = true;
   bool ids = false;   // an input: whether it holds ids
   bool cell = false;  // an LSTM's state: c and not h
-  // Epsilon, the value of a masked feature, the factor of scores, the axis of a join, or the cap of logits, 0 for none.
+  // Epsilon, the value of a masked feature, the factor of scores, the axis of a join, the greatest id that is masked, or
+  // the cap of logits, 0 for none.
   float number = 0;
   int64_t whole[3] = {};  // whole numbers, which its row names
 };
@@ -134,11 +139,12 @@ struct ValueLink {
   int32_t owner = 0;  // the node whose memory holds the value: this one, or the one that it is a part of
   int32_t last_use =
       0;  // of an owner, the last node that reads its memory; beyond the last node for an output
-  bool wanted = false;     // whether anybody reads the value
-  bool nothing = false;    // another node does this one's work
-  bool natural = false;    // of an LSTM that goes backwards: its outputs lie in the order of its inputs
-  bool looked_up = false;  // of an embedding: only LSTMs read it, and look it up themselves
-  bool tabled = false;     // of an LSTM that looks ids up: in a table of embeddings·kernel + bias
+  bool wanted = false;   // whether anybody reads the value
+  bool nothing = false;  // another node does this one's work
+  bool natural = false;  // of an LSTM that goes backwards: its outputs lie in the order of its inputs
+  // Of an embedding or a mask of ids: only LSTMs read it, and look at the ids themselves.
+  bool looked_up = false;
+  bool tabled = false;  // of an LSTM that looks ids up: in a table of embeddings·kernel + bias
   // Of an LSTM: another one that can run beside it, on other threads; -1 if there is none. Either neither needs the
   // other, or the later one reads the outputs of the earlier one, and follows it through time.
   int32_t partner = -1;
@@ -149,6 +155,28 @@ struct ValuePlace {
   size_t offset = 0;   // in bytes, in the memory of the block
   int64_t stride = 0;  // in elements, from row to row
   int64_t column = 0;  // in elements, where a part of a joined value begins
+  // The input or output of the call whose memory it is, because its rows lie there as they do in a block; -1 if it is
+  // memory of the block.
+  int32_t input = -1, output = -1;
+};
+
+// What is done with the first output of a call.
+enum class FirstOutput : int32_t {
+  kGiven,   // as all others
+  kDrawn,   // logits, of which ids are drawn that are read in turn; the input of ids is not looked at
+  kScored,  // logits, of which the log probabilities of ids are given
+  kNone,    // nothing: only states are wanted
+};
+
+// What a call needs whose first output are logits.
+struct TextCall {
+  Generation* generation = nullptr;
+  // To score: the id after each step, or -1 for a log probability of 0, and where log probabilities go; both (B, scored)
+  // with so many elements from row to row.
+  const int32_t* next = nullptr;
+  float* log_probabilities = nullptr;
+  int64_t next_row = 0, log_probabilities_row = 0;
+  int64_t scored = 0;  // steps
 };
 
 // One call of a packed model.
@@ -161,6 +189,14 @@ struct ProgramCall {
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)
   double* seconds = nullptr;            // of every node, or null: what the first thread spends on it is added
+  // Elements from row to row of ids and of numbers without a time axis, for each input and output; null if they lie
+  // side by side.
+  const int64_t* input_rows = nullptr;
+  const int64_t* output_rows = nullptr;
+  int threads = 0;        // 0 for as many as are worth it
+  bool together = false;  // threads share each block, also where each could have rows of its own
+  FirstOutput first_output = FirstOutput::kGiven;
+  const TextCall* text = nullptr;
 };
 
 // How calls of the same sizes are run; settled once for all of them.
@@ -172,6 +208,7 @@ struct ProgramPlan {
   int64_t rows = 1;                // of a block, at most
   size_t bytes = 0;                // of the values of a block
   std::vector<ValuePlace> places;  // of every node
+  std::vector<int32_t> order;      // the nodes that have something to do
 };
 
 // What a kernel is asked to do. Plain pointers: kernels are compiled for other instruction sets, and must not define
@@ -181,7 +218,9 @@ struct ProgramRun {
   const ProgramNode* nodes = nullptr;  // without their arrays
   const ValueLink* links = nullptr;
   const ValuePlace* places = nullptr;
-  int32_t count = 0;  // of nodes
+  int32_t count = 0;               // of nodes
+  const int32_t* order = nullptr;  // the nodes that have something to do
+  int32_t order_count = 0;
   const int32_t* outputs = nullptr;
   int32_t output_count = 0;
   size_t bytes = 0;            // of the values of a block
@@ -197,6 +236,7 @@ struct ProgramGraph {
   const ValueLink* links;
   int32_t count;
   Precision precision;
+  bool static_scales;
 };
 
 // A target's implementation.
@@ -205,19 +245,33 @@ struct ProgramKernels {
   size_t (*pack)(const ProgramGraph& graph, std::byte* memory);
   // Runs what pack() wrote. Ids have been checked. Throws std::bad_alloc and what parallel() throws.
   void (*run)(const std::byte* packed, const ProgramRun& run);
+  Exponentials exponentials;
+};
+
+// How a program is packed.
+struct ProgramOptions {
+  size_t most_bytes = std::numeric_limits<size_t>::max();  // that the packed weights may take
+  int64_t largest_table = int64_t{16}
+                          << 20;  // bytes of embeddings·kernel + bias: beyond, its rows come from main memory
+  // In int8, outputs of LSTMs that lie in [-1, 1] become bytes in steps of 1/127: a little coarser than in steps of the
+  // largest of each row, but an LSTM has them already so.
+  bool static_scales = false;
+  // Numbers are the same on every target, in float32 and int8; without instructions for it, that is slower.
+  bool same_everywhere = false;
 };
 
 // An immutable program; any number of threads may run it at once.
 class CompiledProgram {
  public:
-  // Args: most_bytes: what the packed weights may take.
-  // Throws std::invalid_argument if the graph is not valid or its weights would take more, and std::bad_alloc.
+  // Throws std::invalid_argument if the graph is not valid or its weights would take too much, and std::bad_alloc.
   CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs, Precision precision,
-                  size_t most_bytes);
+                  const ProgramOptions& options);
 
   size_t packed_bytes() const { return bytes_; }
   const char* target() const;
+  const Exponentials& exponentials() const;
   size_t count() const { return nodes_.size(); }
+  const ProgramNode& node(size_t n) const { return nodes_[n]; }
   size_t inputs() const { return inputs_; }
   size_t outputs() const { return outputs_.size(); }
   const std::vector<ValueLink>& links() const { return links_; }
@@ -231,19 +285,23 @@ class CompiledProgram {
   // How calls of these sizes are run, with as many threads as there are now; their arrays are not looked at. Throws
   // std::invalid_argument if the shapes do not fit the graph.
   ProgramPlan plan(const ProgramCall& call) const;
-  // Throws std::out_of_range if an id is not in its table, and what the kernels throw.
+  // Throws std::out_of_range if an id is not in its table, and what the kernels throw. Ids of a call with text are
+  // not checked; a negative one is masked and looks up the first row.
   void run(const ProgramCall& call, const ProgramPlan& plan) const;
   // The same, planned for this call alone.
   void run(const ProgramCall& call) const { run(call, plan(call)); }
 
  private:
   void check_graph(Precision precision);
-  void link();
+  void link(int64_t largest_table);
   void pair_up(int32_t n);
+  size_t input_of(int32_t node) const;
   void divide(const ProgramCall& call, ProgramPlan& plan) const;
+  std::vector<int32_t> order(const ProgramCall& call, const std::vector<ValuePlace>& places) const;
   size_t place(const ProgramCall& call, int64_t rows, std::vector<ValuePlace>& places) const;
 
   const Target* target_;
+  const ProgramKernels* kernels_;
   std::vector<ProgramNode> nodes_;
   std::vector<int32_t> sources_;  // what the nodes' `inputs` point to
   std::vector<int32_t> outputs_;

@@ -12,8 +12,6 @@ namespace {
 
 // The most inputs for which integer sums of products of bytes stay below 2^31.
 constexpr int64_t kMostInputs = 65536;
-// The most bytes that a table of embeddings·kernel + bias is worth: beyond, its rows come from main memory.
-constexpr int64_t kLargestTable = int64_t{16} << 20;
 // Two layers run beside each other if the work of one is at most this many times that of the other.
 constexpr double kBalanced = 3;
 
@@ -101,7 +99,7 @@ void CompiledProgram::check_graph(Precision precision) {
   }
 }
 
-void CompiledProgram::link() {
+void CompiledProgram::link(int64_t largest_table) {
   const auto count = static_cast<int32_t>(nodes_.size());
   links_.resize(nodes_.size());
   std::vector<std::vector<int32_t>> readers(nodes_.size());
@@ -122,9 +120,10 @@ void CompiledProgram::link() {
   for (int32_t n = 0; n < count; ++n) {
     const ProgramNode& node = nodes_[n];
     links_[n].wanted = is_output[n] || !readers[n].empty();
-    if (node.op == ProgramOp::kEmbedding) {
+    if (node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kIdsMask) {
+      const int32_t place = node.op == ProgramOp::kEmbedding ? 0 : 1;
       links_[n].looked_up = !is_output[n] && std::ranges::all_of(readers[n], [&](int32_t reader) {
-        return nodes_[reader].op == ProgramOp::kLstm && nodes_[reader].inputs[0] == n;
+        return nodes_[reader].op == ProgramOp::kLstm && nodes_[reader].inputs[place] == n;
       });
     }
     // The outputs of a backward layer, put back in order: it may write them so.
@@ -151,7 +150,7 @@ void CompiledProgram::link() {
   for (int32_t n = 0; n < count; ++n) {
     const ProgramNode& node = nodes_[n];
     if (node.op != ProgramOp::kLstm || !links_[node.inputs[0]].looked_up) continue;
-    links_[n].tabled = nodes_[node.inputs[0]].rows * 16 * node.columns <= kLargestTable;
+    links_[n].tabled = nodes_[node.inputs[0]].rows * 16 * node.columns <= largest_table;
   }
   for (int32_t n = 0; n < count; ++n) pair_up(n);
   for (int32_t n = 0; n < count; ++n) {

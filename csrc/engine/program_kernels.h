@@ -1,9 +1,12 @@
 // The kernels of program.h: blocks of rows through the graph.
 //
 // The numbers of a block lie in the order (step, row), so that the rows of one step, and those of several steps, are
-// one matrix. The threads of a team divide its columns or its rows, and meet after every node.
+// one matrix. The threads of a team divide its columns or its rows, and meet between two nodes.
 #pragma once
 
+#include <new>
+
+#include "engine/exponentials.h"
 #include "engine/program_attention.h"
 #include "simd/alike.h"
 
@@ -22,14 +25,19 @@ class ProgramJob : AttentionOperations {
 
   // The working memory of all teams; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
-    size_t most = 0;
-    for (int32_t n = 0; n < run_.count; ++n) {
-      Layout sizes(nullptr);
-      lay_out_node(n, run_.rows_of_block, sizes);
-      most = sizes.bytes() > most ? sizes.bytes() : most;
+    if (team_bytes_ == 0) {
+      Layout drawn(nullptr);
+      if (draws()) DrawnStep(*this, run_.rows_of_block, drawn);
+      size_t most = 0;
+      for (int32_t place = 0; place < run_.order_count; ++place) {
+        Layout sizes(nullptr);
+        lay_out_node(run_.order[place], run_.rows_of_block, sizes);
+        most = sizes.bytes() > most ? sizes.bytes() : most;
+      }
+      values_ = (run_.bytes + 63) / 64 * 64;
+      scratch_ = values_ + drawn.bytes();
+      team_bytes_ = scratch_ + most;
     }
-    scratch_ = (run_.bytes + 63) / 64 * 64;
-    team_bytes_ = scratch_ + most;
     memory_ = memory.take<std::byte>(team_bytes_ * static_cast<size_t>(run_.teams));
   }
 
@@ -38,7 +46,10 @@ class ProgramJob : AttentionOperations {
                 memory_ + team_bytes_ * static_cast<size_t>(index / run_.members)};
     const Range mine = share(run_.call.batch, index / run_.members, run_.teams);
     for (Index first = mine.begin; first < mine.end; first += run_.rows_of_block) {
-      run_block(block, {first, smaller(mine.end, first + run_.rows_of_block)}, index == 0);
+      block.rows = {first, smaller(mine.end, first + run_.rows_of_block)};
+      draws() ? draw(block) : run_block(block, index == 0);
+      // The next block overwrites the values.
+      block.apart = true;
     }
   }
 
@@ -49,59 +60,185 @@ class ProgramJob : AttentionOperations {
   // What node n needs while it works on so many rows.
   void lay_out_node(Index n, Index rows, Layout& memory) {
     const ProgramNode& node = nodes_[n];
-    if (run_.links[n].nothing) return;
     if (node.op == ProgramOp::kLstm) {
+      if (draws()) return;
       lay_out_lstm(n, rows, memory);
       if (is_paired(n)) lay_out_lstm(run_.links[n].partner, rows, memory);
-    } else if (node.op == ProgramOp::kDense) {
-      DenseMemory(shape(n), rows, node.rows, memory);
+    } else if (node.op == ProgramOp::kDense && kPrecision != Precision::kFloat32) {
+      RowWords<kPrecision>().lay_out(dense_rows(n, rows), node.rows, {0, run_.members, nullptr}, memory);
     } else if (node.op == ProgramOp::kAttention) {
       lay_out_scores(n, memory);
     }
   }
+  Index dense_rows(Index n, Index rows) const {
+    return smaller(rows * (shape(n).steps == 0 ? 1 : shape(n).steps), kRowsAtOnce);
+  }
 
-  void lay_out_lstm(Index n, Index rows, Layout& memory) {
+  void lay_out_lstm(Index n, Index rows, Layout& memory) const {
     const Index source = nodes_[n].inputs[0];
     LstmTask task;
     task.rows = rows;
     task.steps = shape(source).steps;
     task.ids = run_.links[source].looked_up ? &kAnyId : nullptr;
     task.x.stride = run_.places[source].stride;
-    const Team team{0, 1, nullptr};
-    LstmRun<kPrecision> work(layers_[n].lstm, task, team);
-    work.lay_out(memory);
+    LstmRun<kPrecision>(layers_[n].lstm, task, {0, run_.members, nullptr}).lay_out(memory);
   }
 
-  void run_block(Block& block, Range rows, bool first) {
-    Index input = 0;
-    for (int32_t n = 0; n < run_.count; ++n) {
-      const bool is_input = nodes_[n].op == ProgramOp::kInput;
-      if (is_input) ++input;
-      const ValueLink& link = run_.links[n];
-      const bool is_lstm = nodes_[n].op == ProgramOp::kLstm;
-      if (link.nothing || link.looked_up || (!link.wanted && !is_lstm)) continue;
-      if (is_lstm && is_paired(n)) {
-        if (link.partner < n) continue;
-        run_pair(block, n, rows.size());
-      } else if (is_input) {
-        take(block, n, run_.call.inputs[input - 1], rows);
-      } else if (is_lstm) {
-        run_lstm(block, n, rows.size());
-      } else {
-        run_node(block, n, rows.size());
-      }
-      block.team.meet();
-      if (first && run_.clock != nullptr) run_.mark(run_.clock, n);
+  // The threads of a team meet only where one needs it.
+  static void join(Block& block) {
+    if (block.apart) block.team.meet();
+    block.apart = false;
+  }
+
+  void run_block(Block& block, bool first) {
+    run_nodes(block, first, nullptr);
+    if (run_.call.first_output == FirstOutput::kScored) score(block);
+    for (int32_t output = 0; output < run_.output_count; ++output) {
+      if (output == 0 && run_.call.first_output != FirstOutput::kGiven) continue;
+      if (run_.places[run_.outputs[output]].output == output) continue;
+      join(block);
+      give(block, output);
     }
-    for (int32_t output = 0; output < run_.output_count; ++output)
-      give(block, run_.outputs[output], run_.call.outputs[output], rows);
-    // The next block overwrites the values.
-    block.team.meet();
+  }
+
+  // Runs all nodes; the LSTMs of a drawn step go on where they are.
+  void run_nodes(Block& block, bool first, LstmRun<kPrecision>* lstms) {
+    const Index rows = block.rows.size();
+    bool after_input = false;
+    for (int32_t place = 0; place < run_.order_count; ++place) {
+      const Index n = run_.order[place];
+      const ProgramOp op = nodes_[n].op;
+      if (!after_input || op != ProgramOp::kInput) join(block);
+      after_input = op == ProgramOp::kInput;
+      if (op == ProgramOp::kLstm && lstms != nullptr) {
+        lstms->step(given(block, inputs_of(n)[0]));
+        block.words = (lstms++)->words();
+        block.words_of = n;
+      } else if (op == ProgramOp::kLstm && is_paired(n)) {
+        if (run_.links[n].partner < n) continue;
+        run_pair(block, n, rows);
+      } else if (op == ProgramOp::kLstm) {
+        run_lstm(block, n, rows);
+      } else {
+        run_node(block, n, rows);
+        block.apart = true;
+      }
+      if (run_.clock == nullptr) continue;
+      join(block);
+      if (first) run_.mark(run_.clock, static_cast<int32_t>(n));
+    }
+  }
+
+  bool draws() const { return run_.call.first_output == FirstOutput::kDrawn; }
+
+  // What a team needs to draw ids: an id for each row, and LSTMs that go on from step to step, for each of its threads.
+  struct DrawnStep {
+    int32_t* ids;
+    LstmRun<kPrecision>* lstms;
+
+    DrawnStep(const ProgramJob& job, Index rows, Layout& memory) {
+      ids = memory.take<int32_t>(static_cast<size_t>(rows));
+      lstms = memory.take<LstmRun<kPrecision>>(static_cast<size_t>(job.lstms() * job.run_.members));
+      if (lstms != nullptr) return;
+      for (int32_t n = 0; n < job.run_.count; ++n) {
+        if (job.nodes_[n].op == ProgramOp::kLstm) job.lay_out_lstm(n, rows, memory);
+      }
+    }
+  };
+  // Whether the outputs of an LSTM of a chain are only read as words.
+  bool is_only_multiplied(Index n) const {
+    const auto reads = [&](const ProgramNode& node) {
+      return node.op != ProgramOp::kLstmState && node.input_count > 0 && node.inputs[0] == n;
+    };
+    Index reader = n + 1;
+    while (reader < run_.count && !reads(nodes_[reader])) ++reader;
+    return reader < run_.count &&
+           (nodes_[reader].op == ProgramOp::kLstm || nodes_[reader].op == ProgramOp::kDense);
+  }
+  Index lstms() const {
+    Index count = 0;
+    for (int32_t n = 0; n < run_.count; ++n) count += nodes_[n].op == ProgramOp::kLstm;
+    return count;
+  }
+
+  // Draws ids for the rows of a block and reads each, until none is left.
+  void draw(Block& block) {
+    Generation& generation = *run_.call.text->generation;
+    const Index rows = block.rows.size(), node = run_.outputs[0], count = shape(node).features;
+    const bool single = run_.call.batch == 1;
+    const Range mine = block.team.share_of(rows);
+    join(block);
+    Layout memory(block.memory + values_);
+    const DrawnStep drawn(*this, rows, memory);
+    int32_t id = -1;
+    block.drawn = single ? &id : drawn.ids;
+    LstmRun<kPrecision>* const lstms_of_mine = drawn.lstms + lstms() * block.team.me;
+    LstmRun<kPrecision>* next = lstms_of_mine;
+    for (int32_t n = 0; n < run_.count; ++n) {
+      if (nodes_[n].op != ProgramOp::kLstm) continue;
+      LstmTask task = task_of(block, n, rows);
+      // Each id is drawn, so that none is masked.
+      if (single && task.masked_id < 0) task.mask_ids = nullptr;
+      if (is_only_multiplied(n)) task.outputs = {};
+      new (next) LstmRun<kPrecision>(layers_[n].lstm, task, block.team);
+      next->lay_out(memory);
+      (next++)->begin();
+    }
+    block.apart = true;
+    float* const given = run_.call.outputs[0] + block.rows.begin * count;
+    Frames logits{given, rows, 1, count, count};
+    for (Index step = 0;; ++step) {
+      if (single) {
+        // Each thread draws the id itself, from logits that do not change until all have met again.
+        id = generation.next(block.team.me, logits.data);
+        if (id < 0) break;
+        // Alternates between two places: other threads may still read one while this thread writes the next.
+        if (block.team.me == 0) cancelled_[step % 2] = generation.cancelled();
+        if (node == run_.order[0]) block.apart = true;
+      } else {
+        for (Index row = mine.begin; row < mine.end; ++row)
+          drawn.ids[row] = generation.next(block.rows.begin + row, logits.at(0, row));
+        block.team.meet();
+        bool any = false;
+        for (Index row = 0; row < rows; ++row) any |= drawn.ids[row] >= 0;
+        if (!any) break;
+      }
+      run_nodes(block, false, lstms_of_mine);
+      join(block);
+      logits = frames(block, node, rows);
+      if (single && cancelled_[step % 2]) break;
+    }
+    for (const LstmRun<kPrecision>* each = lstms_of_mine; each < next; ++each) each->end();
+    for (Index row = mine.begin; row < mine.end && logits.data != given; ++row) {
+      if (generation.drawn(block.rows.begin + row) > 0)
+        copy_floats(logits.at(0, row), given + row * count, count);
+    }
+    block.drawn = nullptr;
+    block.words_of = -1;
+  }
+
+  // Gives the log probability of the id after each step.
+  void score(Block& block) {
+    const TextCall& text = *run_.call.text;
+    const Index rows = block.rows.size();
+    const Frames logits = frames(block, run_.outputs[0], rows);
+    join(block);
+    const Range mine = block.team.share_of(text.scored * rows);
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      const Index step = place / rows, row = block.rows.begin + place % rows;
+      const int32_t id = text.next[row * text.next_row + step];
+      text.log_probabilities[row * text.log_probabilities_row + step] =
+          id < 0 ? 0.0f
+                 : static_cast<float>(
+                       log_softmax(kExponentials, logits.data + place * logits.stride, logits.features, id));
+    }
   }
 
   void run_node(const Block& block, Index n, Index rows) {
     const ProgramNode& node = nodes_[n];
     switch (node.op) {
+      case ProgramOp::kInput:
+        return take(block, n, rows);
       case ProgramOp::kEmbedding:
         return embed(block, n, rows);
       case ProgramOp::kIdsMask:
@@ -155,14 +292,15 @@ class ProgramJob : AttentionOperations {
     }
   }
 
-  void run_lstm(const Block& block, Index n, Index rows) {
+  void run_lstm(Block& block, Index n, Index rows) {
     Layout memory(block.memory + scratch_);
     // So little that meeting after each step would cost more than it saves.
     const Index units = nodes_[n].columns;
-    const bool alone = static_cast<double>(rows * units * units) * 4 < kWorthMeeting * kEach;
+    const bool alone =
+        block.team.count > 1 && static_cast<double>(rows * units * units) * 4 < kWorthMeeting * kEach;
     const Team team = alone ? Team{0, 1, nullptr} : block.team;
-    if (!alone || block.team.me == 0) run_lstm_on(block, team, n, rows, memory, nullptr, nullptr);
-    block.team.meet();
+    if (!alone || block.team.me == 0) run_lstm_on(task_of(block, n, rows), team, n, memory);
+    if (alone) block.team.meet();
     copy_states(block, n, rows);
   }
 
@@ -175,47 +313,53 @@ class ProgramJob : AttentionOperations {
                     &halves_[second]};
     Layout memory(block.memory + scratch_);
     if (second == 1) lay_out_lstm(n, run_.rows_of_block, memory);
-    Progress* leads = follows && second == 0 ? &progress_ : nullptr;
-    const Progress* after = follows && second == 1 ? &progress_ : nullptr;
-    run_lstm_on(block, team, second == 1 ? partner : n, rows, memory, after, leads);
+    LstmTask task = task_of(block, second == 1 ? partner : n, rows);
+    if (follows && second == 1) task.follows = &progress_;
+    if (follows && second == 0) task.leads = &progress_;
+    run_lstm_on(task, team, second == 1 ? partner : n, memory);
     if (follows) block.progress += static_cast<long>(shape(n).steps);
     block.team.meet();
     copy_states(block, n, rows);
     copy_states(block, partner, rows);
   }
 
-  void run_lstm_on(const Block& block, const Team& team, Index n, Index rows, Layout& memory,
-                   const Progress* follows, Progress* leads) {
+  void run_lstm_on(const LstmTask& task, const Team& team, Index n, Layout& memory) {
+    LstmRun<kPrecision> work(layers_[n].lstm, task, team);
+    work.lay_out(memory);
+    work.run();
+  }
+
+  LstmTask task_of(const Block& block, Index n, Index rows) const {
     const ProgramNode& node = nodes_[n];
+    const auto ids_of = [&](Index source) { return values<int32_t>(block, inputs_of(source)[0]); };
     LstmTask task;
     task.rows = rows;
     task.steps = shape(node.inputs[0]).steps;
     task.masked_output = node.masked_output;
     task.go_backwards = node.go_backwards;
-    task.return_sequences = node.return_sequences;
+    task.return_sequences = shape(n).steps > 0;
     task.natural = run_.links[n].natural;
-    task.follows = follows;
-    task.leads = leads;
     task.base = block.progress;
+    task.states = gives_states(node.inputs[0]);
     if (run_.links[node.inputs[0]].looked_up) {
-      task.ids = values<int32_t>(block, inputs_of(node.inputs[0])[0]);
+      task.ids = ids_of(node.inputs[0]);
     } else {
       task.x = frames(block, node.inputs[0], rows);
     }
-    if (node.inputs[1] >= 0) task.mask = values<uint8_t>(block, node.inputs[1]);
-    Frames h0, c0;
+    if (const Index mask = node.inputs[1]; mask >= 0 && run_.links[mask].looked_up) {
+      task.mask_ids = ids_of(mask);
+      task.masked_id = static_cast<int32_t>(nodes_[mask].number);
+    } else if (mask >= 0) {
+      task.mask = values<uint8_t>(block, mask);
+    }
     if (node.inputs[2] >= 0) {
-      h0 = frames(block, node.inputs[2], rows);
-      c0 = frames(block, node.inputs[3], rows);
-      task.h0 = &h0;
-      task.c0 = &c0;
+      task.h0 = frames(block, node.inputs[2], rows);
+      task.c0 = frames(block, node.inputs[3], rows);
     }
     if (run_.links[n].wanted) task.outputs = frames(block, n, rows);
     if (const Index h = state_of(n, false); h >= 0) task.h_T = frames(block, h, rows);
     if (const Index c = state_of(n, true); c >= 0) task.c_T = frames(block, c, rows);
-    LstmRun<kPrecision> work(layers_[n].lstm, task, team);
-    work.lay_out(memory);
-    work.run();
+    return task;
   }
 
   bool is_state_of(Index state, Index n, bool cell) const {
@@ -230,13 +374,14 @@ class ProgramJob : AttentionOperations {
     return -1;
   }
   // Gives the states of an LSTM to the other nodes that ask for them.
-  void copy_states(const Block& block, Index n, Index rows) {
+  void copy_states(Block& block, Index n, Index rows) {
     const Range mine = block.team.share_of(rows);
     for (int which = 0; which < 2; ++which) {
       const bool cell = which == 1;
       const Index first = state_of(n, cell);
       for (Index state = first + 1; first >= 0 && state < run_.count; ++state) {
         if (!is_state_of(state, n, cell)) continue;
+        block.apart = true;
         const Frames from = frames(block, first, rows), to = frames(block, state, rows);
         for (Index row = mine.begin; row < mine.end; ++row)
           copy_floats(from.at(0, row), to.at(0, row), to.features);
@@ -244,41 +389,37 @@ class ProgramJob : AttentionOperations {
     }
   }
 
-  // The memory of a dense layer: its inputs as words, some rows at a time.
-  struct DenseMemory {
-    Index chunk, row;
-    float* words = nullptr;
-    float* scales = nullptr;
-
-    DenseMemory(const ValueShape& shape, Index rows, Index inputs, Layout& memory) {
-      const Index all = rows * (shape.steps == 0 ? 1 : shape.steps);
-      chunk = kPrecision == Precision::kFloat32 ? all : smaller(all, kRowsAtOnce);
-      row = spread(ceil_div(round_up(inputs, kLanes), kEach));
-      if (kPrecision == Precision::kFloat32) return;
-      words = memory.take<float>(static_cast<size_t>(chunk * row));
-      scales = memory.take<float>(static_cast<size_t>(chunk));
-    }
-  };
+  // The value of an LSTM that has just taken a drawn step, as words; or null.
+  static const StepRows* given(const Block& block, Index n) {
+    return block.words_of == n ? &block.words : nullptr;
+  }
+  // Whether the words of a value have a scale of 1/127 in int8.
+  bool gives_states(Index n) const {
+    return static_scales_ && nodes_[n].op == ProgramOp::kLstm && layers_[n].lstm.bounded;
+  }
 
   void run_dense(const Block& block, Index n, Index rows) {
     const ProgramNode& node = nodes_[n];
     const PackedLayer& layer = layers_[n];
     const Frames x = frames(block, node.inputs[0], rows), to = frames(block, n, rows);
+    constexpr bool kFloats = kPrecision == Precision::kFloat32;
+    const StepRows* as_words = given(block, node.inputs[0]);
+    const bool as_they_are = kFloats || as_words != nullptr;
+    const Index chunk = as_they_are ? x.all() : dense_rows(n, rows);
     Layout layout(block.memory + scratch_);
-    const DenseMemory memory(shape(n), rows, node.rows, layout);
+    RowWords<kPrecision> words;
+    const bool linear = node.activation == Activation::kLinear && node.number == 0;
+    const bool states = gives_states(node.inputs[0]);
+    if (!as_they_are) words.lay_out(chunk, node.rows, block.team, layout);
     const Range panels = block.team.share_of(layer.kernel.columns_panels);
-    for (Index begin = 0; begin < x.all(); begin += memory.chunk) {
-      const Index count = smaller(memory.chunk, x.all() - begin);
-      StepRows left{x.data + begin * x.stride, x.stride, nullptr};
-      if (memory.words != nullptr) {
-        const Range mine = block.team.share_of(count);
-        for (Index row = mine.begin; row < mine.end; ++row) {
-          memory.scales[row] = row_to_words<kPrecision>(x.data + (begin + row) * x.stride, node.rows,
-                                                        memory.words + row * memory.row);
-        }
-        left = {memory.words, memory.row, kPrecision == Precision::kInt8 ? memory.scales : nullptr};
-        block.team.meet();
-      }
+    for (Index begin = 0; begin < x.all(); begin += chunk) {
+      const Index count = smaller(chunk, x.all() - begin);
+      const float* first = x.data + begin * x.stride;
+      if (!as_they_are && begin > 0) block.team.meet();
+      const auto row_at = [&](Index row) { return first + row * x.stride; };
+      const StepRows left = as_words != nullptr ? *as_words
+                            : kFloats           ? StepRows{first, x.stride, nullptr}
+                                                : words.make(block.team, count, states, row_at);
       for_blocks({0, count}, panels, false, [&](auto tile, auto side, Index row, Index panel) {
         constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
         Sums<kCount, kPanels> sums;
@@ -292,12 +433,11 @@ class ProgramJob : AttentionOperations {
           for (int j = 0; j < 4 * kPanels; ++j) {
             const Index column = panel * kWidth + j * kLanes;
             if (column >= node.columns) break;
-            store_upto<Storage::kFloat32>(out, finished(node, sums[r][j]), column, node.columns);
+            const F y = linear ? sums[r][j] : finished(node, sums[r][j]);
+            store_upto<Storage::kFloat32>(out, y, column, node.columns);
           }
         }
       });
-      // The next chunk overwrites the words.
-      if (memory.words != nullptr) block.team.meet();
     }
     if (node.normalizer == Normalizer::kNone) return;
     block.team.meet();
@@ -322,9 +462,10 @@ class ProgramJob : AttentionOperations {
   // Of the one team that has several threads, and of its halves.
   Barrier barrier_, halves_[2];
   Progress progress_;  // of the first of two layers that follow each other
+  bool cancelled_[2] = {};
   std::byte* memory_ = nullptr;
-  size_t scratch_ = 0,
-         team_bytes_ = 0;  // where the working memory of a node begins, and that of the next team
+  // Where what is drawn with, the working memory of a node and that of the next team begin.
+  size_t values_ = 0, scratch_ = 0, team_bytes_ = 0;
 };
 
 template <Precision kPrecision>
@@ -349,5 +490,7 @@ inline void run_program(const std::byte* packed, const ProgramRun& run) {
   if (precision == Precision::kBfloat16) return run_program_as<Precision::kBfloat16>(packed, run);
   run_program_as<Precision::kInt8>(packed, run);
 }
+
+extern const ProgramKernels kProgramKernels{pack_program, run_program, kExponentials};
 
 }  // namespace cellerate::CELLERATE_TARGET

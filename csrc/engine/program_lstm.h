@@ -21,18 +21,22 @@ struct Frames {
 struct Team {
   int me, count;
   Barrier* barrier;
-  Range share_of(Index total, Index grain = 1) const { return share(total, me, count, grain); }
+  // One thread divides nothing: two divisions would take a hundredth of a step.
+  Range share_of(Index total) const { return count == 1 ? Range{0, total} : share(total, me, count); }
   void meet() const {
     if (count > 1) barrier->wait();
   }
 };
 
 struct LstmTask {
-  Frames x;                       // or ids
-  const int32_t* ids = nullptr;   // [step][row], each a row of the table or of the embeddings
-  const uint8_t* mask = nullptr;  // [step][row]
-  const Frames* h0 = nullptr;
-  const Frames* c0 = nullptr;
+  Frames x;             // or ids
+  bool states = false;  // x are states in [-1, 1], whose words have a scale of 1/127 in int8
+  const int32_t* ids =
+      nullptr;  // [step][row], each a row of the table or of the embeddings, or negative for the first
+  const uint8_t* mask = nullptr;      // [step][row]
+  const int32_t* mask_ids = nullptr;  // [step][row], in place of a mask: those up to `masked_id` are masked
+  int32_t masked_id = 0;
+  Frames h0, c0;    // data is null for zeros
   Frames outputs;   // all steps, or the last; its data is null if nobody wants them
   Frames h_T, c_T;  // data is null if nobody wants them
   Index rows = 0, steps = 0;
@@ -43,6 +47,50 @@ struct LstmTask {
   const Progress* follows = nullptr;
   Progress* leads = nullptr;
   long base = 0;
+};
+
+// The rows of a product's left factor as words, which the threads of a team make of numbers.
+template <Precision kPrecision>
+class RowWords {
+  // So few numbers take less time than to meet: then each thread makes all words for itself.
+  static constexpr Index kFew = 4096;
+
+ public:
+  // Room for `most` rows.
+  void lay_out(Index most, Index inputs, const Team& team, Layout& memory) {
+    inputs_ = inputs;
+    row_ = spread(ceil_div(round_up(inputs, kLanes), elements_of_word(kPrecision)));
+    own_ = team.count > 1 && most * inputs <= kFew;
+    // Also enough for a block of fewer rows.
+    const Index rows = larger(most, team.count * smaller(most, kFew / inputs)),
+                mine = own_ ? team.me * most : 0;
+    auto* words = memory.take<float>(static_cast<size_t>(rows * row_));
+    auto* scales = memory.take<float>(static_cast<size_t>(rows));
+    if (words == nullptr) return;
+    words_ = words + mine * row_;
+    scales_ = scales + mine;
+  }
+  // Of so many rows, whose numbers are at from(row), and in [-1, 1] if they are states. Before the next ones the team must
+  // meet.
+  template <class From>
+  StepRows make(const Team& team, Index count, bool states, From from) const {
+    const Range mine = own_ ? Range{0, count} : team.share_of(count);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      float* to = words_ + row * row_;
+      if (states) {
+        states_to_words<kPrecision>(from(row), inputs_, to);
+      } else {
+        scales_[row] = row_to_words<kPrecision>(from(row), inputs_, to);
+      }
+    }
+    if (!own_) team.meet();
+    return {words_, row_, kPrecision == Precision::kInt8 && !states ? scales_ : nullptr};
+  }
+
+ private:
+  Index inputs_ = 0, row_ = 0;
+  bool own_ = false;
+  float *words_ = nullptr, *scales_ = nullptr;
 };
 
 template <Precision kPrecision>
@@ -78,16 +126,15 @@ class LstmRun {
       // As much as a block of fewer rows, with more steps at once, may need.
       const Index most = smaller(task_.steps * rows, larger(kRowsAtOnce, rows));
       projected_ = {memory.take<float>(count(most * panels_, kWidth)), chunk_ * rows};
-      const bool as_they_are = kFloats && task_.ids == nullptr;
-      x_row_ = as_they_are ? task_.x.stride : spread(ceil_div(round_up(weights_.inputs, kLanes), kEach));
-      x_ = as_they_are ? nullptr : memory.take<float>(count(most, x_row_));
-      x_scales_ = memory.take<float>(static_cast<size_t>(most));
+      if (!as_they_are()) x_.lay_out(most, weights_.inputs, team_, memory);
     }
   }
 
+  // A whole sequence.
   void run() {
     begin();
     team_.meet();
+    ends_ = true;
     for (Index begin = 0; begin < task_.steps; begin += chunk_) {
       const Index end = smaller(task_.steps, begin + chunk_);
       if (task_.follows != nullptr) task_.follows->wait_for(task_.base + static_cast<long>(end));
@@ -96,39 +143,32 @@ class LstmRun {
       // All of the team have met after the last step.
       if (task_.leads != nullptr && team_.me == 0) task_.leads->publish(task_.base + static_cast<long>(end));
     }
-    end();
   }
 
- private:
-  static Index steps_at_once(const LstmTask& task) {
-    const Index most = smaller(task.steps, larger(1, kRowsAtOnce / task.rows));
-    return task.follows != nullptr || task.leads != nullptr ? smaller(most, kStepsAtOnce) : most;
+  // Or step by step: begin() before the first step, after which the team must meet, and end() after the last one. The
+  // task is of one step, whose ids, mask and x are read anew each time; or x comes as words, if they are not null.
+  void step(const StepRows* x) {
+    if (weights_.table == nullptr) project(0, 1, x);
+    advance_steps(0, 1);
   }
-  Index time_of(Index step) const { return task_.go_backwards ? task_.steps - 1 - step : step; }
-  bool masked(Index row, Index step) const {
-    return task_.mask != nullptr && task_.mask[time_of(step) * task_.rows + row] == 0;
-  }
-  float* cell(Index panel, Index row) const { return c_ + (panel * task_.rows + row) * kLanes; }
-  // Where h is kept in full before a step.
-  float* hidden(Index step, Index row) const {
-    return kFloats ? h_[step % 2] + row * h_row_ : hidden_ + row * panels_ * kLanes;
-  }
-
+  // The last h as words, until the step after the next.
+  StepRows words() const { return {h_[turn_], h_row_, static_ ? nullptr : h_scales_[turn_]}; }
   void begin() {
     const Index units = weights_.units;
     for (Index row = 0; row < task_.rows; ++row) {
       for (Index panel = mine_.begin; panel < mine_.end; ++panel) {
         const Index unit = panel * kLanes;
-        const F h = task_.h0 != nullptr ? load_upto<Storage::kFloat32>(task_.h0->at(0, row), unit, units)
-                                        : Simd::set(0);
-        const F c = task_.c0 != nullptr ? load_upto<Storage::kFloat32>(task_.c0->at(0, row), unit, units)
-                                        : Simd::set(0);
-        if (!kFloats) Simd::store(hidden(0, row) + unit, h);
+        const F h = task_.h0.data != nullptr ? load_upto<Storage::kFloat32>(task_.h0.at(0, row), unit, units)
+                                             : Simd::set(0);
+        const F c = task_.c0.data != nullptr ? load_upto<Storage::kFloat32>(task_.c0.at(0, row), unit, units)
+                                             : Simd::set(0);
+        if (!kFloats) Simd::store(hidden(row) + unit, h);
         if (static_) store_state<kPrecision>(h_[0] + row * h_row_, unit, h);
         Simd::store(cell(panel, row), c);
       }
     }
-    const Range rows = team_.share_of(task_.rows);
+    const bool looks_back = task_.masked_output == MaskedOutput::kPreviousOutput;
+    const Range rows = team_.share_of(looks_back ? task_.rows : 0);
     for (Index row = rows.begin; row < rows.end; ++row) {
       Index step = 0;
       while (step < task_.steps && masked(row, step)) ++step;
@@ -136,35 +176,67 @@ class LstmRun {
     }
     if (static_) return;
     team_.meet();
-    make_words(0);
+    make_words();
   }
 
-  // Turns h before a step into words where their scale needs the whole row.
-  void make_words(Index step) {
-    const Range rows = team_.share_of(task_.rows);
-    for (Index row = rows.begin; row < rows.end; ++row) {
-      h_scales_[step % 2][row] =
-          row_to_words<kPrecision>(hidden(step, row), weights_.units, h_[step % 2] + row * h_row_);
+  // Gives the last states, of this thread's panels.
+  void end() const {
+    for (Index row = 0; row < task_.rows; ++row) {
+      for (Index panel = mine_.begin; panel < mine_.end; ++panel) {
+        const Index unit = panel * kLanes;
+        if (task_.h_T.data != nullptr) {
+          store_upto<Storage::kFloat32>(task_.h_T.at(0, row), Simd::load(hidden(row) + unit), unit,
+                                        weights_.units);
+        }
+        if (task_.c_T.data != nullptr)
+          store_upto<Storage::kFloat32>(task_.c_T.at(0, row), Simd::load(cell(panel, row)), unit,
+                                        weights_.units);
+      }
     }
+  }
+
+ private:
+  // Whether x needs no words of its own.
+  bool as_they_are() const { return kFloats && task_.ids == nullptr; }
+  static Index steps_at_once(const LstmTask& task) {
+    const Index most = smaller(task.steps, larger(1, kRowsAtOnce / task.rows));
+    return task.follows != nullptr || task.leads != nullptr ? smaller(most, kStepsAtOnce) : most;
+  }
+  Index time_of(Index step) const { return task_.go_backwards ? task_.steps - 1 - step : step; }
+  bool masked(Index row, Index step) const {
+    const Index at = time_of(step) * task_.rows + row;
+    if (task_.mask_ids != nullptr) return task_.mask_ids[at] <= task_.masked_id;
+    return task_.mask != nullptr && task_.mask[at] == 0;
+  }
+  float* cell(Index panel, Index row) const { return c_ + (panel * task_.rows + row) * kLanes; }
+  // Where h is kept in full before a step.
+  float* hidden(Index row) const {
+    return kFloats ? h_[turn_] + row * h_row_ : hidden_ + row * panels_ * kLanes;
+  }
+  // The row of a table that an id looks up.
+  static Index looked_up(int32_t id) { return larger(id, 0); }
+
+  // Turns h before a step into words where their scale needs the whole row.
+  void make_words() {
+    const Range rows = team_.share_of(task_.rows);
+    for (Index row = rows.begin; row < rows.end; ++row)
+      h_scales_[turn_][row] = row_to_words<kPrecision>(hidden(row), weights_.units, h_[turn_] + row * h_row_);
   }
 
   // Projects the inputs of steps [begin, end).
-  void project(Index begin, Index end) {
+  void project(Index begin, Index end, const StepRows* given = nullptr) {
     const Index rows = task_.rows, count = (end - begin) * rows;
     // The steps in the order of time: the first of them lies first.
     const Index first = task_.go_backwards ? task_.steps - end : begin;
-    StepRows x{task_.x.data + first * rows * x_row_, x_row_, nullptr};
-    if (x_ != nullptr) {
-      const Range mine = team_.share_of(count);
-      for (Index row = mine.begin; row < mine.end; ++row) {
-        const Index place = first * rows + row;
-        const float* from = task_.ids != nullptr ? weights_.embeddings + task_.ids[place] * weights_.inputs
-                                                 : task_.x.data + place * task_.x.stride;
-        x_scales_[row] = row_to_words<kPrecision>(from, weights_.inputs, x_ + row * x_row_);
-      }
-      x = {x_, x_row_, kPrecision == Precision::kInt8 ? x_scales_ : nullptr};
-      team_.meet();
-    }
+    const auto row_at = [&](Index row) -> const float* {
+      const Index place = first * rows + row;
+      return task_.ids != nullptr ? weights_.embeddings + looked_up(task_.ids[place]) * weights_.inputs
+                                  : task_.x.data + place * task_.x.stride;
+    };
+    const StepRows x = given != nullptr        ? *given
+                       : as_they_are()         ? StepRows{row_at(0), task_.x.stride, nullptr}
+                       : kFloats && count == 1 ? StepRows{row_at(0), 0, nullptr}
+                                               : x_.make(team_, count, task_.states, row_at);
     for_my_blocks({0, count}, false, [&](auto tile, auto side, auto wide, Index row, Index panel) {
       constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
       constexpr int kVectors = decltype(wide)::value;
@@ -179,8 +251,7 @@ class LstmRun {
           Simd::store(projected_.at(panel + j / kVectors, row + r) + j % kVectors * kLanes, sums[r][j]);
       }
     });
-    // Nobody else reads this thread's panels; but the next chunk overwrites the words.
-    if (x_ != nullptr) team_.meet();
+    // Nobody else reads this thread's panels, and before the next words are made all meet after a step.
   }
 
   // Calls body(Rows<r>{}, PanelCount<p>{}, VectorCount<v>{}, first row, first panel) for blocks that cover the rows and
@@ -208,10 +279,10 @@ class LstmRun {
     const Index first = task_.go_backwards ? task_.steps - end : begin;
     for (Index step = begin; step < end; ++step) {
       const Index time = time_of(step);
-      const StepRows h{h_[step % 2], h_row_, static_ ? nullptr : h_scales_[step % 2]};
+      const StepRows h = words();
       // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, it still
       // has those of the last panels.
-      for_my_blocks({0, rows}, step % 2 == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
+      for_my_blocks({0, rows}, turn_ == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
         constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
         constexpr int kVectors = decltype(wide)::value, kWide = kVectors * kLanes;
         Sums<kCount, kPanels, kVectors> sums;
@@ -219,46 +290,65 @@ class LstmRun {
           for (int p = 0; p < kPanels; ++p) {
             const float* start =
                 weights_.table != nullptr
-                    ? weights_.table + (task_.ids[time * rows + row + r] * panels_ + panel + p) * kWidth
+                    ? weights_.table +
+                          (looked_up(task_.ids[time * rows + row + r]) * panels_ + panel + p) * kWidth
                     : projected_.at(panel + p, (time - first) * rows + row + r);
             for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
           }
         }
         add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums);
+        if constexpr (kCount == 1 && kVectors == 4 && kLanes > 8) {
+          // With a single row, a call takes 8 ns a panel of those of 16 units. On smaller vectors, which have 16
+          // registers and not 32, the call is the faster way: by 4 %.
+#pragma GCC unroll 1
+          for (int p = 0; p < kPanels; ++p) {
+            const F* of = &sums[0][4 * p];
+            advance(step, row, panel + p, of[0], of[1], of[2], of[3]);
+          }
+          return;
+        }
         alignas(64) float kept[kCount * kPanels * kWide];
         for (int r = 0; r < kCount; ++r) {
           for (int j = 0; j < kVectors * kPanels; ++j)
             Simd::store(kept + (r * kVectors * kPanels + j) * kLanes, sums[r][j]);
         }
-        for (int r = 0; r < kCount; ++r) {
-          for (int p = 0; p < kPanels; ++p)
-            advance<kVectors>(step, row + r, panel + p, kept + (r * kPanels + p) * kWide);
-        }
+        advance_all<kVectors>(step, row, kCount, panel, kPanels, kept);
       });
+      turn_ = 1 - turn_;
+      if (ends_ && step + 1 == task_.steps) this->end();
       team_.meet();
       if (static_) continue;
-      make_words(step + 1);
+      make_words();
       team_.meet();
     }
   }
 
-  // Turns the sums of the gates of one row and panel into c and h.
+  // Turns the sums of the gates of some rows and panels into c and h: one call for all, which has its constants in
+  // registers.
   template <int kVectors>
-  void advance(Index step, Index row, Index panel, const float* sums) {
+  [[gnu::noinline]] void advance_all(Index step, Index row, int rows, Index panel, int panels,
+                                     const float* sums) {
     constexpr Index kGate = units_of_vectors(kVectors);
     const auto gate_of = [&](int gate) {
       return kVectors == 4 ? Simd::load(sums + gate * kGate) : Simd::load_n(sums + gate * kGate, kGate);
     };
+    for (int r = 0; r < rows; ++r) {
+      for (int p = 0; p < panels; ++p, sums += kVectors * kLanes)
+        advance(step, row + r, panel + p, gate_of(0), gate_of(1), gate_of(2), gate_of(3));
+    }
+  }
+
+  // Of one row and panel.
+  CELLERATE_PART_OF_CALLER inline void advance(Index step, Index row, Index panel, F i, F f, F g, F o) {
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, weights_.units);
     const bool stays = masked(row, step);
     F h;
     if (stays) {
-      h = Simd::load(hidden(step, row) + unit);
+      h = Simd::load(hidden(row) + unit);
     } else {
       F c = Simd::load(cell(panel, row));
-      const F i = gate_of(0), f = gate_of(1), g = gate_of(2), o = gate_of(3);
-      const CellState next = usual_ ? usual_cell(i, f, g, o, c) : other_cell(i, f, g, o, c);
+      const CellState next = usual_ ? usual_cell_here(i, f, g, o, c) : other_cell(i, f, g, o, c);
       c = next.c;
       h = next.h;
       if (lanes < kLanes) {
@@ -267,9 +357,9 @@ class LstmRun {
         h = first_lanes(h, lanes);
       }
       Simd::store(cell(panel, row), c);
-      if (!kFloats) Simd::store(hidden(step, row) + unit, h);
+      if (!kFloats) Simd::store(hidden(row) + unit, h);
     }
-    if (static_) store_state<kPrecision>(h_[(step + 1) % 2] + row * h_row_, unit, h);
+    if (static_) store_state<kPrecision>(h_[1 - turn_] + row * h_row_, unit, h);
     const bool last = step + 1 == task_.steps;
     if (task_.outputs.data == nullptr || (!task_.return_sequences && !last)) return;
     const Index at = task_.return_sequences ? (task_.natural ? time_of(step) : step) : 0;
@@ -287,24 +377,9 @@ class LstmRun {
     return {c, Simd::mul(activate(gate, o), activate(candidate, c))};
   }
 
-  void end() {
-    for (Index row = 0; row < task_.rows; ++row) {
-      for (Index panel = mine_.begin; panel < mine_.end; ++panel) {
-        const Index unit = panel * kLanes;
-        if (task_.h_T.data != nullptr) {
-          store_upto<Storage::kFloat32>(task_.h_T.at(0, row), Simd::load(hidden(task_.steps, row) + unit),
-                                        unit, weights_.units);
-        }
-        if (task_.c_T.data != nullptr)
-          store_upto<Storage::kFloat32>(task_.c_T.at(0, row), Simd::load(cell(panel, row)), unit,
-                                        weights_.units);
-      }
-    }
-  }
-
   const PackedLstm& weights_;
-  const LstmTask& task_;
-  const Team& team_;
+  const LstmTask task_;
+  const Team team_;
   const Index panels_;
   const int tail_;     // vectors of the last panel if its gates lie side by side, else 0
   const Range mine_;   // panels
@@ -312,14 +387,15 @@ class LstmRun {
   const bool usual_;   // whether the activations are tanh and sigmoid
   const bool static_;  // whether the words of h have a scale that does not depend on it
 
-  Index h_row_ = 0, x_row_ = 0;  // words from row to row
-  float* h_[2] = {};             // [row][h_row_]: step k reads h_[k % 2] and writes the other
-  float* h_scales_[2] = {};      // [row]
-  float* hidden_ = nullptr;      // [row][unit]: h in full, where its words are rounded
-  float* c_ = nullptr;           // [unit panel][row][kLanes]
-  int32_t* first_ = nullptr;     // [row]: the first step that is not masked
-  float* x_ = nullptr;           // [row of the chunk][x_row_], or null if x are words as they are
-  float* x_scales_ = nullptr;    // [row of the chunk]
+  int turn_ = 0;              // a step reads h_[turn_] and writes the other
+  bool ends_ = false;         // the last step gives the last states
+  Index h_row_ = 0;           // words from row to row
+  float* h_[2] = {};          // [row][h_row_]
+  float* h_scales_[2] = {};   // [row]
+  float* hidden_ = nullptr;   // [row][unit]: h in full, where its words are rounded
+  float* c_ = nullptr;        // [unit panel][row][kLanes]
+  int32_t* first_ = nullptr;  // [row]: the first step that is not masked
+  RowWords<kPrecision> x_;    // of the chunk, unless x are words as they are
   Panels projected_;
 };
 

@@ -32,56 +32,81 @@ inline void normalize(Normalizer normalizer, float* row, Index n) {
 struct Block {
   Team team;
   std::byte* memory;
+  Range rows{0, 0};
+  const int32_t* drawn = nullptr;  // the ids of a drawn step, in place of the first input
+  // In a drawn step, the outputs of the last LSTM as words, and that LSTM; -1 for none.
+  StepRows words{};
+  Index words_of = -1;
+  // Whether others may still read or write what this thread does next.
+  bool apart = false;
   long progress = 0;  // how far pairs of layers that follow each other have come so far
 };
 
 class ProgramOperations {
  public:
   ProgramOperations(const PackedProgram& program, const ProgramRun& run)
-      : layers_(program.layers), run_(run), nodes_(run.nodes) {}
+      : layers_(program.layers), static_scales_(program.static_scales), run_(run), nodes_(run.nodes) {}
 
   const ValueShape& shape(Index n) const { return run_.call.shapes[n]; }
   const int32_t* inputs_of(Index n) const { return nodes_[n].inputs; }
 
   template <class T>
   T* values(const Block& block, Index n) const {
-    return reinterpret_cast<T*>(block.memory + run_.places[n].offset) + run_.places[n].column;
+    const ValuePlace& place = run_.places[n];
+    const void* from = block.memory + place.offset;
+    Index first = 0;
+    if (place.input == 0 && block.drawn != nullptr) {
+      from = block.drawn;
+    } else if (place.input >= 0 || place.output >= 0) {
+      from = place.input >= 0 ? run_.call.inputs[place.input] : run_.call.outputs[place.output];
+      first = block.rows.begin * place.stride;
+    }
+    return static_cast<T*>(const_cast<void*>(from)) + first + place.column;
   }
   Frames frames(const Block& block, Index n, Index rows) const {
     const Index steps = shape(n).steps == 0 ? 1 : shape(n).steps;
     return {values<float>(block, n), rows, steps, shape(n).features, run_.places[n].stride};
   }
 
-  // Copies an input's rows of (B, T, F), or (B, T) ids, into the order of a block.
-  void take(const Block& block, Index n, const void* from, Range rows) {
-    const Index steps = shape(n).steps == 0 ? 1 : shape(n).steps, count = rows.size();
+  // Copies an input's rows of (B, T, F), or (B, T) ids, into the order of a block, unless they lie so.
+  void take(const Block& block, Index n, Index count) {
+    Index input = 0;
+    for (Index before = 0; before < n; ++before) input += nodes_[before].op == ProgramOp::kInput;
+    const Range rows = block.rows;
+    const void* from = run_.call.inputs[input];
+    const Index steps = shape(n).steps == 0 ? 1 : shape(n).steps;
+    const Index row_size = row_of(run_.call.input_rows, input, steps * shape(n).features);
     const Range mine = block.team.share_of(count);
     if (nodes_[n].ids) {
       auto* to = values<int32_t>(block, n);
       for (Index row = mine.begin; row < mine.end; ++row) {
-        const auto* ids = static_cast<const int32_t*>(from) + (rows.begin + row) * steps;
+        const auto* ids = static_cast<const int32_t*>(from) + (rows.begin + row) * row_size;
         for (Index step = 0; step < steps; ++step) to[step * count + row] = ids[step];
       }
       return;
     }
     const Frames to = frames(block, n, count);
     for (Index row = mine.begin; row < mine.end; ++row) {
-      const auto* x = static_cast<const float*>(from) + (rows.begin + row) * steps * to.features;
+      const auto* x = static_cast<const float*>(from) + (rows.begin + row) * row_size;
       for (Index step = 0; step < steps; ++step)
         copy_floats(x + step * to.features, to.at(step, row), to.features);
     }
   }
 
-  // Copies a value's rows to (B, T, F).
-  void give(const Block& block, Index n, float* to, Range rows) {
-    const Frames from = frames(block, n, rows.size());
-    const Range mine = block.team.share_of(rows.size());
+  // Copies an output's rows to (B, T, F).
+  void give(const Block& block, Index output) {
+    const Index n = run_.outputs[output];
+    const Frames from = frames(block, n, block.rows.size());
+    const Index row_size = row_of(run_.call.output_rows, output, from.steps * from.features);
+    const Range mine = block.team.share_of(block.rows.size());
     for (Index row = mine.begin; row < mine.end; ++row) {
-      float* out = to + (rows.begin + row) * from.steps * from.features;
+      float* out = run_.call.outputs[output] + (block.rows.begin + row) * row_size;
       for (Index step = 0; step < from.steps; ++step)
         copy_floats(from.at(step, row), out + step * from.features, from.features);
     }
   }
+
+  static Index row_of(const int64_t* rows, Index n, Index dense) { return rows == nullptr ? dense : rows[n]; }
 
   static void copy_floats(const float* from, float* to, Index count) {
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
@@ -92,7 +117,8 @@ class ProgramOperations {
     const auto* ids = values<int32_t>(block, inputs_of(n)[0]);
     const Range mine = block.team.share_of(to.all());
     for (Index row = mine.begin; row < mine.end; ++row)
-      copy_floats(layers_[n].factors + ids[row] * to.features, to.data + row * to.stride, to.features);
+      copy_floats(layers_[n].factors + larger(ids[row], 0) * to.features, to.data + row * to.stride,
+                  to.features);
   }
 
   void make_mask(const Block& block, Index n, Index rows) {
@@ -101,7 +127,7 @@ class ProgramOperations {
     const Range mine = block.team.share_of(steps * rows);
     for (Index place = mine.begin; place < mine.end; ++place) {
       if (nodes_[n].op == ProgramOp::kIdsMask) {
-        to[place] = values<int32_t>(block, source)[place] != 0;
+        to[place] = values<int32_t>(block, source)[place] > static_cast<int32_t>(nodes_[n].number);
       } else if (nodes_[n].op == ProgramOp::kFlipMask) {
         to[place] = values<uint8_t>(block, source)[(steps - 1 - place / rows) * rows + place % rows];
       } else if (nodes_[n].op == ProgramOp::kAnyMask) {
@@ -209,9 +235,8 @@ class ProgramOperations {
         } else if (node.op == ProgramOp::kActivation) {
           value = activate(node.activation, value);
         } else {
-          value = Simd::add(
-              Simd::mul(value, load_upto<Storage::kFloat32>(layers_[n].factors, first, to.features)),
-              load_upto<Storage::kFloat32>(layers_[n].bias, first, to.features));
+          value = Simd::fma(value, load_upto<Storage::kFloat32>(layers_[n].factors, first, to.features),
+                            load_upto<Storage::kFloat32>(layers_[n].bias, first, to.features));
         }
         store_upto<Storage::kFloat32>(out, value, first, to.features);
       }
@@ -272,6 +297,7 @@ class ProgramOperations {
 
  protected:
   const PackedLayer* layers_;
+  const bool static_scales_;
   const ProgramRun& run_;
   const ProgramNode* nodes_;
 };

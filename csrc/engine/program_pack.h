@@ -1,8 +1,8 @@
 // The weights of a program in the form that its kernels read: packed once, in one block of memory.
 #pragma once
 
+#include "engine/packed_matrix.h"
 #include "engine/program.h"
-#include "engine/step_pack.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -47,6 +47,7 @@ struct PackedLayer {
 
 struct PackedProgram {
   Precision precision;
+  bool static_scales;
   PackedLayer* layers;
 };
 
@@ -59,7 +60,7 @@ class ProgramPacker {
   size_t pack() {
     auto* program = layout_.take<PackedProgram>(1);
     layers_ = layout_.take<PackedLayer>(static_cast<size_t>(graph_.count));
-    if (memory_ != nullptr) *program = {graph_.precision, layers_};
+    if (memory_ != nullptr) *program = {graph_.precision, graph_.static_scales, layers_};
     for (int32_t n = 0; n < graph_.count; ++n) {
       const ProgramNode& node = graph_.nodes[n];
       PackedLayer layer;

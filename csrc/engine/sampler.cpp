@@ -63,13 +63,22 @@ void Sampler::add(int32_t id) {
 }
 
 int64_t Sampler::choose(const float* logits, uint64_t position, float* log_probability) {
-  // A NaN or an infinity times zero is NaN, and makes the sum NaN.
-  float check = 0, top = logits[0];
-  for (int64_t n = 0; n < outputs_; ++n) {
-    check += logits[n] * 0.0f;
-    top = std::max(top, logits[n]);
-  }
-  if (check != 0) return -1;
+  // A NaN or an infinity times zero is NaN, and makes the sum NaN. Sixteen of each, because one would wait for the last.
+  constexpr int kSums = 16;
+  float checks[kSums] = {}, tops[kSums];
+  std::fill_n(tops, kSums, logits[0]);
+  int64_t first = 0;
+  const auto look = [&](int count) {
+    for (int n = 0; n < count; ++n) {
+      const float logit = logits[first + n];
+      checks[n] += logit * 0.0f;
+      tops[n] = tops[n] < logit ? logit : tops[n];
+    }
+  };
+  for (; first + kSums <= outputs_; first += kSums) look(kSums);
+  look(static_cast<int>(outputs_ - first));
+  if (std::accumulate(checks, checks + kSums, 0.0f) != 0) return -1;
+  const float top = *std::max_element(tops, tops + kSums);
 
   const double model_largest = top;
   double largest = model_largest;

@@ -4,7 +4,6 @@
 
 #include "cells/lstm.h"
 #include "engine/program.h"
-#include "engine/step_model.h"
 #include "products/dense.h"
 
 namespace cellerate {
@@ -15,7 +14,6 @@ struct Target;  // target.h
 namespace cellerate::CELLERATE_ALIKE {
 extern const Target kTarget;
 extern const ProgramKernels kProgramKernels;
-extern const StepKernels kStepKernels;
 extern const LstmKernels kLstmKernels;
 extern const DenseKernels kDenseKernels;
 }  // namespace cellerate::CELLERATE_ALIKE
@@ -29,7 +27,6 @@ constexpr bool kAlike =
 #define CELLERATE_ALIKE CELLERATE_TARGET
 namespace cellerate::CELLERATE_TARGET {
 extern const ProgramKernels kProgramKernels;
-extern const StepKernels kStepKernels;
 extern const LstmKernels kLstmKernels;
 extern const DenseKernels kDenseKernels;
 template <Precision>

@@ -9,7 +9,6 @@
 
 namespace cellerate {
 
-struct StepKernels;      // step_model.h
 struct ProgramKernels;   // program.h
 struct TrainingKernels;  // training/kernels.h
 
@@ -23,8 +22,8 @@ struct Target {
 
   const LstmKernels* lstm;
   const DenseKernels* dense;
-  const StepKernels* steps;  // the next-token chain, one step at a time
   const ProgramKernels* programs;
+  const ProgramKernels* same_programs;  // whose numbers are the same on every target
   const TrainingKernels* training;
 };
 
@@ -36,19 +35,8 @@ struct Target {
 #define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
 
 #include "engine/program.h"
-#include "engine/step_model.h"
 #include "simd/peak.h"
 #include "training/kernels.h"
-
-// A target whose fma rounds twice uses the steps of another target, so that their numbers are the same everywhere.
-#ifdef CELLERATE_STEPS
-namespace cellerate::CELLERATE_STEPS {
-extern const StepKernels kStepKernels;
-}
-#else
-#define CELLERATE_STEPS CELLERATE_TARGET
-#include "engine/step_kernels.h"
-#endif
 
 #ifdef CELLERATE_PROGRAMS
 namespace cellerate::CELLERATE_PROGRAMS {
@@ -57,9 +45,15 @@ extern const ProgramKernels kProgramKernels;
 #else
 #define CELLERATE_PROGRAMS CELLERATE_TARGET
 #include "engine/program_kernels.h"
-namespace cellerate::CELLERATE_TARGET {
-extern const ProgramKernels kProgramKernels{pack_program, run_program};
+#endif
+
+// A target whose fma rounds twice has programs of another target beside its own, whose numbers are the same everywhere.
+#ifdef CELLERATE_SAME_PROGRAMS
+namespace cellerate::CELLERATE_SAME_PROGRAMS {
+extern const ProgramKernels kProgramKernels;
 }
+#else
+#define CELLERATE_SAME_PROGRAMS CELLERATE_PROGRAMS
 #endif
 
 // A target that differs from another one in products of bytes only uses that one's layers, which have none.
@@ -122,8 +116,8 @@ extern const Target kTarget{
     .read = read_memory,
     .lstm = &CELLERATE_LAYERS::kLstmKernels,
     .dense = &CELLERATE_LAYERS::kDenseKernels,
-    .steps = &CELLERATE_STEPS::kStepKernels,
     .programs = &CELLERATE_PROGRAMS::kProgramKernels,
+    .same_programs = &CELLERATE_SAME_PROGRAMS::kProgramKernels,
     .training = &CELLERATE_TRAINING::kTrainingKernels,
 };
 

@@ -2,7 +2,6 @@
 #define CELLERATE_TARGET amx
 #define CELLERATE_TRAINING avx512
 #define CELLERATE_ALIKE avx512bf16
-#define CELLERATE_STEPS avx512bf16
 #define CELLERATE_PROGRAMS avx512bf16
 #include "simd/avx512.h"
 //

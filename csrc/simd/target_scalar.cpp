@@ -1,5 +1,5 @@
 #define CELLERATE_TARGET scalar
-#define CELLERATE_STEPS fused
+#define CELLERATE_SAME_PROGRAMS fused
 #include "simd/scalar.h"
 //
 #include "simd/target.h"

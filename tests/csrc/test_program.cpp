@@ -76,7 +76,7 @@ struct Graph {
       nodes[n].inputs = sources[n].data();
       nodes[n].input_count = static_cast<int32_t>(sources[n].size());
     }
-    return CompiledProgram(nodes, outputs, precision, most_bytes);
+    return CompiledProgram(nodes, outputs, precision, {.most_bytes = most_bytes});
   }
 };
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/program.h"
 #include "engine/sampler.h"
-#include "engine/step_model.h"
 #include "simd/dispatch.h"
 
 namespace {
@@ -36,7 +36,7 @@ TEST(philox_gives_the_known_answers) {
 
 int64_t first_choice(const Sampling& sampling, const Floats& logits,
                      const std::vector<int32_t>& previous = {}) {
-  cellerate::Sampler sampler(sampling, cellerate::target().steps->exponentials,
+  cellerate::Sampler sampler(sampling, cellerate::target().programs->exponentials,
                              static_cast<int64_t>(logits.size()), previous, 0);
   float log_probability = NAN;
   return sampler.choose(logits.data(), 0, &log_probability);
@@ -57,7 +57,7 @@ TEST(a_temperature_of_zero_takes_the_likeliest_and_the_lowest_of_equals) {
 // How often each id is drawn at 20,000 positions.
 std::vector<double> shares(const Sampling& sampling, const Floats& logits) {
   constexpr int kDraws = 20'000;
-  cellerate::Sampler sampler(sampling, cellerate::target().steps->exponentials,
+  cellerate::Sampler sampler(sampling, cellerate::target().programs->exponentials,
                              static_cast<int64_t>(logits.size()), {}, 0);
   std::vector<double> found(logits.size());
   float log_probability;
@@ -136,6 +136,35 @@ TEST(a_logit_that_is_not_finite_is_not_drawn_from) {
   CHECK(first_choice(Sampling(), {1, NAN, 0}) == -1);
   CHECK(first_choice(Sampling(), {INFINITY, 1, 0}) == -1);
   CHECK(first_choice(Sampling(), {1, -INFINITY, 0}) == -1);
+}
+
+TEST(every_target_has_the_same_exponentials) {
+  constexpr int64_t kCount = 37;
+  double scores[kCount], wanted[kCount] = {};
+  float logits[kCount];
+  for (int64_t n = 0; n < kCount; ++n) {
+    logits[n] = -0.37f * static_cast<float>(n * n);
+    scores[n] = logits[n];
+  }
+  scores[kCount - 1] = -1e300;
+  double wanted_sum = 0;
+  for (const std::string& target : cellerate::available_targets()) {
+    cellerate::set_target(target);
+    const cellerate::Exponentials& exponentials = cellerate::target().programs->exponentials;
+    double weights[kCount];
+    exponentials.weights(scores, kCount, 0, 0.9, weights);
+    const double sum = exponentials.sum(logits, kCount, 0);
+    if (wanted_sum == 0) {
+      wanted_sum = sum;
+      std::memcpy(wanted, weights, sizeof wanted);
+      for (int64_t n = 0; n < kCount; ++n) {
+        const double want = std::exp(scores[n] / 0.9);
+        CHECK(std::fabs(weights[n] - want) <= 3e-16 * want);
+      }
+    }
+    CHECK(sum == wanted_sum);
+    CHECK(std::memcmp(wanted, weights, sizeof wanted) == 0);
+  }
 }
 
 }  // namespace

@@ -72,8 +72,7 @@ def test_core_refuses_names_that_it_does_not_know() -> None:
         core.CompiledProgram([node()], [0], "float16", 1 << 20)
     with pytest.raises(ValueError, match=expected):
         core.measure_peak("float16", 1)
-    with pytest.raises(
-        ValueError, match="op: expected one of embedding, lstm, layer_norm, affine, dense; got x"
-    ):
-        linear = codes.of_activation("linear")
-        core.StepModel([("x", 1, 1, None, None, None, linear, linear, 0.0, False)], "float32", 1)
+    with pytest.raises(ValueError, match=expected):
+        core.TextProgram([node()], [0], "float16", 1)
+    with pytest.raises(ValueError, match="a text program needs ids first"):
+        core.TextProgram([node()], [0], "float32", 1)

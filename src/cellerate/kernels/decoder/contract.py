@@ -305,7 +305,7 @@ class Steps(abc.ABC):
 
 
 class ChainNode(NamedTuple):
-    """A node of a chain, checked, as the native core takes it.
+    """A node of a chain, checked.
 
     Attributes:
         kind: One of `KINDS`.
@@ -339,11 +339,25 @@ def checked_chain(chain: Sequence[Mapping[str, Any]]) -> list[ChainNode]:
         chain: As `cpu.StepModel` takes it.
 
     Raises:
-        ConfigError: A node has an unknown op, or a shape, a dtype or an option does not fit.
+        ConfigError: A node has an unknown op, nodes do not follow each other, or a shape, a dtype or an option does not
+            fit.
     """
     nodes: list[ChainNode] = []
-    for place, node in enumerate(chain):
-        nodes.append(ChainNode(*_node(place, node, nodes[-1].outputs if nodes else 0)))
+    for place, given in enumerate(chain):
+        node = ChainNode(*_node(place, given, nodes[-1].outputs if nodes else 0))
+        if node.inputs < 1 or node.outputs < 1:
+            raise ConfigError(f"chain[{place}]: expected sizes of at least 1.")
+        if nodes and node.kind == "embedding":
+            raise ConfigError(f"chain[{place}]: expected an embedding only at the start.")
+        if nodes and node.inputs != nodes[-1].outputs:
+            raise ConfigError(
+                f"chain[{place}]: takes {node.inputs} features, but the node before it gives {nodes[-1].outputs}."
+            )
+        nodes.append(node)
+    if not nodes or nodes[0].kind != "embedding":
+        raise ConfigError("chain: expected an embedding first.")
+    if all(node.kind != "lstm" for node in nodes):
+        raise ConfigError("chain: expected at least one lstm.")
     return nodes
 
 

@@ -1,20 +1,20 @@
 """The next-token chain on the native core, one time step at a time: what text generation runs.
 
-Unlike in training, the weights are packed once, in float32, bfloat16 or int8, there are few rows, and the whole loop
-of drawing and reading ids runs in one native call. Only this module uses the core's `StepModel`.
+It is a program as packed models are (`kernels.program`), whose weights are packed once, in float32, bfloat16 or int8;
+the whole loop of drawing and reading ids runs in one native call. Only this module uses the core's `TextProgram`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels import codes
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.decoder.contract import ChainNode, CheckedRequest, Steps, checked_chain
 from cellerate.kernels.native import core, empty
-from cellerate.program import PRECISIONS
+from cellerate.kernels.program.cpu import native_node, rows
+from cellerate.program import PRECISIONS, Node
 from cellerate.settings import check_choice
 
 
@@ -66,11 +66,15 @@ class StepModel(Steps):
         check_choice("precision", precision, PRECISIONS)
         if threads is not None:
             check_whole("threads", threads, 1, 1024)
-        nodes = [_native_node(node) for node in checked_chain(chain)]
+        checked, native_core = checked_chain(chain), core()
+        nodes, outputs = _program(checked)
+        places = {place: place for place in range(len(nodes))}
+        native = [native_node(node, places, rows()) for node in nodes]
+        # The greatest id that is masked: the core gives rows that have ended an id of -1.
+        mask = [node.op for node in nodes].index("ids_mask")
+        native[mask] = (*native[mask][:-1], 0.0 if checked[0].masks_zero else -1.0)
         try:
-            self._native = core().StepModel(nodes, precision, threads or 0)
-        except ArithmeticError as error:
-            raise ModelError(str(error)) from None
+            self._native = native_core.TextProgram(native, outputs, precision, threads or 0)
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
         self.precision = precision
@@ -96,7 +100,7 @@ class StepModel(Steps):
     ) -> tuple[np.ndarray, np.ndarray]:
         after = np.empty_like(state)
         result = np.empty((len(ids), ids.shape[1] - 1), np.float32)
-        self._call(len(ids), ids.shape[1], ids, lengths, state, after, None, result)
+        self._call(self._native.score, ids, lengths, state, after, result)
         return after, result
 
     def _draw(
@@ -122,20 +126,64 @@ class StepModel(Steps):
     ) -> tuple[np.ndarray, np.ndarray]:
         after = empty(state.shape, np.float32)
         logits = empty((len(state), self.outputs), np.float32)
-        self._call(len(state), ids.shape[1], np.ascontiguousarray(ids), lengths, state, after, logits, None)
+        self._call(self._native.read, np.ascontiguousarray(ids), lengths, state, after, logits)
         return after, logits
 
-    def _call(self, *arguments: Any) -> None:
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._native.run(*arguments)
+            function(*arguments)
         except IndexError as error:
             raise DataError(str(error)) from None
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
 
 
-def _native_node(node: ChainNode) -> tuple[Any, ...]:
-    """A node as the core's constructor takes it."""
-    kinds = ("activation", "recurrent_activation")
-    coded = {name: codes.of_activation(getattr(node, name)) for name in kinds}
-    return tuple((node._asdict() | coded).values())
+def _program(chain: list[ChainNode]) -> tuple[list[Node], list[int]]:
+    """The chain as a program, and its outputs: the logits, then h and c of each LSTM.
+
+    Its inputs are the ids, then h and c of each LSTM before them.
+
+    Raises:
+        ModelError: A weight is a NaN or an infinity.
+    """
+    nodes = [
+        Node("input", "ids", options={"dtype": "int32"}),
+        *(Node("input", "state") for node in chain if node.kind == "lstm" for _ in "hc"),
+        Node("ids_mask", "mask", {"ids": 0}),
+    ]
+    states: list[int] = []
+    mask, before = len(nodes) - 1, 0
+    for place, node in enumerate(chain):
+        inputs = {"ids" if node.kind == "embedding" else "x": before}
+        if node.kind == "lstm":
+            inputs |= {"mask": mask, "h0": len(states) + 1, "c0": len(states) + 2}
+        options: dict[str, Any] = {
+            "activation": node.activation,
+            "recurrent_activation": node.recurrent_activation,
+            "epsilon": node.epsilon,
+            "masked_output": "previous_state",
+        }
+        nodes.append(Node(node.kind, "", inputs, _arrays(place, node), options))
+        before = len(nodes) - 1
+        if node.kind == "lstm":
+            for state in "hc":
+                states.append(len(nodes))
+                nodes.append(Node("lstm_state", "", {"lstm": before}, options={"state": state}))
+    return nodes, [before, *states]
+
+
+def _arrays(place: int, node: ChainNode) -> dict[str, np.ndarray]:
+    """The arrays of a node of a chain by name. Raises `ModelError` if a weight is a NaN or an infinity."""
+    arrays = {}
+    for name, array in zip(
+        rows()[node.kind].arrays, (node.kernel, node.recurrent_kernel, node.bias), strict=True
+    ):
+        if name is None or array is None:
+            continue
+        if not np.isfinite(array).all():
+            raise ModelError(
+                f"chain[{place}]: {name} holds a NaN or an infinity: its training has diverged. Go back to an earlier "
+                "checkpoint, or train with a lower learning rate or gradient clipping."
+            )
+        arrays[name] = array
+    return arrays

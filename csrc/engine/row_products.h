@@ -6,7 +6,6 @@
 
 #include "cells/activations.h"
 #include "cells/lstm_layout.h"
-#include "engine/step_model.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -32,12 +31,6 @@ struct StepRows {
   Index row;
   const float* scales;
 };
-
-#if defined(__AVX2__) || defined(__ARM_NEON)
-#define CELLERATE_PART_OF_CALLER [[gnu::always_inline]]
-#else
-#define CELLERATE_PART_OF_CALLER
-#endif
 
 // Sums of kCount rows and kPanels panels, of which kVectors vectors each are wanted.
 template <int kCount, int kPanels, int kVectors = 4>
@@ -70,7 +63,7 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
 // sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
 //
 // All loops over sums are unrolled, and it is a part of its caller; otherwise the compiler would keep the sums in memory,
-// and copy them twice. Without vectors they are there anyway, and the code would only become large.
+// and copy them twice. Without vectors they are there anyway.
 template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
 CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, const StepMatrix& b,
                                                  Index panel, Sums<kCount, kPanels, kVectors>& sums) {
@@ -185,11 +178,16 @@ float row_to_words(const float* from, Index n, float* to) {
     float lanes[kLanes], stranges[kLanes];
     Simd::store(lanes, largest);
     Simd::store(stranges, strange);
-    float most = 0, addend = 0;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      most = lanes[lane] > most ? lanes[lane] : most;
-      addend += stranges[lane];
+    // Half after half, so that one waits for few others.
+#pragma GCC unroll 8
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+      for (int lane = 0; lane < half; ++lane) {
+        lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
+        stranges[lane] += stranges[lane + half];
+      }
     }
+    const float most = lanes[0], addend = stranges[0];
     const float scale = most < 1e-35f ? 1 : most / 127;
     const F inverse = Simd::set(most < 1e-35f ? 0 : 127 / most);
     auto* bytes = reinterpret_cast<uint8_t*>(to);
@@ -212,6 +210,13 @@ void store_state(float* row, Index first, F h) {
     Simd::store_bytes(reinterpret_cast<uint8_t*>(row) + first,
                       clamp(Simd::mul(h, Simd::set(127)), -127, 127));
   }
+}
+
+// The same of n numbers in [-1, 1], whose scale is that of store_state().
+template <Precision kPrecision>
+void states_to_words(const float* from, Index n, float* to) {
+  for (Index first = 0; first < n; first += kLanes)
+    store_state<kPrecision>(to, first, load_upto<Storage::kFloat32>(from, first, n));
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

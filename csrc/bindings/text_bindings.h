@@ -5,6 +5,6 @@
 
 namespace cellerate {
 
-void bind_steps(nanobind::module_& module);
+void bind_texts(nanobind::module_& module);
 
 }  // namespace cellerate

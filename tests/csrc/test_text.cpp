@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/step_model.h"
+#include "engine/text_program.h"
 #include "naive.h"
 #include "simd/dispatch.h"
 #include "systems/threads.h"
@@ -16,19 +16,17 @@ namespace {
 
 using cellerate::Activation;
 using cellerate::Draw;
-using cellerate::Generation;
 using cellerate::Precision;
-using cellerate::Sampling;
-using cellerate::StepCall;
-using cellerate::StepKind;
-using cellerate::StepModel;
-using cellerate::StepNode;
+using cellerate::ProgramNode;
+using cellerate::ProgramOp;
+using cellerate::TextProgram;
 using Floats = std::vector<float>;
 
-// A chain with its arrays.
+// A chain with its arrays; its nodes have no inputs.
 struct Chain {
-  std::vector<StepNode> nodes;
+  std::vector<ProgramNode> nodes;
   std::vector<std::vector<float>> arrays;
+  bool masks_zero = false;
   std::mt19937 random{7};
 
   explicit Chain(size_t most) { arrays.reserve(most); }
@@ -38,37 +36,76 @@ struct Chain {
     for (float& value : values) value = static_cast<float>(normal(random));
     return values.data();
   }
-  StepNode& add(StepKind kind, int64_t inputs, int64_t outputs) {
-    StepNode& node = nodes.emplace_back();
-    node.kind = kind;
-    node.inputs = inputs;
-    node.outputs = outputs;
+  ProgramNode& add(ProgramOp op, int64_t rows, int64_t columns) {
+    ProgramNode& node = nodes.emplace_back();
+    node.op = op;
+    node.rows = rows;
+    node.columns = columns;
     return node;
   }
-  void embedding(int64_t V, int64_t E) { add(StepKind::kEmbedding, V, E).kernel = array(V * E, 1); }
+  void embedding(int64_t V, int64_t E) { add(ProgramOp::kEmbedding, V, E).kernel = array(V * E, 1); }
   void lstm(int64_t D, int64_t H, Activation activation = Activation::kTanh) {
-    StepNode& node = add(StepKind::kLstm, D, H);
+    ProgramNode& node = add(ProgramOp::kLstm, D, H);
     node.kernel = array(D * 4 * H, 1 / std::sqrt(D));
     node.recurrent_kernel = array(H * 4 * H, 0.7 / std::sqrt(H));
     node.bias = array(4 * H, 0.3);
     node.activation = activation;
+    node.masked_output = cellerate::MaskedOutput::kPreviousState;
   }
   void layer_norm(int64_t F) {
-    StepNode& node = add(StepKind::kLayerNorm, F, F);
-    node.kernel = array(F, 1);
-    node.bias = array(F, 0.5);
-    node.epsilon = 1e-3f;
+    affine(F);
+    nodes.back().op = ProgramOp::kLayerNorm;
+    nodes.back().number = 1e-3f;
   }
   void affine(int64_t F) {
-    StepNode& node = add(StepKind::kAffine, F, F);
+    ProgramNode& node = add(ProgramOp::kAffine, F, F);
     node.kernel = array(F, 1);
     node.bias = array(F, 0.5);
   }
   void dense(int64_t K, int64_t N, Activation activation = Activation::kLinear) {
-    StepNode& node = add(StepKind::kDense, K, N);
+    ProgramNode& node = add(ProgramOp::kDense, K, N);
     node.kernel = array(K * N, 1 / std::sqrt(K));
     node.bias = array(N, 0.3);
     node.activation = activation;
+  }
+
+  // As cellerate.kernels.decoder.cpu makes it.
+  TextProgram model(Precision precision, int threads) const {
+    std::vector<ProgramNode> graph;
+    std::vector<std::vector<int32_t>> sources;
+    const auto add = [&](ProgramNode node, std::vector<int32_t> inputs) {
+      sources.push_back(std::move(inputs));
+      graph.push_back(node);
+      return static_cast<int32_t>(graph.size()) - 1;
+    };
+    ProgramNode ids;
+    ids.ids = true;
+    add(ids, {});
+    for (const ProgramNode& node : nodes) {
+      for (int state = 0; node.op == ProgramOp::kLstm && state < 2; ++state) add({}, {});
+    }
+    ProgramNode mask;
+    mask.op = ProgramOp::kIdsMask;
+    mask.number = masks_zero ? 0 : -1;
+    const int32_t live = add(mask, {0});
+    int32_t last = 0, state = 1;
+    std::vector<int32_t> outputs(1);
+    for (const ProgramNode& node : nodes) {
+      const bool lstm = node.op == ProgramOp::kLstm;
+      last = add(node, lstm ? std::vector{last, live, state, state + 1} : std::vector{last});
+      for (int part = 0; lstm && part < 2; ++part, ++state) {
+        ProgramNode given;
+        given.op = ProgramOp::kLstmState;
+        given.cell = part == 1;
+        outputs.push_back(add(given, {last}));
+      }
+    }
+    outputs[0] = last;
+    for (size_t n = 0; n < graph.size(); ++n) {
+      graph[n].inputs = sources[n].data();
+      graph[n].input_count = static_cast<int32_t>(sources[n].size());
+    }
+    return TextProgram(graph, outputs, precision, threads);
   }
 };
 
@@ -96,14 +133,14 @@ Chain long_chain() {
 // The logits of all steps (B, T, V') in double, from a state of zeros.
 naive::Vector expected(const Chain& chain, int64_t B, int64_t T, const std::vector<int32_t>& ids) {
   naive::Vector x;
-  for (const StepNode& node : chain.nodes) {
-    const int64_t in = node.inputs, out = node.outputs, rows = B * T;
+  for (const ProgramNode& node : chain.nodes) {
+    const int64_t in = node.rows, out = node.columns, rows = B * T;
     naive::Vector y(static_cast<size_t>(rows * out));
-    switch (node.kind) {
-      case StepKind::kEmbedding:
+    switch (node.op) {
+      case ProgramOp::kEmbedding:
         for (int64_t n = 0; n < rows * out; ++n) y[n] = node.kernel[ids[n / out] * out + n % out];
         break;
-      case StepKind::kLstm: {
+      case ProgramOp::kLstm: {
         naive::Case layer;
         layer.sizes.batch = B;
         layer.sizes.steps = T;
@@ -119,7 +156,7 @@ naive::Vector expected(const Chain& chain, int64_t B, int64_t T, const std::vect
         y = results.outputs;
         break;
       }
-      case StepKind::kLayerNorm:
+      case ProgramOp::kLayerNorm:
         for (int64_t row = 0; row < rows; ++row) {
           double mean = 0, square = 0;
           for (int64_t i = 0; i < out; ++i) mean += x[row * out + i] / static_cast<double>(out);
@@ -127,10 +164,10 @@ naive::Vector expected(const Chain& chain, int64_t B, int64_t T, const std::vect
             square += std::pow(x[row * out + i] - mean, 2) / static_cast<double>(out);
           for (int64_t i = 0; i < out; ++i)
             y[row * out + i] =
-                (x[row * out + i] - mean) / std::sqrt(square + node.epsilon) * node.kernel[i] + node.bias[i];
+                (x[row * out + i] - mean) / std::sqrt(square + node.number) * node.kernel[i] + node.bias[i];
         }
         break;
-      case StepKind::kAffine:
+      case ProgramOp::kAffine:
         for (int64_t n = 0; n < rows * out; ++n) y[n] = x[n] * node.kernel[n % out] + node.bias[n % out];
         break;
       default:
@@ -147,22 +184,13 @@ naive::Vector expected(const Chain& chain, int64_t B, int64_t T, const std::vect
 }
 
 // What reading ids (B, T) gives: the new state, then the logits.
-Floats read(const StepModel& model, int64_t B, int64_t T, const std::vector<int32_t>& ids, Floats state = {},
-            const int32_t* lengths = nullptr) {
+Floats read(const TextProgram& model, int64_t B, int64_t T, const std::vector<int32_t>& ids,
+            Floats state = {}, const int32_t* lengths = nullptr) {
   const auto S = static_cast<size_t>(B * model.state_size());
   if (state.empty()) state.assign(S, 0.0f);
   // NaN, so that what is not written shows.
   Floats result(S + static_cast<size_t>(B * model.outputs()), NAN);
-  StepCall call;
-  call.batch = B;
-  call.steps = T;
-  call.ids = ids.data();
-  call.lengths = lengths;
-  call.state = state.data();
-  call.new_state = result.data();
-  call.logits = result.data() + S;
-  call.threads = 0;
-  model.run(call);
+  model.read({B, T, ids.data(), lengths}, state.data(), result.data(), result.data() + S);
   return result;
 }
 
@@ -178,22 +206,14 @@ double error(const Floats& got, size_t from, const naive::Vector& wanted, int64_
   return std::sqrt(off / size);
 }
 
-double products(const Chain& chain) {
-  double found = 0;
-  for (const StepNode& node : chain.nodes)
-    found += node.kind == StepKind::kLstm ? 2 : node.kind == StepKind::kDense ? 1 : 0;
-  return found;
-}
-
-void compare(const Chain& chain, const char* name) {
+void compare(const Chain& chain, const char* name, double products) {
   constexpr int64_t kRows[] = {1, 7}, T = 6;
   for (const int64_t B : kRows) {
     std::vector<int32_t> ids(static_cast<size_t>(B * T));
     for (size_t n = 0; n < ids.size(); ++n) ids[n] = static_cast<int32_t>(n * 7 % 11);
     const naive::Vector wanted = expected(chain, B, T, ids);
-    // As tests/support/rounding.py derives it, for both factors of each product, sums of up to 70 terms and four steps
-    // that add up. bfloat16 has 8 bits, and int8 127 steps up to the largest of a row or column.
-    const double spread = std::sqrt(2 * products(chain) * 4 / 3.0);
+    // As tests/support/rounding.py derives it, for both factors of each product, sums of up to 70 terms and four steps.
+    const double spread = std::sqrt(2 * products * 4 / 3.0);
     const double limits[] = {spread * std::sqrt(70) * std::pow(2, -24), spread * std::pow(2, -9),
                              spread * std::sqrt(2 * std::log(70)) / 254};
     Floats first[3];
@@ -202,7 +222,7 @@ void compare(const Chain& chain, const char* name) {
       for (int precision = 0; precision < 3; ++precision) {
         Floats same;
         for (const int threads : {1, 2, 3}) {
-          const StepModel model(chain.nodes, static_cast<Precision>(precision), threads);
+          const TextProgram model = chain.model(static_cast<Precision>(precision), threads);
           const Floats got = read(model, B, T, ids);
           const auto S = static_cast<size_t>(B * model.state_size());
           const double off = error(got, S, wanted, T, model.outputs());
@@ -232,15 +252,15 @@ void compare(const Chain& chain, const char* name) {
   }
 }
 
-TEST(every_target_equals_the_naive_chain_short) { compare(plain_chain(), "plain"); }
-TEST(every_target_equals_the_naive_chain_of_all_nodes) { compare(long_chain(), "long"); }
+TEST(every_target_equals_the_naive_chain_short) { compare(plain_chain(), "plain", 3); }
+TEST(every_target_equals_the_naive_chain_of_all_nodes) { compare(long_chain(), "long", 7); }
 
 TEST(rows_of_other_lengths_are_read_as_if_alone_short) {
   const Chain chain = plain_chain();
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, -1, 99, 2, 6, 5, 99};
   const int32_t lengths[] = {4, 2, 3};
   for (int precision = 0; precision < 3; ++precision) {
-    const StepModel model(chain.nodes, static_cast<Precision>(precision), 2);
+    const TextProgram model = chain.model(static_cast<Precision>(precision), 2);
     const Floats all = read(model, 3, 4, ids, {}, lengths);
     const int64_t S = model.state_size(), V = model.outputs();
     for (int64_t b = 0; b < 3; ++b) {
@@ -258,15 +278,15 @@ TEST(products_of_bytes_are_exact_at_the_ends_of_their_range) {
   Chain chain(16);
   chain.embedding(2, 4);
   chain.lstm(4, H);
-  StepNode& wide = chain.add(StepKind::kAffine, H, H);
+  ProgramNode& wide = chain.add(ProgramOp::kAffine, H, H);
   wide.kernel = chain.arrays.emplace_back(H, 0.0f).data();
   wide.bias = chain.arrays.emplace_back(H, 1.0f).data();
-  StepNode& spread = chain.add(StepKind::kDense, H, K);
+  ProgramNode& spread = chain.add(ProgramOp::kDense, H, K);
   spread.kernel = chain.arrays.emplace_back(H * K, 0.0f).data();
   Floats& signs = chain.arrays.emplace_back(K);
   for (int64_t k = 0; k < K; ++k) signs[static_cast<size_t>(k)] = k % 5 == 0 ? -127.0f : 127.0f;
   spread.bias = signs.data();
-  StepNode& dense = chain.add(StepKind::kDense, K, 2);
+  ProgramNode& dense = chain.add(ProgramOp::kDense, K, 2);
   Floats& weights = chain.arrays.emplace_back(2 * K);
   double same = 0, other = 0;
   for (int64_t k = 0; k < K; ++k) {
@@ -278,50 +298,50 @@ TEST(products_of_bytes_are_exact_at_the_ends_of_their_range) {
   dense.kernel = weights.data();
   for (const std::string& target : cellerate::available_targets()) {
     cellerate::set_target(target);
-    const StepModel model(chain.nodes, Precision::kInt8, 1);
+    const TextProgram model = chain.model(Precision::kInt8, 1);
     const Floats got = read(model, 1, 1, {1});
     CHECK(got[got.size() - 2] == same);
     CHECK(got[got.size() - 1] == other);
   }
 }
 
-// Draws `count` ids after the id 1.
-std::vector<int32_t> draw(const StepModel& model, int threads, int64_t count, uint64_t position,
-                          Floats& state, Floats& logits, const std::vector<int32_t>& stops = {},
+// Draws `count` ids.
+std::vector<int32_t> draw(const TextProgram& model, int64_t count, uint64_t position, Floats& state,
+                          Floats& logits, const std::vector<int32_t>& stops = {},
                           const int32_t* cancelled = nullptr) {
-  Sampling sampling;
+  cellerate::Sampling sampling;
   sampling.seed = 5;
   sampling.top_k = 7;
   std::vector<int32_t> ids(static_cast<size_t>(count));
   Floats log_probabilities(ids.size());
   const Draw draw{sampling, {}, count, position, stops, cancelled, ids.data(), log_probabilities.data()};
-  Generation generation({draw}, model.exponentials(), model.outputs(), threads);
   Floats after(state.size(), NAN);
-  StepCall call;
-  call.batch = 1;
-  call.steps = count;
-  call.state = state.data();
-  call.new_state = after.data();
-  call.logits = logits.data();
-  call.generation = &generation;
-  call.threads = threads;
-  model.run(call);
+  const auto drawn = model.generate({draw}, state.data(), after.data(), logits.data());
   state = after;
-  ids.resize(static_cast<size_t>(generation.drawn(0)));
+  ids.resize(static_cast<size_t>(drawn[0].count));
   return ids;
 }
 
+// A chain that ends with its LSTM, whose outputs are the logits.
+Chain short_chain() {
+  Chain chain(16);
+  chain.embedding(11, 9);
+  chain.masks_zero = true;
+  chain.lstm(9, 11);
+  return chain;
+}
+
 TEST(a_generation_is_the_same_for_all_threads_and_can_go_on_short) {
-  for (const Chain& chain : {plain_chain(), long_chain()}) {
+  for (const Chain& chain : {plain_chain(), long_chain(), short_chain()}) {
     for (int precision = 0; precision < 3; ++precision) {
-      const StepModel model(chain.nodes, static_cast<Precision>(precision), 0);
-      const auto S = static_cast<int64_t>(model.state_size());
-      const Floats start = read(model, 1, 1, {1});
-      const Floats state0(start.begin(), start.begin() + S), logits0(start.begin() + S, start.end());
       std::vector<int32_t> first;
       for (const int threads : {1, 2, 3}) {
+        const TextProgram model = chain.model(static_cast<Precision>(precision), threads);
+        const auto S = static_cast<int64_t>(model.state_size());
+        const Floats start = read(model, 1, 1, {1});
+        const Floats state0(start.begin(), start.begin() + S), logits0(start.begin() + S, start.end());
         Floats state = state0, logits = logits0;
-        const std::vector<int32_t> whole = draw(model, threads, 20, 0, state, logits);
+        const std::vector<int32_t> whole = draw(model, 20, 0, state, logits);
         CHECK(whole.size() == 20);
         if (first.empty()) first = whole;
         CHECK(whole == first);
@@ -330,17 +350,16 @@ TEST(a_generation_is_the_same_for_all_threads_and_can_go_on_short) {
         CHECK(std::memcmp(read_state.data() + S, logits.data(), logits.size() * 4) == 0);
 
         Floats part_state = state0, part_logits = logits0;
-        std::vector<int32_t> parts = draw(model, threads, 8, 0, part_state, part_logits);
-        for (const int32_t id : draw(model, threads, 12, 8, part_state, part_logits)) parts.push_back(id);
+        std::vector<int32_t> parts = draw(model, 8, 0, part_state, part_logits);
+        for (const int32_t id : draw(model, 12, 8, part_state, part_logits)) parts.push_back(id);
         CHECK(parts == whole);
 
         Floats stopped_state = state0, stopped_logits = logits0;
-        const std::vector<int32_t> stopped =
-            draw(model, threads, 20, 0, stopped_state, stopped_logits, {whole[6]});
+        const std::vector<int32_t> stopped = draw(model, 20, 0, stopped_state, stopped_logits, {whole[6]});
         CHECK(stopped.size() <= 6);
         const int32_t cancelled = 1;
         Floats cancelled_state = state0, cancelled_logits = logits0;
-        CHECK(draw(model, threads, 20, 0, cancelled_state, cancelled_logits, {}, &cancelled).size() == 1);
+        CHECK(draw(model, 20, 0, cancelled_state, cancelled_logits, {}, &cancelled).size() == 1);
       }
     }
   }
@@ -352,7 +371,7 @@ TEST(rows_are_drawn_as_if_alone_short) {
   constexpr int64_t kRows = 4, kMost = 20;
   for (int precision = 0; precision < 3; ++precision) {
     for (const int threads : {1, 2, 3}) {
-      const StepModel model(chain.nodes, static_cast<Precision>(precision), threads);
+      const TextProgram model = chain.model(static_cast<Precision>(precision), threads);
       const int64_t S = model.state_size(), V = model.outputs();
       const Floats start = read(model, kRows, 1, {1, 5, 3, 10});
       const auto draws_of = [&](std::vector<int32_t>& ids, Floats& log_probabilities) {
@@ -392,7 +411,7 @@ TEST(rows_are_drawn_as_if_alone_short) {
 TEST(stretches_of_a_long_generation_are_one_sequence) {
   const Chain chain = plain_chain();
   constexpr int64_t kCount = 1300;
-  const StepModel fixed(chain.nodes, Precision::kFloat32, 1), free(chain.nodes, Precision::kFloat32, 0);
+  const TextProgram fixed = chain.model(Precision::kFloat32, 1), free = chain.model(Precision::kFloat32, 0);
   const Floats start = read(fixed, 1, 1, {1});
   const std::vector<int32_t> previous = {1, 4};
   for (const double penalty : {1.0, 1.3}) {
@@ -422,47 +441,45 @@ TEST(stretches_of_a_long_generation_are_one_sequence) {
   }
 }
 
-TEST(every_target_has_the_same_exponentials) {
-  constexpr int64_t kCount = 37;
-  double scores[kCount], wanted[kCount] = {};
-  float logits[kCount];
-  for (int64_t n = 0; n < kCount; ++n) {
-    logits[n] = -0.37f * static_cast<float>(n * n);
-    scores[n] = logits[n];
-  }
-  scores[kCount - 1] = -1e300;
-  double wanted_sum = 0;
-  for (const std::string& target : cellerate::available_targets()) {
-    cellerate::set_target(target);
-    const cellerate::Exponentials& exponentials = cellerate::target().steps->exponentials;
-    double weights[kCount];
-    exponentials.weights(scores, kCount, 0, 0.9, weights);
-    const double sum = exponentials.sum(logits, kCount, 0);
-    if (wanted_sum == 0) {
-      wanted_sum = sum;
-      std::memcpy(wanted, weights, sizeof wanted);
-      for (int64_t n = 0; n < kCount; ++n) {
-        const double want = std::exp(scores[n] / 0.9);
-        CHECK(std::fabs(weights[n] - want) <= 3e-16 * want);
+TEST(scores_are_those_of_the_logits_step_after_step_short) {
+  const Chain chain = long_chain();
+  constexpr int64_t kRows = 3, kSteps = 200;  // read in several parts
+  std::vector<int32_t> ids(kRows * kSteps);
+  for (size_t n = 0; n < ids.size(); ++n) ids[n] = static_cast<int32_t>(n * n % 11);
+  const int32_t lengths[] = {200, 1, 150};
+  for (int precision = 0; precision < 3; ++precision) {
+    const TextProgram model = chain.model(static_cast<Precision>(precision), 2);
+    const int64_t S = model.state_size(), V = model.outputs();
+    const Floats zeros(static_cast<size_t>(kRows * S));
+    Floats after(zeros.size(), NAN), scores(kRows * (kSteps - 1), NAN);
+    model.score({kRows, kSteps, ids.data(), lengths}, zeros.data(), after.data(), scores.data());
+    for (int64_t row = 0; row < kRows; ++row) {
+      Floats state(zeros.begin(), zeros.begin() + S);
+      for (int64_t t = 0; t < lengths[row]; ++t) {
+        const int32_t* id = ids.data() + row * kSteps + t;
+        const Floats step = read(model, 1, 1, {*id}, state);
+        state.assign(step.begin(), step.begin() + S);
+        if (t + 1 == kSteps) continue;
+        const float score = scores[static_cast<size_t>(row * (kSteps - 1) + t)];
+        const double want = cellerate::log_softmax(model.program().exponentials(), step.data() + S, V, id[1]);
+        CHECK(score == (t + 1 < lengths[row] ? static_cast<float>(want) : 0.0f));
       }
+      CHECK(std::memcmp(state.data(), after.data() + row * S, static_cast<size_t>(S) * 4) == 0);
     }
-    CHECK(sum == wanted_sum);
-    CHECK(std::memcmp(wanted, weights, sizeof wanted) == 0);
   }
 }
 
-TEST(one_stream_finds_its_threads) {
-  const Chain chain = plain_chain();
-  const StepModel model(chain.nodes, Precision::kFloat32, 0);
-  cellerate::set_thread_count(2);
-  const int threads = model.threads_of_one_stream();
-  CHECK(threads == 1 || threads == 2);
-  CHECK(StepModel(chain.nodes, Precision::kFloat32, 3).threads_of_one_stream() == 3);
+TEST(an_id_of_zero_leaves_the_state_as_it_is_short) {
+  Chain chain = plain_chain();
+  chain.masks_zero = true;
+  const TextProgram model = chain.model(Precision::kFloat32, 2);
+  const Floats some = read(model, 2, 3, {4, 0, 7, 0, 4, 7}), without = read(model, 2, 2, {4, 7, 4, 7});
+  CHECK(some == without);
 }
 
 TEST(wrong_models_and_calls_are_errors_short) {
   Chain chain = plain_chain();
-  const StepModel model(chain.nodes, Precision::kFloat32, 1);
+  const TextProgram model = chain.model(Precision::kFloat32, 1);
   CHECK(CHECK_THROWS(std::out_of_range, read(model, 1, 1, {11})).find("11") != std::string::npos);
   CHECK_THROWS(std::out_of_range, read(model, 1, 2, {0, -1}));
   CHECK_THROWS(std::invalid_argument, read(model, 1, 0, {}));
@@ -470,14 +487,14 @@ TEST(wrong_models_and_calls_are_errors_short) {
   CHECK_THROWS(std::invalid_argument, read(model, 1, 1, {0}, {}, lengths));
   CHECK_THROWS(std::invalid_argument,
                read(model, 1, 1, {0}, Floats(static_cast<size_t>(model.state_size()), NAN)));
-  chain.nodes.back().inputs = 36;
-  CHECK_THROWS(std::invalid_argument, StepModel(chain.nodes, Precision::kFloat32, 1));
+  chain.nodes.back().rows = 36;
+  CHECK_THROWS(std::invalid_argument, chain.model(Precision::kFloat32, 1));
   chain = plain_chain();
-  chain.arrays.back()[0] = INFINITY;
-  CHECK_THROWS(std::domain_error, StepModel(chain.nodes, Precision::kFloat32, 1));
+  chain.nodes[1].masked_output = cellerate::MaskedOutput::kZero;
+  CHECK_THROWS(std::invalid_argument, chain.model(Precision::kFloat32, 1));
   chain = plain_chain();
   chain.nodes.erase(chain.nodes.begin() + 1, chain.nodes.end());
-  CHECK_THROWS(std::invalid_argument, StepModel(chain.nodes, Precision::kFloat32, 1));
+  CHECK_THROWS(std::invalid_argument, chain.model(Precision::kFloat32, 1));
 }
 
 }  // namespace

@@ -1,0 +1,58 @@
+// The ids of a generation, decided while a kernel runs: when a sequence ends, and who draws its next id.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/sampler.h"
+
+namespace cellerate {
+
+// What one sequence of a generation asks for.
+struct Draw {
+  Sampling sampling;
+  std::span<const int32_t> previous;   // for the penalty, oldest first
+  int64_t count = 0;                   // how many ids at most
+  uint64_t position = 0;               // the position in the sequence of the first id to draw
+  std::span<const int32_t> stop_ids;   // end the sequence; neither returned nor read
+  const int32_t* cancelled = nullptr;  // not 0 once the caller wants no more, or null
+  int32_t* ids = nullptr;              // (count), written up to the last id drawn
+  float* log_probabilities = nullptr;  // (count)
+};
+
+// Decides the ids of a generation while it runs.
+//
+// With a single sequence, each thread of the kernel asks for the next id itself, at a place of its own, and all get
+// the same answer, so that none has to wait for another. With several sequences, each belongs to one thread.
+class Generation {
+ public:
+  // Args: threads: how many will ask.
+  Generation(const std::vector<Draw>& draws, const Exponentials& exponentials, int64_t outputs, int threads);
+
+  // The next id, or -1 if there is none: enough are drawn, a stop id was drawn, the caller wants no more, or the
+  // logits are not finite. `place` is the sequence; with a single sequence it is the thread, and then whether the
+  // caller wants more is not checked.
+  int32_t next(int64_t place, const float* logits);
+  // Whether the caller wants no more of a single sequence. Only one thread may ask, because the answer can change at
+  // any time.
+  bool cancelled() const;
+
+  int64_t drawn(int64_t row) const { return place_of(row).drawn; }
+  bool diverged(int64_t row) const { return place_of(row).diverged; }
+
+ private:
+  struct alignas(128) Place {
+    const Draw& draw;
+    Sampler sampler;
+    bool writes;
+    int64_t drawn = 0;
+    bool ended = false, diverged = false;
+  };
+  const Place& place_of(int64_t row) const { return places_[static_cast<size_t>(row)]; }
+
+  const std::vector<Draw> draws_;
+  std::vector<Place> places_;
+};
+
+}  // namespace cellerate

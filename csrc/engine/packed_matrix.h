@@ -1,0 +1,107 @@
+// Matrices in the form that products of rows read, and how weights become such: packed once, in one block of memory.
+#pragma once
+
+#include "engine/row_products.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+inline uint16_t round_to_bf16(float x) {
+  uint16_t lanes[kLanes];
+  Simd::store_bf16(lanes, Simd::set(x));
+  return lanes[0];
+}
+
+// Packs a matrix (K, stride): packed column c is its column `column(c)`, or zeros if that is negative.
+template <class Column>
+void pack_matrix(Precision precision, const float* from, Index k, Index stride, Column column,
+                 const StepMatrix& to) {
+  const int each = elements_of_word(precision);
+  for (Index n = 0; n < to.columns_panels * kWidth; ++n) {
+    const Index source = column(n);
+    const auto weight = [&](Index row) {
+      return row < k && source >= 0 ? from[row * stride + source] : 0.0f;
+    };
+    float scale = 1;
+    if (precision == Precision::kInt8) {
+      float largest = 0;
+      for (Index row = 0; row < k; ++row) {
+        const float size = __builtin_fabsf(weight(row));
+        largest = size > largest ? size : largest;
+      }
+      // A column so small that its scale would be a denormal number may become zeros.
+      scale = largest / 127 < 1e-37f ? 1 : largest / 127;
+      to.scales[n] = scale;
+    }
+    int32_t sum = 0;
+    for (Index word = 0; word < to.depth; ++word) {
+      float* at = to.words + (n / kWidth * to.depth + word) * kWidth + n % kWidth;
+      if (precision == Precision::kFloat32) {
+        *at = weight(word);
+      } else if (precision == Precision::kBfloat16) {
+        const uint16_t pair[2] = {round_to_bf16(weight(2 * word)), round_to_bf16(weight(2 * word + 1))};
+        std::memcpy(at, pair, sizeof pair);
+      } else {
+        int8_t bytes[4];
+        for (int n4 = 0; n4 < each; ++n4) {
+          const float quotient = __builtin_nearbyintf(weight(4 * word + n4) / scale);
+          bytes[n4] = static_cast<int8_t>(quotient);
+          sum += bytes[n4];
+        }
+        std::memcpy(at, bytes, sizeof bytes);
+      }
+    }
+    if (precision == Precision::kInt8) to.starts[n] = -Simd::kByteOffset * sum;
+  }
+}
+
+inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& memory, StepMatrix& matrix) {
+  matrix.columns_panels = panels;
+  matrix.depth = ceil_div(k, elements_of_word(precision));
+  matrix.words = memory.take<float>(static_cast<size_t>(panels * matrix.depth * kWidth));
+  if (precision == Precision::kInt8) {
+    matrix.starts = memory.take<int32_t>(static_cast<size_t>(panels * kWidth));
+    matrix.scales = memory.take<float>(static_cast<size_t>(panels * kWidth));
+  }
+}
+
+// Where the columns of unit panels come from in a kernel of (K, 4H); -1 beyond its units.
+struct UnitColumns {
+  Index units;
+  Index operator()(Index c) const {
+    const Index unit = c / kWidth * kLanes + c % kLanes;
+    return unit < units ? c % kWidth / kLanes * units + unit : -1;
+  }
+};
+
+// Whether |h| is at most 1.
+constexpr bool is_bounded(Activation activation, Activation recurrent_activation) {
+  return activation == Activation::kTanh &&
+         (recurrent_activation == Activation::kSigmoid || recurrent_activation == Activation::kHardSigmoid);
+}
+
+// Writes embeddings·kernel + bias, [id][panel][kWidth], for embeddings (V, D) and a kernel (D, 4H). It is float32
+// whatever the precision, because that costs nothing at a step.
+template <class Column>
+void fill_table(const float* embeddings, Index vocabulary, Index inputs, const float* kernel, Column column,
+                const float* bias, float* table) {
+  const Index units = column.units, panels = ceil_div(units, kLanes);
+  StepMatrix packed;
+  const Workspace workspace(
+      [&](Layout& layout) { lay_out_matrix(Precision::kFloat32, inputs, panels, layout, packed); });
+  pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, column, packed);
+  const StepRows rows{embeddings, inputs, nullptr};
+  for_blocks({0, vocabulary}, {0, panels}, false, [&](auto count, auto side, Index row, Index panel) {
+    constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
+    Sums<kCount, kPanels> sums;
+    for (int r = 0; r < kCount; ++r) {
+      for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(bias + panel * kWidth + j * kLanes);
+    }
+    add_product<Precision::kFloat32, kCount, kPanels>(rows, row, packed, panel, sums);
+    for (int r = 0; r < kCount; ++r) {
+      float* to = table + ((row + r) * panels + panel) * kWidth;
+      for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);
+    }
+  });
+}
+
+}  // namespace cellerate::CELLERATE_TARGET
