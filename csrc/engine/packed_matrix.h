@@ -11,10 +11,20 @@ inline uint16_t round_to_bf16(float x) {
   return lanes[0];
 }
 
+// The precision in which a matrix (K, panels) is kept. Where bfloat16 is widened, that costs more than it saves for
+// weights that stay in the innermost cache.
+inline Precision precision_kept(Precision precision, Index k, Index panels) {
+  constexpr Index kInnermost = 48 << 10;  // bytes
+  const bool widens = kWidens && precision == Precision::kBfloat16;
+  return widens && k * panels * kWidth * 4 <= kInnermost ? Precision::kFloat32 : precision;
+}
+
 // Packs a matrix (K, stride): packed column c is its column `column(c)`, or zeros if that is negative.
 template <class Column>
 void pack_matrix(Precision precision, const float* from, Index k, Index stride, Column column,
                  const StepMatrix& to) {
+  const bool rounds = precision == Precision::kBfloat16;
+  precision = precision_kept(precision, k, to.columns_panels);
   const int each = elements_of_word(precision);
   for (Index n = 0; n < to.columns_panels * kWidth; ++n) {
     const Index source = column(n);
@@ -36,7 +46,9 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
     for (Index word = 0; word < to.depth; ++word) {
       float* at = to.words + (n / kWidth * to.depth + word) * kWidth + n % kWidth;
       if (precision == Precision::kFloat32) {
-        *at = weight(word);
+        const float number = weight(word);
+        const uint32_t rounded = static_cast<uint32_t>(round_to_bf16(number)) << 16;
+        *at = rounds ? __builtin_bit_cast(float, rounded) : number;
       } else if (precision == Precision::kBfloat16) {
         const uint16_t pair[2] = {round_to_bf16(weight(2 * word)), round_to_bf16(weight(2 * word + 1))};
         std::memcpy(at, pair, sizeof pair);
@@ -56,6 +68,8 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
 
 inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& memory, StepMatrix& matrix) {
   matrix.columns_panels = panels;
+  precision = precision_kept(precision, k, panels);
+  matrix.narrow = kWidens && precision == Precision::kBfloat16 ? k : 0;
   matrix.depth = ceil_div(k, elements_of_word(precision));
   matrix.words = memory.take<float>(static_cast<size_t>(panels * matrix.depth * kWidth));
   if (precision == Precision::kInt8) {
@@ -90,13 +104,14 @@ void fill_table(const float* embeddings, Index vocabulary, Index inputs, const f
       [&](Layout& layout) { lay_out_matrix(Precision::kFloat32, inputs, panels, layout, packed); });
   pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, column, packed);
   const StepRows rows{embeddings, inputs, nullptr};
+  WidePanel never_narrow;
   for_blocks({0, vocabulary}, {0, panels}, false, [&](auto count, auto side, Index row, Index panel) {
     constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
     Sums<kCount, kPanels> sums;
     for (int r = 0; r < kCount; ++r) {
       for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(bias + panel * kWidth + j * kLanes);
     }
-    add_product<Precision::kFloat32, kCount, kPanels>(rows, row, packed, panel, sums);
+    add_product<Precision::kFloat32, kCount, kPanels>(rows, row, packed, panel, sums, never_narrow);
     for (int r = 0; r < kCount; ++r) {
       float* to = table + ((row + r) * panels + panel) * kWidth;
       for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);

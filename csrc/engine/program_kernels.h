@@ -64,8 +64,10 @@ class ProgramJob : AttentionOperations {
       if (draws()) return;
       lay_out_lstm(n, rows, memory);
       if (is_paired(n)) lay_out_lstm(run_.links[n].partner, rows, memory);
-    } else if (node.op == ProgramOp::kDense && kPrecision != Precision::kFloat32) {
-      RowWords<kPrecision>().lay_out(dense_rows(n, rows), node.rows, {0, run_.members, nullptr}, memory);
+    } else if (node.op == ProgramOp::kDense) {
+      if (kPrecision != Precision::kFloat32)
+        RowWords<kPrecision>().lay_out(dense_rows(n, rows), node.rows, {0, run_.members, nullptr}, memory);
+      WidePanel().lay_out(0, run_.members, memory, layers_[n].kernel);
     } else if (node.op == ProgramOp::kAttention) {
       lay_out_scores(n, memory);
     }
@@ -411,6 +413,8 @@ class ProgramJob : AttentionOperations {
     const bool linear = node.activation == Activation::kLinear && node.number == 0;
     const bool states = gives_states(node.inputs[0]);
     if (!as_they_are) words.lay_out(chunk, node.rows, block.team, layout);
+    WidePanel wide;
+    wide.lay_out(block.team.me, block.team.count, layout, layer.kernel);
     const Range panels = block.team.share_of(layer.kernel.columns_panels);
     for (Index begin = 0; begin < x.all(); begin += chunk) {
       const Index count = smaller(chunk, x.all() - begin);
@@ -427,7 +431,7 @@ class ProgramJob : AttentionOperations {
           for (int j = 0; j < 4 * kPanels; ++j)
             sums[r][j] = Simd::load(layer.bias + panel * kWidth + j * kLanes);
         }
-        add_product<kPrecision, kCount, kPanels>(left, row, layer.kernel, panel, sums);
+        add_product<kPrecision, kCount, kPanels>(left, row, layer.kernel, panel, sums, wide);
         for (int r = 0; r < kCount; ++r) {
           float* out = to.data + (begin + row + r) * to.stride;
           for (int j = 0; j < 4 * kPanels; ++j) {
@@ -444,15 +448,6 @@ class ProgramJob : AttentionOperations {
     const Range mine = block.team.share_of(to.all());
     for (Index row = mine.begin; row < mine.end; ++row)
       normalize(node.normalizer, to.data + row * to.stride, to.features);
-  }
-
-  // The activation of a sum, or a cap of logits.
-  static F finished(const ProgramNode& node, F x) {
-    if (node.number > 0) {
-      const F cap = set(node.number);
-      return Simd::mul(hyperbolic_tangent(Simd::div(x, cap)), cap);
-    }
-    return activate(node.activation, x);
   }
 
   static constexpr int32_t kAnyId = 0;
@@ -487,7 +482,8 @@ inline size_t pack_program(const ProgramGraph& graph, std::byte* memory) {
 inline void run_program(const std::byte* packed, const ProgramRun& run) {
   const Precision precision = reinterpret_cast<const PackedProgram*>(packed)->precision;
   if (precision == Precision::kFloat32) return run_program_as<Precision::kFloat32>(packed, run);
-  if (precision == Precision::kBfloat16) return run_program_as<Precision::kBfloat16>(packed, run);
+  if (precision == Precision::kBfloat16)
+    return run_program_as<kWidens ? Precision::kFloat32 : Precision::kBfloat16>(packed, run);
   run_program_as<Precision::kInt8>(packed, run);
 }
 

@@ -128,6 +128,7 @@ class LstmRun {
       projected_ = {memory.take<float>(count(most * panels_, kWidth)), chunk_ * rows};
       if (!as_they_are()) x_.lay_out(most, weights_.inputs, team_, memory);
     }
+    wide_.lay_out(team_.me, team_.count, memory, weights_.kernel, weights_.recurrent);
   }
 
   // A whole sequence.
@@ -245,7 +246,7 @@ class LstmRun {
         for (int j = 0; j < kVectors * kPanels; ++j)
           sums[r][j] = Simd::load(weights_.bias + (panel + j / kVectors) * kWidth + j % kVectors * kLanes);
       }
-      add_product<kPrecision, kCount, kPanels, kVectors>(x, row, weights_.kernel, panel, sums);
+      add_product<kPrecision, kCount, kPanels, kVectors>(x, row, weights_.kernel, panel, sums, wide_);
       for (int r = 0; r < kCount; ++r) {
         for (int j = 0; j < kVectors * kPanels; ++j)
           Simd::store(projected_.at(panel + j / kVectors, row + r) + j % kVectors * kLanes, sums[r][j]);
@@ -296,7 +297,7 @@ class LstmRun {
             for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
           }
         }
-        add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums);
+        add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums, wide_);
         if constexpr (kCount == 1 && kVectors == 4 && kLanes > 8) {
           // With a single row, a call takes 8 ns a panel of those of 16 units. On smaller vectors, which have 16
           // registers and not 32, the call is the faster way: by 4 %.
@@ -397,6 +398,7 @@ class LstmRun {
   int32_t* first_ = nullptr;  // [row]: the first step that is not masked
   RowWords<kPrecision> x_;    // of the chunk, unless x are words as they are
   Panels projected_;
+  WidePanel wide_;
 };
 
 }  // namespace cellerate::CELLERATE_TARGET

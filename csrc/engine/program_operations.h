@@ -295,6 +295,15 @@ class ProgramOperations {
     }
   }
 
+  // The activation of a sum, or a cap of logits.
+  static F finished(const ProgramNode& node, F x) {
+    if (node.number > 0) {
+      const F cap = set(node.number);
+      return Simd::mul(hyperbolic_tangent(Simd::div(x, cap)), cap);
+    }
+    return activate(node.activation, x);
+  }
+
  protected:
   const PackedLayer* layers_;
   const bool static_scales_;

@@ -23,6 +23,45 @@ struct StepMatrix {
   float* words = nullptr;     // [panel][depth][kWidth]
   int32_t* starts = nullptr;  // int8: [panel][kWidth], -kByteOffset times the sum of a column
   float* scales = nullptr;    // int8: [panel][kWidth]
+  // Floats are multiplied, but the words are pairs of bfloat16, and this many numbers are summed; else 0.
+  Index narrow = 0;
+};
+
+// Whether a target multiplies bfloat16 as floats. Then x and h stay floats; only weights are rounded.
+constexpr bool kWidens = !Simd::kBfloat16Products;
+
+// A panel of narrow weights as floats, for all tiles of rows that multiply by it one after another: to widen it for each
+// tile would take as long as half of the products.
+class WidePanel {
+ public:
+  // Room for a panel of any of these matrices, of this thread in a team of so many.
+  template <class... Matrices>
+  void lay_out(int me, int count, Layout& memory, const Matrices&... matrices) {
+    Index most = 0;
+    for (const StepMatrix* each : {&matrices...})
+      most = larger(most, each->narrow == 0 ? 0 : 2 * each->depth);
+    if (most == 0) return;
+    auto* room = memory.take<float>(static_cast<size_t>(count * most * kWidth));
+    words_ = room == nullptr ? nullptr : room + me * most * kWidth;
+  }
+  const float* of(const float* weights, Index depth) {
+    if (weights == widened_) return words_;
+    float* to = words_;
+    for (Index k = 0; k < depth; ++k, to += 2 * kWidth) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const F pair = Simd::load(weights + k * kWidth + j * kLanes);
+        Simd::store(to + j * kLanes, Simd::low_half(pair));
+        Simd::store(to + kWidth + j * kLanes, Simd::high_half(pair));
+      }
+    }
+    widened_ = weights;
+    return words_;
+  }
+
+ private:
+  float* words_ = nullptr;
+  const float* widened_ = nullptr;
 };
 
 // The left factor: row r lies at words + r * row. For int8, `scales` has a factor for each row, or is null for 1/127.
@@ -60,13 +99,27 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
   }
 }
 
+// The same as add_word() for a row of floats and all words of narrow weights, the lower number of a pair first.
+template <int kPanels, int kVectors>
+inline void add_narrow(const float* x, const float* weights, Index next_panel, Index count, F* sums) {
+  for (Index k = 0; k < count; k += 2, weights += kWidth) {
+    const F low = Simd::set(x[k]), high = Simd::set(k + 1 < count ? x[k + 1] : 0.0f);
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors * kPanels; ++j) {
+      const F pair = Simd::load(weights + j / kVectors * next_panel + j % kVectors * kLanes);
+      sums[j] = Simd::fma(high, Simd::high_half(pair), Simd::fma(low, Simd::low_half(pair), sums[j]));
+    }
+  }
+}
+
 // sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
 //
 // All loops over sums are unrolled, and it is a part of its caller; otherwise the compiler would keep the sums in memory,
 // and copy them twice. Without vectors they are there anyway.
 template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
 CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, const StepMatrix& b,
-                                                 Index panel, Sums<kCount, kPanels, kVectors>& sums) {
+                                                 Index panel, Sums<kCount, kPanels, kVectors>& sums,
+                                                 [[maybe_unused]] WidePanel& wide) {
   const float* words = a.words + row * a.row;
   const Index next_panel = b.depth * kWidth;
   const float* weights = b.words + panel * next_panel;
@@ -100,16 +153,19 @@ CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, c
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors * kPanels; ++j) local[r][j] = sums[r][j];
     }
-    for (Index k = 0; k < b.depth; ++k, weights += kWidth) {
+    Index depth = b.depth;
+    if constexpr (kWidens) {
+      if (b.narrow > 0 && kCount == 1) {
+        add_narrow<kPanels, kVectors>(words, weights, next_panel, b.narrow, local[0]);
+        depth = 0;
+      } else if (b.narrow > 0) {
+        weights = wide.of(weights, b.depth);
+        depth = b.narrow;
+      }
+    }
+    for (Index k = 0; k < depth; ++k, weights += kWidth) {
       add_word<kCount, kPanels, kVectors>(words + k, a.row, weights, next_panel, local, [](F x, F w, F sum) {
-        if constexpr (kPrecision == Precision::kFloat32) {
-          return Simd::fma(x, w, sum);
-        } else if constexpr (Simd::kBfloat16Products) {
-          return multiply_add<true>(x, w, sum);
-        } else {
-          return Simd::fma(Simd::high_half(x), Simd::high_half(w),
-                           Simd::fma(Simd::low_half(x), Simd::low_half(w), sum));
-        }
+        return multiply_add<kPrecision == Precision::kBfloat16>(x, w, sum);
       });
     }
 #pragma GCC unroll 8

@@ -44,7 +44,7 @@ def test_codes_are_there_without_the_core(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rows_of_the_core_are_those_of_the_language() -> None:
-    for op, (inputs, arrays, number, shapes) in native.core().PROGRAM_OPERATIONS.items():
+    for op, (inputs, arrays, number, whole, shapes) in native.core().PROGRAM_OPERATIONS.items():
         row = OPERATIONS[op]
         assert sorted(inputs) == sorted(row.inputs), op
         known = {name.removesuffix("?") for name in row.arrays}
@@ -52,13 +52,14 @@ def test_rows_of_the_core_are_those_of_the_language() -> None:
         known = {"kernel"} if op == "unembedding" else known
         assert {name for name in arrays if name is not None} == known, op
         assert number is None or number in row.options, op
-        assert shapes in ("any", "alike", "time", "features"), op
+        assert set(whole) <= row.options.keys(), op
+        assert shapes in ("any", "alike", "time", "features", "positions"), op
 
 
 def node(op: str = "input") -> tuple[object, ...]:
     linear = codes.of_activation("linear")
     kinds = (linear, linear, "", "zero")
-    return op, [], (None, None, None), kinds, (False, True, False, False), 0.0
+    return op, [], (None, None, None), kinds, (False, True, False, False), 0.0, []
 
 
 def test_core_refuses_names_that_it_does_not_know() -> None:

@@ -54,7 +54,11 @@ def core() -> ModuleType:
 
 
 def target() -> str:
-    """The instruction set in use: one of `available_targets`, such as "avx512bf16", "avx2" or "scalar"."""
+    """The instruction set in use.
+
+    Returns:
+        "amx", "avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2", "neondot", "neon" or "scalar".
+    """
     return str(core().target())
 
 

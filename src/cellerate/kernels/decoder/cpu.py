@@ -72,7 +72,8 @@ class StepModel(Steps):
         native = [native_node(node, places, rows()) for node in nodes]
         # The greatest id that is masked: the core gives rows that have ended an id of -1.
         mask = [node.op for node in nodes].index("ids_mask")
-        native[mask] = (*native[mask][:-1], 0.0 if checked[0].masks_zero else -1.0)
+        *before, _, whole = native[mask]
+        native[mask] = (*before, 0.0 if checked[0].masks_zero else -1.0, whole)
         try:
             self._native = native_core.TextProgram(native, outputs, precision, threads or 0)
         except ValueError as error:
