@@ -188,12 +188,10 @@ class PreparedRun {
   std::shared_ptr<const ProgramPlan> plan_;
 };
 
-// Of each node: whether another one does its work, whether LSTMs look it up, whether it looks ids up in a table, and the
-// node that it can run beside, or -1.
-std::vector<std::tuple<bool, bool, bool, int32_t>> links(const CompiledProgram& program) {
-  std::vector<std::tuple<bool, bool, bool, int32_t>> found;
-  for (const ValueLink& link : program.links())
-    found.emplace_back(link.nothing, link.looked_up, link.tabled, link.partner);
+// Of each node: whether another one does its work, whether LSTMs look it up, and whether it looks ids up in a table.
+std::vector<std::tuple<bool, bool, bool>> links(const CompiledProgram& program) {
+  std::vector<std::tuple<bool, bool, bool>> found;
+  for (const ValueLink& link : program.links()) found.emplace_back(link.nothing, link.looked_up, link.tabled);
   return found;
 }
 
@@ -251,12 +249,11 @@ void bind_programs(nb::module_& module) {
       .def_prop_ro("packed_bytes", &CompiledProgram::packed_bytes)
       .def_prop_ro("target", [](const CompiledProgram& program) { return std::string(program.target()); })
       .def("links", &links)
-      .def(
-          "shares_blocks",
-          [](const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes) {
-            check_sizes(program, sizes);
-            return program.shares_blocks({batch, sizes.shapes.data(), sizes.begins.data(), nullptr, nullptr});
-          })
+      .def("partners",
+           [](const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes) {
+             check_sizes(program, sizes);
+             return program.partners({batch, sizes.shapes.data(), sizes.begins.data(), nullptr, nullptr});
+           })
       .def("run", &run, nb::arg("batch"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("outputs"),
            nb::arg("seconds") = nb::none());
   nb::class_<PreparedRun>(module, "PreparedRun",

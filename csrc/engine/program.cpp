@@ -21,7 +21,7 @@ constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} <<
 constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
-constexpr double kWorthAThread = 2e5;
+constexpr double kWorthAThread = 1e5;
 // The same of one step of a drawing, whose threads are awake and meet after each layer.
 constexpr double kWorthADrawnStep = 4e4;
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -398,10 +398,14 @@ void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
   plan.members = threads / plan.teams;
 }
 
-bool CompiledProgram::shares_blocks(const ProgramCall& call) const {
+std::vector<int32_t> CompiledProgram::partners(const ProgramCall& call) const {
   ProgramPlan plan;
   divide(call, plan);
-  return plan.members > 1;
+  std::vector<int32_t> found(nodes_.size(), -1);
+  for (int32_t n = 0; plan.members > 1 && n < static_cast<int32_t>(nodes_.size()); ++n) {
+    if (runs_beside(nodes_.data(), links_.data(), call.shapes, n)) found[n] = links_[n].partner;
+  }
+  return found;
 }
 
 ProgramPlan CompiledProgram::plan(const ProgramCall& call) const {

@@ -150,6 +150,16 @@ struct ValueLink {
   int32_t partner = -1;
 };
 
+// Whether an LSTM runs beside its partner where threads share a block. One that follows the other through time needs
+// time to do so: of a single step each layer is better divided among all threads.
+inline bool runs_beside(const ProgramNode* nodes, const ValueLink* links, const ValueShape* shapes,
+                        int32_t n) {
+  const int32_t partner = links[n].partner;
+  if (partner < 0) return false;
+  const bool follows = nodes[partner].inputs[0] == n || nodes[n].inputs[0] == partner;
+  return !follows || shapes[nodes[n].inputs[0]].steps > 1;
+}
+
 // Where a value lies while a block of rows runs.
 struct ValuePlace {
   size_t offset = 0;   // in bytes, in the memory of the block
@@ -275,8 +285,8 @@ class CompiledProgram {
   size_t inputs() const { return inputs_; }
   size_t outputs() const { return outputs_.size(); }
   const std::vector<ValueLink>& links() const { return links_; }
-  // Whether a call of so many rows divides each block among the threads, and so runs partners beside each other.
-  bool shares_blocks(const ProgramCall& call) const;
+  // The LSTM that runs beside each node in a call of so many rows, if its threads share a block; -1 for none.
+  std::vector<int32_t> partners(const ProgramCall& call) const;
   // Of the nodes that are inputs or outputs, in order.
   bool is_ids(size_t node) const { return nodes_[node].ids; }
   size_t node_of_input(size_t n) const;

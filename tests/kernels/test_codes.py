@@ -53,7 +53,10 @@ def test_rows_of_the_core_are_those_of_the_language() -> None:
         assert {name for name in arrays if name is not None} == known, op
         assert number is None or number in row.options, op
         assert set(whole) <= row.options.keys(), op
-        assert shapes in ("any", "alike", "time", "features", "positions"), op
+        assert shapes in {
+            *("any", "alike", "time", "features", "positions"),
+            *("stretched", "joined", "either", "swapped"),
+        }, op
 
 
 def node(op: str = "input") -> tuple[object, ...]:

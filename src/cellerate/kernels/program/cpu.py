@@ -84,14 +84,10 @@ class CompiledProgram:
 
     def ways(self, batch: int, sizes: Sizes) -> dict[int, "Way"]:
         """The way each node is run in a call of so many rows."""
-        together = self._native.shares_blocks(batch, sizes)
+        beside = self._native.partners(batch, sizes)
         return {
-            number: Way(
-                nothing, looked_up, tabled, self._numbers[partner] if together and partner >= 0 else None
-            )
-            for number, (nothing, looked_up, tabled, partner) in zip(
-                self._numbers, self._native.links(), strict=True
-            )
+            number: Way(*link, self._numbers[partner] if partner >= 0 else None)
+            for number, link, partner in zip(self._numbers, self._native.links(), beside, strict=True)
         }
 
     def run(
