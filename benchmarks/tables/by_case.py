@@ -420,7 +420,9 @@ def published_steps(result: dict[str, Any]) -> str:
 
 
 def _in_us(*seconds: float) -> str:
-    return ", ".join(f"{1e6 * each:.3g}" for each in seconds) + " µs"
+    return (
+        ", ".join(f"{1e6 * each:,.0f}" if each >= 1e-4 else f"{1e6 * each:.3g}" for each in seconds) + " µs"
+    )
 
 
 def _share_of_peak(result: dict[str, Any], precision: str, model: str, batch: int, seconds: float) -> str:
