@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, with_settings
 from cellerate.cli.training.sweep_running import (
     UNUSED,
     Folder,
@@ -32,7 +30,7 @@ from cellerate.training.settings import TrainingSettings
 def sweep_embed(
     path: Annotated[
         str,
-        typer.Argument(help="A text file with one entry per line, or a Parquet file.", show_default=False),
+        operand("A text file with one entry per line, or a Parquet file."),
     ],
     asked: Mapping[str, Any],
     settings: SweepSettings,

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, with_settings
 from cellerate.cli.training.sweep_running import (
     UNUSED,
     Folder,
@@ -36,8 +34,8 @@ _AXES = {
 @with_settings("settings", SweepSettings, panel="Sweep")
 @with_axes("asked", _AXES, panel="Swept")
 def sweep_model(
-    model: Annotated[str, typer.Argument(help="A model that `train` wrote.", show_default=False)],
-    paths: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
+    model: Annotated[str, operand("A model that `train` wrote.")],
+    paths: Annotated[list[str], operand("Data of the model's task.")],
     asked: Mapping[str, Any],
     settings: SweepSettings,
     training: TrainingSettings,

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, with_settings
 from cellerate.cli.training.sweep_running import (
     UNUSED,
     Folder,
@@ -35,10 +33,7 @@ from cellerate.training.settings import TrainingSettings
 def sweep_series(
     paths: Annotated[
         list[str],
-        typer.Argument(
-            help="Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or a packed series.",
-            show_default=False,
-        ),
+        operand("Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or a packed series."),
     ],
     asked: Mapping[str, Any],
     settings: SweepSettings,

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.options import Backend, Config, Json, Quiet, operand, with_settings
 from cellerate.cli.training.sweep_running import (
     UNUSED,
     Folder,
@@ -30,9 +28,7 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("settings", SweepSettings, panel="Sweep")
 @with_axes("asked", task_axes("text"), panel="Swept")
 def sweep_text(
-    paths: Annotated[
-        list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)
-    ],
+    paths: Annotated[list[str], operand("Text files, folders or glob patterns.")],
     asked: Mapping[str, Any],
     settings: SweepSettings,
     data: TextOptions,
