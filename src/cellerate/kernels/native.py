@@ -113,6 +113,11 @@ def measure_peak(precision: str = "float32") -> float:
     return max(float(core().measure_peak(precision, num_threads())) for _ in range(3))
 
 
+def multiplies_bfloat16() -> bool:
+    """True if the instruction set in use multiplies bfloat16 as such; False, too, where the core is not installed."""
+    return why_unavailable() is None and bool(core().bfloat16_products())
+
+
 def measure_read(size: int, threads: int = 1) -> float:
     """The bytes a second that threads read of so many bytes, over and over, each its own part.
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from cellerate.kernels import native
 from cellerate.runtime.packed import load
 from support.error_lines import one_error
 
@@ -24,6 +25,25 @@ def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(ce
     code, out, err = cellerate(*words[:-1], "int4")
     assert (code, out) == (2, "")
     assert "int4" in one_error(err)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "says"),
+    [
+        ("scalar", "bfloat16", True),
+        ("scalar", "int8", False),
+        (None, "bfloat16", not native.multiplies_bfloat16()),
+    ],
+)
+def test_pack_in_bfloat16_says_where_only_int8_pays(cellerate, made, tmp_path, target, precision, says):
+    before = native.target()
+    native.set_target(target or before)
+    try:
+        words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", precision]
+        code, _, err = cellerate(*words)
+    finally:
+        native.set_target(before)
+    assert (code, "--precision int8 is faster" in err) == (0, says)
 
 
 def test_a_packed_model_can_be_signed_and_commands_ask_for_it(cellerate, made, tmp_path, monkeypatch):
