@@ -9,7 +9,6 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Vocabulary, operand, option
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.format import size
-from cellerate.messages import argument
 
 
 def pack(
@@ -47,7 +46,7 @@ def pack(
     if precision == "bfloat16" and not multiplies_bfloat16():
         notify(
             "this processor multiplies bfloat16 as float32: the file is half as large, and only where weights come "
-            f"from main memory is it faster; {argument('precision', 'int8')} is faster everywhere."
+            "from main memory is it faster; --precision int8 is faster everywhere."
         )
     if card is not None:
         from cellerate.tasks.describe import file_info, write_card
