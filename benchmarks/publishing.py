@@ -60,6 +60,17 @@ def unpublishable(record: Record) -> list[str]:
     return found
 
 
+def _wrong(records: list[dict[str, Any]], what: str) -> list[str]:
+    """Those of some contestants that err more than their precision may."""
+    found = []
+    for one in records:
+        most = TOLERANCES[one["precision"]]
+        if not one["error"] <= most:
+            told = f"{one['contestant']}, {what}, {one['precision']}"
+            found.append(f"{told}: an error of {one['error']:.1e} (at most {most:.1e})")
+    return found
+
+
 def red(case: str, result: dict[str, Any]) -> list[str]:
     """The correctness checks of a case that its result doesn't pass, in words."""
     found: list[str] = []
@@ -69,18 +80,10 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
                 found += [f"{name}, {why}" for why in _errors_beyond(about)]
     elif case == "inference":
         for cell in result["cells"]:
-            for one in cell["records"]:
-                most = TOLERANCES[one["precision"]]
-                if not one["error"] <= most:
-                    told = f"{one['contestant']}, {cell['model']}, B={cell['batch']}, {one['precision']}"
-                    found.append(f"{told}: an error of {one['error']:.1e} (at most {most:.1e})")
+            found += _wrong(cell["records"], f"{cell['model']}, B={cell['batch']}")
     elif case == "latency":
         for stack in result["stacks"]:
-            for one in stack["records"]:
-                most = TOLERANCES[one["precision"]]
-                if not one["error"] <= most:
-                    told = f"{one['contestant']}, {stack['stack']}, {one['precision']}"
-                    found.append(f"{told}: an error of {one['error']:.1e} (at most {most:.1e})")
+            found += _wrong(stack["records"], stack["stack"])
     elif case == "quality":
         for precision, goal in GOALS.items():
             worse = result["packed"][precision]["increase"]

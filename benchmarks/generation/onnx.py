@@ -20,14 +20,18 @@ def gates(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
 
 
-def _lstm_weights(truth: Any) -> dict[str, np.ndarray]:
+def lstm_weights(kernel: np.ndarray, recurrent_kernel: np.ndarray, bias: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs W, R and B of the node LSTM; its second bias is zero."""
-    bias = gates(truth["bias"])
+    both = gates(bias)
     return {
-        "W": gates(truth["kernel"]),
-        "R": gates(truth["recurrent_kernel"]),
-        "B": np.concatenate([bias, np.zeros_like(bias)], axis=1),
+        "W": gates(kernel),
+        "R": gates(recurrent_kernel),
+        "B": np.concatenate([both, np.zeros_like(both)], axis=1),
     }
+
+
+def _weights_of(truth: Any) -> dict[str, np.ndarray]:
+    return lstm_weights(truth["kernel"], truth["recurrent_kernel"], truth["bias"])
 
 
 def as_model(graph: Any) -> Any:
@@ -58,7 +62,7 @@ class _Graphs:
         units = truth["h"].size
         weights = {
             "table": truth["table"],
-            **_lstm_weights(truth),
+            **_weights_of(truth),
             "head": truth["head"],
             "head_bias": truth["head_bias"],
             "middle": np.array([1], np.int64),
@@ -313,7 +317,7 @@ def _node_files(folder: Path) -> dict[str, Path]:
         "lstm",
         [value("x", EMBEDDING), value("h", units), value("c", units)],
         [value("h_new", units), value("c_new", units)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in _lstm_weights(truth).items()],
+        [onnx.numpy_helper.from_array(array, name) for name, array in _weights_of(truth).items()],
     )
     files = {precision: folder / f"{precision}.onnx" for precision in ("float32", "int8")}
     onnx.save(as_model(graph), files["float32"])

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT
+from benchmarks.inference.models import cell_file, truth_of
 from benchmarks.inference.race import TOLERANCES
 from benchmarks.inference.stacks import (
     PUBLISHED,
@@ -28,7 +29,6 @@ from benchmarks.inference.stacks import (
     Stack,
     build,
     inputs_of,
-    truth_of,
 )
 from benchmarks.inference.steppers import CONTESTANTS, OUTPUTS, Step
 from benchmarks.processes import SPINNING_S, Process, busy_process, program, refusal, same_allocator
@@ -153,7 +153,7 @@ def contestant(name: str, stack: Stack, folder: Path) -> None:
 
 def _prepared(name: str, stack: Stack, folder: Path) -> tuple[dict[str, Step], dict[str, Any]]:
     """For each precision its fastest way, and what is known of it."""
-    truth, inputs = truth_of(stack), inputs_of(stack)
+    truth, inputs = truth_of(stack.model)[0], inputs_of(stack)
     steps, about = {}, {}
     for precision, ways in CONTESTANTS[name](stack, folder).items():
         quick: dict[str, float] = {}
@@ -191,8 +191,8 @@ def _native(stack: Stack, folder: Path, count: int) -> dict[str, Any]:
     found = {}
     x = np.ascontiguousarray(inputs_of(stack)[None, :1])
     for precision in PRECISIONS:
-        model = cellerate.load(folder / f"{stack.name}-{precision}.cell")
-        streams, out = model.streams(1), np.empty((1, 1, OUTPUTS), np.float32)
+        model = cellerate.load(cell_file(folder, stack.name, precision))
+        streams, out = model.streams(1), np.empty((1, OUTPUTS), np.float32)
         for _ in range(3):
             streams.push_into(x, out)
         size = stack.weights * BYTES[precision]

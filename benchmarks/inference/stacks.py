@@ -4,9 +4,11 @@ The sizes are those that the makers of low-latency accelerators publish: as many
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from benchmarks.inference.models import Layer, Model, batch_of, cell_file, keras_model, weights_of
 
 OUTPUTS = 32
 # After so many steps from zeros, each contestant's output is compared with float64.
@@ -30,6 +32,13 @@ class Stack(NamedTuple):
         return f"{self.layers}x{self.units}"
 
     @property
+    def model(self) -> Model:
+        """The same as a model of the case `inference`, which gives the output after the checked steps."""
+        last = Layer("lstm", self.units, sequences=False)
+        lstms = (*[Layer("lstm", self.units)] * (self.layers - 1), last)
+        return Model(CHECKED_STEPS, self.units, False, (*lstms, Layer("dense", OUTPUTS)))
+
+    @property
     def weights(self) -> int:
         """The number of weights in the matrices, all of which a step reads."""
         return self.units * (self.layers * 8 * self.units + OUTPUTS)
@@ -45,55 +54,26 @@ PUBLISHED = {
 """What others have published of the same sizes; not measured here."""
 
 
-def weights_of(stack: Stack) -> list[np.ndarray]:
-    """Kernel, recurrent kernel and bias of each LSTM, then kernel and bias of the dense layer, as Keras has them."""
-    random = np.random.default_rng(0)
-    units = stack.units
-
-    def draw(*shape: int) -> np.ndarray:
-        return (random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
-
-    found = []
-    for _ in range(stack.layers):
-        bias = np.zeros(4 * units, np.float32)
-        bias[units : 2 * units] = 1  # Keras's forget gates begin so
-        found += [draw(units, 4 * units), draw(units, 4 * units), bias]
-    return [*found, draw(units, OUTPUTS), np.zeros(OUTPUTS, np.float32)]
-
-
 def lstms_of(stack: Stack) -> list[list[np.ndarray]]:
-    """The three arrays of each LSTM."""
-    arrays = weights_of(stack)
-    return [arrays[3 * n : 3 * n + 3] for n in range(stack.layers)]
+    """Kernel, recurrent kernel and bias of each LSTM."""
+    return weights_of(stack.model)[:-1]
+
+
+def head_of(stack: Stack) -> list[np.ndarray]:
+    """Kernel and bias of the dense layer."""
+    return weights_of(stack.model)[-1]
 
 
 def inputs_of(stack: Stack) -> np.ndarray:
     """(CHECKED_STEPS, units) float32: the steps that are checked; the first of them is pushed when timed."""
-    return np.random.default_rng(1).standard_normal((CHECKED_STEPS, stack.units), np.float32)
-
-
-def truth_of(stack: Stack) -> np.ndarray:
-    """(OUTPUTS,) the output after all inputs, in float64."""
-    from cellerate.kernels.lstm import reference
-    from cellerate.kernels.lstm.spec import Arguments
-
-    x: np.ndarray = inputs_of(stack)[None]
-    for arrays in lstms_of(stack):
-        x = reference.forward(Arguments(*arrays, x=x)).outputs
-    *_, kernel, bias = weights_of(stack)
-    return np.asarray(x[0, -1] @ kernel.astype(np.float64) + bias)
+    return np.ascontiguousarray(batch_of(stack.model, 1)[0])
 
 
 def build(folder: Path, precisions: tuple[str, ...]) -> None:
     """Pack all stacks in each precision."""
-    import keras
-
     import cellerate
 
     for name, stack in STACKS.items():
-        layers: list[Any] = [keras.Input((None, stack.units))]
-        layers += [keras.layers.LSTM(stack.units, return_sequences=True) for _ in range(stack.layers)]
-        model = keras.Sequential([*layers, keras.layers.Dense(OUTPUTS)])
-        model.set_weights(weights_of(stack))
+        made = keras_model(stack.model)
         for precision in precisions:
-            cellerate.pack(model, folder / f"{name}-{precision}.cell", precision=precision)
+            cellerate.pack(made, cell_file(folder, name, precision), precision=precision)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.inference.stacks import OUTPUTS, Stack, inputs_of, lstms_of, weights_of
+from benchmarks.inference.models import cell_file
+from benchmarks.inference.stacks import OUTPUTS, Stack, head_of, inputs_of, lstms_of
 
 THREADS = (1, 2)
 Step = Callable[[np.ndarray], Any]
@@ -23,18 +24,18 @@ def cellerate_ways(stack: Stack, folder: Path) -> Ways:
     import cellerate
 
     def ways(precision: str) -> dict[str, Callable[[], Step]]:
-        model = cellerate.load(folder / f"{stack.name}-{precision}.cell")
+        model = cellerate.load(cell_file(folder, stack.name, precision))
 
         def push() -> Step:
             streams = model.streams(1)
-            return lambda x: streams.push(x[None])[0, 0]
+            return lambda x: streams.push(x[None])[0]
 
         def push_into() -> Step:
-            streams, out = model.streams(1), np.empty((1, 1, OUTPUTS), np.float32)
+            streams, out = model.streams(1), np.empty((1, OUTPUTS), np.float32)
 
             def step(x: np.ndarray) -> Any:
                 streams.push_into(x[None], out)
-                return out[0, 0]
+                return out[0]
 
             return step
 
@@ -48,23 +49,21 @@ def onnx_file(stack: Stack, folder: Path) -> Path:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    from benchmarks.generation.onnx import as_model, gates
+    from benchmarks.generation.onnx import as_model, lstm_weights
 
     def value(name: str, *shape: int) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
     held: dict[str, np.ndarray] = {"middle": np.array([1], np.int64)}
     nodes, x = [], "x"
-    for n, (kernel, recurrent_kernel, bias) in enumerate(lstms_of(stack)):
-        both = gates(bias)
-        held |= {f"W{n}": gates(kernel), f"R{n}": gates(recurrent_kernel)}
-        held[f"B{n}"] = np.concatenate([both, np.zeros_like(both)], axis=1)
+    for n, arrays in enumerate(lstms_of(stack)):
+        held |= {f"{name}{n}": array for name, array in lstm_weights(*arrays).items()}
         inputs = [x, f"W{n}", f"R{n}", f"B{n}", "", f"h{n}", f"c{n}"]
         made = [f"y{n}", f"h{n}_new", f"c{n}_new"]
         nodes.append(helper.make_node("LSTM", inputs, made, hidden_size=stack.units))
         x = f"x{n + 1}"
         nodes.append(helper.make_node("Squeeze", [f"y{n}", "middle"], [x]))
-    *_, held["head"], held["head_bias"] = weights_of(stack)
+    held["head"], held["head_bias"] = head_of(stack)
     held["rows"] = np.array([1, stack.units], np.int64)
     nodes += [
         helper.make_node("Reshape", [x, "rows"], ["flat"]),
@@ -223,7 +222,7 @@ def litert_ways(stack: Stack, folder: Path) -> Ways:
     from benchmarks.generation.runtimes import interpreted
 
     lstms = [[tf.constant(array) for array in arrays] for arrays in lstms_of(stack)]
-    *_, head, head_bias = (tf.constant(array) for array in weights_of(stack))
+    head, head_bias = (tf.constant(array) for array in head_of(stack))
 
     def step(x: Any, *states: Any) -> dict[str, Any]:
         after = []
@@ -274,7 +273,7 @@ def torch_ways(stack: Stack, folder: Path) -> Ways:
             arrays: list[np.ndarray] = []
             for kernel, recurrent_kernel, bias in lstms_of(stack):
                 arrays += [kernel.T, recurrent_kernel.T, bias, np.zeros_like(bias)]
-            *_, head, head_bias = weights_of(stack)
+            head, head_bias = head_of(stack)
             for parameter, array in zip(self.parameters(), [*arrays, head.T, head_bias], strict=True):
                 parameter.copy_(torch.tensor(np.ascontiguousarray(array)))
 

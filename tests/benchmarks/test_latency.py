@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.inference import latency, stacks, steppers
+from benchmarks.inference import latency, models, stacks, steppers
 from benchmarks.tables import by_case, standings
 from cellerate.kernels import native
 from cellerate.program import PRECISIONS
@@ -39,7 +39,7 @@ def gradients_back():
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("name", ["cellerate", "onnxruntime", "torch"])
 def test_contestant_after_all_steps_gives_the_output_of_float64(folder, gradients_back, name):
-    truth, inputs = stacks.truth_of(SMALL), stacks.inputs_of(SMALL)
+    truth, inputs = models.truth_of(SMALL.model)[0], stacks.inputs_of(SMALL)
     checked = 0
     for precision, ways in steppers.CONTESTANTS[name](SMALL, folder).items():
         for way, start in ways.items():
