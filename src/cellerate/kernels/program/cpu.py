@@ -86,8 +86,10 @@ class CompiledProgram:
         """The way each node is run in a call of so many rows."""
         beside = self._native.partners(batch, sizes)
         return {
-            number: Way(*link, self._numbers[partner] if partner >= 0 else None)
-            for number, link, partner in zip(self._numbers, self._native.links(), beside, strict=True)
+            number: Way(nothing, looked_up, tabled, self._numbers[partner] if partner >= 0 else None)
+            for number, (nothing, looked_up, tabled), partner in zip(
+                self._numbers, self._native.links(), beside, strict=True
+            )
         }
 
     def run(
