@@ -2,12 +2,11 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
-from cellerate.data.settings import Reading
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
@@ -20,18 +19,11 @@ from cellerate.tasks.judging import shares_map
 from cellerate.tasks.settings import (
     AutoencoderArchitecture,
     ForecastArchitecture,
-    LineOptions,
-    SeriesOptions,
     TextArchitecture,
-    TextOptions,
+    recorded_kinds,
 )
 from cellerate.training.settings import TrainingSettings
 
-_OPTIONS: Mapping[str, tuple[type, ...]] = {
-    "text": (TextOptions,),
-    "series": (SeriesOptions, Reading),
-    "embed": (LineOptions,),
-}
 _FILE = "retrained.keras"
 
 
@@ -55,7 +47,7 @@ def train_command(context: Context) -> str:
     words += (
         ["--model", str(context.model_file)] if architecture is None else list(every_option(architecture))
     )
-    for kind in _OPTIONS[work.record.task]:
+    for kind in recorded_kinds(work.record.task):
         words += differing_options(kind, _recorded(work), chosen)
     training = dataclasses.asdict(training_settings) | {
         "accumulate": training_settings.accumulate * choices.accumulate

@@ -130,7 +130,7 @@ def _pool(run: Callable[[Node, Given, Arithmetic], np.ndarray]) -> Operation:
 
 ROWS = {
     # (..., T, F) -> (..., windows, size·F), the steps of each window side by side: what a dense node makes a
-    # convolution of. Where there is no step stand zeros. features is F.
+    # convolution of. Places without a step hold zeros. features is F.
     "windows": Operation(
         options={**_SIZES, "features": int},
         check=_check,

@@ -24,6 +24,7 @@ from cellerate.data.settings import (
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
 from cellerate.settings import check_choice, check_counts, check_number
+from cellerate.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from cellerate.data.series import SeriesData, SeriesSplit
@@ -370,3 +371,22 @@ class AutoencoderArchitecture:
     latent: int = 128
     dropout: float = 0.0
     decoder_dropout: float = 0.0
+
+
+RECORDS: Mapping[str, Mapping[str, type]] = {
+    "text": {"data": TextOptions, "architecture": TextArchitecture, "training": TrainingSettings},
+    "series": {
+        "data": SeriesOptions,
+        "reading": Reading,
+        "table": TableOptions,
+        "architecture": ForecastArchitecture,
+        "training": TrainingSettings,
+    },
+    "embed": {"data": LineOptions, "architecture": AutoencoderArchitecture, "training": TrainingSettings},
+}
+"""The records of each task's settings, by what they are of."""
+
+
+def recorded_kinds(task: str) -> tuple[type, ...]:
+    """The records whose settings the file of a task's model keeps as those of its data."""
+    return tuple(RECORDS[task][part] for part in ("data", "reading") if part in RECORDS[task])

@@ -1,7 +1,8 @@
 import pytest
 
 from cellerate.errors import ConfigError
-from cellerate.optimization.sweep.axes import AXES, RECORDS, axes_of, check_known, written
+from cellerate.optimization.sweep.axes import AXES, axes_of, check_known, written
+from cellerate.tasks.settings import RECORDS
 
 BY_NAME = {axis.name: axis for axis in AXES}
 

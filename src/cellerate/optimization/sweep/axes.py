@@ -10,36 +10,15 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from cellerate.data.settings import Reading, TableOptions
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
 from cellerate.settings import attribute_docs
-from cellerate.tasks.settings import (
-    AutoencoderArchitecture,
-    ForecastArchitecture,
-    LineOptions,
-    SeriesOptions,
-    TextArchitecture,
-    TextOptions,
-)
-from cellerate.training.settings import TrainingSettings
+from cellerate.tasks.settings import RECORDS
 
 TaskName = Literal["text", "series", "embed"]
 Kind = Literal["count", "rate", "share", "switch", "choice"]
 Device = Literal["auto", "cpu", "gpu"]
 
-RECORDS: Mapping[str, Mapping[str, type]] = {
-    "text": {"data": TextOptions, "architecture": TextArchitecture, "training": TrainingSettings},
-    "series": {
-        "data": SeriesOptions,
-        "reading": Reading,
-        "table": TableOptions,
-        "architecture": ForecastArchitecture,
-        "training": TrainingSettings,
-    },
-    "embed": {"data": LineOptions, "architecture": AutoencoderArchitecture, "training": TrainingSettings},
-}
-"""The records of each task's settings, by what they are of."""
 _WIDEST = 1e12  # a range of rates: the factor from one end to the other
 _SWITCHES = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 _SHARE_STEP = 0.1

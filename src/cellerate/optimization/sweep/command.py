@@ -4,10 +4,11 @@ import os
 import shlex
 from typing import Any
 
-from cellerate.optimization.sweep.axes import RECORDS, axes_of
+from cellerate.optimization.sweep.axes import axes_of
 from cellerate.optimization.sweep.devices import CPU_WORDS
 from cellerate.optimization.sweep.record import SweepRecord
 from cellerate.settings import differing_options
+from cellerate.tasks.settings import RECORDS
 
 _FILE = "trained.keras"
 

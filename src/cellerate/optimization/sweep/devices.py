@@ -14,7 +14,7 @@ _VARIABLES: Mapping[str, Mapping[str, str | None]] = {
     "gpu": {"JAX_PLATFORMS": None, "JAX_PLATFORM_NAME": None},
 }
 CPU_WORDS = "CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu"
-"""What stands before a command that is to run on the CPU where there is a GPU."""
+"""The words before a command that is to run on the CPU where there is a GPU."""
 
 
 def environment_of(device: str) -> Mapping[str, str | None]:

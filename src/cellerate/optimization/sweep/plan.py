@@ -11,9 +11,11 @@ from typing import Any
 
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
-from cellerate.optimization.sweep.axes import AXES, RECORDS, axes_of, check_known, written
+from cellerate.optimization.sweep.axes import AXES, axes_of, check_known, written
+from cellerate.optimization.sweep.record import is_stock
 from cellerate.optimization.sweep.settings import LEAST_S, SweepSettings
 from cellerate.settings import record_of
+from cellerate.tasks.settings import RECORDS
 
 MOST_POINTS = 500
 START_S = 10.0
@@ -72,7 +74,7 @@ class Point:
     @property
     def stock(self) -> bool:
         """True if stock Keras trains it."""
-        return self.values.get("implementation") == "keras"
+        return is_stock(self.values)
 
 
 @dataclasses.dataclass(frozen=True)

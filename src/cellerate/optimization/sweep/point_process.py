@@ -22,11 +22,10 @@ from cellerate.machine.environment import peak_memory_bytes
 from cellerate.messages import argument
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.optimization.probe_process import answer_questions
-from cellerate.optimization.sweep.axes import RECORDS
 from cellerate.settings import record_of
 from cellerate.tasks.embed import LineTask
 from cellerate.tasks.series import SeriesTask
-from cellerate.tasks.settings import TextOptions
+from cellerate.tasks.settings import RECORDS, TextOptions
 from cellerate.tasks.task import Task
 from cellerate.tasks.text import TextTask
 from cellerate.training.run import RunOptions, TrainingRun

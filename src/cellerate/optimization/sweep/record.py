@@ -21,6 +21,11 @@ _MOST_BYTES = 1 << 28
 PointStatus = Literal["waiting", "measured", "failed", "left out", "stopped early"]
 
 
+def is_stock(values: Mapping[str, Any]) -> bool:
+    """True if stock Keras trains a point of these values."""
+    return values.get("implementation") == "keras"
+
+
 @dataclasses.dataclass
 class PointRecord:
     """A point, and what it measured.

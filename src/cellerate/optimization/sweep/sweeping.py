@@ -16,7 +16,6 @@ from cellerate.files import LOCK, exclusive, is_taken
 from cellerate.listener import SILENT, Listener
 from cellerate.machine.environment import machine, select_backend, versions
 from cellerate.messages import argument
-from cellerate.optimization.sweep.axes import RECORDS
 from cellerate.optimization.sweep.command import train_command_of
 from cellerate.optimization.sweep.devices import check_devices
 from cellerate.optimization.sweep.plan import Base, Plan, plan, read_settings, settings_of_point
@@ -30,6 +29,7 @@ from cellerate.optimization.sweep.study import FILE as STUDY, Study, check_optun
 from cellerate.optimization.sweep.trained import trained_settings
 from cellerate.optimization.sweep.verdict import judge
 from cellerate.optimization.sweep.view import CHART, PAGE, draw
+from cellerate.tasks.settings import RECORDS
 
 _Path = str | os.PathLike[str]
 # What may differ between a sweep and the one that goes on with it.
@@ -100,11 +100,7 @@ def sweep(
         finally:
             if any(point.measured for point in record.points):
                 record.verdict = judge(record)
-                record.verdict["command"] = train_command_of(record)
-                record.write(folder)
-                draw(record, folder, listener)
-            else:
-                _clear(folder)
+            _conclude(record, folder, listener)
     return record
 
 
@@ -152,13 +148,18 @@ def _searched(
         try:
             search.run()
         finally:
-            if any(point.measured for point in record.points):
-                record.verdict["command"] = train_command_of(record)
-                record.write(folder)
-                draw(record, folder, listener)
-            else:
-                _clear(folder)
+            _conclude(record, folder, listener)
     return record
+
+
+def _conclude(record: SweepRecord, folder: Path, listener: Listener) -> None:
+    """Writes the record with its command, the page and the charts; nothing stays where nothing was measured."""
+    if any(point.measured for point in record.points):
+        record.verdict["command"] = train_command_of(record)
+        record.write(folder)
+        draw(record, folder, listener)
+    else:
+        _clear(folder)
 
 
 def _help(search: Search) -> None:

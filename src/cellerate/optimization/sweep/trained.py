@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cellerate.data.settings import Reading
 from cellerate.errors import ConfigError, ModelError
 from cellerate.messages import argument
-from cellerate.optimization.sweep.axes import RECORDS
-from cellerate.tasks.settings import SeriesOptions
+from cellerate.tasks.settings import RECORDS, recorded_kinds
 from cellerate.training.settings import TrainingSettings
 
 _NOT_RECORDED = ("paths", "path", "reading")
@@ -51,8 +49,7 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
         # What that found to be the faster one.
         found["precision"] = policy_of(model)
     options = payload.get("options", payload)
-    kinds = (SeriesOptions, Reading) if task == "series" else (RECORDS[task]["data"],)
-    for kind in kinds:
+    for kind in recorded_kinds(task):
         found |= {
             name: options[name] for name in _names(kind) if name in options and name not in _NOT_RECORDED
         }

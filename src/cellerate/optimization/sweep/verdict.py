@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from cellerate.format import loss as loss_words, milliseconds, short
-from cellerate.optimization.sweep.record import PointRecord, SweepRecord
+from cellerate.optimization.sweep.record import PointRecord, SweepRecord, is_stock
 
 Along = Literal["seconds", "steps"]
 
 RESAMPLES = 2000
-"""How often the batches that judge are drawn anew, for an interval."""
+"""The number of times that the batches which judge are drawn anew, for an interval."""
 _SURE = (0.025, 0.975)
 _MOST_NAMED = 3
 _ALIKE = 0.1  # how much the items may differ of parts that are compared batch by batch
@@ -103,7 +103,7 @@ def judge(record: SweepRecord) -> dict[str, Any]:
     fastest, as_fast = fastest_of(measured)
     by_time = standings(record, "seconds")
     # Stock Keras stands beside for its speed: it learns the same by a step.
-    ours = [one for one in by_time if one.point.values.get("implementation") != "keras"]
+    ours = [one for one in by_time if not is_stock(one.point.values)]
     best, as_good = best_of(ours or by_time, record)
     chosen = _chosen(best, as_good)
     equal = {f"equal_{along}": equal_training(record, along) for along in ("seconds", "steps")}
