@@ -117,5 +117,7 @@ def test_torch_loop_has_the_losses_of_keras(name, monkeypatch):
     for implementation, where in (("keras", backend), ("cellerate-cpu", backend), ("torch.nn.LSTM", "torch")):
         settings = typical.settings_of(name, 3, where, implementation, "auto")
         found[implementation] = typical_contestant.steps_of(settings, dropout=False)(batches)[1]
-    assert found["keras"] == pytest.approx(found["torch.nn.LSTM"], rel=1e-4)
-    assert found["cellerate-cpu"] == pytest.approx(found["torch.nn.LSTM"], rel=1e-4)
+    # On TensorFlow Keras's Adam takes other steps with the rows of an embedding, so only the first loss is torch's.
+    like_torch = 1 if backend == "tensorflow" and model.vocabulary else None
+    assert found["keras"][:like_torch] == pytest.approx(found["torch.nn.LSTM"][:like_torch], rel=1e-4)
+    assert found["cellerate-cpu"] == pytest.approx(found["keras"], rel=1e-4)
