@@ -97,6 +97,12 @@ CASES = {
         1500,
         long=True,
     ),
+    "typical-avx2": Case(
+        typical.with_avx2,
+        "The same for models of at most 128 units, everybody kept to AVX2, which most people's machines have.",
+        900,
+        long=True,
+    ),
     "loss": Case(
         partial(steps.losses, BOOK),
         "The loss after 300 and 1,000 steps on each backend, Keras's and ours in float32 and bfloat16.",

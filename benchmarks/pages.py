@@ -40,7 +40,7 @@ PAGES = (
 )
 CHART = _MEASURED / "headline.svg"
 METHOD = _MEASURED / "method.md"
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What a figure of a GPU depends on.
 _ON_A_GPU = ("jax", "torch", "tensorflow", "keras", "cudnn")
 Record = dict[str, Any]

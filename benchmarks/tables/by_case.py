@@ -183,6 +183,12 @@ def typical(result: dict[str, Any]) -> list[list[str]]:
     return [head, *([column, *(found.get(column, "") for found in cells.values())] for column in columns)]
 
 
+def kept_by(result: dict[str, Any]) -> str:
+    """The variables that kept everybody to fewer instructions."""
+    variables = ", ".join(f"`{name}={value}`" for name, value in result["environment"].items())
+    return f"Everybody was kept to them by variables of the environment: {variables}."
+
+
 def quality(result: dict[str, Any]) -> list[list[str]]:
     """A row a backend and number of steps: the loss there."""
     rows = [["Loss, mean of 20 steps", "Keras, float32", "Cellerate, float32", "Cellerate, bfloat16"]]
@@ -439,6 +445,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "variants": variants,
     "small": small,
     "typical": typical,
+    "typical-avx2": typical,
     "loss": quality,
     "text": text,
     "generate": generation,
@@ -461,5 +468,6 @@ NOTES: dict[str, Callable[[dict[str, Any]], str]] = {
     "forecasting": forecasting_table.where_we_lose,
     "backtest": forecasting_table.equal_models,
     "latency": published_steps,
+    "typical-avx2": kept_by,
 }
 """The sentence below a table."""

@@ -288,7 +288,7 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "step": lambda result: map(training, result["races"]),
     "variants": _variants,
     "small": lambda result: map(training, result["races"]),
-    "typical": lambda result: map(typical, result["races"]),
+    **dict.fromkeys(("typical", "typical-avx2"), lambda result: map(typical, result["races"])),
     "memory": _memory,
     "text": _text,
     "generate": lambda result: map(generating, result["sizes"]),

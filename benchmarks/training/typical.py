@@ -7,17 +7,26 @@ has its turns on the quiet machine, and some once more while another process kee
 
 import functools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.processes import Process, busy_process, program, same_allocator, two_at_a_time
 from benchmarks.training.contestant import Settings
 from benchmarks.training.race import CHECKED_STEPS, COMPILE_LIMIT_S, check, in_words
-from benchmarks.training.typical_models import MODELS
+from benchmarks.training.typical_models import MODELS, SMALL
 from cellerate.kernels import native
 from cellerate.measure import as_timing
 
 ROUNDS = 3
+AVX2: Mapping[str, str] = {
+    "CELLERATE_TARGET": "avx2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+}
+"""Variables that keep Cellerate, torch, its libraries, TensorFlow and JAX to the instructions of an ordinary laptop."""
 
 
 class Contestant:
@@ -80,11 +89,17 @@ def settings_of(name: str, batch: int, backend: str, implementation: str, jit_co
     }
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def with_avx2(*, quick: bool) -> dict[str, Any]:
+    """The races of the small models, with every contestant kept to AVX2; the process is the case's own."""
+    os.environ.update(AVX2)
+    return {"environment": dict(AVX2)} | run(quick=quick, names=SMALL)
+
+
+def run(*, quick: bool, names: Sequence[str] = tuple(MODELS)) -> dict[str, Any]:
     """A race for each model and each of its batches; a quick one has two models and short turns."""
     found: dict[str, Any] = {"peak_operations_per_s": native.measure_peak(), "target": native.target()}
     found |= {"races": [], "refused": []}
-    for name in ("forecaster", "characters-128") if quick else MODELS:
+    for name in ("forecaster", "characters-128") if quick else names:
         for batch in MODELS[name].batches[: 1 if quick else None]:
             records, refused = _race(name, batch, seconds=0.2 if quick else 2.0)
             found["races"].append(records)

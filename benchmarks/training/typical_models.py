@@ -205,6 +205,8 @@ MODELS: dict[str, Typical] = {
     ),
 }
 """The models by their names."""
+SMALL = ("forecaster", "autoregressor", "bidirectional", "imdb", "characters-128")
+"""Those with layers of at most 128 units."""
 
 
 def keras_model(model: Typical, *, dropout: bool = True) -> Any:

@@ -93,6 +93,16 @@ def test_products_are_those_that_have_to_be_computed():
     assert models["characters-128"].products == 100 * 512 * 128 + 100 * 128 * 96
 
 
+def test_case_of_avx2_keeps_every_contestant_to_it_and_has_the_small_models(monkeypatch):
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(typical, "run", lambda *, quick, names: given.update(names=names) or {"races": []})
+    monkeypatch.setattr(typical.os, "environ", {"PATH": "/bin"})
+    found = typical.with_avx2(quick=True)
+    assert found == {"environment": dict(typical.AVX2), "races": []}
+    assert typical.os.environ == {"PATH": "/bin", **typical.AVX2}
+    assert set(given["names"]) == set(typical_models.MODELS) - {"normalized", "characters-512", "lines"}
+
+
 def test_worst_pair_is_of_the_times():
     result = {"races": [[_timed("keras", "jax", 1.0), _timed("cellerate-cpu", "torch", 2.0)]]}
     found = standings.worst("typical", result)

@@ -18,7 +18,7 @@ QUIET = {"average": [0.1, 0.2, 0.3], "others": 0.01, "stolen": 0.0}
 def record(case: str, **fields: Any) -> dict[str, Any]:
     """A record with which nothing is wrong; its result is that of one old record of the case."""
     load = {"before": dict(QUIET), "during": {"others": 0.01, "stolen": 0.0}, "after": dict(QUIET)}
-    name = "step" if case in MADE_UP else case
+    name = "step" if case in MADE_UP else case.removesuffix("-avx2")
     planted = MEASURED / f"{name}.json"
     old = json.loads((planted if planted.exists() else max(RESULTS.glob(f"{name}-2*.json"))).read_text())
     if case in MADE_UP:
@@ -29,6 +29,8 @@ def record(case: str, **fields: Any) -> dict[str, Any]:
             for one in size["records"]
             if one["job"].startswith("generate ")
         ]
+    if case == "typical-avx2":
+        old["result"]["environment"] = {"CELLERATE_TARGET": "avx2"}
     if case == "optimize":
         old["result"]["runs"] = {"text": old["result"].pop("run")}
     return {
