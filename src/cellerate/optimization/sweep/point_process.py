@@ -179,6 +179,7 @@ class TrainingPoint:
             "train_loss": _finite(mean),
             "judged": judged,
             "peak_memory_bytes": peak_memory_bytes(),
+            "peak_gpu_memory_bytes": _bridge().peak_gpu_memory_bytes(),
         }
 
     def test(self) -> list[tuple[float, float]]:
@@ -229,10 +230,13 @@ def _in_precision(model: keras.Model, settings: TrainingSettings) -> keras.Model
 
 def _check_device(device: str) -> None:
     """Raises `BackendError` unless the backend computes where it is to."""
-    bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
-    if device != "auto" and bridge.gpu_available() != (device == "gpu"):
+    if device != "auto" and _bridge().gpu_available() != (device == "gpu"):
         found = "a GPU" if device == "cpu" else "no GPU"
         raise BackendError(f"{keras.config.backend()} was to train on the {device}, and has {found}.")
+
+
+def _bridge() -> Any:
+    return importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
 
 
 def _next_milestone(steps: int) -> int:
