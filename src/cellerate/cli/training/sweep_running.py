@@ -164,7 +164,7 @@ def run_sweep(
     """
     for package in ("jinja2", "psutil"):
         require(package, "train", "a sweep")
-    with progress_bar("turns", how.quiet) as bar:
+    with progress_bar("trials" if settings.search else "turns", how.quiet) as bar:
         try:
             record = sweep(
                 subject,

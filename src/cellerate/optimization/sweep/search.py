@@ -64,6 +64,7 @@ class Search:
         """Starts the clock."""
         self._began = time.perf_counter()
         self._start_s = 0.0
+        self._expected = 0
         self._files = PointFiles(self.folder)
 
     def run(self) -> None:
@@ -154,6 +155,7 @@ class Search:
         if math.isfinite(self._budget_s):
             fitting = max(0, int((self._budget_s - cost - self._final_s) / cost))
             count = fitting if count is None else min(count, fitting)
+        self._expected = count or 0
         self.listener.message(
             f"searching {names}: about {count} trials of {self.record.point_s:.3g} s, "
             f"{duration(cost * (count or 0) + self._final_s)} from here on"
@@ -167,7 +169,9 @@ class Search:
                 break
             self._trial()
             done += 1
-            self.listener.progress(self.study.count(), self.settings.trials or 0)
+            done_by_all = self.study.count()
+            # One more than expected is not the end; a process that helps does not know how many there will be.
+            self.listener.progress(done_by_all, self._expected and max(self._expected, done_by_all + 1))
         return done
 
     def _has_trials_left(self) -> bool:
