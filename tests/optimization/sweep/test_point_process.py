@@ -118,6 +118,14 @@ def test_stock_keras_is_left_as_it_is(made, point_of):
     assert point.answer({"kind": "turn", "with": {"steps": 2}})["steps"] == 2
 
 
+def test_small_held_out_part_is_judged_in_small_batches_so_that_there_is_an_interval(made, point_of):
+    asked = opened(made, "series")
+    asked["parts"]["data"] |= {"train_fraction": 0.8, "validation_fraction": 0.1}
+    (judged,) = point_of(asked).answer({"kind": "ready"})["judged"]
+    assert len(judged["losses"]) >= 8
+    assert max(judged["weights"]) < 32
+
+
 def test_device_that_is_not_there_is_refused(made, point_of):
     with pytest.raises(BackendError, match="was to train on the gpu"):
         point_of(opened(made, "text", device="gpu"))

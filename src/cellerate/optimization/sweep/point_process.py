@@ -36,6 +36,7 @@ from cellerate.training.trial import Trainer
 # A judgement must cost little beside the training that it judges, and read the same whatever trains: as many batches,
 # spread over the part, of so many rows; or of texts, whose rows may be short or long, of so many items.
 _JUDGED_BATCHES, _JUDGED_ROWS, _JUDGED_ITEMS = 20, 32, 3200
+_FEWEST_BATCHES = 8
 _FIRST_MILESTONE = 8
 _MOST_TIMES = 200  # of a turn, that its record keeps
 
@@ -109,7 +110,7 @@ class TrainingPoint:
         self._model = _in_precision(model, settings)
         length = opened["parts"].get("data", {}).get("length", TextOptions.length)
         rows = max(1, _JUDGED_ITEMS // length) if opened["task"] == "text" else _JUDGED_ROWS
-        self._validation, self._test = (_Judge.of(part, about.loss) for part in task.held_out(rows))
+        self._validation, self._test = (_Judge.of(part, about.loss) for part in _held_out(task, rows))
         if not self._validation.batches:
             raise DataError(
                 "there are no data to judge the points on: hold some out with "
@@ -217,6 +218,15 @@ def task_of(opened: dict[str, Any], run: RunOptions) -> Task[Any]:
         return LineTask(dataclasses.replace(given["data"], path=paths[0]), run, given["architecture"], model)
     data = dataclasses.replace(given["data"], paths=paths, reading=given["reading"])
     return SeriesTask(data, run, given["architecture"], model, given["table"])
+
+
+def _held_out(task: Task[Any], rows: int) -> tuple[BatchSource | None, BatchSource | None]:
+    """The parts that judge, in batches of so many rows, or of fewer where these would be too few for an interval."""
+    while True:
+        parts = task.held_out(rows)
+        if rows == 1 or all(part is None or len(part) >= _FEWEST_BATCHES for part in parts):
+            return parts
+        rows = max(1, rows // 2)
 
 
 def _in_precision(model: keras.Model, settings: TrainingSettings) -> keras.Model:

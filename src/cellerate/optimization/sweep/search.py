@@ -282,7 +282,7 @@ class Search:
         unit = "" if self.record.unit == "loss" else f" {self.record.unit}"
         kept: dict[str, Any] = {"best": best.label, "judged": [dataclasses.asdict(one) for one in pair]}
         if difference is None or mine is None or theirs is None:
-            words = f"{tried} There is no test part to judge {best.label} on, so the control stays."
+            words = f"{tried} The test part is too small to judge {best.label} on, so the control stays."
             return {**kept, "sentence": words, "chosen": control.label}
         kept["test"] = {
             "best": dataclasses.asdict(mine),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.errors import ConfigError
+from cellerate.format import one_line
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 from cellerate.optimization.sweep.record import PointRecord
@@ -148,8 +149,24 @@ def _wait_for(found: Callable[[], object], seconds: float = _PATIENCE_S) -> bool
 
 def _storage(optuna: Any, url: str) -> Any:
     """The storage of a URL; processes that write into one SQLite file wait for each other."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     options = {"connect_args": {"timeout": _PATIENCE_S}} if url.startswith("sqlite:") else {}
     with warnings.catch_warnings():
         # Two processes may make the tables at once.
         warnings.simplefilter("ignore")
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        except ImportError as error:
+            # Optuna's own words do not name the package.
+            raise ConfigError(
+                f"the database that {argument('study')} names needs a package that is not installed "
+                f"({error.__cause__ or error}): install it, such as `pip install 'psycopg[binary]'` for "
+                "postgresql+psycopg://…"
+            ) from error
+        except SQLAlchemyError as error:
+            reason = one_line(str(getattr(error, "orig", error)))
+            raise ConfigError(
+                f"the database that {argument('study')} names cannot be used ({reason}): expected one that exists, as "
+                "postgresql://USER@HOST/NAME or sqlite:///FILE."
+            ) from error
