@@ -1,3 +1,4 @@
+import copy
 import re
 
 import pytest
@@ -30,6 +31,18 @@ def test_table_fits_a_terminal_and_says_what_failed(record):
     assert sum(point.measured for point in record.points) + 2 == len(
         [one for one in lines if "failed" not in one]
     )
+
+
+def test_of_points_with_the_same_values_the_best_alone_is_marked_as_chosen(record):
+    (best,) = [point for point in record.points if point.label == record.verdict["chosen"]]
+    twin = copy.deepcopy(best)
+    for judged in twin.judged:
+        judged["losses"] = [loss + 1 for loss in judged["losses"]]
+    record.points.append(twin)
+    marked = [line for line in view.lines_of(record) if "(chosen)" in line]
+    assert len(marked) == 1
+    record.points.remove(twin)
+    assert [line for line in view.lines_of(record) if "(chosen)" in line] == marked
 
 
 def test_memory_on_the_gpu_stands_beside_that_of_the_machine_where_points_took_some(record):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,8 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
     heads = (*_HEADS, "on GPU") if on_gpu else _HEADS
     rows = [(*heads, f"{_unit(record)} {seconds:.2g} s", f"{steps:.0f} steps")]
     measured = [point for point in record.points if point.measured]
-    chosen = record.verdict.get("chosen")
-    marks = [" *" * point.control + " (chosen)" * (point.label == chosen) for point in measured]
+    chosen = _chosen(record, by_time.values())
+    marks = [" *" * point.control + " (chosen)" * (point is chosen) for point in measured]
     names = [point.label + mark for point, mark in zip(measured, marks, strict=True)]
     for name, point in zip(names, measured, strict=True):
         rows.append(
@@ -275,14 +275,15 @@ def _table(record: SweepRecord) -> Any:
     seconds, steps = (equal_training(record, along) for along in ("seconds", "steps"))
     by_steps = {id(one.point): one for one in standings(record, "steps")}
     rows = []
-    chosen = record.verdict.get("chosen")
-    for one in standings(record, "seconds"):
+    by_time = standings(record, "seconds")
+    chosen = _chosen(record, by_time)
+    for one in by_time:
         point = one.point
-        notes = [*(["control"] if point.control else []), *(["chosen"] if point.label == chosen else [])]
+        notes = [*(["control"] if point.control else []), *(["chosen"] if point is chosen else [])]
         p20, p80 = (1e3 * point.step.percentile_s(share) for share in (0.2, 0.8))
         rows.append(
             cells(
-                TableCell(point.label, note=", ".join(notes), tone="good" if point.label == chosen else ""),
+                TableCell(point.label, note=", ".join(notes), tone="good" if point is chosen else ""),
                 TableCell(
                     shown.number(1e3 * point.step.median_s),
                     note=f"{shown.number(p20)} to {shown.number(p80)}",
@@ -314,6 +315,13 @@ def _table(record: SweepRecord) -> Any:
         tuple(rows),
         f"Below a loss: its difference from the control's, with the 95 % interval.{unit}",
     )
+
+
+def _chosen(record: SweepRecord, found: Iterable[Standing]) -> PointRecord | None:
+    """The point that the verdict chose; of those with the same values, which a search may try twice, the best."""
+    named = [one for one in found if one.point.label == record.verdict.get("chosen")]
+    best = min(named, key=lambda one: math.inf if one.loss is None else one.loss.value, default=None)
+    return None if best is None else best.point
 
 
 def _tested(record: SweepRecord, test: Mapping[str, Mapping[str, float]]) -> Any:
