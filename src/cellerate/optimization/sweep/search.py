@@ -26,8 +26,8 @@ from cellerate.optimization.sweep.points import (
     failed,
 )
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
-from cellerate.optimization.sweep.run import CONTROL_PATIENCE_S, patience_to_start
-from cellerate.optimization.sweep.settings import LEAST_S, SweepSettings
+from cellerate.optimization.sweep.run import patience_to_start
+from cellerate.optimization.sweep.settings import CONTROL_PATIENCE_S, LEAST_S, SweepSettings
 from cellerate.optimization.sweep.space import Dimension
 from cellerate.optimization.sweep.study import Study
 from cellerate.optimization.sweep.verdict import difference_of_tests, mean_of_test
