@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_processes_of_the_points(start_cellerate, here):
             break
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
+    assert (process.returncode, out) == (130, ""), err
     assert "Traceback" not in err
 
 
