@@ -16,7 +16,7 @@ from benchmarks.inference import latency, race as inference
 from benchmarks.processes import report_of
 from benchmarks.quality import compression, optimizing, packing
 from benchmarks.serving import load as serving
-from benchmarks.training import kernel, loader, planning, scale, steps, text, typical
+from benchmarks.training import kernel, loader, planning, scale, stages, steps, text, typical
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
 DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", ROOT.parent / "shared" / "data")).resolve()
@@ -173,6 +173,12 @@ CASES = {
         scale.run,
         "A hundred million rows: packing, the first step, windows a second, memory; beside Keras's and torch's ways.",
         500,
+        long=True,
+    ),
+    "stages": Case(
+        partial(stages.run, BOOK),
+        "Four layers of 512 in one process, in two stages, and in two processes that share rows.",
+        300,
         long=True,
     ),
     "plan": Case(

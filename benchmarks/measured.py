@@ -57,6 +57,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
         *_PROCESSES,
         *_programs("training/scale"),
     ),
+    "stages": (*_TRAINING, "src/cellerate/distributed", *_PROCESSES, *_programs("training/stages")),
     "plan": (*_TRAINING, "src/cellerate/distributed", *_PROCESSES, *_programs("training/planning")),
     **dict.fromkeys(
         ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_PROCESSES, *_programs(*_FORECASTING))

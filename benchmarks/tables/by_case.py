@@ -9,6 +9,7 @@ from benchmarks.serving.table import served
 from benchmarks.tables.standings import PRECISIONS, RUNTIMES, WAYS, inferring, microseconds, stepping
 from benchmarks.training.planning import planned
 from benchmarks.training.scale_table import scaled
+from benchmarks.training.stages import staged
 from cellerate.format import percent, quantity, rounded, short
 
 
@@ -460,6 +461,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "smaller": smaller,
     "serving": served,
     "plan": planned,
+    "stages": staged,
     "scale": scaled,
     "forecasting": forecasting_table.forecasting,
     "backtest": forecasting_table.backtest,

@@ -8,6 +8,7 @@ __all__ = [
     "race",
     "scale",
     "scale_table",
+    "stages",
     "steps",
     "text",
     "typical",

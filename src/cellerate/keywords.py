@@ -23,6 +23,7 @@ class ForecastArchitectureFields(TypedDict, total=False):
 
     units: int
     layers: int
+    cell: Literal["lstm", "gru", "simple_rnn"]
     bidirectional: bool
     dropout: float
     quantile: float | Sequence[float]
@@ -37,6 +38,7 @@ class ForecastNetworkFields(TypedDict, total=False):
     target_columns: Required[int | Sequence[int]]
     units: int | Sequence[int]
     layers: int
+    cell: Literal["lstm", "gru", "simple_rnn"]
     bidirectional: bool
     dropout: float
     recurrent_dropout: float
@@ -149,6 +151,7 @@ class TextArchitectureFields(TypedDict, total=False):
     embedding: int
     units: int
     layers: int
+    cell: Literal["lstm", "gru", "simple_rnn"]
     dropout: float
     recurrent_dropout: float
     layer_norm: bool
@@ -161,6 +164,7 @@ class TextNetworkFields(TypedDict, total=False):
     embedding: int
     units: int | Sequence[int]
     layers: int
+    cell: Literal["lstm", "gru", "simple_rnn"]
     dropout: float
     recurrent_dropout: float
     layer_norm: bool

@@ -1,10 +1,12 @@
 import re
+from typing import get_args
 
 import keras
 import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
+from cellerate.models.cells import Cell
 from cellerate.models.forecast import build_forecast_model
 
 pytestmark = [
@@ -38,11 +40,12 @@ def stir(model: keras.Model, scale: float = 2.0) -> keras.Model:
     [
         ({"residual": False}, (4, 4, 2)),
         ({"bidirectional": True, "layers": 2, "dropout": 0.1}, (4, 4, 2)),
+        ({"bidirectional": True, "cell": "gru"}, (4, 4, 2)),
         ({"quantiles": (0.5,)}, (4, 4, 2, 1)),
         ({"quantiles": (0.1, 0.5, 0.9), "dtype_policy": "mixed_bfloat16"}, (4, 4, 2, 3)),
         ({"quantiles": (0.6, 0.7, 0.9), "residual": False}, (4, 4, 2, 3)),
     ],
-    ids=["no-residual", "bidirectional", "one", "three-bf16", "upper"],
+    ids=["no-residual", "bidirectional", "bidirectional-gru", "one", "three-bf16", "upper"],
 )
 def test_forecast_model_saved_and_loaded_in_safe_mode_gives_the_same(arguments, shape, tmp_path):
     model = stir(small(**arguments), 0.3)
@@ -136,8 +139,9 @@ def test_forecast_model_point_output_equals_the_middle_quantile():
     np.testing.assert_array_equal(run(model)[..., 1], run(small()))
 
 
-def test_forecast_model_directions_start_with_different_weights():
-    layer = small(bidirectional=True).get_layer("lstm_1")
+@pytest.mark.parametrize("cell", get_args(Cell))
+def test_forecast_model_directions_start_with_different_weights(cell):
+    layer = small(bidirectional=True, cell=cell).get_layer(f"{cell}_1")
     forward, backward = layer.forward_layer.get_weights(), layer.backward_layer.get_weights()
     assert not np.allclose(forward[0], backward[0])
     assert not np.allclose(forward[1], backward[1])
@@ -173,6 +177,7 @@ def test_forecast_model_learns_a_step_it_cannot_repeat():
         ({"quantiles": (0.0, 0.5)}, "quantiles"),
         ({"quantiles": ()}, "quantiles"),
         ({"units": 0}, "units"),
+        ({"cell": "rnn"}, "cell must be one of"),
         ({"dropout": 2}, "dropout"),
     ],
 )

@@ -35,9 +35,10 @@ def small(**arguments: object) -> keras.Model:
         {},
         {"units": (6, 4), "layer_norm": True, "dropout": 0.2, "recurrent_dropout": 0.1},
         {"tie_weights": True},
+        {"cell": "gru", "layers": 2, "recurrent_dropout": 0.1},
         {"tie_weights": True, "units": 5, "dtype_policy": "mixed_bfloat16"},
     ],
-    ids=["plain", "deep", "tied-projection", "tied-direct-bf16"],
+    ids=["plain", "deep", "tied-projection", "grus", "tied-direct-bf16"],
 )
 def test_text_model_saved_and_loaded_in_safe_mode_gives_the_same_float32_logits(arguments, tmp_path):
     model = small(**arguments)
@@ -101,6 +102,23 @@ def test_text_model_layer_norm_stands_after_every_layer_even_a_single_one():
 
 
 @pytest.mark.parametrize(
+    ("cell", "kind"),
+    [
+        ("lstm", keras.layers.LSTM),
+        ("gru", keras.layers.GRU),
+        ("simple_rnn", keras.layers.SimpleRNN),
+    ],
+)
+def test_text_model_has_layers_of_its_cell_which_start_with_different_weights(cell, kind):
+    model = small(cell=cell, layers=2, embedding=6)
+    found = [layer for layer in model.layers if isinstance(layer, keras.layers.RNN)]
+    assert [(type(layer), layer.name) for layer in found] == [(kind, f"{cell}_1"), (kind, f"{cell}_2")]
+    first, second = (layer.get_weights() for layer in found)
+    assert not np.allclose(first[0], second[0])
+    assert not np.allclose(first[1], second[1])
+
+
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ({"embedding": 0}, "embedding"),
@@ -111,6 +129,7 @@ def test_text_model_layer_norm_stands_after_every_layer_even_a_single_one():
         ({"units": 2.5}, "units"),
         ({"units": (6, 6), "layers": 3}, "units has 2 entries"),
         ({"layers": 0}, "layers"),
+        ({"cell": "LSTM"}, "cell must be one of"),
         ({"dropout": 1.0}, "dropout"),
         ({"dropout": -0.1}, "dropout"),
         ({"dropout": float("nan")}, "dropout"),

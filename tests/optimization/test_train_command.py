@@ -72,6 +72,7 @@ def vocabulary(work):
     [
         {},
         {"layers": 2, "dropout": 0.3, "layer_norm": True},
+        {"layers": 2, "cell": "simple_rnn"},
         {"recurrent_dropout": 0.2, "tie_weights": True, "embedding": 16},
     ],
 )
@@ -86,6 +87,7 @@ def test_options_of_a_text_model_are_found_from_it(work_of, changed):
     [
         {},
         {"layers": 2, "bidirectional": True, "dropout": 0.0},
+        {"layers": 2, "bidirectional": True, "cell": "gru"},
         {"residual": False},
         {"quantile": (0.1, 0.5, 0.9)},
     ],

@@ -28,6 +28,12 @@ def gpu_available() -> bool:
     return jax.default_backend() == "gpu"
 
 
+def peak_gpu_memory_bytes() -> int | None:
+    """The most memory that arrays of this process have taken on its GPU, in bytes; None without one."""
+    facts = jax.local_devices()[0].memory_stats() if gpu_available() else None
+    return None if facts is None else int(facts["peak_bytes_in_use"])
+
+
 def gpu_number(array: Any = None) -> int:
     """The number of the GPU that holds an array, or else of the one that JAX computes on; 0 without one."""
     return jax_cuda.gpu_number(array)

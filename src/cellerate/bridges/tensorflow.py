@@ -32,6 +32,11 @@ def gpu_available() -> bool:
     return bool(tf.config.list_logical_devices("GPU"))
 
 
+def peak_gpu_memory_bytes() -> int | None:
+    """The most memory that tensors of this process have taken on its GPU, in bytes; None without one."""
+    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if gpu_available() else None
+
+
 def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loops: bool = False) -> Step:
     """Compiles a generation step, once for each shape of `ids`.
 

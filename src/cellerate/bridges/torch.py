@@ -36,6 +36,11 @@ def gpu_available() -> bool:
     return torch.cuda.is_available() and torch.backends.cudnn.is_available()
 
 
+def peak_gpu_memory_bytes() -> int | None:
+    """The most memory that tensors of this process have taken on its GPU, in bytes; None without one."""
+    return int(torch.cuda.max_memory_allocated()) if gpu_available() else None
+
+
 def traced_for() -> str | None:
     """The reason why what is computed now cannot call the native core, in words; None if it can.
 

@@ -18,7 +18,7 @@ from cellerate.models.text import (
     layer_seeds,
     seeded_bidirectional,
     seeded_dense,
-    seeded_lstm,
+    seeded_recurrent,
 )
 
 
@@ -108,7 +108,9 @@ def build_autoencoder(
         seeded_dense(units, seeds, name="initial_h", activation="tanh", dtype=dtype)(vector_in),
         seeded_dense(units, seeds, name="initial_c", dtype=dtype)(vector_in),
     ]
-    x = seeded_lstm(units, seeds, name="decoder", return_sequences=True, dtype=dtype)(x, initial_state=state)
+    x = seeded_recurrent(units, seeds, name="decoder", return_sequences=True, dtype=dtype)(
+        x, initial_state=state
+    )
     if dropout:
         x = drop("decoder_dropout", dropout)(x)
     x = seeded_dense(vocabulary_size, seeds, name="head", dtype=dtype)(x)

@@ -13,6 +13,7 @@ from keras import ops
 from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
 from cellerate.keywords import BuildForecastModelKeywords
+from cellerate.models.cells import Cell
 from cellerate.models.losses import check_quantiles, middle_place
 from cellerate.models.text import (
     check_fraction,
@@ -22,7 +23,7 @@ from cellerate.models.text import (
     layer_widths,
     seeded_bidirectional,
     seeded_dense,
-    seeded_lstm,
+    seeded_recurrent,
 )
 from cellerate.settings import record_of, takes_fields_of
 
@@ -43,9 +44,10 @@ class ForecastNetwork:
         targets: The number of columns it predicts.
         target_columns: The positions of the targets among the input columns, in the order they are predicted.
         units: H, for all layers; or one number per layer.
-        layers: The number of LSTM layers.
+        layers: The number of recurrent layers.
+        cell: Their kind: "lstm", "gru" or "simple_rnn".
         bidirectional: Whether the layers also read the window backwards.
-        dropout: The fraction of each LSTM's outputs to drop while training.
+        dropout: The fraction of each layer's outputs to drop while training.
         recurrent_dropout: The fraction of the recurrent state to drop. Keras's own fused kernels do not
             have it; Cellerate's do.
         quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
@@ -75,6 +77,7 @@ class ForecastNetwork:
     target_columns: Sequence[int]
     units: int | Sequence[int] = 128
     layers: int = 1
+    cell: Cell = "lstm"
     bidirectional: bool = False
     dropout: float = 0.0
     recurrent_dropout: float = 0.0
@@ -122,7 +125,7 @@ class ForecastNetwork:
 def build_forecast_model(
     window: int, features: int, horizon: int, targets: int, **options: Unpack[BuildForecastModelKeywords]
 ) -> keras.Model:
-    """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
+    """Builds a recurrent encoder with a head that predicts all `horizon` steps at once.
 
     With `residual`, the model reads and predicts differences from the last observed values, so that it does not
     depend on a level that drifts. The head starts at zero: before training the model repeats the last value of each
@@ -178,14 +181,15 @@ def build_forecast_model(
 
 
 def _encoded(x: Any, network: ForecastNetwork, seeds: Iterator[int | None]) -> Any:
-    """(B, window, ...) → (B, H), the last output of the last LSTM, or (B, 2H) in both directions."""
-    layer = seeded_bidirectional if network.bidirectional else seeded_lstm
+    """(B, window, ...) → (B, H), the last output of the last recurrent layer, or (B, 2H) in both directions."""
+    layer = seeded_bidirectional if network.bidirectional else seeded_recurrent
     widths, dtype = layer_widths(network.units, network.layers), check_policy(network.dtype_policy)
     for number, width in enumerate(widths, start=1):
         x = layer(
             width,
             seeds,
-            name=f"lstm_{number}",
+            name=f"{network.cell}_{number}",
+            cell=network.cell,
             return_sequences=number < len(widths),
             recurrent_dropout=network.recurrent_dropout,
             dtype=dtype,

@@ -4,8 +4,8 @@ The model is a plain `keras.Model` of Keras's own layers.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack, get_args
 
 import keras
 import numpy as np
@@ -14,7 +14,15 @@ from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
 from cellerate.keywords import BuildTextModelKeywords
 from cellerate.messages import argument
-from cellerate.settings import takes_fields_of
+from cellerate.models.cells import Cell
+from cellerate.settings import check_choice, takes_fields_of
+
+RECURRENT_LAYERS: Mapping[Cell, type[keras.layers.RNN]] = {
+    "lstm": keras.layers.LSTM,
+    "gru": keras.layers.GRU,
+    "simple_rnn": keras.layers.SimpleRNN,
+}
+"""The layers of the cells."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +32,12 @@ class TextNetwork:
     Attributes:
         embedding: The width of the token vectors.
         units: H, for all layers; or one number per layer, which also sets the number of layers.
-        layers: The number of LSTM layers.
-        dropout: The fraction of each LSTM's outputs to drop while training.
+        layers: The number of recurrent layers.
+        cell: Their kind: "lstm", "gru" or "simple_rnn".
+        dropout: The fraction of each layer's outputs to drop while training.
         recurrent_dropout: The fraction of the recurrent state to drop. Keras's own fused kernels do not
             have it; Cellerate's do.
-        layer_norm: Whether to normalise each LSTM's output.
+        layer_norm: Whether to normalise each layer's output.
         tie_weights: Whether the logits come from the transposed embedding (no bias). If `embedding` differs
             from the last layer's units, a Dense projection comes between them.
         dtype_policy: A Keras dtype policy or its name; None is Keras's global one. Logits are always float32.
@@ -38,6 +47,7 @@ class TextNetwork:
     embedding: int = 256
     units: int | Sequence[int] = 256
     layers: int = 1
+    cell: Cell = "lstm"
     dropout: float = 0.0
     recurrent_dropout: float = 0.0
     layer_norm: bool = False
@@ -49,10 +59,10 @@ class TextNetwork:
 @at_once
 @takes_fields_of(TextNetwork)
 def build_text_model(vocabulary_size: int, **options: Unpack[BuildTextModelKeywords]) -> keras.Model:
-    """Builds `Embedding → LSTMs → Dense`: token ids in, the next token's logits out.
+    """Builds `Embedding → recurrent layers → Dense`: token ids in, the next token's logits out.
 
-    Dropout follows each LSTM, not the embedding: with nothing between `Embedding → LSTM`, a layer can look up
-    its input products in a table.
+    Dropout follows each recurrent layer, not the embedding: with nothing between `Embedding → LSTM`, an LSTM can
+    look up its input products in a table.
 
     Args:
         vocabulary_size: V, the number of token ids.
@@ -86,10 +96,11 @@ def build_text_model(vocabulary_size: int, **options: Unpack[BuildTextModelKeywo
     )
     x = table(ids)
     for number, width in enumerate(widths, start=1):
-        x = seeded_lstm(
+        x = seeded_recurrent(
             width,
             seeds,
-            name=f"lstm_{number}",
+            name=f"{network.cell}_{number}",
+            cell=network.cell,
             return_sequences=True,
             recurrent_dropout=network.recurrent_dropout,
             dtype=dtype,
@@ -201,11 +212,22 @@ def layer_seeds(seed: int | None) -> Iterator[int | None]:
     return _draw_seeds(seed)
 
 
-def seeded_lstm(
-    units: int, seeds: Iterator[int | None], *, name: str, recurrent_dropout: float = 0.0, **arguments: Any
-) -> keras.layers.LSTM:
-    """A `keras.layers.LSTM` with Keras's own initialisers, each with its own seed."""
-    return keras.layers.LSTM(
+def seeded_recurrent(
+    units: int,
+    seeds: Iterator[int | None],
+    *,
+    name: str,
+    cell: Cell = "lstm",
+    recurrent_dropout: float = 0.0,
+    **arguments: Any,
+) -> keras.layers.RNN:
+    """A recurrent layer with Keras's own initialisers, each with its own seed.
+
+    Raises:
+        ConfigError: There is no such cell.
+    """
+    check_choice("cell", cell, get_args(Cell))
+    return RECURRENT_LAYERS[cell](
         units,
         kernel_initializer=keras.initializers.GlorotUniform(seed=next(seeds)),
         recurrent_initializer=keras.initializers.Orthogonal(seed=next(seeds)),
@@ -217,16 +239,22 @@ def seeded_lstm(
 
 
 def seeded_bidirectional(
-    units: int, seeds: Iterator[int | None], *, name: str, dtype: Any, **arguments: Any
+    units: int,
+    seeds: Iterator[int | None],
+    *,
+    name: str,
+    dtype: Any,
+    cell: Cell = "lstm",
+    **arguments: Any,
 ) -> keras.layers.Bidirectional:
-    """A `keras.layers.Bidirectional` LSTM whose two directions start from different weights.
+    """A `keras.layers.Bidirectional` layer whose two directions start from different weights.
 
     Keras would copy the forward layer, seeds and all, so the backward layer is passed explicitly.
     """
     return keras.layers.Bidirectional(
-        seeded_lstm(units, seeds, name="lstm", dtype=dtype, **arguments),
-        backward_layer=seeded_lstm(
-            units, seeds, name="backward_lstm", go_backwards=True, dtype=dtype, **arguments
+        seeded_recurrent(units, seeds, name=cell, cell=cell, dtype=dtype, **arguments),
+        backward_layer=seeded_recurrent(
+            units, seeds, name=f"backward_{cell}", cell=cell, go_backwards=True, dtype=dtype, **arguments
         ),
         dtype=dtype,
         name=name,

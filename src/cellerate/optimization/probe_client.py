@@ -100,14 +100,16 @@ class MeasuringProcess:
         self.close()
 
     def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            # What a dead process did not read cannot be flushed.
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
-        self._stderr.close()
+        """Ends the process, if there is one: Ctrl-C may come while it is being started."""
+        if hasattr(self, "_process"):
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                # What a dead process did not read cannot be flushed.
+                with contextlib.suppress(OSError):
+                    stream.close()  # type: ignore[union-attr]
+        if hasattr(self, "_stderr"):
+            self._stderr.close()
 
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
         """Asks a question; if the previous question killed the process, it is started again.

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 
 from cellerate.models.autoencoder import build_autoencoder
+from cellerate.models.cells import Cell
 from cellerate.models.forecast import build_forecast_model
-from cellerate.models.text import build_text_model
+from cellerate.models.text import RECURRENT_LAYERS, build_text_model
 from cellerate.optimization.context import Context
 from cellerate.optimization.stages.steps import batch_items
 from cellerate.optimization.training import learning_rate_of, settings_of
@@ -72,13 +73,14 @@ def architecture_of(work: Workload) -> Any | None:
 def _text(work: Workload) -> tuple[TextArchitecture, keras.Model]:
     layers = list(_layers(work.model))
     tables = [one for one in layers if isinstance(one, keras.layers.Embedding)]
-    lstms = [one for one in layers if isinstance(one, keras.layers.LSTM)]
+    cell, recurrent = _recurrent(layers)
     found = TextArchitecture(
         embedding=tables[0].output_dim,
-        units=lstms[0].units,
-        layers=len(lstms),
+        units=recurrent[0].units,
+        layers=len(recurrent),
+        cell=cell,
         dropout=_rate(layers),
-        recurrent_dropout=lstms[0].recurrent_dropout,
+        recurrent_dropout=recurrent[0].recurrent_dropout,
         layer_norm=any(isinstance(one, keras.layers.LayerNormalization) for one in layers),
         tie_weights=isinstance(tables[0], keras.layers.ReversibleEmbedding),
     )
@@ -87,12 +89,13 @@ def _text(work: Workload) -> tuple[TextArchitecture, keras.Model]:
 
 def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
     layers, payload = list(_layers(work.model)), work.record.payload
-    lstms = [one for one in layers if isinstance(one, keras.layers.LSTM)]
+    cell, recurrent = _recurrent(layers)
     both = any(isinstance(one, keras.layers.Bidirectional) for one in layers)
     options, (_, window, features) = payload["options"], work.model.inputs[0].shape
     found = ForecastArchitecture(
-        units=lstms[0].units,
-        layers=len(lstms) // 2 if both else len(lstms),
+        units=recurrent[0].units,
+        layers=len(recurrent) // 2 if both else len(recurrent),
+        cell=cell,
         bidirectional=both,
         dropout=_rate(layers),
         quantile=tuple(payload["quantiles"]),
@@ -126,6 +129,13 @@ def _lines(work: Workload) -> tuple[AutoencoderArchitecture, keras.Model]:
         decoder_dropout=rates.get("character_dropout", 0.0),
     )
     return found, build_autoencoder(by_name["source_embedding"].input_dim, **dataclasses.asdict(found))
+
+
+def _recurrent(layers: Sequence[Any]) -> tuple[Cell, list[Any]]:
+    """The recurrent layers of the kind of the first one, and that kind."""
+    kinds = {layer: cell for cell, layer in RECURRENT_LAYERS.items()}
+    found = [one for one in layers if type(one) in kinds]
+    return kinds[type(found[0])], [one for one in found if type(one) is type(found[0])]
 
 
 def _layers(model: Any) -> Iterator[Any]:

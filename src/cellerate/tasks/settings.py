@@ -23,6 +23,7 @@ from cellerate.data.settings import (
 )
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
+from cellerate.models.cells import Cell
 from cellerate.settings import check_choice, check_counts, check_number
 from cellerate.training.settings import TrainingSettings
 
@@ -86,8 +87,10 @@ class TextArchitecture:
 
     Attributes:
         embedding: Size of the embedding, D.
-        units: Units of each LSTM layer, H.
-        layers: Number of LSTM layers, L.
+        units: Units of each recurrent layer, H.
+        layers: Number of recurrent layers, L.
+        cell: The kind of the recurrent layers: "lstm", "gru" or "simple_rnn". Only "lstm" has kernels and generates
+            from a packed file.
         dropout: Dropout on the outputs of each layer.
         recurrent_dropout: Dropout on the recurrent states, as Keras draws it. With it, a step of 256 units takes about
             a tenth longer on Cellerate's kernels.
@@ -98,10 +101,19 @@ class TextArchitecture:
     embedding: int = 256
     units: int = 256
     layers: int = 1
+    cell: Cell = "lstm"
     dropout: float = 0.0
     recurrent_dropout: float = 0.0
     layer_norm: bool = False
     tie_weights: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the cell.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
+        check_choice("cell", self.cell, get_args(Cell))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,20 +297,22 @@ class ForecastArchitecture:
     """The forecasting model to build.
 
     Attributes:
-        units: Units of each LSTM layer.
-        layers: Number of LSTM layers.
+        units: Units of each recurrent layer.
+        layers: Number of recurrent layers.
+        cell: The kind of the recurrent layers: "lstm", "gru" or "simple_rnn". Only "lstm" has kernels.
         bidirectional: Whether the encoder reads the window in both directions.
         dropout: Dropout on the outputs of each layer.
         quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
         residual: Whether the model reads and forecasts changes from the last observed values.
         linear: Whether a linear map of each target's window, which begins and stays as NLinear's, is added to what the
-            LSTM forecasts; with residual only.
+            network forecasts; with residual only.
         series_embedding: Size of the vector that stands for each series, from which the model learns what is its own;
             without it, all series are alike to the model.
     """
 
     units: int = 64
     layers: int = 1
+    cell: Cell = "lstm"
     bidirectional: bool = False
     dropout: float = 0.1
     quantile: Sequence[float] = ()
@@ -307,11 +321,12 @@ class ForecastArchitecture:
     series_embedding: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the size of the embedding.
+        """Checks the cell and the size of the embedding.
 
         Raises:
-            ConfigError: It cannot be used.
+            ConfigError: One of them cannot be used.
         """
+        check_choice("cell", self.cell, get_args(Cell))
         check_number("series_embedding", self.series_embedding, at_least=0, whole=True)
 
 

@@ -88,6 +88,18 @@ def test_ctrl_c_keeps_what_is_measured_and_the_command_goes_on(cellerate, here, 
     assert "is the fastest" in out
 
 
+def test_ctrl_c_before_anything_is_measured_leaves_nothing_to_go_on_with(cellerate, here, monkeypatch):
+    def interrupt(rows, kind):
+        raise KeyboardInterrupt
+
+    made_up(monkeypatch, interrupt)
+    code, out, err = cellerate("sweep", "series", "s.csv", *SERIES, "--batch-size", "4,16", "--seconds", "1")
+    assert (code, out) == (130, "")
+    assert "nothing is kept" in err
+    assert "--resume" not in err
+    assert not (here / "sweep").exists()
+
+
 def test_ctrl_c_ends_the_processes_of_the_points(start_cellerate, here):
     process = start_cellerate(
         "sweep", "series", "s.csv", *SERIES, "--batch-size", "4,16", "--seconds", "300", "--no-beside-stock"
@@ -97,7 +109,7 @@ def test_ctrl_c_ends_the_processes_of_the_points(start_cellerate, here):
             break
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
+    assert (process.returncode, out) == (130, ""), err
     assert "Traceback" not in err
 
 

@@ -24,6 +24,7 @@ BY_NAME = {axis.name: axis for axis in AXES}
         ("layer_norm", "on", (True,)),
         ("layer_norm", [False, True], (False, True)),
         ("optimizer", "adam,sgd", ("adam", "sgd")),
+        ("cell", "lstm,gru", ("lstm", "gru")),
         ("device", "cpu,gpu", ("cpu", "gpu")),
     ],
 )
@@ -50,6 +51,7 @@ def test_values_are_read_as_lists_ranges_and_words(name, given, values):
         ("dropout", "1", "below 1"),
         ("layer_norm", "maybe", "on, off or both"),
         ("optimizer", "adamm", "one of adam, adamw"),
+        ("cell", "foo", "one of lstm, gru, simple_rnn, not 'foo'"),
         ("precision", "auto", "measures both itself"),
         ("device", "tpu", "one of auto, cpu, gpu"),
     ],

@@ -1,5 +1,9 @@
 """The process of a point, answered in the process of the test."""
 
+import importlib
+from types import SimpleNamespace
+
+import keras
 import numpy as np
 import pytest
 
@@ -114,10 +118,37 @@ def test_stock_keras_is_left_as_it_is(made, point_of):
     assert point.answer({"kind": "turn", "with": {"steps": 2}})["steps"] == 2
 
 
+def test_small_held_out_part_is_judged_in_small_batches_so_that_there_is_an_interval(made, point_of):
+    asked = opened(made, "series")
+    asked["parts"]["data"] |= {"train_fraction": 0.8, "validation_fraction": 0.1}
+    (judged,) = point_of(asked).answer({"kind": "ready"})["judged"]
+    assert len(judged["losses"]) >= 8
+    assert max(judged["weights"]) < 32
+
+
 def test_device_that_is_not_there_is_refused(made, point_of):
     with pytest.raises(BackendError, match="was to train on the gpu"):
         point_of(opened(made, "text", device="gpu"))
     assert point_of(opened(made, "text", device="cpu"))
+
+
+@pytest.mark.backends
+def test_memory_is_what_the_framework_took_on_its_gpu_and_none_on_the_cpu(made, point_of, monkeypatch):
+    point = point_of(opened(made, "text"))
+    turn = {"kind": "turn", "with": {"steps": 1}}
+    assert point.answer(turn)["peak_gpu_memory_bytes"] is None
+    bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
+    monkeypatch.setattr(bridge, "gpu_available", lambda: True)
+    match keras.config.backend():
+        case "jax":
+            gpu = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 5, "peak_bytes_in_use": 7})
+            monkeypatch.setattr(bridge.jax, "local_devices", lambda: [gpu])
+        case "torch":
+            monkeypatch.setattr(bridge.torch.cuda, "max_memory_allocated", lambda: 7)
+        case _:
+            facts = {"GPU:0": {"current": 5, "peak": 7}}
+            monkeypatch.setattr(bridge.tf.config.experimental, "get_memory_info", facts.__getitem__)
+    assert bridge.peak_gpu_memory_bytes() == 7
 
 
 def test_data_without_a_held_out_part_are_refused(made, point_of):

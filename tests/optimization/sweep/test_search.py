@@ -213,6 +213,24 @@ def test_time_budget_ends_the_search_and_leaves_room_to_judge(tmp_path, monkeypa
     assert found.seconds < 66.0
 
 
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("foo", "cannot be used .*expected one that exists, as postgresql://USER@HOST/NAME"),
+        ("sqlite:////nowhere/study.db", "cannot be used .unable to open database file.: expected one"),
+        (
+            "mssql+pymssql://host/study",
+            "package that is not installed .No module named 'pymssql'.: install it",
+        ),
+    ],
+)
+def test_database_that_cannot_be_used_is_refused_with_what_to_give(tmp_path, monkeypatch, url, reason):
+    made_up(monkeypatch)
+    with pytest.raises(ConfigError, match=f"the database that study names .*{reason}"):
+        cellerate.sweep("series", "data.csv", tmp_path / "s", study=url, **OPTIONS)
+    assert not (tmp_path / "s").exists()
+
+
 def test_search_without_optuna_says_what_to_install(tmp_path, monkeypatch):
     made_up(monkeypatch)
     there = importlib.util.find_spec

@@ -140,6 +140,16 @@ def test_nothing_measured_is_said():
     assert judge(record(waiting)) == {"sentence": "No point was measured."}
 
 
+def test_single_batch_says_nothing_of_chance_so_the_control_stays():
+    points = [point("a", 2.0, control=True), point("b", 1.0)]
+    for one in points:
+        for judged in one.judged:
+            judged["losses"], judged["weights"] = judged["losses"][:1], judged["weights"][:1]
+    found = judge(record(*points))
+    assert (found["best"], found["as_good"], found["chosen"]) == ("b", ["a"], "a")
+    assert "lower" not in found["sentence"]
+
+
 def test_test_parts_are_compared_by_pairs():
     one, other = point("a", 1.0), point("b", 1.0)
     one.test = [[1.0 + n, 32.0] for n in range(5)]

@@ -1,3 +1,4 @@
+import copy
 import re
 
 import pytest
@@ -23,11 +24,38 @@ def test_table_fits_a_terminal_and_says_what_failed(record):
     assert max(map(len, lines)) <= 79
     assert lines[0].split()[:2] == ["point", "ms"]
     assert any(line.startswith("batch size 64 *") for line in lines)
+    assert sum("(chosen)" in line for line in lines) == 1
+    assert any(line.startswith("batch size 8 (chosen)") for line in lines)
     assert any(line == "failed: batch size 32: it broke" for line in lines)
     # A point has a row, the heads have one, and the star is explained.
     assert sum(point.measured for point in record.points) + 2 == len(
         [one for one in lines if "failed" not in one]
     )
+
+
+def test_of_points_with_the_same_values_the_best_alone_is_marked_as_chosen(record):
+    (best,) = [point for point in record.points if point.label == record.verdict["chosen"]]
+    twin = copy.deepcopy(best)
+    for judged in twin.judged:
+        judged["losses"] = [loss + 1 for loss in judged["losses"]]
+    record.points.append(twin)
+    marked = [line for line in view.lines_of(record) if "(chosen)" in line]
+    assert len(marked) == 1
+    record.points.remove(twin)
+    assert [line for line in view.lines_of(record) if "(chosen)" in line] == marked
+
+
+def test_memory_on_the_gpu_stands_beside_that_of_the_machine_where_points_took_some(record):
+    from cellerate.report.bench_page import bench_html
+
+    assert not any("on GPU" in line for line in view.lines_of(record))
+    on_gpu = next(point for point in record.points if point.measured)
+    on_gpu.peak_gpu_memory_bytes = 3_120_000_000
+    lines = list(view.lines_of(record))
+    assert max(map(len, lines)) <= 79
+    assert "memory  on GPU" in re.sub(" {3,}", "  ", lines[0])
+    assert sum("3.12 GB" in line for line in lines) == 1
+    assert bench_html(view.page_of(record)).count("3.12 GB on the GPU") == 1
 
 
 def test_long_labels_are_cut(record):

@@ -72,6 +72,7 @@ class MadeUpProcess:
             "train_loss": 1.0,
             "judged": [{**self._judged(), "train_loss": 1.0}],
             "peak_memory_bytes": 10**8,
+            "peak_gpu_memory_bytes": None,
         }
 
     def _judged(self) -> dict[str, Any]:

@@ -36,7 +36,12 @@ def together(
     """Jobs in several processes; what each process says of each job."""
     code, said = launched(program, jobs, count, folder, extra)
     assert code == 0, said
-    return [[json.loads((folder / f"{job}-{n}.json").read_text()) for n in range(count)] for job in jobs]
+    return [*results(folder, jobs, count).values()]
+
+
+def results(folder: Path, jobs: list[str], count: int) -> dict[str, list[dict]]:
+    """What each process said of each job, by its name."""
+    return {job: [json.loads((folder / f"{job}-{n}.json").read_text()) for n in range(count)] for job in jobs}
 
 
 def run_jobs(jobs: Mapping[str, object]) -> None:

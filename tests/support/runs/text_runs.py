@@ -27,17 +27,18 @@ def options(path, **changes):
     )
 
 
-def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, file="text.txt", **changes):
+def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, file="text.txt", **changes):
     path = folder / file
     path.write_text(text, encoding=changes.get("encoding", "utf-8"))
     passed = ("resume", "overwrite", "callbacks", "sample_every", "display")
     how = {name: changes.pop(name) for name in passed if name in changes}
     prompt = changes.pop("prompt", None)
+    sizes = {name: changes.pop(name) for name in ("units", "cell") if name in changes}
     settings = TrainingSettings(epochs=epochs, learning_rate=0.02)
     return train_on_text(
         options(path, **changes),
         RunOptions(output=folder / output, training=settings, **how),
-        architecture=TextArchitecture(embedding=4, units=units),
+        architecture=TextArchitecture(**{"embedding": 4, "units": 8, **sizes}),
         model=model,
         prompt=prompt,
     )

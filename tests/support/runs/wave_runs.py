@@ -45,10 +45,13 @@ def options(path, **changes):
 
 
 def fit(path, output="m.keras", *, epochs=1, model=None, units=8, quantile=(), linear=True, **changes):
+    cell = changes.pop("cell", "lstm")
     return train_on_series(
         options(path, **changes),
         RunOptions(output=path.parent / output, training=TrainingSettings(epochs=epochs, learning_rate=0.01)),
-        architecture=ForecastArchitecture(units=units, dropout=0.0, quantile=quantile, linear=linear),
+        architecture=ForecastArchitecture(
+            units=units, cell=cell, dropout=0.0, quantile=quantile, linear=linear
+        ),
         model=model,
     )
 

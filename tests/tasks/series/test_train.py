@@ -14,6 +14,7 @@ from cellerate.runtime.forecast.calibrating import thinned
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.judging import intervals
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
+from cellerate.tasks.packing import pack
 from cellerate.tasks.series.train import _missing_values, load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training import divergence, time_limits
@@ -61,6 +62,16 @@ def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     assert {key: found["model"][key] for key in expected["model"]} == pytest.approx(
         expected["model"], rel=1e-4
     )
+
+
+@pytest.mark.parametrize("cell", ["gru", "simple_rnn"])
+def test_forecaster_of_another_cell_forecasts_the_same_from_its_packed_file(data, cell):
+    trained, file = data.parent / "m.keras", data.parent / "m.cell"
+    fit(data, cell=cell)
+    assert cell in str(load_series_model(trained).model.get_config())
+    pack(trained, file)
+    (expected,), (found,) = forecast(trained, data), forecast(file, data)
+    np.testing.assert_allclose(found.forecast, expected.forecast, rtol=1e-4)
 
 
 def test_validation_loss_is_the_scaled_error_of_the_validation_part(data):

@@ -179,6 +179,8 @@ def test_resumed_with_another_model_or_text_says_what_differs(tmp_path):
     fit(tmp_path, units=8)
     with pytest.raises(CheckpointError, match=r"data: units was 8, now 6\. Resume"):
         fit(tmp_path, units=6, epochs=2, resume=True)
+    with pytest.raises(CheckpointError, match=r"data: cell was 'lstm', now 'gru'\. Resume"):
+        fit(tmp_path, units=8, cell="gru", epochs=2, resume=True)
     with pytest.raises(CheckpointError, match=r"data: length was 6, now 5\. Resume"):
         fit(tmp_path, length=5, epochs=2, resume=True)
     with pytest.raises(CheckpointError, match=r"data: characters of the text was \d+, now \d+\. Resume"):

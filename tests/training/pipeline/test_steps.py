@@ -1,5 +1,6 @@
 """A model that is divided into stages: what one process would have made."""
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from cellerate.training.parallel import Processes
 from cellerate.training.pipeline import divisible
 from cellerate.training.pipeline.division import StageLayout
 from support.runs import stage_training
-from support.runs.in_processes import launched, together
+from support.runs.in_processes import launched, results, together
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 BACKEND = keras.config.backend()
@@ -35,14 +36,41 @@ def assert_same(found: dict, expected: dict) -> None:
     np.testing.assert_allclose(found["predicted"], expected["predicted"], atol=1e-4)
 
 
-@needs_processes
-def test_two_stages_make_what_one_process_makes(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def forecast_alone(tmp_path_factory) -> dict:
+    """The job "forecast" in this process."""
+    return alone("forecast", tmp_path_factory.mktemp("alone"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoStages:
+    """What one start of two processes, each with a stage, has made of several jobs, the last of which ends them."""
+
+    folder: Path
+    jobs: dict[str, list[dict]]
+    code: int
+    said: str
+    dying_s: float
+
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory) -> TwoStages:
+    folder = tmp_path_factory.mktemp("two")
     variables = {"CELLERATE_STAGES": "2", "CELLERATE_CHUNKS": "4", "STOP_AT": "[1, 4]"}
     names = ["text", "forecast", "begun", "interrupted"]
-    found = dict(zip(names, together(PROGRAM, names, 2, tmp_path / "two", variables), strict=True))
+    code, said = launched(PROGRAM, [*names, "dying"], 2, folder, variables)
+    ended = time.time()
+    last = folder / f"{names[-1]}-1.json"
+    assert last.exists(), said
+    return TwoStages(folder, results(folder, names, 2), code, said, ended - last.stat().st_mtime)
+
+
+@needs_processes
+def test_two_stages_make_what_one_process_makes(tmp_path, two_stages, forecast_alone):
+    found = two_stages.jobs
     for name in ("text", "forecast", "begun"):
         first, second = found[name]
-        assert_same(first, alone(name, tmp_path / name))
+        assert_same(first, forecast_alone if name == "forecast" else alone(name, tmp_path / name))
         assert first["history"] == second["history"]
         assert (first["here"], second["here"], second["predicted"]) == (True, False, None)
         assert len(first["stages"]) == 2
@@ -58,7 +86,7 @@ def test_two_stages_make_what_one_process_makes(tmp_path, monkeypatch):
     first, second = found["interrupted"]
     assert first["status"] == second["status"] == "interrupted"
     # What two stages have begun, one process goes on with.
-    resumed = alone("interrupted", tmp_path / "two")
+    resumed = alone("interrupted", two_stages.folder)
     assert resumed["status"] == "finished"
     expected = alone("interrupted", tmp_path / "whole")
     for ours, theirs in zip(resumed["history"], expected["history"], strict=True):
@@ -66,21 +94,19 @@ def test_two_stages_make_what_one_process_makes(tmp_path, monkeypatch):
 
 
 @needs_processes
-def test_copies_of_three_stages_share_rows(tmp_path):
+def test_copies_of_three_stages_share_rows(tmp_path, forecast_alone):
     variables = {"CELLERATE_STAGES": "3", "CELLERATE_CHUNKS": "3"}
     ((first, *others),) = together(PROGRAM, ["forecast"], 6, tmp_path / "six", variables)
-    assert_same(first, alone("forecast", tmp_path / "one"))
+    assert_same(first, forecast_alone)
     assert all(other["history"] == first["history"] for other in others)
     assert [len(stage) for stage in first["stages"]] == [1, 1, 1]
 
 
 @needs_processes
-def test_death_of_a_stage_ends_all_with_one_message(tmp_path):
-    began = time.monotonic()
-    code, said = launched(PROGRAM, ["dying"], 2, tmp_path, {"CELLERATE_STAGES": "2"})
-    assert code == 137
-    assert said.count("process 1 was ended by SIGKILL") == 1
-    assert time.monotonic() - began < 90
+def test_death_of_a_stage_ends_all_with_one_message(two_stages):
+    assert two_stages.code == 137
+    assert two_stages.said.count("process 1 was ended by SIGKILL") == 1
+    assert two_stages.dying_s < 90
 
 
 @needs_processes

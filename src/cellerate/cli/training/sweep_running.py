@@ -164,7 +164,7 @@ def run_sweep(
     """
     for package in ("jinja2", "psutil"):
         require(package, "train", "a sweep")
-    with progress_bar("turns", how.quiet) as bar:
+    with progress_bar("trials" if settings.search else "turns", how.quiet) as bar:
         try:
             record = sweep(
                 subject,
@@ -178,7 +178,11 @@ def run_sweep(
                 **options,
             )
         except KeyboardInterrupt:
-            notify(f"interrupted; what was measured is kept. To go on:\n  {command_to_resume()}")
+            # A folder without a measurement goes.
+            if how.output.is_dir():
+                notify(f"interrupted; what was measured is kept. To go on:\n  {command_to_resume()}")
+            else:
+                notify("interrupted before anything was measured, so nothing is kept.")
             raise typer.Exit(_INTERRUPTED) from None
     if how.json:
         print_json(record.as_json())

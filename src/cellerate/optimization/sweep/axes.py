@@ -150,6 +150,7 @@ AXES: tuple[Axis, ...] = (
     Axis("layers", "count", "architecture", "1,2"),
     Axis("embedding", "count", "architecture"),
     Axis("latent", "count", "architecture"),
+    Axis("cell", "choice", "architecture"),
     Axis("bidirectional", "switch", "architecture"),
     Axis("layer_norm", "switch", "architecture"),
     Axis("tie_weights", "switch", "architecture"),

@@ -36,6 +36,7 @@ from cellerate.training.trial import Trainer
 # A judgement must cost little beside the training that it judges, and read the same whatever trains: as many batches,
 # spread over the part, of so many rows; or of texts, whose rows may be short or long, of so many items.
 _JUDGED_BATCHES, _JUDGED_ROWS, _JUDGED_ITEMS = 20, 32, 3200
+_FEWEST_BATCHES = 8
 _FIRST_MILESTONE = 8
 _MOST_TIMES = 200  # of a turn, that its record keeps
 
@@ -109,7 +110,7 @@ class TrainingPoint:
         self._model = _in_precision(model, settings)
         length = opened["parts"].get("data", {}).get("length", TextOptions.length)
         rows = max(1, _JUDGED_ITEMS // length) if opened["task"] == "text" else _JUDGED_ROWS
-        self._validation, self._test = (_Judge.of(part, about.loss) for part in task.held_out(rows))
+        self._validation, self._test = (_Judge.of(part, about.loss) for part in _held_out(task, rows))
         if not self._validation.batches:
             raise DataError(
                 "there are no data to judge the points on: hold some out with "
@@ -179,6 +180,7 @@ class TrainingPoint:
             "train_loss": _finite(mean),
             "judged": judged,
             "peak_memory_bytes": peak_memory_bytes(),
+            "peak_gpu_memory_bytes": _bridge().peak_gpu_memory_bytes(),
         }
 
     def test(self) -> list[tuple[float, float]]:
@@ -218,6 +220,15 @@ def task_of(opened: dict[str, Any], run: RunOptions) -> Task[Any]:
     return SeriesTask(data, run, given["architecture"], model, given["table"])
 
 
+def _held_out(task: Task[Any], rows: int) -> tuple[BatchSource | None, BatchSource | None]:
+    """The parts that judge, in batches of so many rows, or of fewer where these would be too few for an interval."""
+    while True:
+        parts = task.held_out(rows)
+        if rows == 1 or all(part is None or len(part) >= _FEWEST_BATCHES for part in parts):
+            return parts
+        rows = max(1, rows // 2)
+
+
 def _in_precision(model: keras.Model, settings: TrainingSettings) -> keras.Model:
     """The model in the precision of its training, on its kernels; stock Keras is left as it is."""
     if settings.precision != "float32":
@@ -229,10 +240,13 @@ def _in_precision(model: keras.Model, settings: TrainingSettings) -> keras.Model
 
 def _check_device(device: str) -> None:
     """Raises `BackendError` unless the backend computes where it is to."""
-    bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
-    if device != "auto" and bridge.gpu_available() != (device == "gpu"):
+    if device != "auto" and _bridge().gpu_available() != (device == "gpu"):
         found = "a GPU" if device == "cpu" else "no GPU"
         raise BackendError(f"{keras.config.backend()} was to train on the {device}, and has {found}.")
+
+
+def _bridge() -> Any:
+    return importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
 
 
 def _next_milestone(steps: int) -> int:

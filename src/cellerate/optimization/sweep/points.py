@@ -102,6 +102,7 @@ class RunningPoint:
         record = self.record
         record.judged += found.pop("judged")
         record.peak_memory_bytes = found.pop("peak_memory_bytes")
+        record.peak_gpu_memory_bytes = found.pop("peak_gpu_memory_bytes")
         record.turns.append({"round": number, **found})
         record.status, record.reason = "measured", ""
         self.step_s = record.step.median_s

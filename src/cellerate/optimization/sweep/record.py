@@ -46,6 +46,7 @@ class PointRecord:
         judged: The judgements on the validation part: `steps` and `seconds` of training before, the `losses` of the
             batches with their `weights`, and `train_loss` since the last one.
         peak_memory_bytes: The largest resident memory of its process.
+        peak_gpu_memory_bytes: The most memory that its arrays took on the GPU; None where it trained on the CPU.
         test: The same of the test part, for those that a search judges there.
     """
 
@@ -62,6 +63,7 @@ class PointRecord:
     turns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     judged: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     peak_memory_bytes: int | None = None
+    peak_gpu_memory_bytes: int | None = None
     test: list[list[float]] = dataclasses.field(default_factory=list)
 
     @property

@@ -27,14 +27,12 @@ from cellerate.optimization.sweep.points import (
     failed,
 )
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
-from cellerate.optimization.sweep.settings import SweepSettings
+from cellerate.optimization.sweep.settings import CONTROL_PATIENCE_S, SweepSettings
 
 _MOST_ALIVE = 12
 _MOST_ON_GPU = 4  # their memory on the GPU is not counted
 _SPARE_MEMORY = 1.5  # times what the largest process has taken must be free for one more
 _FIRST_MEMORY = 800e6
-CONTROL_PATIENCE_S = 3600.0
-"""The seconds that the control may take to get ready, since reading the data takes as long as it takes."""
 _LEAST_PATIENCE_S, _PATIENCE, _PATIENCE_BESIDE = 180.0, 30.0, 5.0
 _LEAST_LEFT_S = 20.0
 _MOST_TURN_S = 600.0

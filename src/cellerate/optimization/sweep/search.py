@@ -26,8 +26,8 @@ from cellerate.optimization.sweep.points import (
     failed,
 )
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
-from cellerate.optimization.sweep.run import CONTROL_PATIENCE_S, patience_to_start
-from cellerate.optimization.sweep.settings import LEAST_S, SweepSettings
+from cellerate.optimization.sweep.run import patience_to_start
+from cellerate.optimization.sweep.settings import CONTROL_PATIENCE_S, LEAST_S, SweepSettings
 from cellerate.optimization.sweep.space import Dimension
 from cellerate.optimization.sweep.study import Study
 from cellerate.optimization.sweep.verdict import difference_of_tests, mean_of_test
@@ -64,6 +64,7 @@ class Search:
         """Starts the clock."""
         self._began = time.perf_counter()
         self._start_s = 0.0
+        self._expected = 0
         self._files = PointFiles(self.folder)
 
     def run(self) -> None:
@@ -154,6 +155,7 @@ class Search:
         if math.isfinite(self._budget_s):
             fitting = max(0, int((self._budget_s - cost - self._final_s) / cost))
             count = fitting if count is None else min(count, fitting)
+        self._expected = count or 0
         self.listener.message(
             f"searching {names}: about {count} trials of {self.record.point_s:.3g} s, "
             f"{duration(cost * (count or 0) + self._final_s)} from here on"
@@ -167,7 +169,9 @@ class Search:
                 break
             self._trial()
             done += 1
-            self.listener.progress(self.study.count(), self.settings.trials or 0)
+            done_by_all = self.study.count()
+            # One more than expected is not the end; a process that helps does not know how many there will be.
+            self.listener.progress(done_by_all, self._expected and max(self._expected, done_by_all + 1))
         return done
 
     def _has_trials_left(self) -> bool:
@@ -278,7 +282,7 @@ class Search:
         unit = "" if self.record.unit == "loss" else f" {self.record.unit}"
         kept: dict[str, Any] = {"best": best.label, "judged": [dataclasses.asdict(one) for one in pair]}
         if difference is None or mine is None or theirs is None:
-            words = f"{tried} There is no test part to judge {best.label} on, so the control stays."
+            words = f"{tried} The test part is too small to judge {best.label} on, so the control stays."
             return {**kept, "sentence": words, "chosen": control.label}
         kept["test"] = {
             "best": dataclasses.asdict(mine),

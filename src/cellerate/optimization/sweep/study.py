@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.errors import ConfigError
+from cellerate.format import one_line
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 from cellerate.optimization.sweep.record import PointRecord
+from cellerate.optimization.sweep.settings import CONTROL_PATIENCE_S
 from cellerate.optimization.sweep.space import Dimension
 
 FILE = "study.db"
 _STARTUP_TRIALS = 6  # drawn at random before any is suggested or stopped
 _PATIENCE_S = 60.0  # for the lock of an SQLite file, and for the study of another process
 _POLL_S = 0.2
+_MADE = "made"  # when, in UNIX time
 
 
 class Study:
@@ -64,19 +68,30 @@ class Study:
                     f"another process searches in {folder} with other settings: give the same settings to help it, or "
                     f"another {argument('output')}."
                 )
-        self._study = optuna.create_study(
-            storage=storage,
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS),
-            study_name=f"cellerate-{name}",
-            direction="minimize",
-            load_if_exists=True,
-        )
+        common: dict[str, Any] = {
+            "storage": storage,
+            "sampler": optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
+            "pruner": optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS),
+            "study_name": f"cellerate-{name}",
+        }
+        # Of processes that start at once, the database lets one make the study.
+        try:
+            self._study, self._is_new = optuna.create_study(direction="minimize", **common), True
+            self._study.set_user_attr(_MADE, time.time())
+        except optuna.exceptions.DuplicatedStudyError:
+            self._study, self._is_new = optuna.load_study(**common), False
 
     @property
     def facts(self) -> dict[str, Any]:
         """The facts that its first process wrote: `ends`, `point_s` and `control`; empty if it has not begun."""
-        return dict(self._study.user_attrs)
+        return {name: value for name, value in self._study.user_attrs.items() if name != _MADE}
+
+    @property
+    def has_begun(self) -> bool:
+        """True if another process searches: trials may be begun, or its control is in training."""
+        if self._is_new or self.facts:
+            return self.goes_on
+        return time.time() < self._study.user_attrs.get(_MADE, math.inf) + CONTROL_PATIENCE_S
 
     @property
     def goes_on(self) -> bool:
@@ -148,8 +163,24 @@ def _wait_for(found: Callable[[], object], seconds: float = _PATIENCE_S) -> bool
 
 def _storage(optuna: Any, url: str) -> Any:
     """The storage of a URL; processes that write into one SQLite file wait for each other."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     options = {"connect_args": {"timeout": _PATIENCE_S}} if url.startswith("sqlite:") else {}
     with warnings.catch_warnings():
         # Two processes may make the tables at once.
         warnings.simplefilter("ignore")
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        except ImportError as error:
+            # Optuna's own words do not name the package.
+            raise ConfigError(
+                f"the database that {argument('study')} names needs a package that is not installed "
+                f"({error.__cause__ or error}): install it, such as `pip install 'psycopg[binary]'` for "
+                "postgresql+psycopg://…"
+            ) from error
+        except SQLAlchemyError as error:
+            reason = one_line(str(getattr(error, "orig", error)))
+            raise ConfigError(
+                f"the database that {argument('study')} names cannot be used ({reason}): expected one that exists, as "
+                "postgresql://USER@HOST/NAME or sqlite:///FILE."
+            ) from error

@@ -141,7 +141,7 @@ def _searched(
         record = _record_of(made, settings, folder, resume=resume)
         study = Study(folder, settings.study, identity, seed)
         search = Search(base, space, settings, record, folder, study, listener)
-        if study.goes_on and not resume:
+        if study.has_begun and not resume:
             # Of a database that processes of several folders share, another one began the search.
             _help(search)
             return record

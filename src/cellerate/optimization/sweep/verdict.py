@@ -18,6 +18,7 @@ _SURE = (0.025, 0.975)
 _MOST_NAMED = 3
 _ALIKE = 0.1  # how much the items may differ of parts that are compared batch by batch
 _FEW = 0.25  # of the control's steps
+_LEAST_BATCHES = 2  # of which an interval can be drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +142,7 @@ def best_of(found: Sequence[Standing], record: SweepRecord) -> tuple[PointRecord
         if one is best:
             continue
         beside = _difference(_losses_at(one.point, "seconds", at), own, record.in_bits)
-        if beside is not None and not beside.certain:
+        if beside is None or not beside.certain:
             alike.append(one.point)
     return best.point, alike
 
@@ -255,10 +256,14 @@ def _mean(losses: Any, factor: float) -> Estimate | None:
 
 
 def _difference(one: Any, other: Any, factor: float) -> Estimate | None:
-    """The mean difference of two points: batch by batch where they are judged on the same batches."""
+    """The mean difference of two points: batch by batch where they are judged on the same batches.
+
+    None where a loss is not finite, or where there are too few batches to tell chance from anything else.
+    """
     import numpy as np
 
-    if not len(one) or not len(other) or not (np.isfinite(one).all() and np.isfinite(other).all()):
+    few = min(len(one), len(other)) < _LEAST_BATCHES
+    if few or not (np.isfinite(one).all() and np.isfinite(other).all()):
         return None
     value = np.average(one[:, 0], weights=one[:, 1]) - np.average(other[:, 0], weights=other[:, 1])
     # Windows of another length cover about the same stretches.

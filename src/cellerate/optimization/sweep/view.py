@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +84,21 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
     by_time = {id(one.point): one for one in standings(record, "seconds")}
     seconds, steps = (equal_training(record, along) for along in ("seconds", "steps"))
     by_steps = {id(one.point): one for one in standings(record, "steps")}
-    rows = [(*_HEADS, f"{_unit(record)} {seconds:.2g} s", f"{steps:.0f} steps")]
+    on_gpu = any(point.peak_gpu_memory_bytes is not None for point in record.points)
+    heads = (*_HEADS, "on GPU") if on_gpu else _HEADS
+    rows = [(*heads, f"{_unit(record)} {seconds:.2g} s", f"{steps:.0f} steps")]
     measured = [point for point in record.points if point.measured]
-    names = [point.label + (" *" if point.control else "") for point in measured]
+    chosen = _chosen(record, by_time.values())
+    marks = [" *" * point.control + " (chosen)" * (point is chosen) for point in measured]
+    names = [point.label + mark for point, mark in zip(measured, marks, strict=True)]
     for name, point in zip(names, measured, strict=True):
         rows.append(
             (
                 name,
                 shown.bare(shown.number(1e3 * point.step.median_s)),
                 shown.short(point.items_per_s),
-                "" if point.peak_memory_bytes is None else shown.size(point.peak_memory_bytes),
+                _size_words(point.peak_memory_bytes),
+                *([_size_words(point.peak_gpu_memory_bytes)] if on_gpu else []),
                 _loss_words(by_time[id(point)].loss),
                 _loss_words(by_steps[id(point)].loss),
             )
@@ -103,9 +108,11 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
         too_long = max(map(len, names)) > _WIDTH - others
         if too_long:
             # Numbers in the table, and below it what they stand for.
-            rows[1:] = [(str(n), *row[1:]) for n, row in enumerate(rows[1:], 1)]
+            rows[1:] = [
+                (f"{n}{mark}", *row[1:]) for n, (row, mark) in enumerate(zip(rows[1:], marks, strict=True), 1)
+            ]
         yield from shown.aligned(rows, range(1, len(rows[0])))
-        for n, name in enumerate(names if too_long else (), 1):
+        for n, name in enumerate((point.label for point in measured) if too_long else (), 1):
             yield from textwrap.wrap(f"{n}: {name}", _WIDTH, subsequent_indent="   ")
         yield "* the control"
     for point in record.points:
@@ -268,20 +275,21 @@ def _table(record: SweepRecord) -> Any:
     seconds, steps = (equal_training(record, along) for along in ("seconds", "steps"))
     by_steps = {id(one.point): one for one in standings(record, "steps")}
     rows = []
-    chosen = record.verdict.get("chosen")
-    for one in standings(record, "seconds"):
+    by_time = standings(record, "seconds")
+    chosen = _chosen(record, by_time)
+    for one in by_time:
         point = one.point
-        notes = [*(["control"] if point.control else []), *(["chosen"] if point.label == chosen else [])]
+        notes = [*(["control"] if point.control else []), *(["chosen"] if point is chosen else [])]
         p20, p80 = (1e3 * point.step.percentile_s(share) for share in (0.2, 0.8))
         rows.append(
             cells(
-                TableCell(point.label, note=", ".join(notes), tone="good" if point.label == chosen else ""),
+                TableCell(point.label, note=", ".join(notes), tone="good" if point is chosen else ""),
                 TableCell(
                     shown.number(1e3 * point.step.median_s),
                     note=f"{shown.number(p20)} to {shown.number(p80)}",
                 ),
                 shown.short(point.items_per_s),
-                "" if point.peak_memory_bytes is None else shown.size(point.peak_memory_bytes),
+                TableCell(_size_words(point.peak_memory_bytes), note=_on_gpu_words(point)),
                 "" if one.train_loss is None else shown.loss(one.train_loss),
                 _loss_cell(one),
                 _loss_cell(by_steps[id(point)]),
@@ -307,6 +315,13 @@ def _table(record: SweepRecord) -> Any:
         tuple(rows),
         f"Below a loss: its difference from the control's, with the 95 % interval.{unit}",
     )
+
+
+def _chosen(record: SweepRecord, found: Iterable[Standing]) -> PointRecord | None:
+    """The point that the verdict chose; of those with the same values, which a search may try twice, the best."""
+    named = [one for one in found if one.point.label == record.verdict.get("chosen")]
+    best = min(named, key=lambda one: math.inf if one.loss is None else one.loss.value, default=None)
+    return None if best is None else best.point
 
 
 def _tested(record: SweepRecord, test: Mapping[str, Mapping[str, float]]) -> Any:
@@ -384,6 +399,15 @@ def _x_label(name: str) -> str:
 
 def _unit(record: SweepRecord) -> str:
     return "loss" if record.unit == "loss" else record.unit.replace("character", "char")
+
+
+def _size_words(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else shown.size(size_bytes)
+
+
+def _on_gpu_words(point: PointRecord) -> str:
+    size_bytes = point.peak_gpu_memory_bytes
+    return "" if size_bytes is None else f"{shown.size(size_bytes)} on the GPU"
 
 
 def _loss_words(value: Estimate | None) -> str:
