@@ -145,6 +145,8 @@ class ProgramReading(Visitor[ProgramValue]):
         self._readers = readers() if known is None else known
         # Of a model inside a TimeDistributed: for how many steps it runs, None for any number; else 0.
         self._each_of = each_of
+        # The nodes whose Keras tensors have lost their masks.
+        self._bared: set[int | None] = set()
 
     def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
@@ -181,7 +183,9 @@ class ProgramReading(Visitor[ProgramValue]):
         operation, tensors = call.operation, call.outputs
         if call.filled_in()[1].get("training"):
             raise Refused("is called with training=True", "Leave the argument out.")
-        arguments = call.arguments()
+        arguments = {
+            name: tree.map_structure(self._with_mask_left, value) for name, value in call.arguments().items()
+        }
         graph = own_graph(operation)
         if graph is not None:
             return Inner(graph, _inner_inputs(graph, arguments), call.path)
@@ -189,6 +193,11 @@ class ProgramReading(Visitor[ProgramValue]):
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         boolean = tensors[0].dtype == "bool"
         made = ProgramCall(operation, call.path, arguments, mask, shapes, boolean, self.nodes, self._readers)
+        if isinstance(operation, layers.MultiHeadAttention):
+            # It takes the masks off the very tensors that it reads, so that later calls of other layers find none.
+            # One of another type is converted first, and keeps its own.
+            read = [tensor for tensor in call.node.input_tensors if tensor.dtype == operation.compute_dtype]
+            self._bared |= {call.values[id(tensor)].number for tensor in read}
         if self._each_of != 0:
             return self._read_each_step(made)
         if not isinstance(operation, keras.Layer):
@@ -200,6 +209,12 @@ class ProgramReading(Visitor[ProgramValue]):
             value if value.mask is not None else dataclasses.replace(value, mask=mask)
             for value, mask in zip(outputs, [*masks, *[None] * len(outputs)], strict=False)
         ]
+
+    def _with_mask_left(self, argument: Any) -> Any:
+        """An argument of a call, without a mask if Keras has taken it off."""
+        if isinstance(argument, ProgramValue) and argument.number in self._bared:
+            return dataclasses.replace(argument, mask=None)
+        return argument
 
     def _distributed(self, call: ProgramCall) -> list[ProgramValue]:
         """The outputs of a model inside a TimeDistributed, on all steps at once; empty for anything else."""

@@ -128,6 +128,8 @@ MASKED: dict[str, Callable[[Any], Any]] = {
         layers.LayerNormalization()(layers.MultiHeadAttention(2, 3)(layers.Dense(4)(h), h))
     ),
     "convolution": lambda h: layers.LSTM(3)(layers.Conv1D(4, 3, padding="same")(h)),
+    # Keras takes the masks off what heads read, so later heads find none.
+    "heads-twice": lambda h: layers.Add()([layers.MultiHeadAttention(2, 3)(h, h) for _ in range(2)]),
 }
 
 
