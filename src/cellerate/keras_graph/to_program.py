@@ -202,7 +202,7 @@ class ProgramReading(Visitor[ProgramValue]):
             return self._read_each_step(made)
         if not isinstance(operation, keras.Layer):
             # Keras puts masks on the outputs of layers only.
-            return [dataclasses.replace(_read_operation(made), mask=None)]
+            return [dataclasses.replace(value, mask=None) for value in _read_operation(made)]
         outputs = self._distributed(made) or read_layer(made, self._readers.anywhere)
         masks = _masks_after(operation, _attached(made.x) if mask is None else mask)
         return [
@@ -302,8 +302,8 @@ def no_graph(model: Any) -> str:
     )
 
 
-def _read_operation(call: ProgramCall) -> ProgramValue:
-    """The output of one of Keras's operations.
+def _read_operation(call: ProgramCall) -> list[ProgramValue]:
+    """The outputs of one of Keras's operations.
 
     Raises:
         Refused: Programs do not know the operation, or not as it is called.
@@ -311,10 +311,11 @@ def _read_operation(call: ProgramCall) -> ProgramValue:
     row = operation_row(type(call.layer))
     if call.boolean:
         # An unknown one is refused only if a layer uses it as a mask; often none does.
-        return ProgramValue(None) if row.mask is None else row.mask(call)
+        return [ProgramValue(None) for _ in call.shapes] if row.mask is None else [row.mask(call)]
     if row.program is None:
         raise Refused("is not an operation that can be packed")
-    return row.program(call)
+    outputs = row.program(call)
+    return outputs if isinstance(outputs, list) else [outputs]
 
 
 def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue]:
