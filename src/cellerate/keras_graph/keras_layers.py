@@ -146,7 +146,7 @@ class OperationRow:
     """
 
     steps: TimeSteps | None = None
-    program: ReadOne | None = None
+    program: Read | None = None
     ties: Tie | None = None
     mask: ReadOne | None = None
 
@@ -194,7 +194,9 @@ OPERATIONS: dict[str, OperationRow] = {
         ),
         OperationRow(ALIKE, operations.activation, ties.passes),
     ),
-    "Absolute": OperationRow(None, None, ties.passes),
+    "Absolute": OperationRow(ALIKE, operations.absolute, ties.passes),
+    "Clip": OperationRow(ALIKE, operations.clip, ties.passes),
+    "Power": OperationRow(None, operations.power),
     "Exp": OperationRow(ALIKE, operations.exponential, ties.passes),
     "Log": OperationRow(ALIKE),
     "Sqrt": OperationRow(ALIKE),
@@ -205,6 +207,9 @@ OPERATIONS: dict[str, OperationRow] = {
     "Sum": OperationRow(None, operations.reduce("sum"), ties.along_axis),
     "Softmax": OperationRow(None, operations.softmax),
     "Matmul": OperationRow(None, operations.matmul),
+    "Einsum": OperationRow(None, operations.einsum),
+    "Split": OperationRow(None, operations.split),
+    "Stack": OperationRow(None, operations.stack),
     "Reshape": OperationRow(None, operations.reshape),
     "Transpose": OperationRow(None, operations.transpose),
     "Cumsum": OperationRow(None, operations.cumsum),

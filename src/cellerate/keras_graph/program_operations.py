@@ -5,13 +5,17 @@ constants mixed. Some are in a graph only because Keras recorded there how it ma
 """
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 from keras.src import tree
 
+from cellerate.activations import written
 from cellerate.keras_graph.activations import operation_activation
 from cellerate.keras_graph.program_layers import (
     affine,
@@ -33,6 +37,8 @@ from cellerate.keras_graph.program_nodes import (
     either,
 )
 
+_PRODUCTS = "Use keras.layers.Dot or keras.ops.matmul."
+
 
 def take(call: ProgramCall) -> ProgramValue:
     """Entries along an axis at constant indices."""
@@ -46,26 +52,66 @@ def take(call: ProgramCall) -> ProgramValue:
 
 
 def get_item(call: ProgramCall) -> ProgramValue:
-    """x[key], where key picks one index or one range of a single axis."""
+    """x[key], where key picks numbers and ranges of axes behind the batch, and makes axes of size 1."""
     key = call.arguments["key"]
     parts = list(key) if isinstance(key, tuple | list) else [key]
-    if Ellipsis in parts:
-        place = parts.index(Ellipsis)
-        parts[place : place + 1] = [slice(None)] * (len(call.x.shape) - len(parts) + 1)
-    changed = [axis for axis, part in enumerate(parts) if part != slice(None)]
-    if not changed:
+    places = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if places:
+        given = sum(part is not None for part in parts) - 1
+        parts[places[0] : places[0] + 1] = [slice(None)] * (len(call.x.shape) - given)
+    if all(isinstance(part, slice) and part == slice(None) for part in parts):
         check_changes(call)
         return call.x
-    part = parts[changed[0]]
-    if len(changed) > 1 or changed[0] == 0 or not isinstance(part, int | slice):
-        raise Refused(f"takes [{key}], where programs take a number or a range of one axis behind the batch")
-    if isinstance(part, int) and changed == [1]:
-        return reshaped(call, call.add("crop", begin=part, end=part + 1 or None))
-    if isinstance(part, int):
-        return reshaped(call, call.add("take", indices=(part,), axis=changed[0]))
-    if changed != [1] or part.step not in (None, 1):
-        raise Refused("takes a range of another axis than the first behind the batch, or with a step")
-    return call.add("crop", begin=part.start or 0, end=part.stop)
+    of_axes = [part for part in parts if part is not None]
+    if parts[0] is None or not isinstance(of_axes[0], slice) or of_axes[0] != slice(None):
+        raise Refused(f"takes [{key}], where programs take numbers and ranges of axes behind the batch")
+    found = call.x
+    for axis, part in enumerate(of_axes):
+        if not isinstance(part, slice) or part != slice(None):
+            found = _part(call, found, axis, part)
+    return found if all(isinstance(part, slice) for part in parts) else reshaped(call, found)
+
+
+def _part(call: ProgramCall, x: ProgramValue, axis: int, part: Any) -> ProgramValue:
+    """The entries of x at a number or in a range of an axis, which stays."""
+    size = call.x.shape[axis]
+    ends = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
+    if not all(end is None or type(end) is int for end in ends):
+        raise Refused(f"takes [{part}] of an axis, where programs take constant whole numbers")
+    if not isinstance(part, slice):
+        if axis == 1:
+            return call.add("crop", {"x": x}, begin=part, end=part + 1 or None)
+        return call.add("take", {"x": x}, indices=(part,), axis=axis)
+    if axis == 1 and part.step in (None, 1):
+        return call.add("crop", {"x": x}, begin=part.start or 0, end=part.stop)
+    if size is None:
+        raise Refused("takes a range of an axis of unknown size", "Give the model's Input its size.")
+    indices = tuple(range(*part.indices(size)))
+    if not indices:
+        raise Refused(f"takes no entry of an axis of {size}", "Take at least one.")
+    return call.add("take", {"x": x}, indices=indices, axis=axis)
+
+
+def split(call: ProgramCall) -> list[ProgramValue]:
+    """The parts of an axis, one after the other."""
+    axis = inner_axis(call.layer.axis, len(call.x.shape))
+    sizes = [size for shape in call.shapes if (size := shape[axis]) is not None]
+    if len(sizes) < len(call.shapes):
+        raise Refused("splits an axis of unknown size", "Give the model's Input its size.")
+    ends = list(itertools.accumulate(sizes))
+    return [_part(call, call.x, axis, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def stack(call: ProgramCall) -> ProgramValue:
+    """The inputs side by side along a new axis."""
+    values = call.arguments["x"]
+    axis = inner_axis(call.layer.axis, len(values[0].shape) + 1)
+    shape = [-1 if size is None else size for size in values[0].shape[1:]]
+    if shape.count(-1) > 1:
+        raise Refused("stacks tensors of which more than one size is not known")
+    shape.insert(axis - 1, 1)
+    expanded = [call.add("reshape", {"x": value}, shape=tuple(shape)) for value in values]
+    return call.add("concatenate", numbered(expanded), axis=axis)
 
 
 def flip(call: ProgramCall) -> ProgramValue:
@@ -120,16 +166,80 @@ def activation(call: ProgramCall) -> ProgramValue:
 
 
 def extreme(op: str) -> ReadOne:
-    """A reader of operations that choose between two tensors, number by number."""
+    """A reader of operations that choose between two tensors, or a tensor and a number, one by one."""
+    limited = _at_least if op == "maximum" else _at_most
 
     def read(call: ProgramCall) -> ProgramValue:
         both = [call.arguments["x1"], call.arguments["x2"]]
-        if not all(isinstance(value, ProgramValue) for value in both):
-            raise Refused("compares a tensor with a constant")
-        _check_ranks(both)
-        return call.add(op, numbered(both))
+        if all(isinstance(value, ProgramValue) for value in both):
+            _check_ranks(both)
+            return call.add(op, numbered(both))
+        x, limit = both if isinstance(both[0], ProgramValue) else reversed(both)
+        return limited(call, x, limit)
 
     return read
+
+
+def clip(call: ProgramCall) -> ProgramValue:
+    """The input within two numbers; the upper one where they cross."""
+    return _at_most(call, _at_least(call, call.x, call.layer.x_min), call.layer.x_max)
+
+
+def absolute(call: ProgramCall) -> ProgramValue:
+    """The input without its signs."""
+    return call.add("maximum", numbered([call.x, affine(call, -1.0, 0.0)]))
+
+
+def _at_least(call: ProgramCall, x: ProgramValue, limit: Any) -> ProgramValue:
+    number = _single(limit)
+    raised = written("threshold", {"threshold": number, "default_value": number})
+    # A threshold would make a NaN the number, and of both the larger one is still a NaN.
+    return call.add("maximum", numbered([call.add("activation", {"x": x}, activation=raised), x]))
+
+
+def _at_most(call: ProgramCall, x: ProgramValue, limit: Any) -> ProgramValue:
+    def negated(value: ProgramValue) -> ProgramValue:
+        return affine(call, -1.0, 0.0, dataclasses.replace(value, shape=call.shapes[0]))
+
+    return negated(_at_least(call, negated(x), -_single(limit)))
+
+
+def _single(limit: Any) -> float:
+    """A constant that is one finite number."""
+    unknown = limit is None or isinstance(limit, ProgramValue | keras.KerasTensor)
+    values = None if unknown else np.asarray(ops.convert_to_numpy(limit), "float64")
+    if values is None or values.size != 1 or not np.isfinite(values).all():
+        raise Refused("compares a tensor with something else than a tensor or one finite number")
+    return float(values.ravel()[0])
+
+
+def power(call: ProgramCall) -> ProgramValue:
+    """The square of each number."""
+    x, exponent = call.arguments["x1"], call.arguments["x2"]
+    if isinstance(exponent, ProgramValue) or np.ndim(exponent) or float(exponent) != 2.0:
+        raise Refused("raises to another power than 2", "Use products of the tensor with itself.")
+    return call.add("multiply", numbered([x, x]))
+
+
+def einsum(call: ProgramCall) -> ProgramValue:
+    """The products of two tensors, row by row, summed over an axis of each."""
+    equation, both = call.layer.subscripts.replace(" ", ""), call.arguments["operands"]
+    found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", equation)
+    if found is None or not all(isinstance(value, ProgramValue) for value in both):
+        raise Refused(f"computes {equation!r}, which is not a product of two tensors", _PRODUCTS)
+    left, right, result = found.groups()
+    kept = [letter for letter in left[1:] + right[1:] if letter not in left[1:] or letter not in right[1:]]
+    summed = set(left[1:]) & set(right[1:])
+    order = (
+        sorted(kept) == sorted(result[1:]) and len(set(left)) == len(left) and len(set(right)) == len(right)
+    )
+    if len({left[0], right[0], result[0]}) > 1 or len(summed) != 1 or not order:
+        raise Refused(f"computes {equation!r}, which does not sum over one axis of each row", _PRODUCTS)
+    axes = [letters.index(*summed) for letters in (left, right)]
+    if kept != list(result[1:]):
+        both, axes = both[::-1], axes[::-1]
+    found_products = summed_products(call, both, axes)
+    return found_products if kept else reshaped(call, found_products)
 
 
 def _check_ranks(both: list[ProgramValue]) -> None:

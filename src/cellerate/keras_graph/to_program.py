@@ -145,6 +145,8 @@ class ProgramReading(Visitor[ProgramValue]):
         self._readers = readers() if known is None else known
         # Of a model inside a TimeDistributed: for how many steps it runs, None for any number; else 0.
         self._each_of = each_of
+        # The nodes whose Keras tensors have lost their masks.
+        self._bared: set[int | None] = set()
 
     def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
@@ -181,7 +183,9 @@ class ProgramReading(Visitor[ProgramValue]):
         operation, tensors = call.operation, call.outputs
         if call.filled_in()[1].get("training"):
             raise Refused("is called with training=True", "Leave the argument out.")
-        arguments = call.arguments()
+        arguments = {
+            name: tree.map_structure(self._with_mask_left, value) for name, value in call.arguments().items()
+        }
         graph = own_graph(operation)
         if graph is not None:
             return Inner(graph, _inner_inputs(graph, arguments), call.path)
@@ -189,17 +193,28 @@ class ProgramReading(Visitor[ProgramValue]):
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         boolean = tensors[0].dtype == "bool"
         made = ProgramCall(operation, call.path, arguments, mask, shapes, boolean, self.nodes, self._readers)
+        if isinstance(operation, layers.MultiHeadAttention):
+            # It takes the masks off the very tensors that it reads, so that later calls of other layers find none.
+            # One of another type is converted first, and keeps its own.
+            read = [tensor for tensor in call.node.input_tensors if tensor.dtype == operation.compute_dtype]
+            self._bared |= {call.values[id(tensor)].number for tensor in read}
         if self._each_of != 0:
             return self._read_each_step(made)
         if not isinstance(operation, keras.Layer):
             # Keras puts masks on the outputs of layers only.
-            return [dataclasses.replace(_read_operation(made), mask=None)]
+            return [dataclasses.replace(value, mask=None) for value in _read_operation(made)]
         outputs = self._distributed(made) or read_layer(made, self._readers.anywhere)
         masks = _masks_after(operation, _attached(made.x) if mask is None else mask)
         return [
             value if value.mask is not None else dataclasses.replace(value, mask=mask)
             for value, mask in zip(outputs, [*masks, *[None] * len(outputs)], strict=False)
         ]
+
+    def _with_mask_left(self, argument: Any) -> Any:
+        """An argument of a call, without a mask if Keras has taken it off."""
+        if isinstance(argument, ProgramValue) and argument.number in self._bared:
+            return dataclasses.replace(argument, mask=None)
+        return argument
 
     def _distributed(self, call: ProgramCall) -> list[ProgramValue]:
         """The outputs of a model inside a TimeDistributed, on all steps at once; empty for anything else."""
@@ -287,8 +302,8 @@ def no_graph(model: Any) -> str:
     )
 
 
-def _read_operation(call: ProgramCall) -> ProgramValue:
-    """The output of one of Keras's operations.
+def _read_operation(call: ProgramCall) -> list[ProgramValue]:
+    """The outputs of one of Keras's operations.
 
     Raises:
         Refused: Programs do not know the operation, or not as it is called.
@@ -296,10 +311,11 @@ def _read_operation(call: ProgramCall) -> ProgramValue:
     row = operation_row(type(call.layer))
     if call.boolean:
         # An unknown one is refused only if a layer uses it as a mask; often none does.
-        return ProgramValue(None) if row.mask is None else row.mask(call)
+        return [ProgramValue(None) for _ in call.shapes] if row.mask is None else [row.mask(call)]
     if row.program is None:
         raise Refused("is not an operation that can be packed")
-    return row.program(call)
+    outputs = row.program(call)
+    return outputs if isinstance(outputs, list) else [outputs]
 
 
 def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue]:

@@ -63,3 +63,9 @@ def test_text_with_carried_states_goes_on_where_the_batch_before_ended() -> None
 def test_argument_of_a_text_that_cannot_be_used_is_refused_in_words(arguments, words) -> None:
     with pytest.raises((ConfigError, DataError), match=words):
         cellerate.text_batches(**{"data": np.arange(99) % 7, "length": 10, "batch_size": 2} | arguments)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 31])
+def test_ids_that_are_no_rows_of_an_embedding_are_refused(wrong: int) -> None:
+    with pytest.raises(DataError, match=f"data holds ids from .*{wrong}.*expected ids from 0"):
+        cellerate.text_batches(np.array([3, 1, wrong, *range(30)]), 5, 4)

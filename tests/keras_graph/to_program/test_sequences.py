@@ -98,6 +98,12 @@ ATTENTION: dict[str, Chain] = {
     "softmax-over-time": layers.Softmax(axis=1),
     "softmax-axes": layers.Softmax(axis=[-2]),
     "ops-of-products": lambda x: ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x, (0, 2, 1)))), x),
+    "ops-einsum": lambda x: ops.einsum("bts,bsf->btf", ops.softmax(ops.einsum("btf,bsf->bts", x, x)), x),
+    "ops-einsum-others": lambda x: [
+        ops.einsum("btf,bt->bf", x, x[:, :, 0]),
+        ops.einsum("btf,bsf->bst", lstm(x), x[:, 2:] @ layers.Reshape((F, 6))(layers.Dense(F * 6)(x[:, 0]))),
+        ops.einsum("bf,bf->b", x[:, 0], x[:, 1]),
+    ],
     "ops-reduce": lambda x: [
         *(getattr(ops, name)(x, axis=1) for name in ("sum", "mean", "max", "min")),
         ops.max(x, axis=(1, 2)),
@@ -128,6 +134,8 @@ MASKED: dict[str, Callable[[Any], Any]] = {
         layers.LayerNormalization()(layers.MultiHeadAttention(2, 3)(layers.Dense(4)(h), h))
     ),
     "convolution": lambda h: layers.LSTM(3)(layers.Conv1D(4, 3, padding="same")(h)),
+    # Keras takes the masks off what heads read, so later heads find none.
+    "heads-twice": lambda h: layers.Add()([layers.MultiHeadAttention(2, 3)(h, h) for _ in range(2)]),
 }
 
 

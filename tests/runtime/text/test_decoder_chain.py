@@ -156,6 +156,22 @@ def test_masking_of_one_hot_vectors_masks_nothing():
             (IDS, TABLE, Node("flip", "turned", {"x": 1}, {}, {"axis": 1}), lstm(2), dense(3)),
             "turned is flip",
         ),
+        (
+            (
+                IDS,
+                TABLE,
+                Node(
+                    "windows",
+                    "conv",
+                    {"x": 1},
+                    {},
+                    {"size": 1, "strides": 2, "dilation": 1, "padding": "valid", "axis": 1, "features": E},
+                ),
+                lstm(2),
+                dense(3),
+            ),
+            "conv is a convolution over time",
+        ),
         ((IDS, TABLE, lstm(1), dense(2, "softmax"), dense(3, inputs=V)), "head is a softmax"),
         ((IDS, TABLE, lstm(1), cast(2, "relu"), dense(3)), "logits is an activation layer, relu"),
         ((IDS, TABLE, dense(1, inputs=E)), "no LSTM"),

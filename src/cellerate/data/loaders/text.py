@@ -12,7 +12,7 @@ from cellerate.data.loaders.loader import ArrayLike, Loader, drawn_seed, is_arra
 from cellerate.data.text import TextReading, open_text
 from cellerate.data.tokenizers import Tokenizer
 from cellerate.data.windows import MeanOverItems, StreamBatches, TextBatches
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, DataError
 from cellerate.keywords import TextBatchesKeywords
 from cellerate.messages import argument
 from cellerate.settings import check_number, takes_fields_of
@@ -144,7 +144,7 @@ def text_batches(
                 f"{', '.join(argument(name) for name in options)} say how files are read, and the data are ids: leave "
                 "that out."
             )
-        ids, unit = numbers_of("data", data), "ids"
+        ids, unit = _ids_of(data), "ids"
     else:
         text = open_text(
             check_paths(cast(Paths, data)), tokenizer=tokenizer, include=include, exclude=exclude, **options
@@ -152,3 +152,17 @@ def text_batches(
         ids, known, unit = text.ids, text.tokenizer, text.tokenizer.unit
     form = _TextForm(length, batch_size, stride, carry_states, drop_last, unit)
     return TextWindows(ids, form, known, drawn)
+
+
+def _ids_of(data: object) -> np.ndarray:
+    """Ids of one's own. Raises an error in words if one is below 0, or beyond what batches of int32 hold."""
+    ids = numbers_of("data", data)
+    # Other types are refused where windows are made, and short unsigned ones hold nothing else.
+    if ids.dtype.kind == "i" or ids.dtype in (np.uint32, np.uint64):
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= 1 << 31:
+            raise DataError(
+                f"{argument('data')} holds ids from {low} to {high}; expected ids from 0 to {(1 << 31) - 1}, each the "
+                "number of a row of an Embedding. Number the ids anew from 0."
+            )
+    return ids

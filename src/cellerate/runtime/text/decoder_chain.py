@@ -13,7 +13,7 @@ from cellerate.errors import ModelError
 from cellerate.program import Node, Program
 
 # Recurrent layers that run over whole sequences only.
-_WITHOUT_STEPS = {"gru": "a GRU", "simple_rnn": "a SimpleRNN"}
+_WITHOUT_STEPS = {"gru": "a GRU", "simple_rnn": "a SimpleRNN", "windows": "a convolution over time"}
 # What may stand between the embedding and the logits.
 _LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
 
