@@ -267,6 +267,18 @@ void Piece::forward(int32_t n) {
     case ProgramOp::kMeanOverTime:
     case ProgramOp::kMaxOverTime:
       return over_time(n);
+    case ProgramOp::kWindows:
+      return gather_windows(n);
+    case ProgramOp::kMaxPool:
+    case ProgramOp::kAveragePool:
+      return pool(n);
+    case ProgramOp::kSum:
+    case ProgramOp::kMean:
+    case ProgramOp::kMax:
+    case ProgramOp::kMin:
+      return reduce(n);
+    case ProgramOp::kSoftmax:
+      return normalize_along(n, value(source(n)), nullptr, to.value);
     case ProgramOp::kReshape:
       return copy(value(source(n)), to.value, size(n));
     case ProgramOp::kRepeatVector:

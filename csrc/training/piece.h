@@ -158,6 +158,10 @@ class Piece {
     int64_t count;
   };
   Table table(int32_t n) const;
+  struct Windows;
+  Windows windows(int32_t n) const;
+  struct Along;
+  Along along(int32_t n) const;
   Draws draws(int32_t n, int64_t numbers_of_row, uint64_t stream = 0) const;
 
   void forward(int32_t n);
@@ -169,6 +173,10 @@ class Piece {
   void over_time(int32_t n);
   void take_moments(int32_t n);
   void normalize_batch(int32_t n);
+  void gather_windows(int32_t n);
+  void pool(int32_t n);
+  void reduce(int32_t n);
+  void normalize_along(int32_t n, const float* from, const float* d, float* to) const;
   void drop(int32_t n, const float* from, float* to) const;
   void draw_factors(int32_t n);
   void take_losses(TrainingResult& result);
@@ -183,6 +191,9 @@ class Piece {
   void over_time_back(int32_t n);
   void normalize_batch_back(int32_t n);
   void move_back(int32_t n, float* to) const;
+  void scatter_windows(int32_t n, float* to) const;
+  void pool_back(int32_t n, float* to) const;
+  void reduce_back(int32_t n, float* to) const;
   void state_back(int32_t n);
   void clear_gradients(int32_t n);
   void fill_lstm(int32_t n, LstmInputs& call) const;

@@ -77,6 +77,18 @@ void Piece::backward(int32_t n) {
     case ProgramOp::kSpatialDropout:
     case ProgramOp::kStepDropout:
       return give(source(n), [&](float* to) { drop(n, d, to); });
+    case ProgramOp::kWindows:
+      return give(source(n), [&](float* to) { scatter_windows(n, to); });
+    case ProgramOp::kMaxPool:
+    case ProgramOp::kAveragePool:
+      return give(source(n), [&](float* to) { pool_back(n, to); });
+    case ProgramOp::kSum:
+    case ProgramOp::kMean:
+    case ProgramOp::kMax:
+    case ProgramOp::kMin:
+      return give(source(n), [&](float* to) { reduce_back(n, to); });
+    case ProgramOp::kSoftmax:
+      return give(source(n), [&](float* to) { normalize_along(n, memory.value, d, to); });
     case ProgramOp::kReshape:
       return give(source(n), [&](float* to) { copy(d, to, size(n)); });
     case ProgramOp::kMeanOverTime:
