@@ -71,15 +71,13 @@ void Piece::pool(int32_t n) {
   const float* x = value(source(n));
   float* to = layout_.nodes[n].value;
   const bool mean = node(n).op == ProgramOp::kAveragePool;
+  const TrainingKernels& kernels = *program_.target_->training;
   std::vector<int64_t> found(static_cast<size_t>(of.sequences * of.count));
   of.for_each([&](int64_t window, int64_t, int64_t step) {
     const float* from = x + step * of.features;
     float* most = to + window * of.features;
     if (found[static_cast<size_t>(window)]++ == 0) return copy(from, most, of.features);
-    if (mean) return program_.target_->training->add(from, most, of.features);
-    // A NaN stays one.
-    for (int64_t i = 0; i < of.features; ++i)
-      most[i] = from[i] > most[i] || from[i] != from[i] ? from[i] : most[i];
+    mean ? kernels.add(from, most, of.features) : kernels.raise(from, most, of.features);
   });
   for (int64_t place = 0; mean && place < size(n); ++place)
     to[place] /= static_cast<float>(found[static_cast<size_t>(place / of.features)]);
@@ -87,34 +85,24 @@ void Piece::pool(int32_t n) {
 
 void Piece::pool_back(int32_t n, float* to) const {
   const Windows of = windows(n);
-  const float *d = layout_.nodes[n].gradient, *x = value(source(n)), *most = layout_.nodes[n].value;
-  std::fill_n(to, size(source(n)), 0.0f);
-  for (int64_t window = 0; window < of.sequences * of.count;
-       ++window, d += of.features, most += of.features) {
-    const int64_t first = window / of.count * of.steps;
-    if (node(n).op == ProgramOp::kAveragePool) {
-      int64_t found = 0;
-      for (int64_t tap = 0; tap < of.size; ++tap) found += of.step(window % of.count, tap) >= 0;
-      for (int64_t tap = 0; tap < of.size; ++tap) {
-        const int64_t at = of.step(window % of.count, tap);
-        float* row = to + (first + at) * of.features;
-        for (int64_t i = 0; at >= 0 && i < of.features; ++i) row[i] += d[i] / static_cast<float>(found);
-      }
-      continue;
-    }
-    // Of equal numbers the first one has the gradient, as on every backend.
-    std::vector<uint8_t> given(static_cast<size_t>(of.features));
-    for (int64_t tap = 0; tap < of.size; ++tap) {
-      const int64_t at = of.step(window % of.count, tap);
-      const float* from = x + (first + at) * of.features;
-      float* row = to + (first + at) * of.features;
-      for (int64_t i = 0; at >= 0 && i < of.features; ++i) {
-        const bool gives = given[static_cast<size_t>(i)] == 0 && from[i] == most[i];
-        given[static_cast<size_t>(i)] |= static_cast<uint8_t>(gives);
-        row[i] += gives ? d[i] : 0;
-      }
-    }
+  const TrainingKernels& kernels = *program_.target_->training;
+  const float *x = value(source(n)), *most = layout_.nodes[n].value;
+  const bool mean = node(n).op == ProgramOp::kAveragePool;
+  // What the steps of a window have not been given yet; of a mean the part of each.
+  std::vector<float> left(static_cast<size_t>(size(n)));
+  copy(layout_.nodes[n].gradient, left.data(), size(n));
+  if (mean) {
+    std::vector<int64_t> found(static_cast<size_t>(of.sequences * of.count));
+    of.for_each([&](int64_t window, int64_t, int64_t) { ++found[static_cast<size_t>(window)]; });
+    for (int64_t i = 0; i < size(n); ++i)
+      left[static_cast<size_t>(i)] /= static_cast<float>(found[static_cast<size_t>(i / of.features)]);
   }
+  std::fill_n(to, size(source(n)), 0.0f);
+  of.for_each([&](int64_t window, int64_t, int64_t step) {
+    const int64_t place = window * of.features, read = step * of.features;
+    if (mean) return kernels.add(left.data() + place, to + read, of.features);
+    kernels.raise_back(x + read, most + place, left.data() + place, to + read, of.features);
+  });
 }
 
 // What an operation along an axis works on: (outer, steps, features), where the steps become one.

@@ -37,6 +37,31 @@ def _pooled() -> keras.Model:
     return keras.Model(inputs, L.Dense(OUT)(L.Concatenate()([*pooled, *reduced, weighted])))
 
 
+def _attending(*parts: Callable[[Any], Any], masked: bool = False) -> Callable[[], keras.Model]:
+    """A model whose LSTM gives what functions attend to; behind them a mask, if there is one, counts on."""
+
+    def build() -> keras.Model:
+        inputs = keras.Input((T, D))
+        steps = L.LSTM(6, return_sequences=True)(L.Masking()(inputs) if masked else inputs)
+        pooled = [L.GlobalAveragePooling1D()(part(steps)) for part in parts]
+        return keras.Model(inputs, L.Dense(OUT)(L.Concatenate()([*pooled, *pooled])))
+
+    return build
+
+
+def _scored(steps: Any) -> Any:
+    """The mean of the steps by scores that a layer gives, and products with it."""
+    weights = L.Softmax(axis=1)(L.Dense(1, activation="tanh")(steps))
+    mean = L.Dot(axes=(1, 1))([weights, steps])
+    shared = L.Dot(axes=(2, 2))([mean, L.Dense(6)(steps)])
+    return L.Concatenate(axis=1)([L.Dense(9)(mean), L.Dot(axes=(2, 1))([shared, L.Dense(9)(steps)])])
+
+
+def _scores(steps: Any) -> Any:
+    result, weights = L.Attention()([L.Dense(6)(steps), steps], return_attention_scores=True)
+    return L.Concatenate()([result, weights])
+
+
 SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
     "convolutions": (
         _series(
@@ -61,6 +86,52 @@ SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
         "series",
         "mse",
     ),
+    "groups": (
+        _series(
+            lambda: L.Conv1D(6, 3, padding="same", groups=3, activation="gelu"),
+            lambda: L.GaussianNoise(0.0),
+            lambda: L.Conv1D(4, 2, groups=2, use_bias=False, kernel_regularizer="l2"),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
     "pooled windows": (_pooled, "series", "mse"),
+    "attention": (
+        _attending(
+            lambda x: L.Attention()([x, L.Dense(6)(x)]),
+            lambda x: L.Attention()([x, L.Dense(4)(x), x], use_causal_mask=True),
+            lambda x: L.AdditiveAttention()([L.Dense(6)(x), x]),
+            lambda x: L.AdditiveAttention(use_scale=False)([x, x], use_causal_mask=True),
+            _scored,
+            _scores,
+        ),
+        "series",
+        "mse",
+    ),
+    "masked attention": (
+        _attending(
+            lambda x: L.Attention()([x, x]),
+            lambda x: L.AdditiveAttention()([x, x]),
+            masked=True,
+        ),
+        "series",
+        "mse",
+    ),
+    "masked heads": (
+        _attending(lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x), masked=True),
+        "series",
+        "mse",
+    ),
+    # Biases of keys have no gradient but what rounding gives, which Adam would follow.
+    "heads": (
+        _attending(
+            lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x),
+            lambda x: L.MultiHeadAttention(3, 2, use_bias=False)(x, L.Dense(5)(x), use_causal_mask=True),
+            lambda x: L.LayerNormalization()(L.Add()([x, L.MultiHeadAttention(1, 4, use_bias=False)(x, x)])),
+        ),
+        "series",
+        "mse",
+    ),
 }
 """By name: the model, the key of its data, and its loss."""

@@ -23,7 +23,16 @@ MOST_SLOTS = 3
 # What moves numbers computes none.
 _NO_ARITHMETIC: Any = None
 # Operations that packed models lack, whose results have the shape of x.
-_OF_TRAINING = ("dropout", "spatial_dropout", "step_dropout", "batch_norm")
+_OF_TRAINING = (
+    "dropout",
+    "spatial_dropout",
+    "step_dropout",
+    "gaussian_dropout",
+    "gaussian_noise",
+    "batch_norm",
+)
+# A convolution in groups, whose kernel is (size·F of a group, N).
+GROUPED = "grouped_dense"
 
 
 class TrainedWeight(NamedTuple):
@@ -316,7 +325,12 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
             shapes[number] = next(given)
             continue
         read = {name: shapes[source] for name, source in node.inputs.items()}
-        shapes[number] = read["x"] if node.op in _OF_TRAINING else OPERATIONS[node.op].shape(node, read)
+        if node.op in _OF_TRAINING:
+            shapes[number] = read["x"]
+        elif node.op == GROUPED:
+            shapes[number] = (*read["x"][:-1], node.arrays["kernel"].shape[1])
+        else:
+            shapes[number] = OPERATIONS[node.op].shape(node, read)
     return shapes
 
 
