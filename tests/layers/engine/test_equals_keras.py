@@ -150,7 +150,7 @@ def test_lengths_may_change_from_batch_to_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["bidirectional", "wide vocabulary", "masked", "convolutions", "pooled windows"]
+    "case", ["bidirectional", "wide vocabulary", "masked", "convolutions", "pooled windows", "masked heads"]
 )
 def test_same_bits_for_any_number_of_threads(case: str) -> None:
     row = CASES[case]
@@ -184,7 +184,7 @@ def test_diverged_training_gives_nan_as_keras_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["stack", "bidirectional", "sentiment", "classes", "wide vocabulary", "frames"]
+    "case", ["stack", "bidirectional", "sentiment", "classes", "wide vocabulary", "frames", "attention"]
 )
 def test_every_instruction_set_takes_the_same_steps(case: str) -> None:
     row = CASES[case]
