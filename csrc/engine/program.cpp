@@ -176,8 +176,15 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       case ProgramOp::kDense:
         need(of(0).features == node.rows && shape.features == node.columns && shape.steps == of(0).steps);
         break;
+      case ProgramOp::kGroupedDense:
+        need(node.whole[0] >= 1 && node.whole[1] >= 1 && node.rows % node.whole[1] == 0 &&
+             node.columns % node.whole[0] == 0 && of(0).features == node.rows * node.whole[0] &&
+             shape.features == node.columns && shape.steps == of(0).steps);
+        break;
       case ProgramOp::kActivation:
       case ProgramOp::kFlip:
+      case ProgramOp::kGaussianDropout:
+      case ProgramOp::kGaussianNoise:
       case ProgramOp::kDropout:
       case ProgramOp::kSpatialDropout:
       case ProgramOp::kStepDropout:

@@ -72,8 +72,13 @@ enum class ProgramOp : int32_t {
   kDivide,
   kDot,
   kAttention,
+  kGaussianDropout,
+  kGaussianNoise,
+  kGroupedDense,
   kCount,
 };
+
+constexpr bool is_dense(ProgramOp op) { return op == ProgramOp::kDense || op == ProgramOp::kGroupedDense; }
 
 // What follows the activation of a dense or activation node, over its last axis.
 enum class Normalizer : int32_t { kNone, kSoftmax, kLogSoftmax, kCount };

@@ -16,7 +16,7 @@ constexpr int64_t kMostInputs = 65536;
 constexpr double kBalanced = 3;
 
 bool has_matrix(const ProgramNode& node) {
-  return node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kLstm || node.op == ProgramOp::kDense;
+  return node.op == ProgramOp::kEmbedding || node.op == ProgramOp::kLstm || is_dense(node.op);
 }
 
 ValueKind kind_of(const ProgramNode& node) { return node.ids ? ValueKind::kIds : row(node.op).gives; }

@@ -135,20 +135,34 @@ inline uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// function(n, factor) for each of `count` numbers: the factor is 0 or 1 / (1 - rate).
+// function(n, drawn) for each of `count` numbers of 32 bits.
 template <class Function>
-void with_factors(const Draws& draws, float rate, Index count, const Function& function) {
+void with_draws(const Draws& draws, Index count, const Function& function) {
   const auto low = static_cast<uint32_t>(draws.key), high = static_cast<uint32_t>(draws.key >> 32);
   const auto first = static_cast<uint64_t>(draws.first);
   // The upper half of the place becomes part of the key.
   const uint32_t salt = mixed(high + static_cast<uint32_t>(first >> 32) * 0x9e3779b9U);
   const auto start = static_cast<uint32_t>(first);
+  for (Index n = 0; n < count; ++n)
+    function(n, mixed(mixed((start + static_cast<uint32_t>(n)) ^ low) + salt));
+}
+
+// function(n, factor) for each of `count` numbers: the factor is 0 or 1 / (1 - rate).
+template <class Function>
+void with_factors(const Draws& draws, float rate, Index count, const Function& function) {
   const auto least = static_cast<uint32_t>(static_cast<double>(rate) * 4294967296.0);
   const float kept = 1 / (1 - rate);
-  for (Index n = 0; n < count; ++n) {
-    const uint32_t drawn = mixed(mixed((start + static_cast<uint32_t>(n)) ^ low) + salt);
-    function(n, drawn >= least ? kept : 0.0f);
-  }
+  with_draws(draws, count, [=](Index n, uint32_t drawn) { function(n, drawn >= least ? kept : 0.0f); });
+}
+
+// Source: G. Box, M. Muller, "A Note on the Generation of Random Normal Deviates" (1958).
+inline void draw_normals(const Draws& draws, float mean, float deviation, float* to, Index count) {
+  constexpr float kStep = 1.0f / 16777216, kTurn = 6.2831853f;
+  with_draws(draws, count, [=](Index n, uint32_t drawn) {
+    const float radius = __builtin_sqrtf(-2 * logf(static_cast<float>((drawn >> 8) + 1) * kStep));
+    const float angle = static_cast<float>(mixed(drawn + 0x9e3779b9U) >> 8) * kStep * kTurn;
+    to[n] = mean + deviation * radius * cosf(angle);
+  });
 }
 
 inline void drop(const Draws& draws, float rate, const float* x, float* y, Index count) {
@@ -161,11 +175,47 @@ inline void draw_factors(const Draws& draws, float rate, float* factors, Index c
 inline void add_all(const float* x, float* to, Index count) {
   for (Index i = 0; i < count; ++i) to[i] += x[i];
 }
+inline void raise_all(const float* x, float* most, Index count) {
+  for (Index i = 0; i < count; ++i) most[i] = x[i] > most[i] || x[i] != x[i] ? x[i] : most[i];
+}
+inline void raise_back(const float* x, const float* most, float* left, float* d_x, Index count) {
+  for (Index i = 0; i < count; ++i) {
+    const bool less = x[i] < most[i];
+    d_x[i] += less ? 0.0f : left[i];
+    left[i] = less ? left[i] : 0.0f;
+  }
+}
 inline void add_squares(const float* x, float* to, Index count) {
   for (Index i = 0; i < count; ++i) to[i] += x[i] * x[i];
 }
 inline void multiply_all(const float* x, const float* factors, float* y, Index count) {
   for (Index i = 0; i < count; ++i) y[i] = x[i] * factors[i];
+}
+
+inline F additive_at(const float* query, const float* key, Index first, Index end) {
+  return hyperbolic_tangent(Simd::add(load_at(query, first, end), load_at(key, first, end)));
+}
+inline void additive_scores(const float* weights, const float* query, const float* keys, float* scores,
+                            Index count, Index features) {
+  for (Index s = 0; s < count; ++s, keys += features) {
+    scores[s] = sum_of_row(features, [&](Index first, Index end) {
+      return Simd::mul(load_at(weights, first, end), additive_at(query, keys, first, end));
+    });
+  }
+}
+inline void additive_back(const float* weights, const float* query, const float* keys, const float* d_scores,
+                          float* d_query, float* d_keys, float* d_weights, Index count, Index features) {
+  for (Index s = 0; s < count; ++s, keys += features, d_keys += features) {
+    const F d = set(d_scores[s]);
+    for_vectors(features, [&](Index first, Index end) {
+      const F x = additive_at(query, keys, first, end);
+      const F inner =
+          Simd::mul(Simd::mul(d, load_at(weights, first, end)), Simd::sub(set(1.0f), Simd::mul(x, x)));
+      store_at(d_query, Simd::add(load_at(d_query, first, end), inner), first, end);
+      store_at(d_keys, Simd::add(load_at(d_keys, first, end), inner), first, end);
+      store_at(d_weights, Simd::fma(d, x, load_at(d_weights, first, end)), first, end);
+    });
+  }
 }
 
 inline void narrow_all(const float* x, uint16_t* y, Index count) {

@@ -68,7 +68,19 @@ struct TrainingKernels {
   void (*drop)(const Draws& draws, float rate, const float* x, float* y, int64_t count);
   // The same factors by themselves.
   void (*draw_factors)(const Draws& draws, float rate, float* factors, int64_t count);
+  // Normal numbers with a mean and a deviation.
+  void (*draw_normals)(const Draws& draws, float mean, float deviation, float* to, int64_t count);
   void (*add)(const float* x, float* to, int64_t count);
+  // Makes each number the larger of two; a NaN stays one.
+  void (*raise)(const float* x, float* most, int64_t count);
+  // Gives what is left of the gradients of maxima to numbers that are these.
+  void (*raise_back)(const float* x, const float* most, float* left, float* d_x, int64_t count);
+  // The scores of a query with so many keys: Σ weights·tanh(query + key).
+  void (*additive_scores)(const float* weights, const float* query, const float* keys, float* scores,
+                          int64_t count, int64_t features);
+  // Adds the gradients of all three.
+  void (*additive_back)(const float* weights, const float* query, const float* keys, const float* d_scores,
+                        float* d_query, float* d_keys, float* d_weights, int64_t count, int64_t features);
   void (*add_squares)(const float* x, float* to, int64_t count);
   void (*multiply)(const float* x, const float* factors, float* y, int64_t count);
   // To bfloat16, to the nearest even, and back.

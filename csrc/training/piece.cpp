@@ -55,11 +55,13 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     const bool elsewhere = first_use != nullptr && first_use->by_rows;
     if (training && program.differentiable_[n] != 0 && !lookup.active() && !elsewhere)
       to.gradient = take(size);
-    if ((node.op == ProgramOp::kDense || node.op == ProgramOp::kActivation) &&
+    if ((is_dense(node.op) || node.op == ProgramOp::kActivation) &&
         program.target_->training->derivative_needs_input(node.activation))
       to.kept = take(size);
     if (node.op == ProgramOp::kLayerNorm) to.kept = take(2 * positions);
     if (node.op == ProgramOp::kBatchNorm) to.kept = take(2 * shape.features);
+    if (node.op == ProgramOp::kAttention && training && program.differentiable_[n] != 0)
+      to.kept = take(positions * node.whole[0] * batch.shapes[node.inputs[1]].steps);
     if (node.op != ProgramOp::kLstm) continue;
     const ValueShape& x = batch.shapes[node.inputs[0]];
     const Rates& rates = program.rates_[n];
@@ -234,22 +236,9 @@ void Piece::forward(int32_t n) {
     case ProgramOp::kCumsum:
     case ProgramOp::kAffine:
       return move(n);
-    case ProgramOp::kDense: {
-      DenseForward call;
-      call.rows = positions(n);
-      call.inputs = of.rows;
-      call.outputs = of.columns;
-      call.x = value(source(n));
-      call.kernel = of.kernel;
-      call.bias = of.bias;
-      float* sums = to.kept != nullptr ? to.kept : to.value;
-      call.y = sums;
-      program_.target_->dense->forward(call);
-      if (of.activation != Activation::kLinear) kernels.activate(of.activation, sums, to.value, size(n));
-      if (of.normalizer != Normalizer::kNone)
-        kernels.normalize(of.normalizer, to.value, positions(n), shape_of.features);
-      return;
-    }
+    case ProgramOp::kDense:
+    case ProgramOp::kGroupedDense:
+      return forward_dense(n);
     case ProgramOp::kActivation:
       if (to.kept != nullptr) copy(value(source(n)), to.kept, size(n));
       kernels.activate(of.activation, value(source(n)), to.value, size(n));
@@ -263,10 +252,28 @@ void Piece::forward(int32_t n) {
     case ProgramOp::kDropout:
     case ProgramOp::kSpatialDropout:
     case ProgramOp::kStepDropout:
+    case ProgramOp::kGaussianDropout:
+    case ProgramOp::kGaussianNoise:
       return drop(n, value(source(n)), to.value);
     case ProgramOp::kMeanOverTime:
     case ProgramOp::kMaxOverTime:
       return over_time(n);
+    case ProgramOp::kWindows:
+      return gather_windows(n);
+    case ProgramOp::kMaxPool:
+    case ProgramOp::kAveragePool:
+      return pool(n);
+    case ProgramOp::kSum:
+    case ProgramOp::kMean:
+    case ProgramOp::kMax:
+    case ProgramOp::kMin:
+      return reduce(n);
+    case ProgramOp::kDot:
+      return dot(n);
+    case ProgramOp::kAttention:
+      return attend(n);
+    case ProgramOp::kSoftmax:
+      return normalize_along(n, value(source(n)), nullptr, to.value);
     case ProgramOp::kReshape:
       return copy(value(source(n)), to.value, size(n));
     case ProgramOp::kRepeatVector:
@@ -284,6 +291,37 @@ void Piece::forward(int32_t n) {
     default:
       return merge(n);
   }
+}
+
+// The kernel of a dense node; that of groups with zeros where an output does not look, in `whole`.
+const float* Piece::dense_kernel(int32_t n, std::vector<float>& whole) const {
+  const ProgramNode& of = node(n);
+  if (of.op == ProgramOp::kDense) return of.kernel;
+  whole.assign(static_cast<size_t>(of.whole[0] * of.rows * of.columns), 0.0f);
+  for_each_group(n, [&](int64_t place, int64_t own, int64_t count) {
+    copy(of.kernel + own, whole.data() + place, count);
+  });
+  return whole.data();
+}
+
+void Piece::forward_dense(int32_t n) {
+  const TrainingKernels& kernels = *program_.target_->training;
+  const ProgramNode& of = node(n);
+  const NodeMemory& to = layout_.nodes[n];
+  std::vector<float> whole;
+  DenseForward call;
+  call.rows = positions(n);
+  call.inputs = shape(source(n)).features;
+  call.outputs = of.columns;
+  call.x = value(source(n));
+  call.kernel = dense_kernel(n, whole);
+  call.bias = of.bias;
+  float* sums = to.kept != nullptr ? to.kept : to.value;
+  call.y = sums;
+  program_.target_->dense->forward(call);
+  if (of.activation != Activation::kLinear) kernels.activate(of.activation, sums, to.value, size(n));
+  if (of.normalizer != Normalizer::kNone)
+    kernels.normalize(of.normalizer, to.value, positions(n), of.columns);
 }
 
 // What only moves, adds or scales the numbers of a row.
@@ -381,12 +419,8 @@ void Piece::over_time(int32_t n) {
     float* to = layout_.nodes[n].value + row * features;
     if (node(n).op == ProgramOp::kMaxOverTime) {
       copy(from, to, features);
-      for (int64_t step = 1; step < steps; ++step) {
-        for (int64_t i = 0; i < features; ++i) {
-          const float each = from[step * features + i];
-          if (each > to[i] || each != each) to[i] = each;
-        }
-      }
+      for (int64_t step = 1; step < steps; ++step)
+        program_.target_->training->raise(from + step * features, to, features);
       continue;
     }
     int64_t live = 0;
@@ -409,6 +443,14 @@ void Piece::drop(int32_t n, const float* from, float* to) const {
   if (gradients_ == nullptr || rate == 0) return copy(from, to, size(n));
   if (node(n).op == ProgramOp::kDropout) {
     return kernels.drop(draws(n, steps * features), rate, from, to, size(n));
+  }
+  if (node(n).op == ProgramOp::kGaussianDropout || node(n).op == ProgramOp::kGaussianNoise) {
+    const bool adds = node(n).op == ProgramOp::kGaussianNoise;
+    std::vector<float> drawn(static_cast<size_t>(size(n)));
+    kernels.draw_normals(draws(n, steps * features), adds ? 0 : 1, rate, drawn.data(), size(n));
+    if (!adds) return kernels.multiply(from, drawn.data(), to, size(n));
+    copy(from, to, size(n));
+    return kernels.add(drawn.data(), to, size(n));
   }
   if (node(n).op == ProgramOp::kStepDropout) {
     std::vector<float> factors(static_cast<size_t>(positions(n)));

@@ -41,7 +41,7 @@ struct NodeMemory {
   uint8_t* mask = nullptr;    // (R, T)
   float* gradient = nullptr;  // of the value
   // What backward needs besides the value: the input of an activation; of a normalisation the mean and the inverse
-  // deviation, of each position or of each feature.
+  // deviation, of each position or of each feature; of attention the weights of the values.
   float* kept = nullptr;
   std::byte* reserve = nullptr;    // of an LSTM
   float* dropped = nullptr;        // of an LSTM: its inputs times the factors of its dropout
@@ -158,6 +158,22 @@ class Piece {
     int64_t count;
   };
   Table table(int32_t n) const;
+  struct Windows;
+  Windows windows(int32_t n) const;
+  struct Along;
+  Along along(int32_t n) const;
+  struct Factor;
+  Factor factor(int32_t n, int32_t input) const;
+  struct Head;
+  template <class Each>
+  void for_each_head(int32_t n, const Each& each) const;
+  template <class Each>
+  void for_each_hidden(int32_t n, const Head& head, const Each& each) const;
+  bool drops_weights(int32_t n, const Head& head, std::vector<float>& factors) const;
+  // Of a dense node in groups: calls each(place in a kernel without groups, place in its own, numbers there).
+  template <class Each>
+  void for_each_group(int32_t n, const Each& each) const;
+  const float* dense_kernel(int32_t n, std::vector<float>& whole) const;
   Draws draws(int32_t n, int64_t numbers_of_row, uint64_t stream = 0) const;
 
   void forward(int32_t n);
@@ -169,6 +185,13 @@ class Piece {
   void over_time(int32_t n);
   void take_moments(int32_t n);
   void normalize_batch(int32_t n);
+  void gather_windows(int32_t n);
+  void pool(int32_t n);
+  void reduce(int32_t n);
+  void normalize_along(int32_t n, const float* from, const float* d, float* to) const;
+  void dot(int32_t n);
+  void attend(int32_t n);
+  void forward_dense(int32_t n);
   void drop(int32_t n, const float* from, float* to) const;
   void draw_factors(int32_t n);
   void take_losses(TrainingResult& result);
@@ -183,6 +206,12 @@ class Piece {
   void over_time_back(int32_t n);
   void normalize_batch_back(int32_t n);
   void move_back(int32_t n, float* to) const;
+  void scatter_windows(int32_t n, float* to) const;
+  void pool_back(int32_t n, float* to) const;
+  void reduce_back(int32_t n, float* to) const;
+  void dot_back(int32_t n);
+  void attend_back(int32_t n);
+  void give_all(int32_t n, const std::vector<float>& d);
   void state_back(int32_t n);
   void clear_gradients(int32_t n);
   void fill_lstm(int32_t n, LstmInputs& call) const;
@@ -205,6 +234,18 @@ class Piece {
   // Of an LSTM: whether the gradient of its last h and of its last c is there.
   std::vector<std::array<bool, 2>> reached_states_;
 };
+
+template <class Each>
+void Piece::for_each_group(int32_t n, const Each& each) const {
+  const ProgramNode& of = node(n);
+  const int64_t groups = of.whole[0], inputs = of.rows / of.whole[1], outputs = of.columns / groups;
+  for (int64_t row = 0; row < of.rows; ++row) {
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t in_whole = (row / inputs * groups + group) * inputs + row % inputs;
+      each(in_whole * of.columns + group * outputs, row * of.columns + group * outputs, outputs);
+    }
+  }
+}
 
 template <class Write>
 void Piece::give(int32_t n, const Write& write) {

@@ -58,6 +58,7 @@ void Piece::backward(int32_t n) {
     case ProgramOp::kAffine:
       return give(source(n), [&](float* to) { move_back(n, to); });
     case ProgramOp::kDense:
+    case ProgramOp::kGroupedDense:
       return backward_dense(n);
     case ProgramOp::kActivation:
       return give(source(n), [&](float* to) {
@@ -76,7 +77,25 @@ void Piece::backward(int32_t n) {
     case ProgramOp::kDropout:
     case ProgramOp::kSpatialDropout:
     case ProgramOp::kStepDropout:
+    case ProgramOp::kGaussianDropout:
       return give(source(n), [&](float* to) { drop(n, d, to); });
+    case ProgramOp::kWindows:
+      return give(source(n), [&](float* to) { scatter_windows(n, to); });
+    case ProgramOp::kMaxPool:
+    case ProgramOp::kAveragePool:
+      return give(source(n), [&](float* to) { pool_back(n, to); });
+    case ProgramOp::kSum:
+    case ProgramOp::kMean:
+    case ProgramOp::kMax:
+    case ProgramOp::kMin:
+      return give(source(n), [&](float* to) { reduce_back(n, to); });
+    case ProgramOp::kDot:
+      return dot_back(n);
+    case ProgramOp::kAttention:
+      return attend_back(n);
+    case ProgramOp::kSoftmax:
+      return give(source(n), [&](float* to) { normalize_along(n, memory.value, d, to); });
+    case ProgramOp::kGaussianNoise:
     case ProgramOp::kReshape:
       return give(source(n), [&](float* to) { copy(d, to, size(n)); });
     case ProgramOp::kMeanOverTime:
@@ -100,22 +119,28 @@ void Piece::backward_dense(int32_t n) {
   } else if (of.activation != Activation::kLinear) {
     kernels.activate_back(of.activation, memory.kept, memory.value, d, d, size(n));
   }
+  std::vector<float> whole, d_whole;
   DenseBackward call;
   call.rows = positions(n);
-  call.inputs = of.rows;
+  call.inputs = shape(source(n)).features;
   call.outputs = of.columns;
   call.x = value(source(n));
-  call.kernel = of.kernel;
+  call.kernel = dense_kernel(n, whole);
   call.bias = of.bias;
   call.d_y = d;
-  call.d_kernel = gradient_of(n, 0);
+  d_whole.resize(whole.size());
+  float* const d_kernel = gradient_of(n, 0);
+  call.d_kernel = whole.empty() ? d_kernel : d_whole.data();
   call.d_bias = gradient_of(n, 2);
   const auto write = [&](float* to) {
     call.d_x = to;
     program_.target_->dense->backward(call);
   };
-  if (!wants_gradient(source(n))) return write(nullptr);
-  give(source(n), write);
+  wants_gradient(source(n)) ? give(source(n), write) : write(nullptr);
+  if (whole.empty()) return;
+  for_each_group(n, [&](int64_t place, int64_t own, int64_t count) {
+    copy(d_whole.data() + place, d_kernel + own, count);
+  });
 }
 
 void Piece::move_back(int32_t n, float* to) const {

@@ -146,7 +146,7 @@ void TrainingProgram::find_uses() {
     const bool is_mask = row(node.op).gives == ValueKind::kMask;
     differentiable_[n] = changes && !is_mask;
     if (differentiable_[n] == 0) continue;
-    const bool lstm = node.op == ProgramOp::kLstm, matrix = lstm || node.op == ProgramOp::kDense;
+    const bool lstm = node.op == ProgramOp::kLstm, matrix = lstm || is_dense(node.op);
     for (int array = 0; array < 3; ++array) {
       Use use{static_cast<int32_t>(n), array, weight_of(arrays[array])};
       // The kernels of layers write all gradients at once, also those that nobody wants.
@@ -269,7 +269,7 @@ double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
     if (node.op == ProgramOp::kLstm) {
       products += 4.0 * static_cast<double>(batch.shapes[node.inputs[0]].steps * node.columns) *
                   static_cast<double>(node.columns + node.rows);
-    } else if (node.op == ProgramOp::kDense) {
+    } else if (is_dense(node.op)) {
       products += static_cast<double>(batch.shapes[n].positions() * node.rows * node.columns);
     }
   }

@@ -49,11 +49,12 @@ struct Model {
   std::vector<std::vector<int32_t>> gathers;
   std::vector<Floats> arrays;
   std::vector<ValueShape> shapes;
+  std::vector<int64_t> begins;
   std::mt19937 random{7};
 
   Model() {
-    sources.reserve(80);
-    arrays.reserve(80);
+    sources.reserve(120);
+    arrays.reserve(120);
   }
   Floats& numbers(int64_t count) {
     std::normal_distribution<float> normal(0, 0.3f);
@@ -70,6 +71,7 @@ struct Model {
     shapes.push_back(shape);
     rates.push_back(drops);
     gathers.emplace_back();
+    begins.push_back(0);
     return static_cast<int32_t>(nodes.size()) - 1;
   }
   int32_t input(ValueShape shape, bool ids) {
@@ -113,6 +115,37 @@ struct Model {
     node.normalizer = normalizer;
     return made;
   }
+  // What looks at so many steps before and behind each.
+  int32_t windows(ProgramOp op, int32_t x, int64_t around) {
+    ValueShape shape = shapes[static_cast<size_t>(x)];
+    if (op == ProgramOp::kWindows) shape.features *= 2 * around + 1;
+    const int32_t made = add(op, {x}, shape);
+    nodes.back().whole[0] = 2 * around + 1;
+    nodes.back().whole[1] = nodes.back().whole[2] = 1;
+    begins.back() = around;
+    return made;
+  }
+  int32_t grouped(int32_t x, int64_t outputs, int64_t groups) {
+    const int32_t made = dense(x, outputs, Activation::kTanh);
+    nodes.back().op = ProgramOp::kGroupedDense;
+    nodes.back().rows /= groups;
+    nodes.back().kernel = numbers(nodes.back().rows * outputs).data();
+    nodes.back().whole[0] = groups;
+    nodes.back().whole[1] = 3;
+    return made;
+  }
+  // Attention of a value to itself, by sums of features or in heads.
+  int32_t attention(int32_t x, bool additive, int32_t mask, Rates drops) {
+    const ValueShape shape = shapes[static_cast<size_t>(x)];
+    const int32_t made = add(ProgramOp::kAttention, {x, x, x, mask, additive ? -1 : mask}, shape, drops);
+    ProgramNode& node = nodes.back();
+    node.number = 0.5f;
+    node.whole[0] = additive ? 1 : 2;
+    node.whole[1] = node.whole[2] = additive ? 0 : 1;
+    if (additive) node.kernel = numbers(shape.features).data();
+    if (additive) node.columns = shape.features;
+    return made;
+  }
   int32_t normalized(int32_t x, ProgramOp op = ProgramOp::kLayerNorm) {
     const ValueShape shape = shapes[static_cast<size_t>(x)];
     const int32_t made = add(op, {x}, shape);
@@ -123,6 +156,26 @@ struct Model {
     return made;
   }
 };
+
+// All operations that look across steps, behind each other.
+int32_t across_steps(Model& model, int32_t x, int32_t mask) {
+  const ValueShape steps{kSteps, 8}, row{0, 8};
+  int32_t now = model.grouped(model.windows(ProgramOp::kWindows, x, 1), 8, 2);
+  now = model.windows(ProgramOp::kMaxPool, now, 1);
+  now = model.windows(ProgramOp::kAveragePool, now, 1);
+  now = model.add(ProgramOp::kGaussianDropout, {now}, steps, {0.1f, 0});
+  now = model.add(ProgramOp::kGaussianNoise, {now}, steps, {0.1f, 0});
+  now = model.attention(model.attention(now, true, mask, {}), false, mask, {0.1f, 0});
+  const int32_t weights = model.add(ProgramOp::kSoftmax, {now}, steps);
+  const int32_t products = model.add(ProgramOp::kDot, {weights, now}, {8, 8});
+  model.nodes.back().whole[0] = model.nodes.back().whole[1] = 1;
+  int32_t all = model.add(ProgramOp::kSum, {products}, row);
+  for (const ProgramOp op : {ProgramOp::kMean, ProgramOp::kMax, ProgramOp::kMin})
+    all = model.add(ProgramOp::kAdd, {all, model.add(op, {now}, row)}, row);
+  const int32_t of_steps = model.add(ProgramOp::kSum, {now}, {0, kSteps});
+  model.begins.back() = 1;
+  return model.dense(model.add(ProgramOp::kConcatenate, {all, of_steps}, {0, 8 + kSteps}), 8);
+}
 
 // All operations between ids and a distribution at every step.
 int32_t everything(Model& model, bool masked) {
@@ -164,7 +217,8 @@ int32_t everything(Model& model, bool masked) {
   const int32_t half = model.add(ProgramOp::kGather, {both}, steps);
   for (int32_t n = 0; n < 8 * kSteps; ++n) model.gathers.back().push_back(2 * n);
   const int32_t scaled = model.add(ProgramOp::kMultiply, {half, one}, steps);
-  int32_t all = model.add(ProgramOp::kAdd, {scaled, repeated, less, c}, steps);
+  const int32_t across = across_steps(model, half, mask);
+  int32_t all = model.add(ProgramOp::kAdd, {scaled, repeated, less, c, across}, steps);
   if (masked) {
     const int32_t any = model.add(ProgramOp::kAnyMask, {mask, mask}, {kSteps, 1});
     all = model.add(ProgramOp::kWhere, {all, any, less}, steps);
@@ -232,7 +286,6 @@ Floats trained(const Way& way, int64_t rows, int count) {
   }
   const Floats row_weights(ids.size(), 0.5f), levels(2 * ids.size(), 0.1f);
   Floats copied(6 * ids.size());
-  const std::vector<int64_t> begins(model.nodes.size());
   std::vector<uint64_t> keys(model.nodes.size(), 12345);
   std::vector<const int32_t*> gathers;
   for (const std::vector<int32_t>& each : model.gathers) gathers.push_back(each.data());
@@ -242,7 +295,7 @@ Floats trained(const Way& way, int64_t rows, int count) {
   TrainingBatch batch;
   batch.rows = rows;
   batch.shapes = model.shapes.data();
-  batch.begins = begins.data();
+  batch.begins = model.begins.data();
   batch.inputs = inputs;
   batch.keys = keys.data();
   batch.gathers = gathers.data();

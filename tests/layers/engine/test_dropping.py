@@ -29,12 +29,12 @@ def probe(*dropping: Any, steps: int = 5) -> keras.Model:
     return keras.Model(inputs, layers.Add()([same(kept), nothing]))
 
 
-def loss_of_steps(model: keras.Model, rows: int, count: int) -> list[float]:
-    """The mean of the absolute outputs for inputs of ones, at each step, with weights that stay."""
+def loss_of_steps(model: keras.Model, rows: int, count: int, target: float = 0.0) -> list[float]:
+    """The mean distance of the outputs for inputs of ones, at each step, with weights that stay."""
     model.compile(keras.optimizers.SGD(0.0), "mae")
     cellerate.accelerate(model, engine="require")
     x = np.ones((rows, 5, WIDTH), np.float32)
-    return [model.train_on_batch(x, np.zeros_like(x)) for _ in range(count)]
+    return [model.train_on_batch(x, np.full_like(x, target)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kind", ["dropout", "spatial"])
@@ -47,6 +47,26 @@ def test_the_mean_stays_and_numbers_are_kept_at_the_rate(kind: str) -> None:
     assert len(set(losses)) == len(losses)
     np.testing.assert_allclose(losses, 1.0, atol=5 * deviation)
     assert abs(np.mean(losses) - 1) < 5 * deviation / np.sqrt(len(losses))
+
+
+@pytest.mark.parametrize(
+    ("layer", "deviation"),
+    [
+        (lambda: layers.GaussianNoise(0.2, seed=1), 0.2),
+        (lambda: layers.GaussianDropout(RATE, seed=1), np.sqrt(RATE / (1 - RATE))),
+    ],
+    ids=["noise", "factors"],
+)
+def test_normal_numbers_have_their_mean_and_deviation(layer: Any, deviation: float) -> None:
+    model = probe(layer())
+    # The mean distance of normal numbers from their mean, and how far that of so many is off.
+    expected, off = deviation * np.sqrt(2 / np.pi), deviation / np.sqrt(64 * 5 * WIDTH * 12)
+    assert np.mean(loss_of_steps(model, 64, 12, target=1.0)) == pytest.approx(expected, abs=5 * off)
+    # As many are above their mean as below.
+    above = np.mean([loss_of_steps(probe(layer()), 64, 1, target=far)[0] for far in (-20.0, 22.0)])
+    assert above == pytest.approx(21.0, abs=1e-4)
+    x = np.ones((8, 5, WIDTH), np.float32)
+    assert model.evaluate(x, x, verbose=0) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_no_dropout_while_evaluating() -> None:
@@ -70,6 +90,14 @@ def recurrent(**options: Any) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.2, seed=7)(layers.LSTM(5)(hidden))))
 
 
+def attending(**options: Any) -> keras.Model:
+    inputs = keras.Input((6, 4))
+    hidden = layers.LSTM(8, return_sequences=True)(inputs)
+    heads = layers.MultiHeadAttention(2, 4, seed=5, **options)(hidden, hidden, use_causal_mask=True)
+    both = layers.Concatenate()([heads, layers.Attention(seed=6, **options)([hidden, heads])])
+    return keras.Model(inputs, layers.Dense(2)(layers.LSTM(5)(both)))
+
+
 X = np.random.default_rng(0).standard_normal((40, 6, 4)).astype("float32")
 Y = np.random.default_rng(1).standard_normal((40, 2)).astype("float32")
 OPTIONS = [{"dropout": 0.3}, {"recurrent_dropout": 0.3}, {"dropout": 0.2, "recurrent_dropout": 0.3}, {}]
@@ -83,10 +111,15 @@ def fitted(model: keras.Model, epochs: int = 2, engine: str = "require") -> kera
     return made
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "none")
-def test_runs_from_the_same_seeds_are_equal_to_the_bit(options: Any) -> None:
+BUILT = {" ".join(options) or "none": (recurrent, options) for options in OPTIONS}
+BUILT["attention"] = attending, {"dropout": 0.4}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_runs_from_the_same_seeds_are_equal_to_the_bit(name: str) -> None:
+    build, options = BUILT[name]
     keras.utils.set_random_seed(2)
-    model = recurrent(**options)
+    model = build(**options)
     first, second = fitted(model), fitted(model)
     for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
         np.testing.assert_array_equal(other, one)
@@ -108,11 +141,12 @@ def test_a_resumed_run_equals_one_without_a_break() -> None:
         np.testing.assert_array_equal(other, one)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:3], ids=lambda options: " ".join(options))
-def test_what_is_learnt_with_dropout_is_what_keras_learns(options: Any) -> None:
+@pytest.mark.parametrize("name", [name for name in BUILT if name != "none"])
+def test_what_is_learnt_with_dropout_is_what_keras_learns(name: str) -> None:
     """The losses of many steps have the same mean, though the numbers drawn differ."""
+    build, options = BUILT[name]
     keras.utils.set_random_seed(2)
-    model = recurrent(**options)
+    model = build(**options)
     means = []
     for engine in ("off", "require"):
         made = copy_of(model)

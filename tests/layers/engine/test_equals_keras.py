@@ -149,7 +149,9 @@ def test_lengths_may_change_from_batch_to_batch() -> None:
         np.testing.assert_allclose(our, one, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", ["bidirectional", "wide vocabulary", "masked"])
+@pytest.mark.parametrize(
+    "case", ["bidirectional", "wide vocabulary", "masked", "convolutions", "pooled windows", "masked heads"]
+)
 def test_same_bits_for_any_number_of_threads(case: str) -> None:
     row = CASES[case]
     keras.utils.set_random_seed(1)
@@ -181,7 +183,9 @@ def test_diverged_training_gives_nan_as_keras_does() -> None:
         assert all(np.isnan(weights).any() for weights in made.get_weights())
 
 
-@pytest.mark.parametrize("case", ["stack", "bidirectional", "sentiment", "classes", "wide vocabulary"])
+@pytest.mark.parametrize(
+    "case", ["stack", "bidirectional", "sentiment", "classes", "wide vocabulary", "frames", "attention"]
+)
 def test_every_instruction_set_takes_the_same_steps(case: str) -> None:
     row = CASES[case]
     keras.utils.set_random_seed(1)

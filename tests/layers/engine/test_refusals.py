@@ -39,6 +39,14 @@ def built_parts(model: keras.Model, batch: Any) -> StepParts:
     return parts
 
 
+def scored(attention: keras.Layer) -> keras.Model:
+    inputs = keras.Input((9, 3))
+    steps = layers.LSTM(4, return_sequences=True)(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalMaxPooling1D()(attention([steps, steps]))))
+    model.compile("adam", "mse")
+    return model
+
+
 def own_loss(targets: Any, outputs: Any) -> Any:
     return keras.ops.mean(keras.ops.square(targets - outputs), axis=-1)
 
@@ -62,7 +70,9 @@ def own_apply() -> keras.Model:
 
 
 REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
-    "noise": (lambda: model_of(layers.GaussianNoise(0.1)), "draws noise of its own"),
+    "noise": (lambda: model_of(layers.AlphaDropout(0.1)), "draws noise of its own"),
+    "learned scale": (lambda: scored(layers.Attention(use_scale=True)), "learns one number"),
+    "drops all": (lambda: scored(layers.Attention(dropout=1.0)), "drops all its weights"),
     "batch normalization": (lambda: model_of(layers.BatchNormalization(renorm=True)), "by part of a batch"),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),

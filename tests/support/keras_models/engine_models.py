@@ -12,9 +12,10 @@ from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.training.stretches import ErrorByStretch
+from support.keras_models.engine_sequences import OUT, SEQUENCES, D, T
 
-T, D, OUT, V = 9, 3, 2, 11
-"""Steps and features of a series, outputs, and words of a vocabulary."""
+V = 11
+"""Words of a vocabulary."""
 WORDS = 900
 """Of a vocabulary of which a batch reads little."""
 
@@ -403,6 +404,7 @@ CASES: dict[str, Case] = {
         _observed,
         lambda: {"weighted_metrics": ["accuracy", keras.metrics.Recall(name="recall"), "mse"]},
     ),
+    **{name: Case(*row) for name, row in SEQUENCES.items()},
 }
 """What people build, and what the operations of the engine need to be tried."""
 

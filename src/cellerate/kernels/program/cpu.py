@@ -169,20 +169,15 @@ def sizes_of(
         shapes: The shape of a row of each.
         known: The core's rows of the operations; None for those of packed models.
     """
-    # What trains has its own ways to stretch and to join, and knows no value of several sequences.
-    most, simpler = 3, {}
-    if known is not None:
-        most, simpler = 2, {"stretched": "alike", "joined": "features"}
     known = rows() if known is None else known
     sizes, begins = [], []
     for number, node in nodes.items():
         shape = shapes[number]
         read = {name: shapes[source] for name, source in node.inputs.items()}
         whole = _gives_ids_or_mask(node)
-        if len(shape) != 1 if whole else not 1 <= len(shape) <= most:
+        if len(shape) != 1 if whole else not 1 <= len(shape) <= 3:
             return None
-        takes = known[node.op].shapes
-        if not _TAKEN[simpler.get(takes, takes)](node, shape, read):
+        if not _TAKEN[known[node.op].shapes](node, shape, read):
             return None
         sizes.append((shape[0], 1, 0) if whole else _size(shape))
         begins.append(_begin(node, read))

@@ -23,7 +23,16 @@ MOST_SLOTS = 3
 # What moves numbers computes none.
 _NO_ARITHMETIC: Any = None
 # Operations that packed models lack, whose results have the shape of x.
-_OF_TRAINING = ("dropout", "spatial_dropout", "step_dropout", "batch_norm")
+_OF_TRAINING = (
+    "dropout",
+    "spatial_dropout",
+    "step_dropout",
+    "gaussian_dropout",
+    "gaussian_noise",
+    "batch_norm",
+)
+# A convolution in groups, whose kernel is (size·F of a group, N).
+GROUPED = "grouped_dense"
 
 
 class TrainedWeight(NamedTuple):
@@ -316,7 +325,12 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
             shapes[number] = next(given)
             continue
         read = {name: shapes[source] for name, source in node.inputs.items()}
-        shapes[number] = read["x"] if node.op in _OF_TRAINING else OPERATIONS[node.op].shape(node, read)
+        if node.op in _OF_TRAINING:
+            shapes[number] = read["x"]
+        elif node.op == GROUPED:
+            shapes[number] = (*read["x"][:-1], node.arrays["kernel"].shape[1])
+        else:
+            shapes[number] = OPERATIONS[node.op].shape(node, read)
     return shapes
 
 
@@ -343,7 +357,7 @@ def sizes_of_step(nodes: Sequence[Node], shapes: Mapping[int, Shape]) -> StepSiz
             return None
         flat[number] = _flat(shapes[number])
         gathers.append(_gather(node, shapes[node.inputs["x"]]) if _moves(node) else None)
-    free = {name: row._replace(shapes="any") for name, row in rows().items()}
+    free = {name: row._replace(shapes="positions") for name, row in rows().items()}
     sizes = sizes_of(dict(enumerate(map(_moved, nodes))), flat, free)
     return None if sizes is None else StepSizes(sizes, gathers)
 
@@ -379,6 +393,8 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
     if takes in ("features", "joined"):
         axis: Any = node.options["axis"]
         return axis in (-1, len(shape)) or (node.op == "concatenate" and axis == 1)
+    if takes == "either":
+        return len(read) < 4 and node.options["axis"] in (len(read), max(len(read) - 1, 1))
     if node.op in MASKS:
         return read in (shape, (1,))
     # What has fewer positions is taken again and again.
@@ -388,5 +404,5 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
 
 
 def _flat(shape: Shape) -> Shape:
-    """A shape of at most two axes; all but the last may be counted as one."""
-    return shape if len(shape) < 3 else (math.prod(shape[:-1]), shape[-1])
+    """A shape of at most three axes; all but the last may be counted as one."""
+    return shape if len(shape) < 4 else (math.prod(shape[:-1]), shape[-1])

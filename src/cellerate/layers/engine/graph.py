@@ -5,6 +5,7 @@ The nodes are those of a `Program`, with operations that packed models lack: tho
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from cellerate.keras_graph.program_nodes import (
     Readers,
     Refused,
     Weight,
+    numpy,
 )
 from cellerate.keras_graph.to_program import ProgramReading, no_graph, own_graph
 from cellerate.keras_graph.walk import walk
@@ -29,7 +31,7 @@ from cellerate.program import Node
 
 # The type in which LSTMs compute where their policy says so. The rest of a step is float32, which takes no longer.
 _NARROW = "bfloat16"
-_SAME_LAYERS = "Use Dropout or SpatialDropout1D."
+_SAME_LAYERS = "Use Dropout, SpatialDropout1D, GaussianDropout or GaussianNoise."
 # The axes of (B, T, F) along which a node drops the same.
 _DROPPED_ALIKE = {(False, True, False): "spatial_dropout", (False, False, True): "step_dropout"}
 _carrying: list[type] = []
@@ -145,8 +147,8 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
     odd = [
         found[number].name
         for (number, _), weight in weights.items()
-        # What scales by constants has no variables.
-        if not _is_variable(weight) and found[number].op != "affine"
+        # What scales by constants has no variables, nor has attention that adds up features as they are.
+        if not _is_variable(weight) and not (weight is None and found[number].op in ("affine", "attention"))
     ]
     odd += _parts_alone(weights)
     if odd:
@@ -252,8 +254,14 @@ def _in_training(kind: type, read: Read) -> Read:
         return _dropout
     if kind is layers.SpatialDropout1D:
         return _spatial_dropout
-    if kind in (layers.GaussianDropout, layers.AlphaDropout, layers.GaussianNoise):
+    if kind in (layers.GaussianDropout, layers.GaussianNoise):
+        return _gaussian
+    if kind is layers.AlphaDropout:
         return _refused_noise
+    if kind is layers.Conv1D:
+        return functools.partial(_convolution, read)
+    if kind in (layers.Attention, layers.AdditiveAttention, layers.MultiHeadAttention):
+        return functools.partial(_attention, read)
     if kind is layers.BatchNormalization:
         return functools.partial(_batch_normalization, read)
     if kind is layers.Normalization:
@@ -261,6 +269,61 @@ def _in_training(kind: type, read: Read) -> Read:
     if kind in (layers.LSTM, layers.RNN):
         return functools.partial(_recurrent, read)
     return read
+
+
+def _gaussian(call: ProgramCall) -> ProgramValue:
+    """A node that adds normal numbers, or multiplies by them."""
+    layer = call.layer
+    if isinstance(layer, layers.GaussianNoise):
+        return _drawing(call, "gaussian_noise", float(layer.stddev))
+    if layer.rate >= 1:
+        raise Refused("drops everything", "Give it a rate below 1.")
+    return _drawing(call, "gaussian_dropout", math.sqrt(layer.rate / (1 - layer.rate)))
+
+
+def _convolution(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
+    """The nodes of a convolution; its kernel is one variable in groups, too."""
+    added, layer = read(call), call.layer
+    if layer.groups > 1:
+        dense = call.nodes.found[-1]
+        size, features, filters = layer.kernel.shape
+        kernel = call.nodes.array(
+            layer,
+            "kernel in groups",
+            lambda: numpy(layer.kernel).reshape(size * features, filters),
+            Weight(layer.kernel),
+        )
+        call.nodes.found[-1] = dataclasses.replace(
+            dense,
+            op=cpu.GROUPED,
+            arrays={**dense.arrays, "kernel": kernel},
+            options={**dense.options, "groups": layer.groups, "size": size},
+        )
+    return added
+
+
+def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
+    """The nodes of attention, and what it drops of its weights."""
+    layer, before = call.layer, len(call.nodes.found)
+    # AdditiveAttention is a subclass of Attention, and learns a number for each feature.
+    additive = isinstance(layer, layers.AdditiveAttention)
+    dots = isinstance(layer, layers.Attention) and not additive
+    if dots and (layer.scale is not None or layer.score_mode != "dot"):
+        raise Refused("learns one number for all its scores", "Build it with use_scale=False and dot scores.")
+    values = read(call)
+    rate = float(layer.dropout)
+    if rate == 0:
+        return values
+    added = [
+        number
+        for number in range(before, len(call.nodes.found))
+        if call.nodes.found[number].op == "attention"
+    ]
+    if not added or rate >= 1:
+        raise Refused("drops all its weights, or gives them", "Give it a dropout below 1, and no scores.")
+    heads = type(layer) is layers.MultiHeadAttention
+    _note(call, added[0], Drops(rate, 0.0, (layer._dropout_layer if heads else layer).seed_generator))
+    return values
 
 
 def _refused_noise(call: ProgramCall) -> ProgramValue:
@@ -314,11 +377,16 @@ def _spatial_dropout(call: ProgramCall) -> ProgramValue:
 
 def _dropping(call: ProgramCall, op: str) -> ProgramValue:
     rate = float(call.layer.rate)
+    if rate >= 1:
+        raise Refused("drops everything", "Give it a rate below 1.")
+    return _drawing(call, op, rate)
+
+
+def _drawing(call: ProgramCall, op: str, rate: float) -> ProgramValue:
+    """A node that draws random numbers of so large a rate or deviation; its input if that is 0."""
     if rate == 0:
         value: ProgramValue = call.x
         return value
-    if rate >= 1:
-        raise Refused("drops everything", "Give it a rate below 1.")
     added = call.add(op)
     _note(call, added.number, Drops(rate, 0.0, call.layer.seed_generator))
     return added

@@ -117,11 +117,12 @@ class EngineStep:
     def _node_array(self, number: int, name: str) -> np.ndarray:
         """An array of a node: a variable's, a part of one, or a constant."""
         graph = self._parts.graph
-        weight = graph.weights.get((number, name))
+        weight, own = graph.weights.get((number, name)), graph.nodes[number].arrays[name]
         if weight is None:
-            return graph.nodes[number].arrays[name]
+            return own
         array = self._array(weight.variable)
-        return array if weight.part is None else array[weight.part]
+        # The kernel of a convolution, (size, F, N), is a matrix in its node.
+        return (array if weight.part is None else array[weight.part]).reshape(own.shape)
 
     def _made(self, trained: Sequence[Any]) -> cpu.TrainingProgram:
         """The step as the core has it."""

@@ -1,0 +1,253 @@
+// The rows of a batch that a thread takes through a whole step: products of values with each other, forward and back.
+//
+// A product of two values is that of a dense layer whose kernel is the second one.
+#include <algorithm>
+
+#include "simd/dispatch.h"
+#include "training/piece.h"
+
+namespace cellerate {
+namespace {
+
+using Floats = std::vector<float>;
+
+// Some columns of a matrix whose rows lie so many numbers apart.
+struct Columns {
+  int64_t rows, columns, stride;
+
+  // Copies them side by side, transposed if that is wanted, and back.
+  void take(const float* from, bool transposed, Floats& to) const {
+    to.resize(static_cast<size_t>(rows * columns));
+    for (int64_t i = 0; i < rows * columns; ++i)
+      to[place(i, transposed)] = from[i / columns * stride + i % columns];
+  }
+  void put(const Floats& from, bool transposed, float* to) const {
+    for (int64_t i = 0; i < rows * columns; ++i)
+      to[i / columns * stride + i % columns] = from[place(i, transposed)];
+  }
+
+ private:
+  size_t place(int64_t i, bool transposed) const {
+    return static_cast<size_t>(transposed ? i % columns * rows + i / columns : i);
+  }
+};
+
+template <class Call>
+Call product_of(const float* a, const float* b, int64_t rows, int64_t inputs, int64_t outputs) {
+  Call call;
+  call.rows = rows;
+  call.inputs = inputs;
+  call.outputs = outputs;
+  call.x = a;
+  call.kernel = b;
+  return call;
+}
+
+}  // namespace
+
+// One of two values that are multiplied, a matrix for each row of the batch.
+struct Piece::Factor {
+  const float* x;
+  Columns matrix;
+  bool over_features;  // whether the sum is over its last axis
+
+  int64_t count() const { return over_features ? matrix.rows : matrix.columns; }
+  int64_t summed() const { return over_features ? matrix.columns : matrix.rows; }
+  int64_t numbers() const { return matrix.rows * matrix.columns; }
+};
+
+Piece::Factor Piece::factor(int32_t n, int32_t input) const {
+  const ValueShape& read = shape(source(n, input));
+  const Columns matrix{read.positions(), read.features, read.features};
+  return {value(source(n, input)), matrix, read.steps == 0 || node(n).whole[input] == 2};
+}
+
+void Piece::dot(int32_t n) {
+  const Factor left = factor(n, 0), right = factor(n, 1);
+  Floats a, b;
+  for (int64_t row = 0; row < rows_; ++row) {
+    left.matrix.take(left.x + row * left.numbers(), !left.over_features, a);
+    right.matrix.take(right.x + row * right.numbers(), right.over_features, b);
+    auto call = product_of<DenseForward>(a.data(), b.data(), left.count(), left.summed(), right.count());
+    call.y = layout_.nodes[n].value + row * left.count() * right.count();
+    program_.target_->dense->forward(call);
+  }
+}
+
+void Piece::dot_back(int32_t n) {
+  const Factor left = factor(n, 0), right = factor(n, 1);
+  Floats a, b, d_a(static_cast<size_t>(left.numbers())), d_b(static_cast<size_t>(right.numbers()));
+  Floats d_left(static_cast<size_t>(rows_ * left.numbers()));
+  Floats d_right(static_cast<size_t>(rows_ * right.numbers()));
+  for (int64_t row = 0; row < rows_; ++row) {
+    left.matrix.take(left.x + row * left.numbers(), !left.over_features, a);
+    right.matrix.take(right.x + row * right.numbers(), right.over_features, b);
+    auto call = product_of<DenseBackward>(a.data(), b.data(), left.count(), left.summed(), right.count());
+    call.d_y = layout_.nodes[n].gradient + row * left.count() * right.count();
+    call.d_x = d_a.data();
+    call.d_kernel = d_b.data();
+    program_.target_->dense->backward(call);
+    left.matrix.put(d_a, !left.over_features, d_left.data() + row * left.numbers());
+    right.matrix.put(d_b, right.over_features, d_right.data() + row * right.numbers());
+  }
+  give_all(source(n, 0), d_left);
+  give_all(source(n, 1), d_right);
+}
+
+void Piece::give_all(int32_t n, const Floats& d) {
+  give(n, [&](float* to) { copy(d.data(), to, size(n)); });
+}
+
+// A head of attention in a row of the batch.
+struct Piece::Head {
+  int64_t row, number, queries, keys, pairs;
+  Columns query, key, value, result;                          // in the matrices of all heads
+  int64_t first_query, first_key, first_value, first_result;  // where they begin
+};
+
+template <class Each>
+void Piece::for_each_head(int32_t n, const Each& each) const {
+  const ValueShape &query = shape(source(n, 0)), &key = shape(source(n, 1)), &value = shape(source(n, 2));
+  const int64_t heads = node(n).whole[0], width = key.features / heads, wide = value.features / heads;
+  for (int64_t row = 0; row < rows_; ++row) {
+    for (int64_t head = 0; head < heads; ++head) {
+      each(Head{row,
+                row * heads + head,
+                query.steps,
+                key.steps,
+                query.steps * key.steps,
+                {query.steps, width, query.features},
+                {key.steps, width, key.features},
+                {key.steps, wide, value.features},
+                {query.steps, wide, value.features},
+                row * query.steps * query.features + head * width,
+                row * key.steps * key.features + head * width,
+                row * key.steps * value.features + head * wide,
+                row * query.steps * value.features + head * wide});
+    }
+  }
+}
+
+// Calls each(place) for the pairs of a query and a key that do not count.
+template <class Each>
+void Piece::for_each_hidden(int32_t n, const Head& head, const Each& each) const {
+  const uint8_t *of_keys = mask(source(n, 3)), *of_queries = mask(source(n, 4));
+  const bool causal = node(n).whole[1] != 0;
+  if (of_keys == nullptr && of_queries == nullptr && !causal) return;
+  for (int64_t place = 0; place < head.pairs; ++place) {
+    const int64_t query = place / head.keys, key = place % head.keys;
+    if ((causal && key > query) || (of_keys != nullptr && of_keys[head.row * head.keys + key] == 0) ||
+        (of_queries != nullptr && of_queries[head.row * head.queries + query] == 0))
+      each(place);
+  }
+}
+
+// The factors of the dropout of a head's weights; false if none are dropped.
+bool Piece::drops_weights(int32_t n, const Head& head, Floats& factors) const {
+  const float rate = program_.rates_[static_cast<size_t>(n)].inputs;
+  if (gradients_ == nullptr || rate == 0) return false;
+  factors.resize(static_cast<size_t>(head.pairs));
+  Draws drawn = draws(n, node(n).whole[0] * head.pairs);
+  drawn.first += head.number * head.pairs;
+  program_.target_->training->draw_factors(drawn, rate, factors.data(), head.pairs);
+  return true;
+}
+
+void Piece::attend(int32_t n) {
+  const ProgramNode& of = node(n);
+  const TrainingKernels& kernels = *program_.target_->training;
+  const bool additive = of.kernel != nullptr;
+  Floats q, k, v, factors, dropped, out, spare;
+  for_each_head(n, [&](const Head& head) {
+    head.query.take(value(source(n, 0)) + head.first_query, false, q);
+    head.key.take(value(source(n, 1)) + head.first_key, !additive, k);
+    head.value.take(value(source(n, 2)) + head.first_value, false, v);
+    float* weights = layout_.nodes[n].kept;
+    if (weights == nullptr) spare.resize(static_cast<size_t>(head.pairs));
+    weights = weights == nullptr ? spare.data() : weights + head.number * head.pairs;
+    const int64_t width = head.key.columns;
+    if (additive) {
+      for (int64_t t = 0; t < head.queries; ++t)
+        kernels.additive_scores(of.kernel, q.data() + t * width, k.data(), weights + t * head.keys, head.keys,
+                                width);
+    } else {
+      auto call = product_of<DenseForward>(q.data(), k.data(), head.queries, width, head.keys);
+      call.y = weights;
+      program_.target_->dense->forward(call);
+    }
+    for (int64_t i = 0; of.number != 1 && i < head.pairs; ++i) weights[i] *= of.number;
+    // As Keras hides what does not count: where nothing does, all count alike.
+    for_each_hidden(n, head, [&](int64_t place) { weights[place] -= 1e9f; });
+    kernels.normalize(Normalizer::kSoftmax, weights, head.queries, head.keys);
+    if (of.whole[2] != 0) for_each_hidden(n, head, [&](int64_t place) { weights[place] = 0; });
+    const float* taken = weights;
+    if (drops_weights(n, head, factors)) {
+      dropped.resize(factors.size());
+      kernels.multiply(weights, factors.data(), dropped.data(), head.pairs);
+      taken = dropped.data();
+    }
+    out.resize(static_cast<size_t>(head.queries * head.value.columns));
+    auto call = product_of<DenseForward>(taken, v.data(), head.queries, head.keys, head.value.columns);
+    call.y = out.data();
+    program_.target_->dense->forward(call);
+    head.result.put(out, false, layout_.nodes[n].value + head.first_result);
+  });
+}
+
+void Piece::attend_back(int32_t n) {
+  const ProgramNode& of = node(n);
+  const TrainingKernels& kernels = *program_.target_->training;
+  const bool additive = of.kernel != nullptr;
+  const auto floats = [](int64_t count) { return Floats(static_cast<size_t>(count)); };
+  Floats d_query = floats(size(source(n, 0))), d_key = floats(size(source(n, 1))),
+         d_value = floats(size(source(n, 2))), d_additive = floats(of.columns);
+  Floats q, k, v, d_out, factors, dropped, d_weights, d_q, d_k, d_v;
+  for_each_head(n, [&](const Head& head) {
+    const int64_t width = head.key.columns, wide = head.value.columns;
+    head.query.take(value(source(n, 0)) + head.first_query, false, q);
+    head.key.take(value(source(n, 1)) + head.first_key, !additive, k);
+    head.value.take(value(source(n, 2)) + head.first_value, false, v);
+    head.result.take(layout_.nodes[n].gradient + head.first_result, false, d_out);
+    const float* weights = layout_.nodes[n].kept + head.number * head.pairs;
+    const bool drops = drops_weights(n, head, factors);
+    d_weights.resize(static_cast<size_t>(head.pairs));
+    d_q.assign(q.size(), 0.0f);
+    d_k.assign(k.size(), 0.0f);
+    d_v.resize(v.size());
+    dropped.resize(drops ? factors.size() : 0);
+    if (drops) kernels.multiply(weights, factors.data(), dropped.data(), head.pairs);
+    auto values =
+        product_of<DenseBackward>(drops ? dropped.data() : weights, v.data(), head.queries, head.keys, wide);
+    values.d_y = d_out.data();
+    values.d_x = d_weights.data();
+    values.d_kernel = d_v.data();
+    program_.target_->dense->backward(values);
+    if (drops) kernels.multiply(d_weights.data(), factors.data(), d_weights.data(), head.pairs);
+    kernels.normalize_back(Normalizer::kSoftmax, weights, d_weights.data(), d_weights.data(), head.queries,
+                           head.keys);
+    // Of a query that does not count Keras overwrites the scores.
+    if (source(n, 4) >= 0)
+      for_each_hidden(n, head, [&](int64_t place) { d_weights[static_cast<size_t>(place)] = 0; });
+    for (float& each : d_weights) each *= of.number;
+    if (additive) {
+      for (int64_t t = 0; t < head.queries; ++t)
+        kernels.additive_back(of.kernel, q.data() + t * width, k.data(), d_weights.data() + t * head.keys,
+                              d_q.data() + t * width, d_k.data(), d_additive.data(), head.keys, width);
+    } else {
+      auto scores = product_of<DenseBackward>(q.data(), k.data(), head.queries, width, head.keys);
+      scores.d_y = d_weights.data();
+      scores.d_x = d_q.data();
+      scores.d_kernel = d_k.data();
+      program_.target_->dense->backward(scores);
+    }
+    head.query.put(d_q, false, d_query.data() + head.first_query);
+    head.key.put(d_k, !additive, d_key.data() + head.first_key);
+    head.value.put(d_v, false, d_value.data() + head.first_value);
+  });
+  if (float* to = gradient_of(n, 0)) copy(d_additive.data(), to, of.columns);
+  give_all(source(n, 0), d_query);
+  give_all(source(n, 1), d_key);
+  give_all(source(n, 2), d_value);
+}
+
+}  // namespace cellerate

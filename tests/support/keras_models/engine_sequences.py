@@ -1,0 +1,137 @@
+"""Models that look across steps: convolutions, pooling and attention beside LSTMs, for `engine_models`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+T, D, OUT = 9, 3, 2
+"""Steps and features of a series, and outputs."""
+
+L = layers
+
+
+def _series(*rows: Callable[[], Any]) -> Callable[[], keras.Model]:
+    """A model of a series: layers that `rows` give, and a head."""
+    return lambda: keras.Sequential([keras.Input((T, D)), *(row() for row in rows), L.Dense(OUT)])
+
+
+def _pooled() -> keras.Model:
+    """Every pooling of windows, of steps and of features."""
+    inputs = keras.Input((T, D))
+    steps = L.LSTM(6, return_sequences=True)(inputs)
+    halves = [
+        L.MaxPooling1D(3, strides=2, padding="same")(steps),
+        L.AveragePooling1D(2, strides=1)(steps),
+        L.AveragePooling1D(3, strides=1, padding="same")(L.MaxPooling1D(2)(steps)),
+    ]
+    pooled = [L.GlobalAveragePooling1D()(ops.square(half)) for half in halves]
+    reduced = [
+        ops.sum(steps, axis=1),
+        ops.mean(steps, axis=2),
+        ops.max(steps, axis=2),
+        ops.min(steps, axis=1),
+    ]
+    weighted = ops.sum(ops.multiply(steps, ops.softmax(steps, axis=1)), axis=1)
+    return keras.Model(inputs, L.Dense(OUT)(L.Concatenate()([*pooled, *reduced, weighted])))
+
+
+def _attending(*parts: Callable[[Any], Any], masked: bool = False) -> Callable[[], keras.Model]:
+    """A model whose LSTM gives what functions attend to; behind them a mask, if there is one, counts on."""
+
+    def build() -> keras.Model:
+        inputs = keras.Input((T, D))
+        steps = L.LSTM(6, return_sequences=True)(L.Masking()(inputs) if masked else inputs)
+        pooled = [L.GlobalAveragePooling1D()(part(steps)) for part in parts]
+        return keras.Model(inputs, L.Dense(OUT)(L.Concatenate()([*pooled, *pooled])))
+
+    return build
+
+
+def _scored(steps: Any) -> Any:
+    """The mean of the steps by scores that a layer gives, and products with it."""
+    weights = L.Softmax(axis=1)(L.Dense(1, activation="tanh")(steps))
+    mean = L.Dot(axes=(1, 1))([weights, steps])
+    shared = L.Dot(axes=(2, 2))([mean, L.Dense(6)(steps)])
+    return L.Concatenate(axis=1)([L.Dense(9)(mean), L.Dot(axes=(2, 1))([shared, L.Dense(9)(steps)])])
+
+
+def _scores(steps: Any) -> Any:
+    result, weights = L.Attention()([L.Dense(6)(steps), steps], return_attention_scores=True)
+    return L.Concatenate()([result, weights])
+
+
+SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
+    "convolutions": (
+        _series(
+            lambda: L.Conv1D(6, 3, padding="same", activation="relu", kernel_regularizer="l2"),
+            lambda: L.Conv1D(5, 2, strides=2, padding="causal", activation="gelu", use_bias=False),
+            lambda: L.Conv1D(4, 2, dilation_rate=2, activation="tanh", bias_regularizer="l2"),
+            lambda: L.Conv1D(4, 1, padding="same"),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
+    "frames": (
+        _series(
+            lambda: L.Reshape((3, 3, D)),
+            lambda: L.TimeDistributed(L.Conv1D(5, 2, activation="relu")),
+            lambda: L.TimeDistributed(L.Conv1D(4, 2, padding="same")),
+            lambda: L.TimeDistributed(L.MaxPooling1D(2)),
+            lambda: L.TimeDistributed(L.Flatten()),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
+    "groups": (
+        _series(
+            lambda: L.Conv1D(6, 3, padding="same", groups=3, activation="gelu"),
+            lambda: L.GaussianNoise(0.0),
+            lambda: L.Conv1D(4, 2, groups=2, use_bias=False, kernel_regularizer="l2"),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
+    "pooled windows": (_pooled, "series", "mse"),
+    "attention": (
+        _attending(
+            lambda x: L.Attention()([x, L.Dense(6)(x)]),
+            lambda x: L.Attention()([x, L.Dense(4)(x), x], use_causal_mask=True),
+            lambda x: L.AdditiveAttention()([L.Dense(6)(x), x]),
+            lambda x: L.AdditiveAttention(use_scale=False)([x, x], use_causal_mask=True),
+            _scored,
+            _scores,
+        ),
+        "series",
+        "mse",
+    ),
+    "masked attention": (
+        _attending(
+            lambda x: L.Attention()([x, x]),
+            lambda x: L.AdditiveAttention()([x, x]),
+            masked=True,
+        ),
+        "series",
+        "mse",
+    ),
+    "masked heads": (
+        _attending(lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x), masked=True),
+        "series",
+        "mse",
+    ),
+    # Biases of keys have no gradient but what rounding gives, which Adam would follow.
+    "heads": (
+        _attending(
+            lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x),
+            lambda x: L.MultiHeadAttention(3, 2, use_bias=False)(x, L.Dense(5)(x), use_causal_mask=True),
+            lambda x: L.LayerNormalization()(L.Add()([x, L.MultiHeadAttention(1, 4, use_bias=False)(x, x)])),
+        ),
+        "series",
+        "mse",
+    ),
+}
+"""By name: the model, the key of its data, and its loss."""
