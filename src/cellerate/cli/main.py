@@ -26,11 +26,8 @@ from cellerate.cli.training import (
     embed as train_embed,
     plan,
     series as train_series,
-    sweep_embed,
-    sweep_model,
+    sweep,
     sweep_running,
-    sweep_series,
-    sweep_text,
     text as train_text,
     watch,
 )
@@ -60,10 +57,10 @@ sweep_app = typer.Typer(
     help="Train with several settings beside each other, and say what each brings.",
     no_args_is_help=True,
 )
-sweep_app.command("text")(sweep_text.sweep_text)
-sweep_app.command("series")(sweep_series.sweep_series)
-sweep_app.command("embed")(sweep_embed.sweep_embed)
-sweep_app.command("model")(sweep_model.sweep_model)
+sweep_app.command("text")(sweep.sweep_text)
+sweep_app.command("series")(sweep.sweep_series)
+sweep_app.command("embed")(sweep.sweep_embed)
+sweep_app.command("model")(sweep.sweep_model)
 app.add_typer(train_app, name="train", rich_help_panel="Train")
 app.add_typer(sweep_app, name="sweep", rich_help_panel="Train")
 app.add_typer(data_app, name="data", rich_help_panel="Train")
