@@ -1,13 +1,11 @@
 """The base class of stages."""
 
 import abc
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from cellerate.errors import CellerateError
 from cellerate.optimization.context import Context
-from cellerate.report.record import StageRecord
-
-Quantity = Literal["training", "use", "size"]
+from cellerate.report.record import Quantity, StageRecord
 
 
 class NotNeededError(CellerateError):
