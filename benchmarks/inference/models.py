@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+from cellerate.program import PRECISIONS
+
 BATCHES = (1, 8, 32, 256)
 # How many rows of a batch are compared with float64.
 CHECKED = 2
