@@ -263,7 +263,7 @@ class PackedModel(Recorded, NextTokenModel):
 
         Args:
             vocabulary: The path of the text that it was trained on, a list of its characters in the order of their
-                ids, or another form that `data.vocabulary.open_vocabulary` takes.
+                ids, or another form that `data.tokenizers.open_vocabulary` takes.
 
         Raises:
             ConfigError: The model has its own, or the vocabulary has no such form.

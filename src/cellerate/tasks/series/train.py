@@ -102,7 +102,7 @@ class SeriesRun:
 
     Attributes:
         training: The result of the training loop.
-        test: The figures of `series_errors.forecaster_report` for the best model on the test part; None without one.
+        test: The figures of `tasks.judging.forecaster_report` for the best model on the test part; None without one.
         examples: Windows of the test part, spread over it, with their forecasts; for a chart.
     """
 
