@@ -169,7 +169,7 @@ def sizes_of(
         shapes: The shape of a row of each.
         known: The core's rows of the operations; None for those of packed models.
     """
-    # What trains has its own ways to stretch and to join, and knows no value of several sequences.
+    # Training steps stretch and join in ways of their own, and take no value of several sequences.
     most, simpler = 3, {}
     if known is not None:
         most, simpler = 2, {"stretched": "alike", "joined": "features"}
