@@ -70,7 +70,7 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-Config = Annotated[
+_Config = Annotated[
     Path | None,
     option(
         "A TOML file with values for these options; what is given on the command line wins.",
@@ -143,13 +143,19 @@ def with_settings(
     return with_parameters(keyword, added, read)
 
 
+def with_config(verb: _F) -> _F:
+    """Adds the option --config to a verb, which never sees it: it fills in the others before the verb is called."""
+    added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Config)
+    return with_parameters("", [added], lambda _: None)(verb)
+
+
 def with_parameters(
     keyword: str, added: Sequence[inspect.Parameter], read: Callable[[dict[str, Any]], Any]
 ) -> Callable[[_F], _F]:
     """Replaces an argument of a verb by options.
 
     Args:
-        keyword: The argument.
+        keyword: The argument; "" for options that the verb does not see.
         added: The options, as parameters of a function that typer understands.
         read: Makes the argument's value of the options' values, by name.
 
@@ -163,7 +169,8 @@ def with_parameters(
 
         def verb(*arguments: Any, **options: Any) -> Any:
             values = {one.name: options.pop(one.name) for one in added}
-            return function(*arguments, **options, **{keyword: read(values)})
+            made = {keyword: read(values)} if keyword else {}
+            return function(*arguments, **options, **made)
 
         verb.__name__, verb.__doc__, verb.__module__ = (
             function.__name__,

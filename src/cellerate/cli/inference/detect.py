@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend_for
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import check_plot, outputs, print_json, print_result, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import check_table, notes_at_end
@@ -42,7 +42,6 @@ def detect(
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Find rows of a series that the model did not expect.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from cellerate.cli.options import Backend, Config, Json, Quiet, with_parameters, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, with_parameters, with_settings
 from cellerate.cli.output import command_to_resume, notify, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.listener import Callbacks
@@ -64,7 +64,6 @@ class SweepOptions:
     backend: Backend = None
     json: Json = False
     quiet: Quiet = False
-    config: Config = None
 
 
 @dataclasses.dataclass(frozen=True)
