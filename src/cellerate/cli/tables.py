@@ -11,7 +11,6 @@ import typer
 
 from cellerate.cli.options import option
 from cellerate.cli.output import notify
-from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import require
@@ -26,12 +25,12 @@ WithIntervals = Annotated[
 ]
 
 
-def table_words(table: TableOptions) -> list[str]:
-    """The options that were given, as a command has them."""
+def given_words(settings: Any, names: Sequence[str] | None = None) -> list[str]:
+    """The settings that are not the defaults, as a command has them; of all fields, or of those named."""
     words = []
-    for field in dataclasses.fields(table):
-        value = getattr(table, field.name)
-        if value != field.default:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default and (names is None or field.name in names):
             words += [f"--{field.name.replace('_', '-')}", _word(value)]
     return words
 
