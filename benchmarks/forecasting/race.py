@@ -93,11 +93,10 @@ class Field:
 
     Args:
         folder: Where `write_series` wrote the tasks.
-        limit_s: What an answer may take beyond the time that it was given.
     """
 
-    def __init__(self, folder: Path, limit_s: float = ANSWER_S) -> None:
-        self.folder, self.limit_s = folder, limit_s
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.about: dict[str, Any] = {}
         self._processes: dict[str, Process] = {}
 
@@ -108,7 +107,7 @@ class Field:
             self._processes[name] = self._start(name)
         time.sleep(SPINNING_S)
         try:
-            return self._processes[name].ask({"job": job, **question}, given_s + self.limit_s, "answer")
+            return self._processes[name].ask({"job": job, **question}, given_s + ANSWER_S, "answer")
         except RuntimeError:
             with contextlib.suppress(OSError, ValueError):
                 self._processes[name].close()
