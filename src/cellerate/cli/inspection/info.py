@@ -96,8 +96,7 @@ def _of_series(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["first_time"] is not None:
         yield "times", f"{facts['first_time']} to {facts['last_time']}, {_apart(facts['frequency'])}"
     yield "packed with", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())
-    checked = facts["checked"]
-    yield "checked", f"{checked} of it" if checked else "no: packed by an earlier version, without checksums"
+    yield "checked", f"{facts['checked']} of it"
 
 
 def _apart(frequency: str | None) -> str:

@@ -337,7 +337,7 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
     usual = Reading().settings()
     for name, value in _packed_with(data).items():
         if name == "series_column":
-            value = tuple(value if isinstance(value, list) else filter(None, [value]))
+            value = tuple(value)
         asked = getattr(options.reading, name)
         if asked not in (usual[name], value or ""):
             raise ConfigError(
