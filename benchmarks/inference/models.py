@@ -18,7 +18,7 @@ class Layer(NamedTuple):
     """A layer: "embedding", "lstm", "bidirectional", "layer_norm" or "dense".
 
     Attributes:
-        kind: Which.
+        kind: The kind of layer.
         units: The width of what it gives; a bidirectional one's are twice as many.
         sequences: Of an LSTM, whether it gives all steps.
         activation: Of a dense layer, "linear" or "sigmoid".

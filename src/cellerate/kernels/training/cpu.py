@@ -191,7 +191,7 @@ class Totals(NamedTuple):
     Attributes:
         loss: All heads' losses times their factors, and what regularizers add.
         norm: Of all gradients before they are clipped, if it is wanted.
-        heads: Of each.
+        heads: The results of each head.
     """
 
     loss: float

@@ -135,7 +135,7 @@ def parts_of(
 
 
 def products_of(nodes: Any, shapes: Mapping[int, Any], number: int) -> int:
-    """The multiplications of a node's forward pass for a row that nobody can do without.
+    """The multiplications of a node's forward pass for a row that cannot be avoided.
 
     Rows of an embedding, and what a kernel makes of them, can be looked up, and are not counted.
     """
