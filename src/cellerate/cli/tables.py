@@ -1,7 +1,6 @@
 """The options of verbs that read tables."""
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from cellerate.errors import ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import require
 from cellerate.messages import Message, argument, marked
+from cellerate.settings import changed_fields
 
 Level = Annotated[
     list[float] | None,
@@ -28,10 +28,9 @@ WithIntervals = Annotated[
 def given_words(settings: Any, names: Sequence[str] | None = None) -> list[str]:
     """The settings that are not the defaults, as a command has them; of all fields, or of those named."""
     words = []
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if value != field.default and (names is None or field.name in names):
-            words += [f"--{field.name.replace('_', '-')}", _word(value)]
+    for name, value in changed_fields(settings).items():
+        if names is None or name in names:
+            words += [f"--{name.replace('_', '-')}", _word(value)]
     return words
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -15,6 +15,7 @@ from cellerate.cli.running import progress_bar
 from cellerate.listener import Callbacks
 from cellerate.machine.environment import require
 from cellerate.optimization.sweep import Axis, SweepSettings, axes_of, lines_of, sweep, written
+from cellerate.settings import changed_fields
 from cellerate.training.settings import TrainingSettings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -142,18 +143,6 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _given_fields(*records: Any) -> dict[str, Any]:
-    """The fields of records that are not the defaults."""
-    found = {}
-    for record in records:
-        for field in dataclasses.fields(record):
-            value, default = getattr(record, field.name), cast(Any, field.default)
-            same = list(value) == list(default) if isinstance(value, list | tuple) else value == default
-            if not same:
-                found[field.name] = value
-    return found
-
-
 def run_sweep(subject: str, paths: Sequence[str], asked: Asked, *records: Any) -> None:
     """Sweeps, and shows what came of it.
 
@@ -163,7 +152,9 @@ def run_sweep(subject: str, paths: Sequence[str], asked: Asked, *records: Any) -
         asked: The options that all sweeps have.
         records: The settings of the task.
     """
-    how = asked.how
+    how, options = asked.how, dict[str, Any](asked.axes)
+    for part in (asked.settings, asked.training, *records):
+        options |= changed_fields(part)
     for package in ("jinja2", "psutil"):
         require(package, "train", "a sweep")
     with progress_bar("turns", how.quiet) as bar:
@@ -176,8 +167,7 @@ def run_sweep(subject: str, paths: Sequence[str], asked: Asked, *records: Any) -
                 overwrite=how.overwrite,
                 backend=how.backend,
                 listener=Callbacks(None if how.quiet else notify, bar),
-                **_given_fields(asked.settings, asked.training, *records),
-                **asked.axes,
+                **options,
             )
         except KeyboardInterrupt:
             notify(f"interrupted; what was measured is kept. To go on:\n  {command_to_resume()}")
