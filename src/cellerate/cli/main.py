@@ -21,6 +21,7 @@ from cellerate import __version__
 from cellerate.cli.inference import backtest, detect, embed, evaluate, forecast, generate
 from cellerate.cli.inspection import bench, doctor, env, explain, info, profile, report
 from cellerate.cli.options import with_config
+from cellerate.cli.output import INTERRUPTED
 from cellerate.cli.shipping import export, optimize, pack, serve
 from cellerate.cli.training import (
     data,
@@ -34,8 +35,6 @@ from cellerate.cli.training import (
 )
 from cellerate.cli.words import in_options, speak_for
 from cellerate.errors import CellerateError
-
-_INTERRUPTED = 130
 
 app = typer.Typer(
     name="cellerate",
@@ -132,9 +131,9 @@ def main() -> None:
     except KeyboardInterrupt:
         # A second Ctrl-C, while the first one was being answered.
         _let_be_killed()
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED:
+        if ended.code == INTERRUPTED:
             _let_be_killed()
         raise
     except CellerateError as error:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from cellerate.cli.options import Backend, Json, Quiet, with_parameters, with_settings
-from cellerate.cli.output import command_to_resume, notify, print_json, print_result
+from cellerate.cli.output import INTERRUPTED, command_to_resume, notify, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.listener import Callbacks
 from cellerate.machine.environment import require
@@ -19,7 +19,6 @@ from cellerate.settings import changed_fields
 from cellerate.training.settings import TrainingSettings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_INTERRUPTED = 130
 
 _UNUSED = (
     "max_seconds",
@@ -171,7 +170,7 @@ def run_sweep(subject: str, paths: Sequence[str], asked: Asked, *records: Any) -
             )
         except KeyboardInterrupt:
             notify(f"interrupted; what was measured is kept. To go on:\n  {command_to_resume()}")
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
     if how.json:
         print_json(record.as_json())
         return
