@@ -301,7 +301,7 @@ def _reading(options: Mapping[str, Any]) -> Reading:
     wide, series = options["wide"], options["series_column"]
     if not isinstance(wide, bool):
         raise ValueError(f"wide must be true or false, not {wide!r:.40}")
-    if not isinstance(series, list) or not all(isinstance(each, str) for each in series):
+    if not isinstance(series, list | tuple) or not all(isinstance(each, str) for each in series):
         raise ValueError(f"series_column must be a list of names, not {series!r:.40}")
     return Reading(
         **texts,
