@@ -17,6 +17,7 @@ from benchmarks.processes import report_of
 from benchmarks.quality import compression, optimizing, packing
 from benchmarks.serving import load as serving
 from benchmarks.training import kernel, loader, planning, scale, stages, steps, text, typical
+from cellerate.machine.environment import BACKENDS
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
 DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", ROOT.parent / "shared" / "data")).resolve()
@@ -44,7 +45,7 @@ def _series(*, quick: bool) -> dict[str, Any]:
     """Forecasts of oil temperature beside naive ones, on each backend."""
     task = ["--target", "OT", "--window", "96", "--horizon", "24", "--patience", "3"]
     found: dict[str, Any] = {}
-    for backend in ("jax",) if quick else text.BACKENDS:
+    for backend in ("jax",) if quick else BACKENDS:
         found[backend] = _train("series", "ETTh1.csv", [*task, "--epochs", "10"], backend)
         test = found[backend]["test"]
         for name in ("model", "last_value", "seasonal_naive"):

@@ -65,7 +65,7 @@ def _commands() -> str:
     root = typer.main.get_command(app)
     parts = [
         "# Command line",
-        "Most commands take `--json` for programs and `--config run.toml` for their options. Exit codes: 0 done, "
+        "All commands take `--config run.toml` for their options, and most `--json` for programs. Exit codes: 0 done, "
         "2 wrong argument, 3 data, 4 model or checkpoint, 5 backend, 6 output, 7 diverged, 130 interrupted.",
     ]
     for name, command in _leaves("cellerate", root):

@@ -1,6 +1,7 @@
 """No text of the project has a phrase over which a native reader stumbles: code, comments, messages and pages."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ PHRASES = re.compile(
 )
 # They say what the rules forbid, or what was decided when.
 LEFT_OUT = {"tests/test_prose.py", "docs/decisions"}
+
+PACKAGE = ROOT / "src/cellerate"
+ROOMS = "|".join(sorted({path.stem for path in PACKAGE.iterdir()} - {"__init__", "__pycache__"}))
+# A name in backticks that begins with a room, such as `tasks.judging.forecaster_report`.
+DOTTED = re.compile(rf"`((?:{ROOMS})(?:\.\w+)+)(?<!\.json)(?<!\.md)`")
 
 
 def stumbles(text: str) -> list[str]:
@@ -42,3 +48,34 @@ def test_planted_phrase_is_found_and_good_english_is_not() -> None:
     assert stumbles("Whoever reads it, as ONNX has not.") == ["Whoever", "has not"]
     good = "There is no file. It is no longer there, and is no better. It has not ended. The loss is no\nlonger finite."
     assert stumbles(good) == []
+
+
+def lost(text: str) -> list[str]:
+    """The dotted names in a text that lead to no module, or to one in which the rest of the name does not occur."""
+    return [name for name in DOTTED.findall(text) if not leads_somewhere(PACKAGE, name.split("."))]
+
+
+def leads_somewhere(folder: Path, parts: list[str]) -> bool:
+    first, *rest = parts
+    if (folder / first).is_dir():
+        return not rest or leads_somewhere(folder / first, rest)
+    module = folder / f"{first}.py"
+    return occur(rest, module) if module.exists() else occur([first], folder / "__init__.py")
+
+
+def occur(names: Iterable[str], module: Path) -> bool:
+    found = module.read_text()
+    return all(re.search(rf"\b{name}\b", found) for name in names)
+
+
+def test_modules_that_docstrings_name_are_there() -> None:
+    found = {name: lost((ROOT / name).read_text()) for name in pages() if name.startswith(("src", "csrc"))}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_planted_name_of_a_module_that_is_gone_is_found() -> None:
+    there = "see `tasks.judging.forecaster_report`, `data.files` and `format.aligned`, not `loss.item`"
+    assert lost(f"{there}, nor `tasks.series_errors.forecaster_report` and `data.files.nothing`") == [
+        "tasks.series_errors.forecaster_report",
+        "data.files.nothing",
+    ]

@@ -30,6 +30,7 @@ from benchmarks.forecasting.data import (
     write_series,
 )
 from benchmarks.forecasting.peers import peers_python
+from benchmarks.forecasting.table import of_ours
 from benchmarks.processes import SPINNING_S, Process, RefusedError, program
 
 BUDGET_S, QUICK_S = 10.0, 5.0
@@ -92,11 +93,10 @@ class Field:
 
     Args:
         folder: Where `write_series` wrote the tasks.
-        limit_s: What an answer may take beyond the time that it was given.
     """
 
-    def __init__(self, folder: Path, limit_s: float = ANSWER_S) -> None:
-        self.folder, self.limit_s = folder, limit_s
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.about: dict[str, Any] = {}
         self._processes: dict[str, Process] = {}
 
@@ -107,7 +107,7 @@ class Field:
             self._processes[name] = self._start(name)
         time.sleep(SPINNING_S)
         try:
-            return self._processes[name].ask({"job": job, **question}, given_s + self.limit_s, "answer")
+            return self._processes[name].ask({"job": job, **question}, given_s + ANSWER_S, "answer")
         except RuntimeError:
             with contextlib.suppress(OSError, ValueError):
                 self._processes[name].close()
@@ -158,12 +158,7 @@ def open_field(source: Path) -> Iterator[Field]:
 
 def process_of(contestant: str) -> str:
     """The process that is a contestant: of Darts and NeuralForecast one runs both models."""
-    return contestant if is_ours(contestant) else contestant.partition("-")[0]
-
-
-def is_ours(contestant: str) -> bool:
-    """True if a contestant is Cellerate."""
-    return contestant.startswith("cellerate")
+    return contestant if of_ours(contestant) else contestant.partition("-")[0]
 
 
 class Race:
@@ -256,7 +251,7 @@ class Race:
 
     def _refuse(self, name: str, reason: str) -> None:
         """Take a peer out; end the run where the peer is Cellerate."""
-        if is_ours(name):
+        if of_ours(name):
             raise RuntimeError(f"{name}: {reason}")
         self.refused[name] = reason
         self.records = [one for one in self.records if one["contestant"] != name]

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.generation.peers import CHARACTERS, EMBEDDING, TEXT, V
-
-PRECISIONS = ("float32", "bfloat16", "int8")
+from cellerate.program import PRECISIONS
 
 
 def build(folder: Path, units: int) -> None:

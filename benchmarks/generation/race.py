@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ROOT
-from benchmarks.generation.model import PRECISIONS, truth_of
+from benchmarks.generation.model import truth_of
 from benchmarks.generation.peers import (
     CHARACTERS,
     CHUNK,
@@ -48,10 +48,11 @@ from benchmarks.generation.peers import (
 from benchmarks.generation.runtimes import RUNTIMES, runtime_jobs
 from benchmarks.generation.ways import sequences
 from benchmarks.processes import SPINNING_S, Process, cellerate, program, refusal, same_allocator
+from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
+from cellerate.program import PRECISIONS
 
 STREAMS = 64
-BACKENDS = ("tensorflow", "jax", "torch")
 # The error allowed, as a share of the root mean square. bfloat16 and int8 as in tests/runtime/test_packed.py,
 # where the file's own rounded weights are the truth.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-7, "int8": 2.0**-5}

@@ -45,7 +45,7 @@ NAMED = (
 )
 # To end what runs and to write the record; of a short run a tenth.
 _ENDING_S = 12.0
-# Hundreds of kernels are compiled: of so many one is told.
+# Hundreds of kernels are compiled: one in so many is shown.
 _COMPILED_TOLD = 25
 
 

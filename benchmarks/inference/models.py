@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+from cellerate.program import PRECISIONS
+
 BATCHES = (1, 8, 32, 256)
 # How many rows of a batch are compared with float64.
 CHECKED = 2
@@ -17,7 +18,7 @@ class Layer(NamedTuple):
     """A layer: "embedding", "lstm", "bidirectional", "layer_norm" or "dense".
 
     Attributes:
-        kind: Which.
+        kind: The kind of layer.
         units: The width of what it gives; a bidirectional one's are twice as many.
         sequences: Of an LSTM, whether it gives all steps.
         activation: Of a dense layer, "linear" or "sigmoid".

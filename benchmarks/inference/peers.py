@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inference.models import Layer, Model, batch_of, cell_file, keras_model, weights_of, widths
+from cellerate.program import PRECISIONS
 
 THREADS = (1, 2)
 Run = Callable[[np.ndarray], Any]
@@ -22,7 +23,7 @@ def cellerate_ways(name: str, model: Model, folder: Path) -> Ways:
 
     return {
         precision: {"predict": cellerate.load(cell_file(folder, name, precision)).predict}
-        for precision in ("float32", "bfloat16", "int8")
+        for precision in PRECISIONS
     }
 
 

@@ -26,7 +26,6 @@ from benchmarks.inference.models import (
     BATCHES,
     CHECKED,
     MODELS,
-    PRECISIONS,
     STREAMED,
     batch_of,
     build,
@@ -37,6 +36,7 @@ from benchmarks.inference.models import (
 from benchmarks.inference.peers import PEERS, versions
 from benchmarks.processes import SPINNING_S, Process, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
+from cellerate.program import PRECISIONS
 
 # The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
 # 100 steps; bfloat16's 2^-9 and int8's 1/254 of each factor, of 8 products whose errors have no common sign, with a

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inference.models import cell_file
+from benchmarks.inference.peers import THREADS
 from benchmarks.inference.stacks import OUTPUTS, Stack, head_of, inputs_of, lstms_of
 
-THREADS = (1, 2)
 Step = Callable[[np.ndarray], Any]
 # By precision and in words.
 Ways = dict[str, dict[str, Callable[[], Step]]]

@@ -98,7 +98,6 @@ class Texts:
         events: How many parts they came in.
     """
 
-    port: int
     prompt: str
     firsts: list[float] = dataclasses.field(default_factory=list)
     refused: list[float] = dataclasses.field(default_factory=list)
@@ -157,7 +156,7 @@ class Texts:
 
 async def texts(port: int, streams: int, tokens: int, rounds: int, prompt: str) -> dict[str, Any]:
     """Streams of text side by side; each begins its next text when one ends."""
-    found = Texts(port, prompt)
+    found = Texts(prompt)
     gc.disable()
 
     async def stream(place: int) -> None:
@@ -178,7 +177,7 @@ async def arrivals(
 
     Then single ones, ten a second for `after_s`, to see when all is as before.
     """
-    found, probes = Texts(port, prompt), Texts(port, prompt)
+    found, probes = Texts(prompt), Texts(prompt)
     # Connections that wait for the next request, and since when: the server closes them after five seconds.
     free: list[tuple[float, Connection]] = []
     gc.disable()

@@ -10,7 +10,6 @@ from html import escape
 from typing import Any, NamedTuple
 
 from benchmarks.tables.standings import (
-    PRECISIONS,
     SAME_WORK,
     WAYS,
     Contest,
@@ -20,6 +19,7 @@ from benchmarks.tables.standings import (
     typical,
 )
 from cellerate.format import percent, rounded, short, size
+from cellerate.program import PRECISIONS
 
 Records = dict[str, list[dict[str, Any]]]
 """Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""

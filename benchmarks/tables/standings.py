@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.forecasting import table as forecasting_table
 from cellerate.format import short, size
+from cellerate.machine.environment import BACKENDS
+from cellerate.program import PRECISIONS
 
-PRECISIONS = ("float32", "bfloat16", "int8")
-BACKENDS = ("tensorflow", "jax", "torch")
 WAYS = {
     "predict": "`predict` a character",
     "predict_on_batch": "`predict_on_batch` a character",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import as_environment, report_of, result_of, same_allocator
+from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
 
-BACKENDS = ("tensorflow", "jax", "torch")
 LENGTH, BATCH, UNITS, EMBEDDING = 100, 128, 256, 256
 LEARNING_RATE, CLIPNORM = 0.002, 1.0
 # Steps of plain Keras that are timed; keras-torch on a CPU takes seconds a step.

@@ -47,7 +47,7 @@ class Typical:
 
     @property
     def products(self) -> int:
-        """The multiplications of a row's forward pass that nobody can do without.
+        """The multiplications of a row's forward pass that cannot be avoided.
 
         A row of an embedding, and what a kernel makes of it, can be looked up: both are not counted.
         """

@@ -101,8 +101,8 @@ struct ProgramNode {
   // Numbers of nodes before it; of an LSTM x, mask, h0, c0, with -1 for none.
   const int32_t* inputs = nullptr;
   int32_t input_count = 0;
-  int64_t rows = 0,
-          columns = 0;  // of the kernel; of an embedding V and E; of an LSTM D and H; features of the others
+  // Of the kernel; of an embedding V and E; of an LSTM D and H; features of the others.
+  int64_t rows = 0, columns = 0;
   const float* kernel = nullptr;            // (K, N), (D, 4H), (V, E); gamma or scale (F), or null
   const float* recurrent_kernel = nullptr;  // (H, 4H)
   const float* bias = nullptr;              // (N), (4H); beta or offset (F), or null
@@ -133,8 +133,8 @@ void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, 
 // Throws std::invalid_argument unless an LSTM has both first states or none, and a state is that of an LSTM.
 void check_states(const std::vector<ProgramNode>& nodes, size_t n);
 
-// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` is that of a
-// call; `stretches`, whether an input of fewer steps may be merged with those of a multiple of them, and steps may be joined.
+// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` is that of a call; `stretches`,
+// whether an input of fewer steps may be merged with those of a multiple of them, and steps may be joined.
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
                   bool stretches = false);
 
@@ -142,8 +142,8 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
 struct ValueLink {
   ValueKind kind = ValueKind::kNumbers;
   int32_t owner = 0;  // the node whose memory holds the value: this one, or the one that it is a part of
-  int32_t last_use =
-      0;  // of an owner, the last node that reads its memory; beyond the last node for an output
+  // Of an owner, the last node that reads its memory; beyond the last node for an output.
+  int32_t last_use = 0;
   bool wanted = false;   // whether anybody reads the value
   bool nothing = false;  // another node does this one's work
   bool natural = false;  // of an LSTM that goes backwards: its outputs lie in the order of its inputs
@@ -266,8 +266,8 @@ struct ProgramKernels {
 // How a program is packed.
 struct ProgramOptions {
   size_t most_bytes = std::numeric_limits<size_t>::max();  // that the packed weights may take
-  int64_t largest_table = int64_t{16}
-                          << 20;  // bytes of embeddings·kernel + bias: beyond, its rows come from main memory
+  // Bytes of embeddings·kernel + bias: of a larger table, rows would come from main memory.
+  int64_t largest_table = int64_t{16} << 20;
   // In int8, outputs of LSTMs that lie in [-1, 1] become bytes in steps of 1/127: a little coarser than in steps of the
   // largest of each row, but an LSTM has them already so.
   bool static_scales = false;
@@ -326,8 +326,8 @@ class CompiledProgram {
   int64_t bytes_of_step_ = 0;  // of the largest recurrent kernel
   PackedMemory packed_;
   static constexpr size_t kKinds = 48;
-  mutable Pace
-      paces_[kKinds];  // of calls whose threads meet at every step, by the logarithm of their products
+  // Of calls whose threads meet at every step, by the logarithm of their products.
+  mutable Pace paces_[kKinds];
 };
 
 }  // namespace cellerate

@@ -1,4 +1,4 @@
-// That of AVX-512 with bfloat16, whose layers multiply bfloat16 in the tiles of AMX.
+// AVX-512 with bfloat16; products in bfloat16 run on AMX tiles.
 #define CELLERATE_TARGET amx
 #define CELLERATE_TRAINING avx512
 #define CELLERATE_ALIKE avx512bf16

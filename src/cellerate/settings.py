@@ -158,6 +158,12 @@ def one_or_more(value: Any) -> Any:
     return (value,) if isinstance(value, str | os.PathLike | int | float) else value
 
 
+def changed_fields(settings: Any) -> dict[str, Any]:
+    """The fields of a record that are not the defaults."""
+    fields = [(field, getattr(settings, field.name)) for field in dataclasses.fields(settings)]
+    return {field.name: value for field, value in fields if not _same(value, field.default)}
+
+
 def every_option(settings: Any) -> Iterator[str]:
     """Settings as options of a command: all sizes, so that it says what it builds, and what is not the default."""
     for field in dataclasses.fields(settings):

@@ -10,7 +10,9 @@ from benchmarks import cases, processes
 from benchmarks.generation import race as generation
 from benchmarks.tables import by_case
 from benchmarks.training import kernel, race as lstm_race, steps as lstm
+from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
+from cellerate.program import PRECISIONS
 
 TRUTH = [4.7, 4.6, 4.5]
 BOOK = Path("no book")
@@ -233,7 +235,7 @@ class FakeGenerator:
             raise processes.RefusedError("No module named 'openvino'")
         self.name = name
         jobs = {
-            "cellerate": [f"{job} {p}" for p in generation.PRECISIONS for job in ("generate", "loop")],
+            "cellerate": [f"{job} {p}" for p in PRECISIONS for job in ("generate", "loop")],
             "tensorflow": ["predict", "loop"],
         }.get(name, ["loop float32", "logits float32"] if name in generation.RUNTIMES else ["predict"])
         allocator = "stock" if name == FakeGenerator.without else "kept"
@@ -259,7 +261,7 @@ def fake_generation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_generation_records_everybody_and_the_table_shows_who_could_not(fake_generation):
     found = generation.run(quick=True)
     (size,) = found["sizes"]
-    assert set(size["contestants"]) == {"cellerate", *generation.RUNTIMES, *generation.BACKENDS}
+    assert set(size["contestants"]) == {"cellerate", *generation.RUNTIMES, *BACKENDS}
     assert size["contestants"]["openvino"] == {"refused": "No module named 'openvino'", "jobs": []}
     rows = {row[0]: row[1] for row in by_case.generation(found)[1:]}
     assert rows["OpenVINO"] == "No module named 'openvino'"

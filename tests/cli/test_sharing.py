@@ -45,7 +45,7 @@ def lines(tmp_path):
 @pytest.fixture
 def series(tmp_path):
     packed_forecaster.write_series(tmp_path / "s.csv")
-    header = packed_forecaster.header(series_column="region", season=4)
+    header = packed_forecaster.header(series_column=["region"], season=4)
     write_cell(tmp_path / "f.cell", packed_forecaster.program(), precision="float32", header=header)
     return tmp_path
 

@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from cellerate.cli.tables import notes_at_end, table_words
+from cellerate.cli.tables import given_words, notes_at_end
 from cellerate.data.settings.tables import TableOptions
 from cellerate.messages import Message, argument
 
@@ -32,10 +32,10 @@ def test_verbs_tell_how_they_read_a_table_and_take_its_options(cellerate, here, 
 
 def test_options_of_tables_are_repeated_as_they_are_typed():
     given = TableOptions(separator="\t", decimal=",", thousands="none", header="no", skip_lines=2)
-    assert " ".join(table_words(given)) == (
+    assert " ".join(given_words(given)) == (
         "--separator tab --decimal , --thousands none --header no --skip-lines 2"
     )
-    assert table_words(TableOptions()) == []
+    assert given_words(TableOptions()) == []
 
 
 @pytest.mark.parametrize("quiet", [False, True])

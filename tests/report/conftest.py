@@ -89,7 +89,8 @@ def text_run():
                 ("Model to serve", "models/pruned-75-int8.cell"),
                 ("Model to train on", "models/pruned-75.keras"),
             ),
-            training="--batch-size 256 --precision mixed_bfloat16 --learning-rate 0.00141",
+            training="cellerate train text book.txt -o new.keras --batch-size 256 --precision mixed_bfloat16 "
+            "--learning-rate 0.00141",
             warnings=(
                 "Fewer than 64 stretches of held-out text were judged: the interval of the loss is wide.",
             ),

@@ -191,7 +191,7 @@ def test_verdict_rows_are_judged_in_words(text_run, parse):
 def test_commands_can_be_copied_as_they_are(text_run, parse):
     shown = [pre.text for pre in parse(html.html(text_run)).all("pre")]
     assert [one.replace(" \\\n ", "") for one in shown] == [
-        f"cellerate train text DATA -o MODEL.keras {text_run.verdict.training}",
+        text_run.verdict.training,
         text_run.command,
     ]
     assert max(len(line) for one in shown for line in one.splitlines()) < 100
@@ -375,14 +375,3 @@ def test_tables_of_changes_are_stacked_on_a_narrow_page_and_stay_tables_for_a_sc
     assert table.count('role="cell"') == 3 * len(text_run.verdict.rows)
     style = page[page.index("@media screen and (max-width: 46rem)") :]
     assert ".stacked tr { display: grid;" in style[: style.index("@media (prefers-contrast")]
-
-
-def test_a_whole_command_to_train_with_is_shown_as_it_is_and_options_of_an_older_report_completed(text_run):
-    assert view.training_command(text_run).startswith(
-        "cellerate train text DATA -o MODEL.keras --batch-size 256"
-    )
-    whole = dataclasses.replace(
-        text_run.verdict, training="cellerate train text book.txt --units 8 -o new.keras"
-    )
-    told = view.training_command(dataclasses.replace(text_run, verdict=whole))
-    assert told == "cellerate train text book.txt --units 8 -o new.keras"

@@ -107,9 +107,8 @@ def test_who_stops_listening_frees_the_place() -> None:
         assert (await anext(updates)).text
         other = asyncio.create_task(text_of(worker, max_tokens=10_000_000))
         await until(lambda: worker.sequences == 2)
-        with pytest.raises(BusyError, match="2 sequences are drawn or waiting already") as refused:
+        with pytest.raises(BusyError, match="2 sequences are drawn or waiting already"):
             await text_of(worker)
-        assert refused.value.retry_after_s > 0
         await updates.aclose()
         other.cancel()
         await until(lambda: worker.sequences == 0)

@@ -164,7 +164,7 @@ def series(tmp_path, monkeypatch):
     monkeypatch.setattr(bulk, "_SERIES_A_PIECE", 1)
     packed_forecaster.write_series(tmp_path / "s.csv")
     header = packed_forecaster.header(
-        QUANTILES, series_column="region", season=4, train_fraction=0.4, validation_fraction=0.1
+        QUANTILES, series_column=["region"], season=4, train_fraction=0.4, validation_fraction=0.1
     )
     write_cell(
         tmp_path / "f.cell", packed_forecaster.program(quantiles=3), precision="float32", header=header
@@ -226,7 +226,7 @@ def test_forecaster_without_quantiles_is_judged_in_pieces(series):
         series / "f.cell",
         packed_forecaster.program(),
         precision="float32",
-        header=packed_forecaster.header(series_column="region"),
+        header=packed_forecaster.header(series_column=["region"]),
     )
     _, report = bulk.judge_files(series / "f.cell", SeriesFiles([series / "s.csv"]), series / "out")
     expected = inference.evaluate(series / "f.cell", [series / "s.csv"])

@@ -97,7 +97,7 @@ def test_detect_flags_about_one_minus_level_of_rows_that_are_usual(level, model,
 def test_detect_gives_rows_of_each_series_and_target_in_order(tmp_path):
     region = tmp_path / "regions.csv"
     packed_forecaster.write_series(region)
-    model = packed_forecaster.packed(series_column="region")
+    model = packed_forecaster.packed(series_column=["region"])
     scores = np.linspace(0.1, 500, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
     kept = Calibration.of(
         scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=None
@@ -164,7 +164,7 @@ def test_detect_takes_the_highest_level_of_a_short_validation_part_and_says_so(m
 
 @pytest.fixture
 def cell(tmp_path):
-    model = packed_forecaster.packed(series_column="region")
+    model = packed_forecaster.packed(series_column=["region"])
     scores = np.linspace(0.1, 60, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
     made = Calibration.of(scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=None)
     model.cell.header["payload"]["calibration"] = made.to_config()

@@ -79,7 +79,7 @@ def run(
     """An operation on the native core, inside or outside `jax.jit`, with gradients.
 
     Args:
-        operation: Which.
+        operation: The kernel to run.
         arrays: Its arguments that are there, by name.
         codes: Its options.
         training: For the other bridges; JAX itself knows whether gradients are needed.

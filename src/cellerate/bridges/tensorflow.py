@@ -157,7 +157,7 @@ def run(
     A function that calls it and is traced to be run refuses to be stored.
 
     Args:
-        operation: Which.
+        operation: The kernel to run.
         arrays: Its arguments that are there, by name.
         codes: Its options.
         training: Whether to keep what gradients need; otherwise gradients cost another forward pass.

@@ -31,7 +31,7 @@ def run(
     """An operation on the native core, with gradients.
 
     Args:
-        operation: Which.
+        operation: The kernel to run.
         arrays: Its arguments that are there, by name.
         codes: Its options.
         training: For the other bridges; torch itself knows whether gradients are needed.
@@ -81,9 +81,9 @@ def _define(
     """Defines `{name}_forward` and `{name}_backward`: opaque to torch.compile, which sees the shapes of their results.
 
     Args:
-        name: That of the operators.
+        name: The name of the operators.
         operation: What they compute.
-        key: For which of torch's devices.
+        key: The dispatch key of the device that they run on.
         forward: Computes the `forward_results`, of which the reserve is empty unless it is to be kept.
         backward: Computes the gradients of the differentiable arguments, without elements for those without one.
         results: What `forward` gives, not computed.

@@ -40,7 +40,7 @@ _LARGE = 1e7
 
 
 def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
-    """Prints the figures of a forecaster; see `series_errors.forecaster_report`.
+    """Prints the figures of a forecaster; see `tasks.judging.forecaster_report`.
 
     Args:
         report: The figures.

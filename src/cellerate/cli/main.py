@@ -20,24 +20,21 @@ import typer
 from cellerate import __version__
 from cellerate.cli.inference import backtest, detect, embed, evaluate, forecast, generate
 from cellerate.cli.inspection import bench, doctor, env, explain, info, profile, report
+from cellerate.cli.options import with_config
+from cellerate.cli.output import INTERRUPTED
 from cellerate.cli.shipping import export, optimize, pack, serve
 from cellerate.cli.training import (
     data,
     embed as train_embed,
     plan,
     series as train_series,
-    sweep_embed,
-    sweep_model,
+    sweep,
     sweep_running,
-    sweep_series,
-    sweep_text,
     text as train_text,
     watch,
 )
 from cellerate.cli.words import in_options, speak_for
 from cellerate.errors import CellerateError
-
-_INTERRUPTED = 130
 
 app = typer.Typer(
     name="cellerate",
@@ -50,20 +47,20 @@ app = typer.Typer(
 train_app = typer.Typer(
     help="Train a model on text, on time series, or to embed lines.", no_args_is_help=True
 )
-train_app.command("text")(train_text.train_text)
-train_app.command("series")(train_series.train_series)
-train_app.command("embed")(train_embed.train_embed)
+train_app.command("text")(with_config(train_text.train_text))
+train_app.command("series")(with_config(train_series.train_series))
+train_app.command("embed")(with_config(train_embed.train_embed))
 data_app = typer.Typer(help="Prepare data.", no_args_is_help=True)
-data_app.command("pack")(data.pack)
+data_app.command("pack")(with_config(data.pack))
 sweep_app = typer.Typer(
     cls=sweep_running.TaskOrModel,
     help="Train with several settings beside each other, and say what each brings.",
     no_args_is_help=True,
 )
-sweep_app.command("text")(sweep_text.sweep_text)
-sweep_app.command("series")(sweep_series.sweep_series)
-sweep_app.command("embed")(sweep_embed.sweep_embed)
-sweep_app.command("model")(sweep_model.sweep_model)
+sweep_app.command("text")(with_config(sweep.sweep_text))
+sweep_app.command("series")(with_config(sweep.sweep_series))
+sweep_app.command("embed")(with_config(sweep.sweep_embed))
+sweep_app.command("model")(with_config(sweep.sweep_model))
 app.add_typer(train_app, name="train", rich_help_panel="Train")
 app.add_typer(sweep_app, name="sweep", rich_help_panel="Train")
 app.add_typer(data_app, name="data", rich_help_panel="Train")
@@ -96,7 +93,7 @@ def add_verbs(panels: Mapping[str, Sequence[Callable[..., None]]]) -> None:
     """Make commands of functions, which Typer reads for their options; a command has the name of its function."""
     for panel, verbs in panels.items():
         for verb in verbs:
-            app.command(verb.__name__, rich_help_panel=panel)(verb)
+            app.command(verb.__name__, rich_help_panel=panel)(with_config(verb))
 
 
 add_verbs(PANELS)
@@ -134,9 +131,9 @@ def main() -> None:
     except KeyboardInterrupt:
         # A second Ctrl-C, while the first one was being answered.
         _let_be_killed()
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED:
+        if ended.code == INTERRUPTED:
             _let_be_killed()
         raise
     except CellerateError as error:

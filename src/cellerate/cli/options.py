@@ -70,7 +70,7 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-Config = Annotated[
+_Config = Annotated[
     Path | None,
     option(
         "A TOML file with values for these options; what is given on the command line wins.",
@@ -134,25 +134,51 @@ def with_settings(
     hints = typing.get_type_hints(settings)
     fields = [field for field in dataclasses.fields(settings) if field.name not in leave_out]
 
+    def read(values: dict[str, Any]) -> Any:
+        for name in values.keys() & _WRITTEN.keys():
+            values[name] = _WRITTEN[name][2](values[name])
+        return settings(**values)
+
+    added = [_parameter(field, hints[field.name], helps[field.name], panel) for field in fields]
+    return with_parameters(keyword, added, read)
+
+
+def with_config(verb: _F) -> _F:
+    """Adds the option --config to a verb, which never sees it: it fills in the others before the verb is called."""
+    added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Config)
+    return with_parameters("", [added], lambda _: None)(verb)
+
+
+def with_parameters(
+    keyword: str, added: Sequence[inspect.Parameter], read: Callable[[dict[str, Any]], Any]
+) -> Callable[[_F], _F]:
+    """Replaces an argument of a verb by options.
+
+    Args:
+        keyword: The argument; "" for options that the verb does not see.
+        added: The options, as parameters of a function that typer understands.
+        read: Makes the argument's value of the options' values, by name.
+
+    Returns:
+        A decorator.
+    """
+
     def decorate(function: _F) -> _F:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.name != keyword]
-        added = [_parameter(field, hints[field.name], helps[field.name], panel) for field in fields]
+        parameters = [*(p for p in signature.parameters.values() if p.name != keyword), *added]
 
         def verb(*arguments: Any, **options: Any) -> Any:
-            values = {field.name: options.pop(field.name) for field in fields}
-            for name, (_, _, read) in _WRITTEN.items():
-                if name in values:
-                    values[name] = read(values[name])
-            return function(*arguments, **options, **{keyword: settings(**values)})
+            values = {one.name: options.pop(one.name) for one in added}
+            made = {keyword: read(values)} if keyword else {}
+            return function(*arguments, **options, **made)
 
         verb.__name__, verb.__doc__, verb.__module__ = (
             function.__name__,
             function.__doc__,
             function.__module__,
         )
-        verb.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-        verb.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+        verb.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        verb.__annotations__ = {p.name: p.annotation for p in parameters}
         return typing.cast(_F, verb)
 
     return decorate

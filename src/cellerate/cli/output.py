@@ -12,6 +12,8 @@ from typing import Any
 from cellerate.cli.words import in_options
 from cellerate.files import output_error
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 _silent = False
 
 

@@ -13,6 +13,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.output import (
+    INTERRUPTED,
     command_to_resume,
     is_silent,
     keep_stdout,
@@ -34,7 +35,6 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a model, or a run that has not ended, of the same name.")
 ]
 
-_INTERRUPTED = 130
 # Exit codes from here on are those of a signal; Ctrl-C, which is one of them, has been answered.
 _KILLED = 131
 
@@ -124,7 +124,7 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
             )
         except KeyboardInterrupt:
             notify(f"interrupted. To go on:\n  {command_to_resume()}")
-            return _INTERRUPTED
+            return INTERRUPTED
 
     return on_ray
 
@@ -161,7 +161,7 @@ def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) 
             with contextlib.suppress(RuntimeError):
                 self.stop()
             os.write(2, b"stopped at once: what was saved is as it was.\n")
-            os._exit(_INTERRUPTED)
+            os._exit(INTERRUPTED)
 
     with progress_bar(reading, quiet or not reading, in_bytes=in_bytes) as bar:
         yield Program()
@@ -190,7 +190,7 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "interrupted":
         where = f"after epoch {len(result.history)}" if result.history else "in its first epoch"
         notify(f"interrupted {where}; nothing is lost. To go on:\n  {command_to_resume()}")
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if quiet:
         return
     if result.status == "time limit":

@@ -1,7 +1,6 @@
 """The options of verbs that read tables."""
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ import typer
 
 from cellerate.cli.options import option
 from cellerate.cli.output import notify
-from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.files import check_writable
 from cellerate.machine.environment import require
 from cellerate.messages import Message, argument, marked
+from cellerate.settings import changed_fields
 
 Level = Annotated[
     list[float] | None,
@@ -26,13 +25,12 @@ WithIntervals = Annotated[
 ]
 
 
-def table_words(table: TableOptions) -> list[str]:
-    """The options that were given, as a command has them."""
+def given_words(settings: Any, names: Sequence[str] | None = None) -> list[str]:
+    """The settings that are not the defaults, as a command has them; of all fields, or of those named."""
     words = []
-    for field in dataclasses.fields(table):
-        value = getattr(table, field.name)
-        if value != field.default:
-            words += [f"--{field.name.replace('_', '-')}", _word(value)]
+    for name, value in changed_fields(settings).items():
+        if names is None or name in names:
+            words += [f"--{name.replace('_', '-')}", _word(value)]
     return words
 
 

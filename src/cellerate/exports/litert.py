@@ -4,7 +4,7 @@ An LSTM is LiteRT's fused operator for sequences, which XNNPACK and the interpre
 leaves a loop. It knows tanh and sigmoid and no mask, its number of rows is fixed when the file is written, and it
 remembers its states: the caller resets them before each new sequence, or goes on with the last one.
 
-A model whose states go in and out (`runtime.stepping`) takes one step, and is written in plain operators.
+A model whose states go in and out (`runtime.program.stepping`) takes one step, and is written in plain operators.
 """
 
 from collections.abc import Iterable, Mapping

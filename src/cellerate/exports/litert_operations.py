@@ -145,12 +145,6 @@ def _sparse_sigmoid(graph: LiteRtGraph, x: Value) -> Value:
     return _clip(graph, graph.binary("ADD", graph.binary("MUL", x, 0.5), 0.5), 0.0, 1.0)
 
 
-def _softmax(graph: LiteRtGraph, x: Value) -> Value:
-    options = schema.SoftmaxOptionsT()
-    options.beta = 1.0
-    return graph.unary("SOFTMAX", x, options)
-
-
 _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "tanh": _named("TANH"),
     "sigmoid": _named("LOGISTIC"),
@@ -181,7 +175,7 @@ _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "threshold": lambda graph, x, threshold, default_value: _where(
         graph, "GREATER", x, threshold, x, default_value
     ),
-    "softmax": _softmax,
+    "softmax": sequences.last_softmax,
     "log_softmax": _named("LOG_SOFTMAX"),
 }
 

@@ -110,10 +110,11 @@ def softmax(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x, axis = given["x"], node.options["axis"]
     order = [place for place in range(len(x.shape)) if place != axis] + [axis]
     back = [order.index(place) for place in range(len(x.shape))]
-    return _turned(graph, _softmax(graph, _turned(graph, x, order)), back)  # type: ignore[arg-type]
+    return _turned(graph, last_softmax(graph, _turned(graph, x, order)), back)  # type: ignore[arg-type]
 
 
-def _softmax(graph: LiteRtGraph, x: Value) -> Value:
+def last_softmax(graph: LiteRtGraph, x: Value) -> Value:
+    """A softmax along the last axis."""
     options = schema.SoftmaxOptionsT()
     options.beta = 1.0
     return graph.unary("SOFTMAX", x, options)
@@ -175,7 +176,7 @@ def attention(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         counts = graph.add("GREATER_EQUAL", [rows, columns], scores.shape, dtype="bool")
         hidden = graph.binary("SUB", scores, 1e9)
         scores = graph.add("SELECT_V2", [counts, scores, hidden], scores.shape)
-    mixed = _turned(graph, _products(graph, _softmax(graph, scores), value, (False, False)), [0, 2, 1, 3])
+    mixed = _turned(graph, _products(graph, last_softmax(graph, scores), value, (False, False)), [0, 2, 1, 3])
     rows, steps, features = mixed.shape[0], mixed.shape[1], given["value"].shape[2]
     return graph.reshape(mixed, (rows, steps, features), (rows, _FREE, features))
 

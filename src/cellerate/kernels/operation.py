@@ -103,7 +103,7 @@ def forward(
     """Runs an operation.
 
     Args:
-        operation: Which.
+        operation: The kernel to run.
         given: Its arguments that are there; copied where they are not contiguous.
         codes: Its options.
         keep: Whether to keep what `backward` needs.
@@ -138,7 +138,7 @@ def backward(
     """The gradients of the arguments that are there and have one, by name.
 
     Args:
-        operation: Which.
+        operation: The kernel to run.
         given: As `forward` was given them.
         done: What `forward` gave, at least what is `kept`.
         cotangents: Those of the results that are not zeros, by the names of the results.

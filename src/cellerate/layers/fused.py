@@ -215,7 +215,7 @@ def arrays_of(
 
     Args:
         layer: The layer.
-        dtype: That of x and the states.
+        dtype: The dtype of x and the states.
         sequences: (B, T, D).
         states: The initial states (B, H), or (1, H) for all rows, by name.
         mask: (B, T), or None.

@@ -16,6 +16,10 @@ from cellerate.errors import BackendError
 from cellerate.machine.processor import describe
 
 BACKENDS = ("tensorflow", "jax", "torch")
+TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
+"""The backends as their makers write them."""
+TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
+"""The distributions that bring TensorFlow."""
 PROBE_VARIABLE = "CELLERATE_PROBE"
 """Names the file for the result, in the environment of a training that is only to time a few of its steps."""
 STAGES_VARIABLE, CHUNKS_VARIABLE = "CELLERATE_STAGES", "CELLERATE_CHUNKS"

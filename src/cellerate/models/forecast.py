@@ -54,7 +54,7 @@ class ForecastNetwork:
         residual: Whether to read and predict the difference from the last observed values.
         linear: With `residual`, whether to add a linear map of each target's differences in the window. Alone it is
             NLinear (Zeng et al. 2023, "Are Transformers Effective for Time Series Forecasting?"), which no LSTM should
-            lose to. It starts at zero; `tasks.linear_start` gives it the least squares solution.
+            lose to. It starts at zero; `tasks.series.linear_start` gives it the least squares solution.
         shared_linear: Whether all targets have the same linear map; otherwise each has its own.
         absolute: The positions of input columns that are read as they are all the same, because their level means
             something: the hour, a price that is known in advance.

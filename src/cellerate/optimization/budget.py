@@ -11,9 +11,9 @@ from cellerate.messages import Message, argument
 from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
 from cellerate.optimization.settings import Objective
-from cellerate.optimization.stages.base import Quantity, Stage
+from cellerate.optimization.stages.base import Stage
 from cellerate.optimization.stages.racing import verdict_race_s
-from cellerate.report.record import StageRecord
+from cellerate.report.record import Quantity, StageRecord
 
 OVERTIME = 0.1
 """A stage may go beyond the budget by this share of it, rather than be left out."""

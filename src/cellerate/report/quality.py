@@ -21,8 +21,7 @@ class Metric:
         unit: The unit shown after a value, or "".
         higher_is_better: Whether more is better.
         source: What candidates were chosen on: "80,231 characters of the validation part".
-        test_source: What the verdict was given on, which no choice has seen; "" in reports of schema 1, which
-            have no such part.
+        test_source: What the verdict was given on, which no choice has seen; "" without such a part.
     """
 
     name: str

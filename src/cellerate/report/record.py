@@ -263,7 +263,7 @@ class Verdict:
         chosen: The id of the chosen candidate.
         rows: Figures before and after, all from this run.
         files: The files to use: each a label and a path within the folder of the run.
-        training: The command to train with from now on; before schema 3 only its options.
+        training: The command to train with from now on; "" where none is proposed.
         warnings: What to know before relying on the result.
         tested: The quality on the test part.
         rejected: The id of the model that would have been chosen, and broke the promise there; or None.

@@ -162,12 +162,7 @@ def used(run: Run) -> FigureTable | None:
 
 def training_command(run: Run) -> str:
     """Gives the command to train with from now on; "" if none is proposed."""
-    if run.verdict is None or not run.verdict.training.strip():
-        return ""
-    command = run.verdict.training.strip()
-    # Before schema 3 it has only the options.
-    whole = command.startswith("cellerate ")
-    return wrapped(command if whole else f"cellerate train {run.task} DATA -o MODEL.keras {command}")
+    return "" if run.verdict is None else wrapped(run.verdict.training.strip())
 
 
 def wrapped(command: str) -> str:

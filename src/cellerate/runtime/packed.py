@@ -98,8 +98,8 @@ class PackedModel(Recorded, NextTokenModel):
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input; the batch first, any
-                number of rows. What NumPy can see without a copy is taken so (NumPy, Arrow, DLPack, tensors of a
-                framework on the CPU); of that, C-contiguous float32 numbers and int32 ids are read where they are.
+                number of rows. NumPy and Arrow arrays, and tensors of a framework on the CPU (DLPack), are taken
+                without a copy; of these, C-contiguous float32 numbers and int32 ids are read in place.
             outputs: Which outputs to compute; None for all.
             out: Where the result goes, (B, ...) float32; if there are several, arrays by name. None for new arrays.
 
@@ -263,7 +263,7 @@ class PackedModel(Recorded, NextTokenModel):
 
         Args:
             vocabulary: The path of the text that it was trained on, a list of its characters in the order of their
-                ids, or another form that `data.vocabulary.open_vocabulary` takes.
+                ids, or another form that `data.tokenizers.open_vocabulary` takes.
 
         Raises:
             ConfigError: The model has its own, or the vocabulary has no such form.
@@ -311,7 +311,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     @functools.cached_property
     def forecaster(self) -> "Forecaster":
-        """The forecaster that this model is. Raises `ModelError` if it is none."""
+        """The model as a forecaster. Raises `ModelError` if it is not one."""
         from cellerate.runtime.forecast import Forecaster
 
         return Forecaster(self._of_task("series", "forecast"), self._engine)

@@ -137,7 +137,7 @@ def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
         case HTTPException():
             return error.status_code, f"{error.detail}.", dict(error.headers or {})
         case BusyError():
-            return 503, str(error), {"retry-after": str(max(1, round(error.retry_after_s)))}
+            return 503, str(error), {"retry-after": "1"}
         case DeadlineError():
             return 504, str(error), {}
         case MissingSessionError():

@@ -43,8 +43,7 @@ class CallWorker:
             raise BusyError(
                 "the server is shutting down."
                 if self._closing
-                else f"{self._most} calls wait already; try again.",
-                retry_after_s=1,
+                else f"{self._most} calls wait already; try again."
             )
         with self._lock:
             self._count += 1

@@ -90,7 +90,7 @@ class Gate:
         if self._running > self._limits.requests:
             self._metrics.refused.labels(_route(scope)).inc()
             return error_answer(
-                BusyError(f"{self._limits.requests} requests are answered already; try again.", 1), path
+                BusyError(f"{self._limits.requests} requests are answered already; try again."), path
             )
         return None
 

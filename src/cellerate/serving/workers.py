@@ -27,15 +27,7 @@ log = logging.getLogger("cellerate.serving")
 
 
 class BusyError(CellerateError):
-    """There is no place for a request now.
-
-    Attributes:
-        retry_after_s: When it may be worth another try.
-    """
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    """There is no place for a request now; another try may be worth it in a second."""
 
 
 class DeadlineError(CellerateError):
@@ -84,8 +76,7 @@ class TextWorker:
             raise BusyError(
                 "the server is shutting down."
                 if self._closing
-                else f"{self._most} sequences are drawn or waiting already; try again.",
-                retry_after_s=1,
+                else f"{self._most} sequences are drawn or waiting already; try again."
             )
 
     async def complete(

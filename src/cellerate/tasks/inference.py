@@ -281,8 +281,8 @@ def evaluate(
 
     Returns:
         `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
-        model and of the baselines, and whether it beats them; see `tasks.series_evaluation.evaluate_forecaster`. Lines:
-        how well they come back out of their vectors.
+        model and of the baselines, and whether it beats them; see `tasks.judging.evaluate_forecaster`. Lines: how
+        well they come back out of their vectors.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.

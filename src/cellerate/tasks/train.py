@@ -84,15 +84,7 @@ def train_text(
         chosen = preset_options(preset, options, model=model)
         display.message(preset_sentence(preset, chosen))
         settings = {**chosen, **options}
-    run = RunOptions(
-        output=_output(output),
-        training=record_of(TrainingSettings, settings),
-        resume=resume,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        sample_every=sample_every,
-        display=display,
-    )
+    run = _run_options(output, settings, resume, overwrite, callbacks, display, sample_every)
     return train_on_text(
         record_of(TextOptions, settings, paths=check_paths(data)),
         run,
@@ -134,8 +126,8 @@ def train_series(
         options: The settings of the series, the model and the training, listed below.
 
     Returns:
-        The run: `training` has the best model and the history, `test` the figures of the test part
-        and a verdict (`tasks.series_errors.forecaster_report` lists them).
+        The run: `training` has the best model and the history, `test` the figures of the test part and a verdict
+        (`tasks.judging.forecaster_report` lists them).
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
@@ -147,14 +139,7 @@ def train_series(
     table = record_of(TableOptions, options)
     reading = record_of(Reading, options)
     series = record_of(SeriesOptions, options, paths=tuple(as_sources(data)), reading=reading)
-    run = RunOptions(
-        output=_output(output),
-        training=record_of(TrainingSettings, options),
-        resume=resume,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        display=_display(verbose),
-    )
+    run = _run_options(output, options, resume, overwrite, callbacks, _display(verbose))
     return train_on_series(
         series,
         run,
@@ -199,14 +184,7 @@ def train_embed(
         >>> cellerate.embed("titles.keras", ["red hat", "blue"]).shape
         (2, 64)
     """
-    run = RunOptions(
-        output=_output(output),
-        training=record_of(TrainingSettings, options),
-        resume=resume,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        display=_display(verbose),
-    )
+    run = _run_options(output, options, resume, overwrite, callbacks, _display(verbose))
     return train_on_lines(
         record_of(LineOptions, options, path=_one_path(data)),
         run,
@@ -215,16 +193,32 @@ def train_embed(
     )
 
 
-def _model(model: _Model | None) -> str | keras.Model | None:
-    return os.fspath(model) if isinstance(model, str | os.PathLike) else model
-
-
-def _output(output: _Path) -> str:
+def _run_options(
+    output: _Path,
+    options: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool,
+    callbacks: Sequence[keras.callbacks.Callback],
+    display: Display,
+    sample_every: int | None = None,
+) -> RunOptions:
     if not isinstance(output, str | os.PathLike):
         raise ConfigError(
             f"{argument('output')} must be the path of a .keras file, not a {type(output).__name__}."
         )
-    return os.fspath(output)
+    return RunOptions(
+        output=os.fspath(output),
+        training=record_of(TrainingSettings, options),
+        resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
+        sample_every=sample_every,
+        display=display,
+    )
+
+
+def _model(model: _Model | None) -> str | keras.Model | None:
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else model
 
 
 def _one_path(data: _Path) -> str:

@@ -278,7 +278,7 @@ class Conductor(keras.callbacks.Callback):
             self._processes.settle(self.model)
             sync_variables(self.model)
             self._write(lambda: self._display.sample(self.position.epoch + 1, self._steps(done)))
-        # Further away Ctrl-C would wait for too long.
+        # After more steps than these, Ctrl-C would wait for too long.
         look = done + max(1, min(int(steps * _LOOK_EVERY_S / max(seconds, 1e-6)), self._settings.log_every))
         stop, late, save = self._agreed(now, look)
         if stop:
@@ -301,7 +301,7 @@ class Conductor(keras.callbacks.Callback):
         self._judging_since = time.perf_counter()
 
     def on_test_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Ends the display of the validation, whose time is not one of training."""
+        """Ends the display of the validation, whose time does not count as training."""
         self._display.phase("")
         self._deadline += time.perf_counter() - self._judging_since
 

@@ -98,7 +98,7 @@ class TrainingResult:
 def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> TrainingResult:
     """Trains `model` on `source`.
 
-    Afterwards the model's layers run on Cellerate's kernels, as `training.implementation` says, and the process
+    Afterwards the model's layers run on Cellerate's kernels, as the setting `implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
 
     Several processes that have joined a group (`distributed.group`, torchrun) train together: each is called with the

@@ -1,4 +1,4 @@
-"""Where a run may begin: its output can be written, nobody else writes it, and nothing is lost that nobody gave up."""
+"""Where a run may begin: its output can be written, nobody else writes it, and no earlier run is lost unasked."""
 
 import contextlib
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def own_run(run: RunOptions, *, first: bool) -> Iterator[None]:
             _check(run)
             yield
         finally:
-            # Nothing stays of a run that came to nothing.
+            # A run that came to nothing leaves nothing behind.
             if not existed and [path.name for path in folder.iterdir()] == [LOCK]:
                 with contextlib.suppress(OSError):
                     (folder / LOCK).unlink()

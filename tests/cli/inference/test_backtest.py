@@ -14,7 +14,7 @@ from support import packed_forecaster
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     packed_forecaster.write_series(tmp_path / "s.csv")
-    header = packed_forecaster.header(series_column="region", season=4)
+    header = packed_forecaster.header(series_column=["region"], season=4)
     write_cell(tmp_path / "f.cell", packed_forecaster.program(), precision="float32", header=header)
     return tmp_path
 
@@ -79,7 +79,7 @@ def test_all_verbs_of_series_take_the_same_options_and_tell_once_how_tables_were
     (here / "de.csv").write_text("\n".join([*lines[:3], lines[2], *lines[3:]]) + "\n")
     scores = np.linspace(0.1, 60, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
     made = Calibration.of(scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=None)
-    header = packed_forecaster.header(series_column="region", season=4)
+    header = packed_forecaster.header(series_column=["region"], season=4)
     header["payload"]["calibration"] = made.to_config()
     write_cell(here / "f.cell", packed_forecaster.program(), precision="float32", header=header)
     for verb in (
@@ -107,7 +107,7 @@ def test_backtest_gives_intervals_and_says_what_they_held(cellerate, here):
     )
     scores = np.linspace(0.1, 60, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
     made = Calibration.of(scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=None)
-    header = packed_forecaster.header(series_column="region")
+    header = packed_forecaster.header(series_column=["region"])
     header["payload"]["calibration"] = made.to_config()
     write_cell(here / "c.cell", packed_forecaster.program(), precision="float32", header=header)
     words = ("backtest", "c.cell", "s.csv", "--folds", "2", "-q")

@@ -46,7 +46,7 @@ def test_output_of_another_format_is_refused_before_the_data_are_read(cellerate,
 
 def test_json_lists_the_series_that_are_too_short(cellerate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = packed_forecaster.packed(series_column="region")
+    model = packed_forecaster.packed(series_column=["region"])
     write_cell(tmp_path / "f.cell", model.cell.program, header=model.cell.header)
     packed_forecaster.write_series(tmp_path / "s.csv")
     lines = (tmp_path / "s.csv").read_text().splitlines()

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import itertools
-import json
 import subprocess
 import sys
 
@@ -126,6 +125,7 @@ def test_rows_that_cannot_be_used_are_refused(rows, message):
             for name, value in itertools.product(["time_column", "time_zone", "frequency"], [3, ["date"]])
         ),
         {"series_column": 3},
+        {"series_column": None},
         {"series_column": [3]},
         {"duplicates": "guess"},
         {"feature": ["wind", "load"]},
@@ -234,7 +234,7 @@ def test_narrow_weights_change_forecasts_as_much_as_random_rounding_would(precis
 
 def test_forecast_of_files_continues_each_series_as_forecast_does(tmp_path):
     north, south = write_series(tmp_path / "s.csv")
-    model = packed(series_column="region")
+    model = packed(series_column=["region"])
     found = model.forecast_files([tmp_path / "s.csv"])
     assert [example.series for example in found] == ["n", "s"]
     for example, rows in zip(found, (north, south), strict=True):
@@ -250,7 +250,7 @@ def test_forecast_of_files_continues_each_series_as_forecast_does(tmp_path):
 
 def test_series_forecast_a_few_at_once_are_forecast_alike(tmp_path, monkeypatch):
     write_series(tmp_path / "s.csv")
-    model = packed(series_column="region", quantiles=(0.2, 0.8))
+    model = packed(series_column=["region"], quantiles=(0.2, 0.8))
     together = model.forecast_files([tmp_path / "s.csv"])
     monkeypatch.setattr(forecasting, "_SERIES_AT_ONCE", 1)
     told = []
@@ -286,7 +286,7 @@ def test_rows_and_npy_files_are_forecast_without_a_framework_or_pyarrow(tmp_path
 
 def test_program_forecasts_from_a_file_without_keras_or_a_framework(tmp_path):
     write_series(tmp_path / "s.csv")
-    write_cell(tmp_path / "m.cell", program(), header=header(series_column="region"))
+    write_cell(tmp_path / "m.cell", program(), header=header(series_column=["region"]))
     code = ALONE.format(refused=FRAMEWORKS) + (
         "from cellerate.cli.main import main; sys.argv = ['cellerate', *sys.argv[1:]]; main()"
     )
@@ -296,7 +296,7 @@ def test_program_forecasts_from_a_file_without_keras_or_a_framework(tmp_path):
     columns, *rows = csv.reader(io.StringIO((tmp_path / "f.csv").read_text()))
     assert columns == ["series", "time", "price", "load"]
     assert [row[0] for row in rows] == ["n"] * 3 + ["s"] * 3
-    found = packed(series_column="region").forecast_files([tmp_path / "s.csv"])
+    found = packed(series_column=["region"]).forecast_files([tmp_path / "s.csv"])
     assert (
         np.array([row[2:] for row in rows], float).tolist()
         == np.concatenate([e.forecast for e in found]).tolist()
@@ -384,11 +384,6 @@ def test_parquet_of_forecasts_has_times_with_their_zone(tmp_path):
     assert column[0].as_py().isoformat() == "2023-10-26T00:00:00+02:00"
 
 
-def test_record_of_an_earlier_version_names_one_series_column(tmp_path):
-    path = write_shops(tmp_path / "s.csv", {"a": 9, "b": 9})
-    assert [one.series for one in packed(series_column="shop").forecast_files([path])] == ["a", "b"]
-
-
 def test_packed_series_is_not_read_otherwise_than_it_was_packed(tmp_path):
     pack_series(
         write_shops(tmp_path / "s.csv", {"a": 9}), tmp_path / "s.series", Reading(series_column="shop")
@@ -397,15 +392,3 @@ def test_packed_series_is_not_read_otherwise_than_it_was_packed(tmp_path):
     assert len(inference.forecast(tmp_path / "m.cell", tmp_path / "s.series")) == 1
     with pytest.raises(ConfigError, match=r"duplicates is 'mean'.*packed, with 'error'"):
         inference.forecast(tmp_path / "m.cell", tmp_path / "s.series", duplicates="mean")
-
-
-def test_packed_series_of_an_earlier_version_goes_on_by_its_step(tmp_path):
-    packed_series = tmp_path / "s.series"
-    pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), packed_series, Reading(series_column="shop"))
-    told = json.loads((packed_series / "series.json").read_text())
-    for name in ("frequency", "form", "notes", "checksums", "checksum"):
-        del told[name]
-    told["settings"] = {"time_column": "date", "series_column": "shop", "missing": "error", "gaps": "split"}
-    (packed_series / "series.json").write_text(json.dumps(told))
-    (example,) = packed(series_column="shop").forecast_files([packed_series])
-    assert example_record(example)["rows"][0]["time"] == "2024-01-10 00:00:00"

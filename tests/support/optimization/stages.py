@@ -10,7 +10,6 @@ from cellerate.report.record import StageRecord
 class Stand(Stage):
     """A stage that does as it is told; notes that it was begun."""
 
-    reads = writes = ()
     begun: list[str] = []  # noqa: RUF012 (set anew by each test)
     does: Callable[[Any], object] = staticmethod(lambda context: None)
     cost = 0.0

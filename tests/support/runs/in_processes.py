@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _TESTS = str(Path(__file__).parents[2])
 
@@ -66,3 +67,26 @@ def run_jobs(jobs: Mapping[str, object]) -> None:
             traceback.print_exc()
             os._exit(1)
         Path(folder, f"{name}-{place.number if place else 0}.json").write_text(json.dumps(found))
+
+
+def outcome(result: Any, source: Any) -> dict[str, Any]:
+    """What a training came to, for JSON: its history and curve, and what its model predicts for a batch."""
+    import numpy as np
+
+    from cellerate.training.parallel import apart
+
+    predicted = curve = None
+    if result.here:
+        # The first process writes it, at the end of an epoch.
+        lines = (result.folder / "curve.csv").read_text().splitlines()[1:] if result.history else []
+        curve = [float(line.rpartition(",")[2]) for line in lines]
+        with apart():
+            predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
+    names = ("loss", "val_loss", "mae", "val_mae", "steps", "gradient_norm")
+    return {
+        "status": result.status,
+        "here": result.here,
+        "history": [{key: row[key] for key in names if key in row} for row in result.history],
+        "curve": curve,
+        "predicted": predicted,
+    }

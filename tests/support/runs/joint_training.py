@@ -6,6 +6,8 @@ import signal
 
 import numpy as np
 
+from support.runs.in_processes import outcome, run_jobs
+
 LINES = ["".join("abcdefgh"[(n * k + k) % 8] for k in range(1 + n % 6)) for n in range(60)]
 
 
@@ -32,7 +34,6 @@ def run(folder, name, model, source, validation, **settings):
 
     from cellerate.data.windows.changed import ChangedBatches
     from cellerate.training.loop import train
-    from cellerate.training.parallel import apart
     from cellerate.training.run import RunOptions, TrainingRun
     from cellerate.training.settings import TrainingSettings
 
@@ -58,24 +59,7 @@ def run(folder, name, model, source, validation, **settings):
             **extra,
         ),
     )
-    predicted = curve = None
-    if result.here:
-        # The first process writes it, at the end of an epoch.
-        path = folder / f"{name}.run" / "curve.csv"
-        lines = path.read_text().splitlines()[1:] if result.history else []
-        curve = [float(line.rpartition(",")[2]) for line in lines]
-        with apart():
-            predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
-    return {
-        "status": result.status,
-        "best_epoch": result.best_epoch,
-        "here": result.here,
-        "history": [
-            {k: r[k] for k in ("loss", "val_loss", "mae", "val_mae", "steps")} for r in result.history
-        ],
-        "curve": curve,
-        "predicted": predicted,
-    }
+    return {**outcome(result, source), "best_epoch": result.best_epoch}
 
 
 def divided(folder):
@@ -172,20 +156,12 @@ def interrupted(folder):
 
 def elastic(folder):
     """Trains until the step that `STOP_AT` names, from where the last processes stopped."""
-    from cellerate.training.telemetry.display import Display
+    from support.runs.training_runs import StopAt
 
-    stop = tuple(json.loads(os.environ["STOP_AT"]))
-
-    class Stopping(Display):
-        def step(self, epoch, step, logs):
-            if (epoch, step) == stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-
+    stop = StopAt(*json.loads(os.environ["STOP_AT"]), signal.SIGTERM)
     resume = any((folder / "elastic.run").glob("checkpoint-*"))
     source, validation = windows(12, seed=1), windows(10, drop_last=False)
-    return run(
-        folder, "elastic", forecaster(), source, validation, resume=resume, log_every=2, display=Stopping()
-    )
+    return run(folder, "elastic", forecaster(), source, validation, resume=resume, log_every=2, display=stop)
 
 
 def diverging(folder):
@@ -243,6 +219,4 @@ JOBS = {
 
 
 if __name__ == "__main__":
-    from support.runs.in_processes import run_jobs
-
     run_jobs(JOBS)

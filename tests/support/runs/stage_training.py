@@ -6,6 +6,8 @@ import signal
 
 import numpy as np
 
+from support.runs.in_processes import outcome, run_jobs
+
 
 def stack(layers=3, units=8, vocabulary=11, dropout=0.0):
     from cellerate.models.text import build_text_model
@@ -32,7 +34,6 @@ def text_loss():
 def run(folder, name, model, source, validation, loss, **settings):
     """Trains, and gives what the run was."""
     from cellerate.training.loop import train
-    from cellerate.training.parallel import apart
     from cellerate.training.run import RunOptions, TrainingRun
     from cellerate.training.settings import TrainingSettings
 
@@ -51,20 +52,8 @@ def run(folder, name, model, source, validation, loss, **settings):
             validation=validation,
         ),
     )
-    predicted = curve = None
-    if result.here:
-        path = folder / f"{name}.run" / "curve.csv"
-        lines = path.read_text().splitlines()[1:] if result.history else []
-        curve = [float(line.rpartition(",")[2]) for line in lines]
-        with apart():
-            predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
-    names = ("loss", "val_loss", "mae", "val_mae", "steps", "gradient_norm")
     return {
-        "status": result.status,
-        "here": result.here,
-        "history": [{key: row[key] for key in names if key in row} for row in result.history],
-        "curve": curve,
-        "predicted": predicted,
+        **outcome(result, source),
         "stages": [[*one.layers] for one in result.stages],
         "chunks": [one.chunks for one in result.stages],
         "waiting": [one.waiting for one in result.stages],
@@ -126,17 +115,11 @@ def begun(folder):
 
 def interrupted(folder):
     """Trains until the step that `STOP_AT` names, from where the last processes stopped."""
-    from cellerate.training.telemetry.display import Display
+    from support.runs.training_runs import StopAt
 
-    stop = tuple(json.loads(os.environ.get("STOP_AT", "[9, 9]")))
-
-    class Stopping(Display):
-        def step(self, epoch, step, logs):
-            if (epoch, step) == stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-
+    stop = StopAt(*json.loads(os.environ.get("STOP_AT", "[9, 9]")), signal.SIGTERM)
     resume = any((folder / "interrupted.run").glob("checkpoint-*"))
-    settings = {"resume": resume, "log_every": 2, "display": Stopping(), "global_clipnorm": 0.5}
+    settings = {"resume": resume, "log_every": 2, "display": stop, "global_clipnorm": 0.5}
     return run(folder, "interrupted", stack(), texts(8, seed=1), texts(8), text_loss(), **settings)
 
 
@@ -166,6 +149,4 @@ JOBS = {job.__name__: job for job in (text, forecast, begun, interrupted, dying,
 
 
 if __name__ == "__main__":
-    from support.runs.in_processes import run_jobs
-
     run_jobs(JOBS)

@@ -11,7 +11,7 @@ from cellerate.tasks.opening import forecaster_of
 from support import packed_forecaster
 from support.packed_forecaster import HORIZON, WINDOW
 
-SETTINGS = {"series_column": "region", "season": 4, "train_fraction": 0.5, "validation_fraction": 0.1}
+SETTINGS = {"series_column": ["region"], "season": 4, "train_fraction": 0.5, "validation_fraction": 0.1}
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_intervals_are_calibrated_on_rows_before_the_first_fold_alone():
 
     def intervals(values):
         table = {"date": times, "load": values[:, 0], "wind": values[:, 1], "price": values[:, 2]}
-        packed = model(series_column=None)
+        packed = model(series_column=[])
         # Trained on nothing that is here.
         made = kept(packed, until=0)
         found = backtest(packed, table, folds=2, levels=[0.8])

@@ -16,7 +16,7 @@ from support import packed_forecaster
 from support.packed_forecaster import HORIZON, WINDOW
 
 QUANTILES = (0.2, 0.5, 0.8)
-SETTINGS = {"series_column": "region", "season": 4, "train_fraction": 0.5, "validation_fraction": 0.1}
+SETTINGS = {"series_column": ["region"], "season": 4, "train_fraction": 0.5, "validation_fraction": 0.1}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def opened(path, *, known=True, precision="float32", quantiles=(), **settings):
 def by_hand(model: PackedModel, path, begin, train):
     """All figures of both targets, window by window, for the rows from `begin` on of each series of 30 rows."""
     data = open_series(
-        [path], Reading(targets=["price", "load"], features=["load", "wind"], series_column="region")
+        [path], Reading(targets=["price", "load"], features=["load", "wind"], series_column=["region"])
     )
     values = np.asarray(data.values, np.float64)[:, [2, 0]]
     found = {name: [] for name in ("model", "last_value", "seasonal_naive")}

@@ -80,7 +80,7 @@ def test_errors_by_step_are_those_of_each_step(model):
 
 def test_errors_by_step_of_several_targets_are_in_standard_deviations(tmp_path):
     packed_forecaster.write_series(tmp_path / "s.csv")
-    packed = packed_forecaster.packed(series_column="region")
+    packed = packed_forecaster.packed(series_column=["region"])
     found = cellerate.evaluate(packed, tmp_path / "s.csv", by_step=True)
     assert np.mean(found["by_step"]["model"]) == pytest.approx(found["model"]["scaled_mae"])
 

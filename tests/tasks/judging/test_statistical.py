@@ -14,7 +14,7 @@ from cellerate.tasks.opening import forecaster_of
 from support import packed_forecaster
 from support.packed_forecaster import HORIZON, WINDOW
 
-SETTINGS = {"series_column": "region", "season": 4, "train_fraction": 0.5, "validation_fraction": 0.1}
+SETTINGS = {"series_column": ["region"], "season": 4, "train_fraction": 0.5, "validation_fraction": 0.1}
 
 
 class Mean:

@@ -7,7 +7,7 @@ import typer
 
 from cellerate.cli.backend import start_backend_for
 from cellerate.cli.figures import Rank, Statistics, show_figures, shown
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import check_plot, json_text, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, notes_at_end
@@ -58,7 +58,6 @@ def backtest(
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Judge a forecaster at many times of the past: each fold forecasts from the rows before its origin only.
 

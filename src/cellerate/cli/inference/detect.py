@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend_for
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import check_plot, outputs, print_json, print_result, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import check_table, notes_at_end
 from cellerate.data.settings import TableOptions
 from cellerate.files import atomic_write, write_csv, write_parquet
+from cellerate.format import aligned
 from cellerate.tasks.settings import ReadingOptions
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ def detect(
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Find rows of a series that the model did not expect.
 
@@ -97,9 +97,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
         [written(row[name], 5) if isinstance(row[name], float) else str(row[name]) for name in names]
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        print_result("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    for line in aligned(cells, range(len(names))):
+        print_result(f"  {line}")
 
 
 def _rows(found: "Anomalies", places: Any) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from cellerate.cli.backend import start_backend_for
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option
+from cellerate.cli.options import Backend, Json, Quiet, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
@@ -45,7 +45,6 @@ def embed(
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Write one vector per line, in the order of the lines; empty lines get one, too.
 

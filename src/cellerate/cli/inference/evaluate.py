@@ -9,7 +9,7 @@ import typer
 
 from cellerate.cli.backend import start_backend_for
 from cellerate.cli.figures import Rank, Statistics, show_figures
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import check_plot, notify, outputs, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
@@ -53,7 +53,6 @@ def evaluate(
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Judge a model: bits per character, forecast errors beside those of baselines, or reconstruction.
 

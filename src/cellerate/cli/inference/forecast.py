@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cellerate.cli.backend import start_backend_for
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import check_plot, outputs, print_json, show, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
@@ -49,7 +49,6 @@ def forecast(
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Forecast what comes after the end of each series.
 

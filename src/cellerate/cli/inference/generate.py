@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from cellerate.cli.backend import start_backend_for
-from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary, operand, option
+from cellerate.cli.options import Backend, Device, Json, Vocabulary, operand, option
 from cellerate.cli.output import notify, print_json, show
 from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.cli.words import in_options
@@ -60,7 +60,6 @@ def generate(
     device: Device = "cpu",
     backend: Backend = None,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Continue a text, shown as it is written.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellerate.cli.options import Config, Json, option
+from cellerate.cli.options import Json, option
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.errors import BackendError, CellerateError, ConfigError
 from cellerate.files import check_writable
@@ -64,7 +64,6 @@ def bench(
         ),
     ] = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Measure this machine: Cellerate beside every installed peer, each checked against float64 first.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, operand, option
+from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ def explain(
     steps: Annotated[int | None, option("Its time steps, where they are free: 100 if not given.")] = None,
     backend: Backend = None,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Say which kernel runs every recurrent layer here, and what would make it faster.
 

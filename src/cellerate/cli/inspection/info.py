@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, operand, option
+from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.format import one_line, size
@@ -35,7 +35,6 @@ def info(
     ] = None,
     backend: Backend = None,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Say what a model or a packed series is: its task, sizes and types, and what it was trained on and how.
 
@@ -97,8 +96,7 @@ def _of_series(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if facts["first_time"] is not None:
         yield "times", f"{facts['first_time']} to {facts['last_time']}, {_apart(facts['frequency'])}"
     yield "packed with", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())
-    checked = facts["checked"]
-    yield "checked", f"{checked} of it" if checked else "no: packed by an earlier version, without checksums"
+    yield "checked", f"{facts['checked']} of it"
 
 
 def _apart(frequency: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option
+from cellerate.cli.options import Backend, Json, Quiet, operand, option
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
@@ -51,7 +51,6 @@ def profile(
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
-    config: Config = None,
 ) -> None:
     """Say where the time of a training step goes, or of a call of a packed model, and what would shorten it most.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.gains import print_gains
-from cellerate.cli.options import Config, Json, operand, option
+from cellerate.cli.options import Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import CellerateError, ConfigError
 from cellerate.machine.environment import require
@@ -30,7 +30,6 @@ def report(
         ),
     ] = False,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Draw the report of a run of `optimize` again, or compare two runs.
 

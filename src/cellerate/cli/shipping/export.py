@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend, start_backend_for, without_notes
-from cellerate.cli.options import Backend, Config, Json, operand, option
+from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.exports.formats.registry import FORMATS
@@ -46,7 +46,6 @@ def export(
     ] = 0.01,
     backend: Backend = None,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Write a model for another runtime, and try it there.
 

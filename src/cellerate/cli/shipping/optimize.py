@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.gains import print_gains
-from cellerate.cli.options import Backend, Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.cli.words import in_options
 from cellerate.machine.environment import require
@@ -36,7 +36,6 @@ def optimize(
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
-    config: Config = None,
 ) -> None:
     """Tune and shrink a model within an allowed loss of quality, and report every decision with its measurement.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Vocabulary, operand, option
+from cellerate.cli.options import Backend, Json, Vocabulary, operand, option
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.format import size
 
@@ -28,7 +28,6 @@ def pack(
     ] = None,
     backend: Backend = None,
     json: Json = False,
-    config: Config = None,
 ) -> None:
     """Pack a model into one small file that runs without Keras.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.options import Config, Device, operand, option, with_settings
+from cellerate.cli.options import Device, operand, option, with_settings
 from cellerate.cli.output import notify
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import read_regular
@@ -53,7 +53,6 @@ def serve(
     device: Device = "cpu",
     *,
     limits: Limits,
-    config: Config = None,
 ) -> None:
     """Serve packed models over HTTP: texts, vectors, forecasts, and sessions that remember.
 

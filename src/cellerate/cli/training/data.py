@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from cellerate.cli.options import Config, Json, Quiet, operand, option, with_settings
+from cellerate.cli.options import Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import notes_at_end
@@ -30,7 +30,6 @@ def pack(
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
-    config: Config = None,
 ) -> None:
     """Pack tables into a series that opens at once, however long it is.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cellerate.cli.figures import judged_on
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Output, Quiet, Resume, operand, option, with_settings
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
@@ -16,9 +16,13 @@ from cellerate.cli.running import (
     training_display,
     training_report,
 )
+from cellerate.cli.tables import given_words
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.settings import TrainingSettings
+
+# The options that say how the file is read, which the next command needs, too.
+_READING = ("column", "field", "encoding", "errors")
 
 
 @with_settings("data", LineOptions, leave_out=["path"], panel="Lines")
@@ -38,7 +42,6 @@ def train_embed(
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
-    config: Config = None,
 ) -> None:
     """Train a sequence autoencoder, whose encoder turns lines into vectors.
 
@@ -81,20 +84,5 @@ def train_embed(
             f"given, {run.evaluation['free_token_accuracy']:.1%} written freely, "
             f"{run.evaluation['exact_lines']:.1%} of lines whole; judged on {judged}"
         )
-    finish_training(
-        run.training,
-        quiet,
-        next_steps=[
-            shlex.join(["cellerate", "embed", str(output), str(lines), *_reading(data), "-o", "vectors.npy"])
-        ],
-    )
-
-
-def _reading(data: LineOptions) -> list[str]:
-    """The options that the file was read with, as the next command needs them, too."""
-    usual = LineOptions()
-    words = []
-    for name in ("column", "field", "encoding", "errors"):
-        if (value := getattr(data, name)) != getattr(usual, name):
-            words += [f"--{name}", value]
-    return words
+    again = ["cellerate", "embed", str(output), str(lines), *given_words(data, _READING), "-o", "vectors.npy"]
+    finish_training(run.training, quiet, next_steps=[shlex.join(again)])

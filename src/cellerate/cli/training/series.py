@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cellerate.cli.backend import arrow_without_pandas
 from cellerate.cli.figures import Rank, judged_on, show_figures
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Output, Quiet, Resume, operand, option, with_settings
 from cellerate.cli.output import check_plot, notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
@@ -17,7 +17,7 @@ from cellerate.cli.running import (
     training_display,
     training_report,
 )
-from cellerate.cli.tables import table_words
+from cellerate.cli.tables import given_words
 from cellerate.data.settings import FILLED_IN, Reading, TableOptions
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -52,7 +52,6 @@ def train_series(
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
-    config: Config = None,
 ) -> None:
     """Train a forecaster on time series, and judge it against naive forecasts and a linear one.
 
@@ -111,5 +110,5 @@ def train_series(
     finish_training(
         run.training,
         quiet,
-        next_steps=[shlex.join(["cellerate", "forecast", str(output), *paths, *table_words(table)])],
+        next_steps=[shlex.join(["cellerate", "forecast", str(output), *paths, *given_words(table)])],
     )

@@ -4,21 +4,23 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from cellerate.cli.output import command_to_resume, notify, print_json, print_result
+from cellerate.cli.options import Backend, Json, Quiet, with_parameters, with_settings
+from cellerate.cli.output import INTERRUPTED, command_to_resume, notify, print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.listener import Callbacks
 from cellerate.machine.environment import require
 from cellerate.optimization.sweep import Axis, SweepSettings, axes_of, lines_of, sweep, written
+from cellerate.settings import changed_fields
+from cellerate.training.settings import TrainingSettings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_INTERRUPTED = 130
 
-UNUSED = (
+_UNUSED = (
     "max_seconds",
     "time_budget",
     "patience",
@@ -30,14 +32,6 @@ UNUSED = (
     "track",
 )
 """The settings of training that a sweep has no use for: how a run ends, and what it keeps."""
-
-Folder = Annotated[
-    Path, typer.Option("--output", "-o", help="The folder of the sweep: its record, page and charts.")
-]
-ResumeSweep = Annotated[
-    bool, typer.Option("--resume", help="Go on with the sweep in the folder, with the same settings.")
-]
-OverwriteSweep = Annotated[bool, typer.Option("--overwrite", help="Replace the sweep in the folder.")]
 
 
 class TaskOrModel(TyperGroup):
@@ -56,115 +50,113 @@ class TaskOrModel(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+@dataclasses.dataclass(frozen=True)
+class SweepOptions:
+    """The options that all verbs of `sweep` take beside settings; they are declared here."""
+
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder of the sweep: its record, page and charts.")
+    ] = Path("sweep")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep in the folder, with the same settings.")
+    ] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the sweep in the folder.")] = False
+    backend: Backend = None
+    json: Json = False
+    quiet: Quiet = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The part of a sweep that all of its verbs are asked for.
+
+    Attributes:
+        axes: The values of the settings that are swept, by name.
+        settings: Those of the sweep.
+        training: Those of the training.
+        how: The other options.
+    """
+
+    axes: Mapping[str, str]
+    settings: SweepSettings
+    training: TrainingSettings
+    how: SweepOptions
+
+
 def swept(*tasks: str) -> tuple[str, ...]:
     """The names of the options that take several values, for the records' own to be left out."""
     return tuple(dict.fromkeys(name for task in tasks for name in axes_of(task)))
 
 
-def with_axes(keyword: str, axes: Mapping[str, tuple[Axis, str]], *, panel: str) -> Callable[[_F], _F]:
-    """Adds an option for each setting that can be swept, to a verb.
+def task_axes(task: str) -> dict[str, tuple[Axis, str]]:
+    """The settings of a task that can be swept, for `sweep_verb`."""
+    return {name: (axis, task) for name, axis in axes_of(task).items()}
+
+
+def sweep_verb(axes: Mapping[str, tuple[Axis, str]], *tasks: str) -> Callable[[_F], _F]:
+    """Adds the options that all sweeps have to a verb, which receives them as `asked`.
 
     Args:
-        keyword: The verb's argument that receives what was given, by name.
-        axes: The settings by name, each with the task whose words it is described in.
-        panel: The heading of these options in the help.
+        axes: The settings that can be swept by name, each with the task whose words it is described in.
+        tasks: The tasks whose settings of training the verb takes.
 
     Returns:
         A decorator.
     """
+    hints = get_type_hints(SweepOptions, include_extras=True)
+    shared = [_parameter(one.name, one.default, hints[one.name]) for one in dataclasses.fields(SweepOptions)]
+    varied = [_axis_parameter(axis, task) for axis, task in axes.values()]
+    parts = [_parameter(one.name) for one in dataclasses.fields(Asked)]
+    left_out = [*_UNUSED, *swept(*tasks)]
 
     def decorate(function: _F) -> _F:
-        signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.name != keyword]
-        added = [_parameter(axis, task, panel) for axis, task in axes.values()]
-
-        def verb(*arguments: Any, **options: Any) -> Any:
-            values = {name: options.pop(name) for name in axes}
-            given = {name: value for name, value in values.items() if value is not None}
-            return function(*arguments, **options, **{keyword: given})
-
-        verb.__name__, verb.__doc__, verb.__module__ = (
-            function.__name__,
-            function.__doc__,
-            function.__module__,
-        )
-        verb.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-        verb.__annotations__ = {one.name: one.annotation for one in [*own, *added]}
-        return cast(_F, verb)
+        for add in (
+            with_parameters("asked", parts, lambda values: Asked(**values)),
+            with_parameters("how", shared, lambda values: SweepOptions(**values)),
+            with_parameters("axes", varied, _given),
+            with_settings("settings", SweepSettings, panel="Sweep"),
+            with_settings("training", TrainingSettings, leave_out=left_out, panel="Training"),
+        ):
+            function = add(function)
+        return function
 
     return decorate
 
 
-def task_axes(task: str) -> dict[str, tuple[Axis, str]]:
-    """The settings of a task that can be swept, for `with_axes`."""
-    return {name: (axis, task) for name, axis in axes_of(task).items()}
-
-
-def _parameter(axis: Axis, task: str, panel: str) -> inspect.Parameter:
+def _axis_parameter(axis: Axis, task: str) -> inspect.Parameter:
     option = typer.Option(
         f"--{axis.name.replace('_', '-')}",
         help=axis.help(task),
         metavar="VALUES",
         show_default=written(axis.default(task)),
-        rich_help_panel=panel,
+        rich_help_panel="Swept",
     )
-    return inspect.Parameter(
-        axis.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
+    return _parameter(axis.name, None, Annotated[str | None, option])
 
 
-def given_fields(*records: Any) -> dict[str, Any]:
-    """The fields of records that are not the defaults."""
-    found = {}
-    for record in records:
-        for field in dataclasses.fields(record):
-            value, default = getattr(record, field.name), cast(Any, field.default)
-            same = list(value) == list(default) if isinstance(value, list | tuple) else value == default
-            if not same:
-                found[field.name] = value
-    return found
+def _parameter(name: str, default: Any = None, annotation: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepOptions:
-    """The options that all verbs of `sweep` take beside settings.
-
-    Attributes:
-        output: The folder.
-        resume: Whether to go on.
-        overwrite: Whether to replace what is there.
-        backend: The Keras backend.
-        json: Whether to print the record.
-        quiet: Whether to show no progress.
-    """
-
-    output: Path
-    resume: bool
-    overwrite: bool
-    backend: str | None
-    json: bool
-    quiet: bool
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def run_sweep(
-    subject: str,
-    paths: Sequence[str],
-    settings: SweepSettings,
-    options: Mapping[str, Any],
-    how: SweepOptions,
-) -> None:
+def run_sweep(subject: str, paths: Sequence[str], asked: Asked, *records: Any) -> None:
     """Sweeps, and shows what came of it.
 
     Args:
         subject: The task, or the file of a model.
         paths: The files of the data.
-        settings: Those of the sweep.
-        options: Those of the training.
-        how: What all verbs take.
+        asked: The options that all sweeps have.
+        records: The settings of the task.
     """
+    how, options = asked.how, dict[str, Any](asked.axes)
+    for part in (asked.settings, asked.training, *records):
+        options |= changed_fields(part)
     for package in ("jinja2", "psutil"):
         require(package, "train", "a sweep")
-    with progress_bar("trials" if settings.search else "turns", how.quiet) as bar:
+    with progress_bar("trials" if asked.settings.search else "turns", how.quiet) as bar:
         try:
             record = sweep(
                 subject,
@@ -174,7 +166,6 @@ def run_sweep(
                 overwrite=how.overwrite,
                 backend=how.backend,
                 listener=Callbacks(None if how.quiet else notify, bar),
-                **given_fields(settings),
                 **options,
             )
         except KeyboardInterrupt:
@@ -183,7 +174,7 @@ def run_sweep(
                 notify(f"interrupted; what was measured is kept. To go on:\n  {command_to_resume()}")
             else:
                 notify("interrupted before anything was measured, so nothing is kept.")
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
     if how.json:
         print_json(record.as_json())
         return

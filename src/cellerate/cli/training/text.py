@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.figures import judged_on
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, operand, option, with_settings
+from cellerate.cli.options import Backend, Json, Output, Quiet, Resume, operand, option, with_settings
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.cli.running import (
     Overwrite,
@@ -54,7 +54,6 @@ def train_text(
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
-    config: Config = None,
 ) -> None:
     """Train a next-character model on text.
 

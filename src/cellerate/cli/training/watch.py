@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.options import Config, operand
+from cellerate.cli.options import operand
 from cellerate.cli.output import notify
 
 
@@ -18,7 +18,6 @@ def watch(
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8100,
-    config: Config = None,
 ) -> None:
     """Show trainings as they go on, and compare them, on a page on this machine.
 

@@ -67,8 +67,43 @@ def build_series(
         DataError: See `open_series`.
         OutputError: The folder cannot be written.
     """
-    building = folder.with_name(folder.name + _BUILDING)
     usable = _usable_in_place(tables, columns, reading.storage) if cache else None
+
+    def make(building: Path) -> None:
+        build = _Build(building, key, tables, columns, reading, notes, listener)
+        packed = build.in_place(usable)
+        describe(building, build.on_disk() if packed is None else packed, in_place=packed is not None)
+
+    return _published(folder, usable, key, make, cache=cache)
+
+
+def copy_columns(packed: PackedSeries, columns: Sequence[str], folder: Path, key: str) -> PackedSeries:
+    """Makes a packed series in the cache of some columns of another; without times.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    known = {name: place for place, name in enumerate(packed.columns)}
+    places = [known[name] for name in columns]
+
+    def make(building: Path) -> None:
+        rows = _COPIED_BYTES // packed.values.dtype.itemsize // len(places)
+        with (building / "values.npy").open("wb") as file:
+            file.write(npy_header(packed.values.dtype, (len(packed.values), len(places))))
+            for block in blocks_of(packed.values, rows):
+                file.write(np.ascontiguousarray(block[:, places]).data)
+        values = np.load(building / "values.npy", mmap_mode="r", allow_pickle=False)
+        made = dataclasses.replace(packed, values=values, columns=tuple(columns), times=None, fingerprint=key)
+        describe(building, made, in_place=False)
+
+    return _published(folder, None, key, make, cache=True)
+
+
+def _published(
+    folder: Path, usable: np.ndarray | None, key: str, make: Callable[[Path], None], *, cache: bool
+) -> PackedSeries:
+    """The series that `make` writes into a folder beside `folder`, or that another process made meanwhile."""
+    building = folder.with_name(folder.name + _BUILDING)
     with exclusive(building, wait=True):
         if folder.exists():
             found = _made_meanwhile(folder, usable, key, cache=cache)
@@ -76,11 +111,7 @@ def build_series(
                 shutil.rmtree(building, ignore_errors=True)
                 return found
         try:
-            made = _Build(building, key, tables, columns, reading, notes, listener)
-            packed, elsewhere = made.in_place(usable), True
-            if packed is None:
-                packed, elsewhere = made.on_disk(), False
-            describe(building, packed, in_place=elsewhere)
+            make(building)
             publish_folder(building, folder)
         except DataError as error:
             # Data that cannot be used are no better the next time; a disk that failed may be.
@@ -92,41 +123,6 @@ def build_series(
         except OSError as error:
             raise output_error(building, error) from error
     return open_packed(folder, usable)
-
-
-def copy_columns(packed: PackedSeries, columns: Sequence[str], folder: Path, key: str) -> PackedSeries:
-    """Makes a packed series in the cache of some columns of another; without times.
-
-    Raises:
-        OutputError: The folder cannot be written.
-    """
-    building = folder.with_name(folder.name + _BUILDING)
-    known = {name: place for place, name in enumerate(packed.columns)}
-    places = [known[name] for name in columns]
-    with exclusive(building, wait=True):
-        if folder.exists():
-            found = _made_meanwhile(folder, None, key, cache=True)
-            if found is not None:
-                shutil.rmtree(building, ignore_errors=True)
-                return found
-        try:
-            with (building / "values.npy").open("wb") as file:
-                file.write(npy_header(packed.values.dtype, (len(packed.values), len(places))))
-                for block in blocks_of(
-                    packed.values, _COPIED_BYTES // packed.values.dtype.itemsize // len(places)
-                ):
-                    file.write(np.ascontiguousarray(block[:, places]).data)
-            values = np.load(building / "values.npy", mmap_mode="r", allow_pickle=False)
-            made = dataclasses.replace(
-                packed, values=values, columns=tuple(columns), times=None, fingerprint=key
-            )
-            describe(building, made, in_place=False)
-            publish_folder(building, folder)
-        except OutputError:
-            raise
-        except OSError as error:
-            raise output_error(building, error) from error
-    return open_packed(folder)
 
 
 def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache: bool) -> PackedSeries | None:

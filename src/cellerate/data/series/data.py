@@ -33,7 +33,7 @@ class SeriesData:
         frequency: How often there is a row; None without times.
         form: How the tables wrote the times. Those of zones and offsets are instants in UTC in `times`.
         notes: What is to be told of how the tables were read.
-        ahead: What is known of the rows after the last, a `data.future_rows.FutureRows`; None for nothing.
+        ahead: What is known of the rows after the last, as `FutureRows`; None for nothing.
     """
 
     values: np.ndarray

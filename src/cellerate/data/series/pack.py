@@ -43,7 +43,6 @@ class PackedSeries:
         frequency: How often there is a row; None without times.
         form: How the tables wrote the times.
         notes: What is to be told of how they were read.
-        has_checksums: The folder holds checksums of its files; an earlier version wrote none.
     """
 
     values: np.ndarray
@@ -57,7 +56,6 @@ class PackedSeries:
     frequency: Frequency | None = None
     form: TimeForm = dataclasses.field(default_factory=TimeForm)
     notes: tuple[str, ...] = ()
-    has_checksums: bool = False
 
 
 def is_packed_series(path: Path) -> bool:
@@ -127,20 +125,18 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
             }.items()
             if not right
         ]
-        if "checksum" in description and description.pop("checksum") != _own_checksum(description):
+        if description.pop("checksum") != _own_checksum(description):
             wrong.append(_DESCRIPTION)
         if wrong:
             raise DataError(
                 f"{folder} is damaged: {wrong[0]} is not what {_DESCRIPTION} says. Pack it again."
             )
-        checksums = description.get("checksums")
-        for name in _large_files(times is not None, description["in_place"]) if checksums is not None else ():
-            at = damaged_byte(folder / name, checksums[name], every=check_all)
+        for name in _large_files(times is not None, description["in_place"]):
+            at = damaged_byte(folder / name, description["checksums"][name], every=check_all)
             if at is not None:
                 raise DataError(
                     f"{folder} is damaged: {name} has changed since it was written, behind byte {at:,}. Pack it again."
                 )
-        step = _step_of(description["step"])
         assert values is not None  # noqa: S101 (else it is wrong)
         names = tuple(map(str, description["names"]))
         return PackedSeries(
@@ -149,15 +145,12 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
             times,
             segments,
             names,
-            step,
+            _step_of(description["step"]),
             dict(description["settings"]),
             str(description["fingerprint"]),
-            Frequency.from_config(description["frequency"])
-            if "frequency" in description
-            else _frequency_of(step),
-            TimeForm.from_config(description.get("form")),
-            tuple(map(from_json, description.get("notes", ()))),
-            checksums is not None,
+            Frequency.from_config(description["frequency"]),
+            TimeForm.from_config(description["form"]),
+            tuple(map(from_json, description["notes"])),
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         if isinstance(error, DataError):
@@ -179,13 +172,6 @@ def _large_files(has_times: bool, in_place: bool) -> list[str]:
 
 def _own_checksum(description: dict[str, Any]) -> str:
     return digest(json.dumps(description, sort_keys=True).encode())
-
-
-def _frequency_of(step: np.ndarray) -> Frequency | None:
-    """The frequency of a series that an earlier version packed, which noted the median step alone."""
-    if not step.size or not step.astype(np.float64) > 0:
-        return None
-    return Frequency("time" if step.dtype.kind == "m" else "number", float(step.astype(np.float64)))
 
 
 def _mapped(path: Path) -> np.ndarray:

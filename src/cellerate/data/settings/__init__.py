@@ -6,12 +6,13 @@ The command line makes its options of them, so nothing here imports NumPy.
 from cellerate.data.settings.calendar import PARTS, CalendarPart, check_calendar
 from cellerate.data.settings.choices import Duplicates, Gaps, Missing, Padding, Storage
 from cellerate.data.settings.reading import FILLED_IN, Reading
-from cellerate.data.settings.tables import TableOptions, with_missing
+from cellerate.data.settings.tables import DateOrder, TableOptions, with_missing
 
 __all__ = [
     "FILLED_IN",
     "PARTS",
     "CalendarPart",
+    "DateOrder",
     "Duplicates",
     "Gaps",
     "Missing",

@@ -62,7 +62,6 @@ class Reading:
         for name in ("targets", "features"):
             if isinstance(value := getattr(self, name), str):
                 raise ConfigError(f"{argument(name)} is {value!r}; expected a list of column names.")
-        # Models of earlier versions name one column, or none.
         named = self.series_column or ()
         object.__setattr__(self, "series_column", (named,) if isinstance(named, str) else tuple(named))
 

@@ -1,6 +1,6 @@
 """Reads lines from text files, from a field of JSON lines or from a string column of Parquet files.
 
-They come at once or block by block. `data.lines` makes the vocabulary and the batches from them. Only
+They come at once or block by block. `data.text.lines` makes the vocabulary and the batches from them. Only
 reading needs `pyarrow`.
 """
 

@@ -1,7 +1,7 @@
 """Turns lines of text into batches of few shapes, for the autoencoder.
 
 Lines differ in length, so they are sorted into buckets, padded to the bucket's bound and masked by weights.
-All lines are held in memory; `data.line_files` reads them.
+All lines are held in memory; `data.text.line_files` reads them.
 
 The bounds of the buckets are the 25, 50, 75, 90 and 100 % points of the lines' lengths, rounded up to a
 multiple of 8. A bucket that would not fill one batch joins the next longer one. So a compiler sees at most five

@@ -1,7 +1,7 @@
 """Encodes text files into one memory-mapped array of ids, once, and keeps it in the cache.
 
-It handles a cache that may be damaged or written by two runs at once. `data.paths` finds the files, `data.decoding`
-reads them, `data.tokenizer` says what an id means, and `data.text_windows` cuts batches from the ids.
+It handles a cache that may be damaged or written by two runs at once. `data.files` finds the files and reads
+them, `data.tokenizers` says what an id means, and `data.windows` cuts batches from the ids.
 
 The text of several files is their texts in order, with a newline after each that does not end with one, unless
 it is the last.

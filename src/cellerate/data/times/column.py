@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from cellerate.data.settings import DateOrder
 from cellerate.data.times.form import EPOCH_UNITS, TimeForm
 from cellerate.data.times.frequency import find_frequency
 from cellerate.data.times.patterns import (
@@ -22,7 +23,6 @@ from cellerate.errors import DataError
 from cellerate.messages import argument, marked
 from cellerate.settings import check_choice
 
-DateOrder = Literal["auto", "ymd", "mdy", "dmy"]
 _FIRST = {"dmy": "day", "mdy": "month"}
 # 1990 to 2100, in seconds.
 _EPOCHS = (631_152_000, 4_102_444_800)

@@ -251,7 +251,7 @@ def check_agreement(frequency: Frequency, times: np.ndarray, series: np.ndarray,
     """Raises `DataError` if a series has rows at steps of its own, each of which would be a gap.
 
     Args:
-        frequency: That of all series together.
+        frequency: The frequency of all series together.
         times: (N,) of some rows, rising inside each series.
         series: (N,) the number of each row's series, rising.
         names: The names of the series.

@@ -82,7 +82,7 @@ class Parts:
     Attributes:
         numbers: (N,) int64 by the name of the group.
         ahead: (N,) how many minutes the clock is ahead of UTC.
-        zoned: (N,) whether that is said.
+        zoned: (N,) whether the text names a zone.
         good: (N,) whether it is written in this way at all.
     """
 

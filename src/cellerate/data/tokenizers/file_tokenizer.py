@@ -1,7 +1,7 @@
 """The tokenizer of a `tokenizer.json` from the `tokenizers` package, for text of any length.
 
 Only this tokenizer needs that package, cuts a long text into pieces and has tokens that are not whole
-characters. Everything else sees a `data.tokenizer.Tokenizer`.
+characters. Everything else sees a `Tokenizer`.
 """
 
 import contextlib

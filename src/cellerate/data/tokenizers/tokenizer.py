@@ -1,7 +1,7 @@
 """Text to numbers and back: the interface of a tokenizer, and the character and byte tokenizers.
 
 A trained model carries its tokenizer, so training, generation and the deployed runtime import this module. It
-must not import the readers and caches of `data.text`. `data.file_tokenizer` has the tokenizers of the package
+must not import the readers and caches of `data.text`. `file_tokenizer` has the tokenizers of the package
 `tokenizers`, and `data.tokenizers` opens any kind by its name or record.
 """
 

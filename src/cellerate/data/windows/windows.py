@@ -1,7 +1,7 @@
 """Windows of a long array: inputs, and the rows that follow as targets, without storing a single window.
 
 A window is only a number here; many are copied in one gather and handed out batch by batch.
-`data.text_windows` has the windows of a text.
+`data.windows.text_windows` has the windows of a text.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 The core knows values with a time axis, (B, T, F), without, (B, F), and with an axis of sequences, (B, N, T, F). `takes`
 says which programs it knows; the others, and machines without the core, run an operation at a time
-(`runtime.interpreter`). Only this module uses the core's `CompiledProgram`.
+(`runtime.program.interpreter`). Only this module uses the core's `CompiledProgram`.
 """
 
 import functools
@@ -53,7 +53,7 @@ class CompiledProgram:
     """Some nodes of a program, and those that they read, on the core. It never changes; any threads may use it.
 
     Args:
-        nodes: By their numbers, in order, each after those it reads; as `runtime.operations.prepared` gives them.
+        nodes: By their numbers, in order, each after those it reads, as `runtime.program.operations.prepared` gives.
         outputs: The numbers of those whose values are wanted.
         precision: How the matrices are kept and multiplied, one of `program.PRECISIONS`.
 

@@ -20,7 +20,7 @@ from cellerate.program import MASKS, OPERATIONS, Node, Shape
 _LEAST = 1e-7
 MOST_SLOTS = 3
 """Arrays that an optimizer keeps beside a weight, at most."""
-# What moves numbers computes none.
+# Operations that only move numbers need no arithmetic.
 _NO_ARITHMETIC: Any = None
 # Operations that packed models lack, whose results have the shape of x.
 _OF_TRAINING = (
@@ -108,7 +108,7 @@ class UpdateRule(NamedTuple):
     Attributes:
         name: The update.
         clip: What is clipped: "", "value", "norm" or "global_norm".
-        most: To which size.
+        most: The size that it is clipped to.
     """
 
     name: str
@@ -200,7 +200,7 @@ class Totals(NamedTuple):
     Attributes:
         loss: All heads' losses times their factors, and what regularizers add.
         norm: Of all gradients before they are clipped, if it is wanted.
-        heads: Of each.
+        heads: The results of each head.
     """
 
     loss: float
@@ -238,7 +238,7 @@ class TrainingProgram:
             [native_node(node, places, rows()) for node in nodes],
             list(rates),
             [
-                (one.values, _three(one.slots), (one.accumulated, one.average), one.decays, one.penalties)
+                (one.values, _filled_up(one.slots), (one.accumulated, one.average), one.decays, one.penalties)
                 for one in weights
             ],
             [_native_head(head) for head in heads],
@@ -298,7 +298,7 @@ def _native_head(head: LossHead) -> tuple[object, ...]:
     )
 
 
-def _three(slots: tuple[np.ndarray | None, ...]) -> list[np.ndarray | None]:
+def _filled_up(slots: tuple[np.ndarray | None, ...]) -> list[np.ndarray | None]:
     return [*slots, *[None] * (MOST_SLOTS - len(slots))]
 
 
@@ -397,7 +397,7 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
         return len(read) < 4 and node.options["axis"] in (len(read), max(len(read) - 1, 1))
     if node.op in MASKS:
         return read in (shape, (1,))
-    # What has fewer positions is taken again and again.
+    # An input with fewer positions is repeated.
     read = (1,) * (len(shape) - len(read)) + read
     first = next((axis for axis, size in enumerate(read[:-1]) if size != 1), len(read) - 1)
     return read[first:] == shape[first:]

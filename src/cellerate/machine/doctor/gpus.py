@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from cellerate.format import size
 from cellerate.machine import gpu
 from cellerate.machine.doctor.finding import Finding, Status, parted
+from cellerate.machine.environment import TITLES
 
 TOPIC = "gpu"
-_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 _FULL_SHARE, _TAKEN_SHARE = 0.1, 0.5
 
 
@@ -34,7 +34,7 @@ def check_gpus(
     chosen = environ.get("KERAS_BACKEND", "")
     needed = [chosen] if chosen in reasons else [] if works else list(reasons)
     for backend, reason in reasons.items():
-        name = _NAMES[backend]
+        name = TITLES[backend]
         if reason is None:
             said = f"{name} can use {here}, and {gpu.memory(backend, facts.settings)}"
             yield Finding(TOPIC, "ok", said)

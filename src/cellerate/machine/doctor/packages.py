@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cellerate.format import size
 from cellerate.machine.doctor.finding import Finding, Status
+from cellerate.machine.environment import TENSORFLOW_PACKAGES
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
 TOPIC = "versions"
 _OURS = "cellerate"
 # Each contains the package `tensorflow`.
-_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 # Those whose requirements are held against what is installed.
 _CHECKED = (
-    _OURS, "keras", *_TENSORFLOW, "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "torch", "h5py",
+    _OURS, "keras", *TENSORFLOW_PACKAGES, "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "torch", "h5py",
     "ml-dtypes", "optree",
 )  # fmt: skip
-_SHOWN = ("numpy", "keras", *_TENSORFLOW, "jax", "torch", "h5py")
+_SHOWN = ("numpy", "keras", *TENSORFLOW_PACKAGES, "jax", "torch", "h5py")
 # NVIDIA's wheels that are for one CUDA each, and may have files of the same names.
 _LIBRARIES = ("cudnn", "nccl", "nvshmem")
 _CUDA = ("12", "13")
@@ -103,7 +103,7 @@ def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int])
         backends: Those that are installed.
         python: The version of Python.
     """
-    twice = [name for name in _TENSORFLOW if find(name) is not None]
+    twice = [name for name in TENSORFLOW_PACKAGES if find(name) is not None]
     if len(twice) > 1:
         yield Finding(
             TOPIC,
@@ -164,7 +164,7 @@ def check_cuda_wheels(find: Find, has_gpu: bool) -> Iterator[Finding]:
 
 def _provider(name: str, find: Find) -> str:
     """The installed package that provides what a requirement names; the name itself if none does."""
-    names = _TENSORFLOW if name == "tensorflow" else (name,)
+    names = TENSORFLOW_PACKAGES if name == "tensorflow" else (name,)
     return next((each for each in names if find(each) is not None), name)
 
 

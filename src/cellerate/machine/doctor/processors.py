@@ -8,6 +8,7 @@ from pathlib import Path
 from cellerate.format import percent, short
 from cellerate.machine.doctor.control_groups import CpuQuota, cpu_quota, threads_left
 from cellerate.machine.doctor.finding import Finding, Status, read
+from cellerate.machine.environment import TITLES
 
 TOPIC = "threads"
 Peak = Callable[[int], float]
@@ -21,7 +22,7 @@ _COUNTS = {
     "NPROC": ("jax",),
     "PJRT_NPROC": ("jax",),
 }
-_NAMES = {"torch": "torch", "numpy": "NumPy", "tensorflow": "TensorFlow", "jax": "JAX"}
+_NAMES = TITLES | {"numpy": "NumPy"}
 # The one to set for each backend.
 _OWN_COUNT = {"torch": "OMP_NUM_THREADS", "tensorflow": "TF_NUM_INTRAOP_THREADS", "jax": "NPROC"}
 # Each of them makes libgomp, torch's OpenMP, bind the thread that loads it to its first place.

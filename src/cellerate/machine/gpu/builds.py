@@ -12,10 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cellerate.machine.environment import package_version
+from cellerate.machine.environment import TENSORFLOW_PACKAGES, package_version
 
 # All distributions of TensorFlow contain the package `tensorflow`.
-_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 _LIBRARIES = ("nvidia-", "cuda-toolkit", "jax-cuda")
 
@@ -102,7 +101,7 @@ def _jax() -> Build | None:
 
 
 def _tensorflow() -> Build | None:
-    for name in _TENSORFLOW:
+    for name in TENSORFLOW_PACKAGES:
         version = package_version(name)
         if version is None:
             continue

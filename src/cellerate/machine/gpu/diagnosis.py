@@ -6,13 +6,13 @@ It combines facts about the machine (`machine`) with facts about packages (`buil
 import platform
 from collections.abc import Mapping
 
+from cellerate.machine.environment import TITLES
 from cellerate.machine.gpu.builds import Build, build_of
 from cellerate.machine.gpu.machine import GpuFacts
 
 # The oldest driver for each major version of CUDA: NVIDIA, "Minor Version Compatibility".
 _DRIVERS = {12: "525", 13: "580"}
 _NEWEST = 13
-_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 # PyPI's torch for Linux is built for CUDA 13; 2.14 is the last version also built for CUDA 12.
 _TORCH_FOR_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
@@ -92,7 +92,7 @@ def memory(backend: str, settings: Mapping[str, str]) -> str:
 
 def _reason(backend: str, build: Build | None, facts: GpuFacts) -> str | None:
     if build is None:
-        return f"{_NAMES[backend]} is not installed: pip install 'cellerate[{backend}]'"
+        return f"{TITLES[backend]} is not installed: pip install 'cellerate[{backend}]'"
     if not facts.devices:
         return next(iter(facts.problems), _NOTHING)
     platforms = facts.settings.get("JAX_PLATFORMS", "")
@@ -134,7 +134,7 @@ def _driver_too_old(backend: str, build: Build, facts: GpuFacts) -> str | None:
     fits = _target(backend, facts) <= runs
     instead = f", or {_install(backend, facts, upgrade=True)}" if fits else ""
     return (
-        f"{_NAMES[backend]} {build.version} is built for CUDA {build.cuda}, and the driver{_version(facts)} runs "
+        f"{TITLES[backend]} {build.version} is built for CUDA {build.cuda}, and the driver{_version(facts)} runs "
         f"CUDA {facts.cuda} at most: update the driver{newer}{instead}"
     )
 
@@ -147,7 +147,7 @@ def _gpu_too_old(backend: str, build: Build, facts: GpuFacts) -> str | None:
         f": {_install(backend, facts, upgrade=True)}" if backend != "tensorflow" else ": use JAX or torch"
     )
     return (
-        f"{_NAMES[backend]} {build.version} is built for CUDA {build.cuda} and compute capability "
+        f"{TITLES[backend]} {build.version} is built for CUDA {build.cuda} and compute capability "
         f"{_dotted(build.smallest_capability)} or later, here is {_devices(facts)}{instead}"
     )
 
@@ -161,7 +161,7 @@ def _absent(backend: str, build: Build) -> str | None:
     )
     install = _command(backend, build.cuda_major or _NEWEST)
     are = "are" if others else "is"
-    return f"{_NAMES[backend]} {build.version} needs {first}{more}, which {are} not installed: {install}"
+    return f"{TITLES[backend]} {build.version} needs {first}{more}, which {are} not installed: {install}"
 
 
 def _target(backend: str, facts: GpuFacts) -> int:

@@ -80,7 +80,7 @@ def _contestants(case: str, backends: Sequence[str]) -> tuple[Contestant, ...]:
 
 
 def least_operations(case: str, sizes: Sizes) -> int:
-    """The operations of a character that nobody can do without: those of the recurrent matrix and of the last layer.
+    """The operations of a character that cannot be avoided: those of the recurrent matrix and of the last layer.
 
     What a character's row of the embedding gives is the same every time, so its product with the kernel can be looked
     up; it is not counted.

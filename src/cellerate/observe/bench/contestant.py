@@ -53,7 +53,7 @@ def jobs_of(case: str, name: str, folder: Path, sizes: Sizes) -> Jobs:
 
     Args:
         case: "train", "infer" or "generate".
-        name: Of the contestant, as `cases.CONTESTANTS` has it.
+        name: Of the contestant, as `cases.contestants` has it.
         folder: Where the truth is.
         sizes: Of the model.
     """

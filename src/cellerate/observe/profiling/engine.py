@@ -13,7 +13,7 @@ from cellerate.observe.profiling.feeding import Feed, rows_of
 from cellerate.observe.profiling.memory import MemoryWatch
 from cellerate.observe.profiling.record import Kind, Memory, Part
 from cellerate.observe.profiling.stepping import timed_steps
-from cellerate.observe.profiling.tracing import PASSES, watched_by
+from cellerate.observe.profiling.tracing import PASSES, phases_of, watched_by
 from cellerate.program import OPERATIONS, Node
 
 _WATCHED_S = 0.5
@@ -135,7 +135,7 @@ def parts_of(
 
 
 def products_of(nodes: Any, shapes: Mapping[int, Any], number: int) -> int:
-    """The multiplications of a node's forward pass for a row that nobody can do without.
+    """The multiplications of a node's forward pass for a row that cannot be avoided.
 
     Rows of an embedding, and what a kernel makes of them, can be looked up, and are not counted.
     """
@@ -158,21 +158,8 @@ def products(found: WatchedSteps) -> int:
 
 def _phases(here: list[Node], found: WatchedSteps, at_most: Mapping[str, float]) -> dict[str, float]:
     """The milliseconds of the phases of a recurrent layer; layers of the same sizes share what is known of them."""
-
-    def size(node: Node) -> tuple[int, ...]:
-        return tuple(node.arrays["kernel"].shape)
-
     layers = [node for node in here if node.op == "lstm"]
     if not layers:
         return {}
-    made: dict[str, float] = {}
-    for one in found.phases:
-        if (one.inputs, 4 * one.units) != size(layers[0]):
-            continue
-        way = "backward" if one.backward else "forward"
-        total = sum(one.seconds.values())
-        for name, taken in one.seconds.items():
-            if taken:
-                key = f"{way}: {name}"
-                made[key] = made.get(key, 0.0) + 1e3 * at_most[way] * taken / max(1e-12, total)
-    return made
+    size = layers[0].arrays["kernel"].shape
+    return phases_of(size, found.phases, lambda way, total_s: at_most[way] / max(1e-12, total_s))

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,13 +196,25 @@ def _phases(part: MarkedPart, traced: Traced, at_most: Mapping[str, float]) -> d
         and sizes(one.layer) == sizes(part.layer)
         for one in traced.parts
     )
+
+    def scale(way: str, total_s: float) -> float:
+        each = 1 / alike / traced.phase_steps
+        return each * min(1.0, at_most[way] / max(1e-9, 1e3 * total_s * each))
+
+    return phases_of(sizes(part.layer), traced.phases, scale)
+
+
+def phases_of(
+    size: tuple[int, ...], phases: Iterable[native.Phases], scale: Callable[[str, float], float]
+) -> dict[str, float]:
+    """The milliseconds of the phases of layers of a size, (D, 4H); `scale` gives a factor for a way's seconds."""
     found: dict[str, float] = {}
-    for one in traced.phases:
-        if (one.inputs, 4 * one.units) != sizes(part.layer):
+    for one in phases:
+        if (one.inputs, 4 * one.units) != size:
             continue
         way = "backward" if one.backward else "forward"
-        taken = {name: 1e3 * s / alike / traced.phase_steps for name, s in one.seconds.items() if s}
-        scale = min(1.0, at_most[way] / max(1e-9, sum(taken.values())))
-        for name, ms in taken.items():
-            found[f"{way}: {name}"] = found.get(f"{way}: {name}", 0.0) + ms * scale
+        factor = 1e3 * scale(way, sum(one.seconds.values()))
+        for name, seconds in one.seconds.items():
+            if seconds:
+                found[f"{way}: {name}"] = found.get(f"{way}: {name}", 0.0) + factor * seconds
     return found

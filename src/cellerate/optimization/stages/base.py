@@ -1,13 +1,11 @@
 """The base class of stages."""
 
 import abc
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from cellerate.errors import CellerateError
 from cellerate.optimization.context import Context
-from cellerate.report.record import StageRecord
-
-Quantity = Literal["training", "use", "size"]
+from cellerate.report.record import Quantity, StageRecord
 
 
 class NotNeededError(CellerateError):
@@ -20,8 +18,6 @@ class Stage(abc.ABC):
     Attributes:
         name: The name to choose it by.
         title: The name in words.
-        reads: The parts of the state it builds on: names from `State` and `Choices`.
-        writes: The parts of the state it may change.
         improves: What it may improve.
         first: Whether it runs before all others.
         always: Whether it runs however little time there is.
@@ -35,8 +31,6 @@ class Stage(abc.ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    reads: ClassVar[tuple[str, ...]]
-    writes: ClassVar[tuple[str, ...]]
     improves: ClassVar[tuple[Quantity, ...]] = ()
     first: ClassVar[bool] = False
     always: ClassVar[bool] = False

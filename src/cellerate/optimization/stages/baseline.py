@@ -30,21 +30,6 @@ class Baseline(Stage):
 
     name = "baseline"
     title = "Baseline"
-    reads = ("choices",)
-    writes = (
-        "candidates",
-        "judged",
-        "judged_share",
-        "training_steps",
-        "explanation",
-        "apart",
-        "process_s",
-        "compile_s",
-        "judge_s",
-        "first_judge_s",
-        "bfloat16",
-        "units",
-    )
 
     def cost_s(self, context: Context) -> float:
         """Zero, as nothing works without it."""

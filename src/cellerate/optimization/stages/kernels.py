@@ -18,8 +18,6 @@ class Kernels(Stage):
 
     name = "kernels"
     title = "Kernels"
-    reads = ("training_steps", "apart")
-    writes = ("training_steps", "choices", "compile_s")
     improves = ("training",)
     first = True
 

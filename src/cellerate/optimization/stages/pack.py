@@ -21,8 +21,6 @@ class Pack(Stage):
 
     name = "pack"
     title = "Pack"
-    reads = ("candidates", "judged", "apart")
-    writes = ("candidates", "judged", "judged_share", "consider_s")
     improves = ("use",)
     first = always = inherited = True
 

@@ -13,8 +13,6 @@ class Pipeline(Stage):
 
     name = "pipeline"
     title = "Pipeline"
-    reads = ("choices", "training_steps")
-    writes = ()
     improves = ("training",)
     after = ("kernels", "batch")
 

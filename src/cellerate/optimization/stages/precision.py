@@ -25,8 +25,6 @@ class Precision(Stage):
 
     name = "precision"
     title = "Precision"
-    reads = ("choices", "bfloat16")
-    writes = ("choices", "training_steps")
     improves = ("training",)
     after = ("kernels",)
 

@@ -44,8 +44,6 @@ class Quantize(Stage):
 
     name = "quantize"
     title = "Quantise"
-    reads = ("candidates", "judged")
-    writes = ("candidates", "judged", "judged_share", "choices", "consider_s")
     improves = ("use", "size")
     first = always = True
     changes_model = inherited = True
@@ -125,8 +123,6 @@ class Prune(Stage):
 
     name = "prune"
     title = "Prune"
-    reads = ("candidates", "judged", "choices", "training_steps")
-    writes = ("candidates", "judged", "judged_share", "consider_s")
     improves = ("use", "size")
     after = ("kernels", "quantize")
     changes_model = True
@@ -225,8 +221,6 @@ class Distill(Stage):
 
     name = "distill"
     title = "Distil"
-    reads = ("candidates", "judged", "choices", "training_steps")
-    writes = ("candidates", "judged", "judged_share", "consider_s")
     improves = ("use", "size")
     after = ("kernels", "quantize")
     changes_model = True

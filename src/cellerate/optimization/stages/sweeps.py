@@ -32,8 +32,6 @@ class BatchSize(Stage):
 
     name = "batch"
     title = "Batch size"
-    reads = ("choices", "training_steps")
-    writes = ("choices", "training_steps")
     improves = ("training",)
     after = ("kernels",)
 
@@ -307,8 +305,6 @@ class SequenceLength(Stage):
 
     name = "length"
     title = "Sequence length"
-    reads = ("choices",)
-    writes = ("choices",)
     improves = ("training",)
     after = ("kernels", "batch")
     _CHARACTERS_S = 6.0  # seconds of training for each length

@@ -36,8 +36,6 @@ __all__ = [
 ]
 
 _MOST_ROWS = 2**31 - 1
-# What is read of a model that was trained before there were time zones is as if none was given.
-_LATER_NAMES = ("time_zone", "frequency")
 # A Keras model holds its results for all of them in memory.
 _SERIES_AT_ONCE = 1024
 
@@ -295,18 +293,16 @@ def _names(options: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _reading(options: Mapping[str, Any]) -> Reading:
-    """The reading that a training's options describe; earlier versions lack some of them."""
-    texts = {"time_column": options["time_column"]} | {name: options.get(name) for name in _LATER_NAMES}
+    """The reading that a training's options describe."""
+    texts = {name: options[name] for name in ("time_column", "time_zone", "frequency")}
     for name, value in texts.items():
         if not isinstance(value, str | None):
             raise ValueError(f"{name} must be a name or null, not {value!r:.40}")
-    wide, series = options.get("wide", False), options["series_column"]
+    wide, series = options["wide"], options["series_column"]
     if not isinstance(wide, bool):
         raise ValueError(f"wide must be true or false, not {wide!r:.40}")
-    # Earlier versions noted one name, or null.
-    series = [series] if isinstance(series, str) else list(series or ())
-    if not all(isinstance(each, str) for each in series):
-        raise ValueError(f"series_column must be a list of names, not {options['series_column']!r:.40}")
+    if not isinstance(series, list | tuple) or not all(isinstance(each, str) for each in series):
+        raise ValueError(f"series_column must be a list of names, not {series!r:.40}")
     return Reading(
         **texts,
         series_column=series,
@@ -314,7 +310,7 @@ def _reading(options: Mapping[str, Any]) -> Reading:
         missing=options["missing"],
         gaps=options["gaps"],
         storage=options["storage"],
-        duplicates=options.get("duplicates", "error"),
+        duplicates=options["duplicates"],
     )
 
 

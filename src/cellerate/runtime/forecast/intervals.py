@@ -2,7 +2,7 @@
 
 A conformity score says how far the truth lay from a forecast. A quantile of the scores of windows that the model was
 not trained on is how far an interval has to reach. This module has the arithmetic and what of it is stored with a
-model; `runtime.calibrating` takes scores from a series.
+model; `calibrating` takes scores from a series.
 
 Source:
     V. Vovk, A. Gammerman and G. Shafer, "Algorithmic Learning in a Random World", 2005. Y. Romano, E. Patterson and

@@ -18,7 +18,7 @@ from cellerate.runtime.forecast.intervals import Calibration
 Predict = Callable[[Inputs], np.ndarray]
 """A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q).
 
-One with covariates takes a dictionary of inputs; see `data.covariates`.
+One with covariates takes a dictionary of inputs; see `data.windows.covariates`.
 """
 
 

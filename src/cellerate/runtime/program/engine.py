@@ -126,7 +126,7 @@ class Engine:
             try:
                 return prepared.run(arrays, out)
             except (IndexError, MemoryError):
-                pass  # what follows knows ids that count from the end, and what to say
+                pass  # the checks below take ids that count from the end, and word the errors
         return self._run(inputs, outputs, out, key)
 
     def anatomy(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> Anatomy:
@@ -215,7 +215,7 @@ class Engine:
         given: Mapping[str, Any],
         wanted: Mapping[str, tuple[tuple[int, ...], str]],
     ) -> None:
-        """Keeps a call that others of its kind need only to run, not to check; the key says what is its kind."""
+        """Keeps a call under the key of its shapes and types, so that the next one of these runs without checks."""
         compiled = self._program_of(plan, call)
         order = sorted(plan.wanted)
         if compiled is None or len(order) != len(wanted):

@@ -109,7 +109,7 @@ def lstm(
         ValueError, IndexError: As `run`.
     """
     options = LstmOptions(
-        **{field.name: _option(node, field.name) for field in dataclasses.fields(LstmOptions)}
+        **{field.name: option(node, field.name) for field in dataclasses.fields(LstmOptions)}
     )
     arrays = {**node.arrays, **given}
     here = native.why_unavailable() is None
@@ -196,7 +196,7 @@ def product(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -
     return y.reshape(*x.shape[:-1], -1)
 
 
-def _option(node: Node, name: str) -> Any:
+def option(node: Node, name: str) -> Any:
     """An option, whose type `Program` has checked."""
     return node.options[name]
 

@@ -100,8 +100,7 @@ class SessionWorker:
                 raise BusyError(
                     "the server is shutting down."
                     if self._closing
-                    else f"more than {self._most} pushes would wait; try again, or push less at once.",
-                    retry_after_s=1,
+                    else f"more than {self._most} pushes would wait; try again, or push less at once."
                 )
             self._waiting.append(task)
             self._count += task.count

@@ -86,7 +86,7 @@ class Backtest:
     Attributes:
         folds: The folds, in the order of time.
         figures: Those of all folds together: `model`, `last_value`, `seasonal_naive`, `nlinear`, `by_target`,
-            `by_series`, `verdict` and more, as `series_errors.forecaster_report` describes them; and `intervals`, how
+            `by_series`, `verdict` and more, as `tasks.judging.forecaster_report` describes them; and `intervals`, how
             much each of them holds.
         horizon: Rows that each fold forecasts.
         step: Rows from one origin to the next.

@@ -30,7 +30,7 @@ def file_info(path: Path, *, check: bool = False) -> dict[str, Any]:
         any size; empty for a model that is not built or has a `call` of its own), the fields of `TaskFacts` that its
         task has, "data" and "training" as its record has them, and "cellerate", the version that packed it; of a series
         "rows", "columns", "series", "segments" (stretches without a gap), "dtype", "first_time", "last_time", "step",
-        "frequency", the "settings" it was packed with, and "checked": "all", "a sample", or None without checksums.
+        "frequency", the "settings" it was packed with, and "checked": "all" or "a sample".
 
     Raises:
         DataError: There is no such file, it is none of these, or it is damaged.
@@ -119,7 +119,7 @@ def _of_series(path: Path, *, check: bool) -> dict[str, Any]:
         "frequency": None if packed.frequency is None else packed.frequency.name,
         "settings": packed.settings,
         "fingerprint": packed.fingerprint,
-        "checked": ("all" if check else "a sample") if packed.has_checksums else None,
+        "checked": "all" if check else "a sample",
     }
 
 

@@ -113,7 +113,7 @@ class SeriesForecaster:
             )
 
     def forecast_at(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
-        """Forecasts the rows from each origin on; see `runtime.forecast_at`.
+        """Forecasts the rows from each origin on; see `runtime.forecast.forecast_at`.
 
         Args:
             data: The series.

@@ -96,7 +96,7 @@ def judged_intervals(model: SeriesForecaster, judged: JudgedPart) -> dict[str, A
     Of data that may or may not be those of the training, only rows after the last one of the training count.
 
     Returns:
-        `intervals`, as `tasks.intervals.judge_intervals` gives them; empty if the model was not calibrated, or nobody
+        `intervals`, as `judge_intervals` gives them; empty if the model was not calibrated, or nobody
         knows of any row whether the model was trained on it.
     """
     calibration = model.settings.calibration

@@ -2,7 +2,7 @@
 
 It is NLinear: the last value is subtracted from the window, one linear map gives the horizon, and the last value is
 added again. Where NLinear is trained by gradient descent, this is the least squares solution, in one pass over the
-training windows and float64. `tasks.linear_start` begins a forecaster with it.
+training windows and float64. `tasks.series.linear_start` begins a forecaster with it.
 
 Source: Zeng, Chen, Zhang & Xu 2023, "Are Transformers Effective for Time Series Forecasting?".
 """

@@ -102,7 +102,7 @@ class SeriesRun:
 
     Attributes:
         training: The result of the training loop.
-        test: The figures of `series_errors.forecaster_report` for the best model on the test part; None without one.
+        test: The figures of `tasks.judging.forecaster_report` for the best model on the test part; None without one.
         examples: Windows of the test part, spread over it, with their forecasts; for a chart.
     """
 
@@ -337,7 +337,7 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
     usual = Reading().settings()
     for name, value in _packed_with(data).items():
         if name == "series_column":
-            value = tuple(value if isinstance(value, list) else filter(None, [value]))
+            value = tuple(value)
         asked = getattr(options.reading, name)
         if asked not in (usual[name], value or ""):
             raise ConfigError(

@@ -61,7 +61,7 @@ class TextRun:
         tokenizer: The model's tokenizer.
         evaluation: `evaluate_text` of the best model on the held-out part, and beside it
             `unigram_bits_per_character`, of a model that knows only how often each character (or byte, or token)
-            occurs, and the `verdict` of `text_split.counting_verdict`. Where a time limit left no time to judge on all
+            occurs, and the `verdict` of `counting_verdict`. Where a time limit left no time to judge on all
             of the part, `tokens` is how many were judged and `sampled_from` how many there are. None without a
             held-out part.
     """

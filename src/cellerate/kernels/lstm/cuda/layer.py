@@ -34,7 +34,7 @@ class LayerPlan:
 
     Attributes:
         shape: (B, T, H).
-        precision: That of the products, one of `sources.TYPES`: the dtype of h, or "tf32" if that is float32.
+        precision: The precision of the products, one of `sources.TYPES`: the dtype of h, or "tf32" if that is float32.
         options: Activations, direction and masked outputs.
         return_sequences: Whether all outputs are wanted or only the last.
         masked: Whether there is a mask.
