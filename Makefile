@@ -65,7 +65,7 @@ $(STAMPS)/tools: pyproject.toml | $(BIN)/python
 # Builds in a folder that stays and not in an environment of its own, so that a change compiles only what it touches.
 $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
-		-C build-dir=$(DEV_BUILD) -C cmake.define.CELLERATE_STRICT=ON \
+		-C build-dir=$(DEV_BUILD) -C cmake.define.CELLERATE_STRICT=ON -C cmake.define.CELLERATE_TESTS=ON \
 		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,sign,tensorboard,wandb,mlflow,plots]'
 	@touch $@ $(STAMPS)/demo
 
@@ -102,12 +102,15 @@ begin = @echo "== $(1)$(if $(LESSER),$(comma) $(LESSER))" && mkdir -p $(FAILED) 
 passed = @rm '$(PART)'
 PYTEST = FAILED_TESTS='$(PART)' $(BIN)/python -m pytest --durations=12 --durations-min=2
 
+# Threads of torch that have nothing to do leave the cores to the other part, instead of asking again and again.
+BESIDE := OMP_WAIT_POLICY=passive
+
 # The C++ tests; then one process for each backend and two for what needs no Keras, two at a time: most of their time
 # goes into what uses one core.
 test: $(STAMPS)/dev
 	$(begin_all)
 	$(call parts,1,test-native-plain)
-	$(call parts,2,$(PARTS))
+	$(call parts,2,$(PARTS),$(BESIDE))
 	$(end_all)
 
 test-kernels: $(STAMPS)/dev
@@ -212,7 +215,7 @@ define build_native
 	@mkdir -p build
 	$(BIN)/cmake -S . -B build/native-$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DCELLERATE_PYTHON=OFF -DCELLERATE_TESTS=ON $(2) >build/native-$(1).log || { cat build/native-$(1).log; exit 1; }
-	$(BIN)/cmake --build build/native-$(1)
+	$(BIN)/cmake --build build/native-$(1) --target native_tests
 endef
 
 test-native: $(STAMPS)/dev
@@ -220,10 +223,11 @@ test-native: $(STAMPS)/dev
 	$(call parts,1,$(NATIVE_PARTS))
 	$(end_all)
 
+# On the objects that the extension was made of, which take minutes to compile.
 test-native-plain: $(STAMPS)/dev
 	$(call begin,the native core)
-	$(call build_native,plain,-DCELLERATE_STRICT=ON)
-	$(BIN)/ctest --test-dir build/native-plain -LE valgrind
+	$(BIN)/cmake --build $(DEV_BUILD) --target native_tests
+	$(BIN)/ctest --test-dir $(DEV_BUILD) -LE valgrind
 	$(passed)
 
 test-native-address: $(STAMPS)/dev
@@ -246,8 +250,8 @@ test-native-emulated: $(STAMPS)/dev
 
 test-native-valgrind: $(STAMPS)/dev
 	$(call begin,valgrind)
-	$(call build_native,plain,-DCELLERATE_STRICT=ON)
-	@if command -v valgrind >/dev/null; then $(BIN)/ctest --test-dir build/native-plain -L valgrind; \
+	$(BIN)/cmake --build $(DEV_BUILD) --target native_tests
+	@if command -v valgrind >/dev/null; then $(BIN)/ctest --test-dir $(DEV_BUILD) -L valgrind; \
 		else echo "valgrind is not installed: left out"; fi
 	$(passed)
 

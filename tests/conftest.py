@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -36,6 +37,21 @@ def _has_older_emitters() -> bool:
 # Other flags, such as those of `make test-lesser`, join these; empty ones leave these out.
 if os.environ.get("XLA_FLAGS") != "":
     os.environ["XLA_FLAGS"] = " ".join([_quick_xla(), *os.environ.get("XLA_FLAGS", "").split()])
+
+
+_OF_ALL = re.compile(r"^pytestmark = .*?(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out a file without a test that `-m` asks for: its imports would take longer than to read it does."""
+    asked = str(config.option.markexpr)
+    if collection_path.suffix != ".py" or re.search(r"\bor\b|[()]", asked):
+        return None
+    words, text = asked.split(" and "), collection_path.read_text(encoding="utf-8")
+    of_all = _OF_ALL.search(text)
+    lacks = any(mark in words and f"mark.{mark}" not in text for mark in ("keras", "backends"))
+    all_have = "not keras" in words and of_all is not None and "mark.keras" in of_all[0]
+    return True if lacks or all_have else None
 
 
 @pytest.hookimpl(tryfirst=True)

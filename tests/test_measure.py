@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cellerate.measure import Order, as_timing, order_of
+from cellerate.measure import Order, as_timing, order_of, time_repeated
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,13 @@ def test_order_is_of_the_fast_steps_of_each_turn_as_other_work_only_delays():
 def test_order_of_turns_that_are_not_as_many_raises():
     with pytest.raises(ValueError, match="shorter"):
         order_of([as_timing([1.0])], [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "most", "repeats"), [(0.0, 3, 10, 3), (1e9, 3, 10, 10), (1e9, 1, 7, 7)]
+)
+def test_repetitions_are_at_least_and_at_most_as_many_as_asked_for(seconds, least, most, repeats):
+    calls = []
+    timing = time_repeated(lambda: calls.append(1), seconds, least=least, most=most)
+    assert len(timing.seconds) == len(calls) == repeats
+    assert min(timing.seconds) >= 0

@@ -8,6 +8,9 @@ import pytest
 
 from cellerate.errors import CellerateError, ConfigError, OutputError, in_a_line
 from cellerate.messages import Message, argument, from_json, in_python, marked, reworded, to_json
+from cellerate.serving.answers import ClientGoneError
+from cellerate.serving.sessions.pushes import StorageError
+from cellerate.serving.workers import DeadlineError
 
 
 @pytest.mark.parametrize(
@@ -28,11 +31,11 @@ def test_argument_is_told_in_python(values: tuple[object, ...], told: str) -> No
     assert Message(f"Choose {argument('missing', *values)}.") == f"Choose {told}."
 
 
-# Others of the house take more than a sentence.
-KINDS = [kind for kind in CellerateError.__subclasses__() if kind.__init__ is CellerateError.__init__]
+# Those of `cellerate.errors`, and those here that take a sentence alone, too.
+KINDS = [kind for kind in CellerateError.__subclasses__() if kind.__module__ == CellerateError.__module__]
 
 
-@pytest.mark.parametrize("kind", [CellerateError, *KINDS])
+@pytest.mark.parametrize("kind", [CellerateError, *KINDS, StorageError, DeadlineError, ClientGoneError])
 def test_error_is_plain_everywhere_and_keeps_its_marks(kind: type[CellerateError]) -> None:
     error = kind(f"{argument('units')} must be at least 1.")
     for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
@@ -41,6 +44,13 @@ def test_error_is_plain_everywhere_and_keeps_its_marks(kind: type[CellerateError
         assert in_a_line(one) == json.loads(json.dumps(one.args[0])) == "units must be at least 1."
         assert marked(one) == f"{argument('units')} must be at least 1."
     assert type(str(error)) is str
+
+
+@pytest.mark.keras
+def test_error_of_a_stage_is_plain_everywhere_too() -> None:
+    from cellerate.optimization.stages.base import NotNeededError
+
+    test_error_is_plain_everywhere_and_keeps_its_marks(NotNeededError)
 
 
 def test_message_is_part_of_another_with_its_marks() -> None:

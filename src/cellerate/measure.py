@@ -67,6 +67,24 @@ def time_alternating(
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
+def time_repeated(work: Callable[[], object], seconds: float, *, least: int, most: int = 10_000) -> Timing:
+    """Times one piece of work again and again for a while.
+
+    Args:
+        work: What to time; it must block until it is done.
+        seconds: How long to go on.
+        least: Timed repetitions, however long they take.
+        most: Timed repetitions, however short they are.
+    """
+    found: list[float] = []
+    began = time.perf_counter()
+    while len(found) < least or (time.perf_counter() - began < seconds and len(found) < most):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return Timing(tuple(found))
+
+
 @dataclasses.dataclass(frozen=True)
 class Order:
     """The faster of two contestants, in turns that they took one after the other.

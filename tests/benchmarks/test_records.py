@@ -87,7 +87,7 @@ def test_record_begins_with_all_its_conditions(monkeypatch):
     assert record["allocator"]["environment"] == {"MALLOC_ARENA_MAX": "1"}
     assert "SECRET" not in json.dumps(record)
     record |= {"anyway": False, "result": {}, "seconds": 1.0}
-    record["load"] = {when: conditions.idle() for when in ("before", "during", "after")}
+    record["load"] = dict.fromkeys(("before", "during", "after"), conditions.idle())
     assert not [why for why in publishing.unpublishable(record) if "lacks" in why]
 
 

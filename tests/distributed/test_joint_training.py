@@ -50,8 +50,8 @@ def test_two_processes_make_what_one_makes(tmp_path):
         == [[[pytest.approx(0.1)] * 2] * 8, [0.0] * 2]
     )
     assert found["begun"][0]["best_epoch"] == found["begun"][1]["best_epoch"]
-    for name in ("divided", "odd", "begun"):
-        expected = alone(name, tmp_path / name)
+    of_one = {name: alone(name, tmp_path / name) for name in ("divided", "odd", "begun")}
+    for name, expected in of_one.items():
         first, second = found[name]
         assert_same_curve(first, expected)
         np.testing.assert_allclose(first["predicted"], expected["predicted"], atol=1e-4)
@@ -71,7 +71,7 @@ def test_two_processes_make_what_one_makes(tmp_path):
 
     first, second = found["interrupted"]
     assert first["status"] == second["status"] == "interrupted"
-    expected = alone("divided", tmp_path / "expected")
+    expected = of_one["divided"]
     assert_same_curve(first, {"history": expected["history"][:1]})
     # What two have begun, one goes on with.
     resumed = alone("interrupted", tmp_path / "two")

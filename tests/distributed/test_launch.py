@@ -64,6 +64,13 @@ def test_fewer_gpus_than_processes_are_refused(monkeypatch):
     assert launch(python(""), 1) == 0
 
 
+@pytest.fixture
+def little_grace(monkeypatch):
+    """The others have less time to end by themselves, as processes that only sleep do not."""
+    monkeypatch.setattr("cellerate.distributed.launch._GRACE_S", 0.5)
+
+
+@pytest.mark.usefixtures("little_grace")
 def test_failure_of_another_process_ends_all_and_is_shown(capfd):
     code = """
         if rank == 2:
@@ -82,6 +89,7 @@ def test_failure_that_all_share_is_shown_once(capfd):
     assert capfd.readouterr().err == "wrong 0\n"
 
 
+@pytest.mark.usefixtures("little_grace")
 def test_process_that_is_killed_is_named(capfd):
     assert launch(python("os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)"), 2) == 128 + 9
     assert "process 1 was ended by SIGKILL" in capfd.readouterr().err

@@ -3,7 +3,8 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,12 @@ def raw(server: Server, *parts: bytes, pause_s: float = 0.0) -> bytes:
         except OSError:
             pass
         return found
+
+
+def beside(server: Server, clients: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """What `raw` returns to each of several clients, which wait at the same time."""
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return list(pool.map(lambda parts: raw(server, *parts, pause_s=0.1), clients))
 
 
 @pytest.mark.parametrize("where", ["environment", "file"])
@@ -114,24 +121,25 @@ def test_head_beyond_the_bound_is_refused(small):
 
 def test_slow_client_is_let_go(small):
     begin = time.monotonic()
-    assert b"408" in raw(small)
-    assert b"408" in raw(small, b"GET /healthz HT")
-    assert b"408" in raw(
-        small, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /heal", pause_s=0.1
+    slow = (
+        (),
+        (b"GET /healthz HT",),
+        (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /heal"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{",),
     )
-    body = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
-    assert b" 408 " in raw(small, body)
+    for parts, found in zip(slow, beside(small, slow), strict=True):
+        assert b" 408 " in found, parts
     assert time.monotonic() - begin < 15
 
 
 def test_broken_requests_are_refused_and_the_server_goes_on(small):
-    for request in (
-        b"\x00\x01\x02\r\n\r\n",
-        b"NONSENSE\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /%zz HTTP/1.1\r\n\r\n",
-    ):
-        found = raw(small, request)
+    broken = (
+        (b"\x00\x01\x02\r\n\r\n",),
+        (b"NONSENSE\r\n\r\n",),
+        (b"GET / HTTP/9.9\r\n\r\n",),
+        (b"GET /%zz HTTP/1.1\r\n\r\n",),
+    )
+    for found in beside(small, broken):
         assert found == b"" or found.startswith(b"HTTP/1.1 4"), found
     with small.client() as http:
         assert http.get("/healthz").json() == {"status": "ok"}

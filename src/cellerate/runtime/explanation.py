@@ -5,7 +5,6 @@ It runs the model on made-up rows and measures; it changes nothing.
 
 import dataclasses
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +13,13 @@ import numpy as np
 from cellerate.format import aligned, milliseconds, percent, short
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Way, takes
+from cellerate.measure import time_repeated
 from cellerate.program import OPERATIONS, RECURRENT, Node
 from cellerate.runtime.program import Anatomy, Engine, input_sizes
 
 STEPS = 100
 """The number of steps to measure where a model takes any, and none is named."""
-_MEASURED_S, _LEAST_CALLS, _MOST_CALLS = 0.3, 3, 10_000
+_MEASURED_S, _LEAST_CALLS = 0.3, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +127,13 @@ def explain(
     inputs = _made_up(engine, batch, STEPS if steps is None else steps, free_only=steps is None)
     anatomy = engine.anatomy(inputs, outputs)
     engine.run(inputs, outputs)
-    times: list[float] = []
-    while len(times) < _LEAST_CALLS or (sum(times) < _MEASURED_S and len(times) < _MOST_CALLS):
-        start = time.perf_counter()
-        engine.run(inputs, outputs)
-        times.append(time.perf_counter() - start)
+    timing = time_repeated(lambda: engine.run(inputs, outputs), _MEASURED_S, least=_LEAST_CALLS)
     reason = _why_not(anatomy)
     on_core = native.why_unavailable() is None
     # Plain C++ is as fast as the compiler makes each loop, that of the peak too, so the peak does not bound the others.
     peak = native.measure_peak(precision) if on_core and native.target() != "scalar" else None
-    seconds = float(np.median(times))
-    operations = tuple(_operations(anatomy, precision, batch, len(times), peak))
+    seconds, calls = timing.median_s, len(timing.seconds)
+    operations = tuple(_operations(anatomy, precision, batch, calls, peak))
     products = sum(one.multiplications for one in operations)
     return ProgramExplanation(
         precision=precision if on_core else "float32",
@@ -147,7 +143,7 @@ def explain(
         batch=batch,
         inputs={name: array.shape for name, array in inputs.items()},
         seconds=seconds,
-        calls=len(times),
+        calls=calls,
         share_of_peak=2 * products / seconds / peak if peak and products else None,
         operations=operations,
     )

@@ -1,6 +1,5 @@
 """Profiles a packed model: a call of it, operation by operation, and for a text model the drawing of a token."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ from cellerate.format import milliseconds
 from cellerate.kernels import native
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.machine.doctor import Others
+from cellerate.measure import time_repeated
 from cellerate.observe.profiling.record import Part, Profile, Suggestion, bottleneck
 from cellerate.observe.profiling.surroundings import surroundings
 from cellerate.runtime.explanation import ProgramExplanation, explain
@@ -177,9 +177,4 @@ def _generation(model: PackedModel) -> tuple[tuple[Part, ...], list[str]]:
 
 def _median_s(call: Callable[[], object]) -> float:
     call()
-    found: list[float] = []
-    while len(found) < 5 or sum(found) < _MEASURED_S:
-        began = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - began)
-    return float(np.median(found))
+    return time_repeated(call, _MEASURED_S, least=5).median_s
