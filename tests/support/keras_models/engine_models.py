@@ -14,10 +14,8 @@ from cellerate.models.losses import QuantileLoss
 from cellerate.training.stretches import ErrorByStretch
 from support.keras_models.engine_sequences import OUT, SEQUENCES, D, T
 
-V = 11
-"""Words of a vocabulary."""
-WORDS = 900
-"""Of a vocabulary of which a batch reads little."""
+V, WORDS = 11, 900
+"""Words of a vocabulary, and of one of which a batch reads little."""
 
 
 class Case(NamedTuple):
