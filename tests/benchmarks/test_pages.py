@@ -59,7 +59,9 @@ def test_pages_of_a_copy_without_git_are_the_same(tmp_path):
 
 
 def test_every_table_is_on_a_page_once():
-    found = [case for page in pages.PAGES for case in re.findall(r"<!-- table: ([\w-]+) -->", page.read_text())]
+    found = [
+        case for page in pages.PAGES for case in re.findall(r"<!-- table: ([\w-]+) -->", page.read_text())
+    ]
     assert sorted(found) == sorted([*SPECIAL, *by_case.TABLES])
 
 
