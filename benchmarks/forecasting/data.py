@@ -110,4 +110,9 @@ def middle(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
+def of_ours(contestant: str) -> bool:
+    """True if a contestant is Cellerate."""
+    return contestant.startswith("cellerate")
+
+
 Answer = dict[str, Any]

@@ -24,13 +24,13 @@ from benchmarks.forecasting.data import (
     WINDOW,
     errors,
     naive_at,
+    of_ours,
     read_series,
     test_origins,
     truth_at,
     write_series,
 )
 from benchmarks.forecasting.peers import peers_python
-from benchmarks.forecasting.table import of_ours
 from benchmarks.processes import SPINNING_S, Process, RefusedError, program
 
 BUDGET_S, QUICK_S = 10.0, 5.0

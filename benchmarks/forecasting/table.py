@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.forecasting.data import of_ours
 from cellerate.format import percent, rounded, short
 
 Result = dict[str, Any]
@@ -26,11 +27,6 @@ WAYS = {
     ("cellerate-torch", "backtest"): "`cellerate.backtest` on torch, from the file",
     ("cellerate-torch", "backtest packed"): "`cellerate.backtest`, packed, from the file",
 }
-
-
-def of_ours(contestant: str) -> bool:
-    """True if a contestant is Cellerate."""
-    return contestant.startswith("cellerate")
 
 
 def contests(result: Result) -> Iterator[tuple[str, int, dict[str, list[dict[str, Any]]]]]:

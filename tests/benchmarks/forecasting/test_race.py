@@ -14,7 +14,7 @@ from benchmarks.forecasting import (
     race as forecasting,
     table as forecasting_table,
 )
-from benchmarks.forecasting.data import HORIZONS, ROWS, TRAIN, VALIDATION, errors, naive_at, truth_at
+from benchmarks.forecasting.data import HORIZONS, ROWS, TRAIN, VALIDATION, errors, naive_at, of_ours, truth_at
 from benchmarks.forecasting.ours import keras_weights
 from benchmarks.tables import by_case
 from support.benchmarks import planted, planted_forecasts
@@ -146,7 +146,7 @@ def test_race_when_one_fails_leaves_a_peer_out_and_ends_for_ours(folder, monkeyp
     monkeypatch.setattr(FakeField, "write", write)
     race = forecasting.Race(FakeField(folder), 3.0)
     chosen = {one: grid[0] for one, grid in forecasting.GRIDS.items()}
-    if forecasting_table.of_ours(name):
+    if of_ours(name):
         with pytest.raises(RuntimeError, match=r"cellerate-jax: forecasts of shape \(5, 24, 1\)"):
             race.run("OT", 24, 0, chosen)
     else:
