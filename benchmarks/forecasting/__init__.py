@@ -1,3 +1,3 @@
 """Forecasts and backtests of ETTh1 beside Darts and NeuralForecast."""
 
-__all__ = ["backtest", "race", "table"]
+__all__ = ["backtest", "data", "race", "table"]

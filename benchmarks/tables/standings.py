@@ -7,8 +7,7 @@ docs/measured/method.md where Cellerate loses.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.forecasting import table as forecasting_table
-from benchmarks.forecasting.data import of_ours
+from benchmarks.forecasting import data, table as forecasting_table
 from cellerate.format import short, size
 from cellerate.machine.environment import BACKENDS
 from cellerate.program import PRECISIONS
@@ -266,7 +265,7 @@ def _forecasting(result: Result) -> Iterator[Contest]:
     for task, horizon, found in forecasting_table.contests(result):
         entries = []
         for name, records in found.items():
-            side = "ours" if of_ours(name) else "other"
+            side = "ours" if data.of_ours(name) else "other"
             who = forecasting_table.NAMES.get(name, name).replace("*", "")
             entries.append(Entry(side, who, "float32", forecasting_table.mean_of(records)))
         what = f"error of forecasts, {forecasting_table.WORDS[task]}, {horizon} hours ahead"
@@ -278,7 +277,7 @@ def _backtest(result: Result) -> Iterator[Contest]:
         entries = []
         for record in one["records"]:
             name, way = record["contestant"], record["way"]
-            side = "ours" if of_ours(name) else "other"
+            side = "ours" if data.of_ours(name) else "other"
             told = forecasting_table.WAYS.get((name, way), f"{name}, {way}").replace("*", "")
             entries.append(Entry(side, told, "float32", record["median_s"]))
         yield Contest(f"backtest, {one['what']}", entries, milliseconds, higher_is_better=False)
