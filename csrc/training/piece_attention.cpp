@@ -18,17 +18,21 @@ struct Columns {
   // Copies them side by side, transposed if that is wanted, and back.
   void take(const float* from, bool transposed, Floats& to) const {
     to.resize(static_cast<size_t>(rows * columns));
-    for (int64_t i = 0; i < rows * columns; ++i)
-      to[place(i, transposed)] = from[i / columns * stride + i % columns];
+    for_each(transposed, [&](int64_t apart, size_t beside) { to[beside] = from[apart]; });
   }
   void put(const Floats& from, bool transposed, float* to) const {
-    for (int64_t i = 0; i < rows * columns; ++i)
-      to[i / columns * stride + i % columns] = from[place(i, transposed)];
+    for_each(transposed, [&](int64_t apart, size_t beside) { to[apart] = from[beside]; });
   }
 
  private:
-  size_t place(int64_t i, bool transposed) const {
-    return static_cast<size_t>(transposed ? i % columns * rows + i / columns : i);
+  // Calls each(place in the matrix, place in the copy).
+  template <class Each>
+  void for_each(bool transposed, const Each& each) const {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column)
+        each(row * stride + column,
+             static_cast<size_t>(transposed ? column * rows + row : row * columns + column));
+    }
   }
 };
 

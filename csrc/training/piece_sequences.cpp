@@ -120,23 +120,21 @@ Piece::Along Piece::along(int32_t n) const {
 void Piece::reduce(int32_t n) {
   const Along axis = along(n);
   const ProgramOp op = node(n).op;
-  const bool sums_up = op == ProgramOp::kSum || op == ProgramOp::kMean;
+  const bool sums_up = op == ProgramOp::kSum || op == ProgramOp::kMean, least = op == ProgramOp::kMin;
   const double share = op == ProgramOp::kMean ? 1 / static_cast<double>(axis.steps) : 1;
   const float* x = value(source(n));
   float* to = layout_.nodes[n].value;
-  Sums sums(static_cast<size_t>(axis.features));
+  Sums sums(sums_up ? static_cast<size_t>(axis.features) : 0);
   for (int64_t part = 0; part < axis.outer; ++part, to += axis.features) {
-    copy(x, to, axis.features);
+    if (!sums_up) copy(x, to, axis.features);
     std::fill(sums.begin(), sums.end(), 0.0);
     for (int64_t step = 0; step < axis.steps; ++step, x += axis.features) {
-      for (int64_t i = 0; i < axis.features; ++i) {
-        sums[static_cast<size_t>(i)] += static_cast<double>(x[i]);
-        const bool beyond = op == ProgramOp::kMin ? x[i] < to[i] : x[i] > to[i];
-        if (!sums_up && (beyond || x[i] != x[i])) to[i] = x[i];
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(x[i]);
+      for (int64_t i = 0; !sums_up && i < axis.features; ++i) {
+        if ((least ? x[i] < to[i] : x[i] > to[i]) || x[i] != x[i]) to[i] = x[i];
       }
     }
-    for (int64_t i = 0; sums_up && i < axis.features; ++i)
-      to[i] = static_cast<float>(sums[static_cast<size_t>(i)] * share);
+    for (size_t i = 0; i < sums.size(); ++i) to[i] = static_cast<float>(sums[i] * share);
   }
 }
 
