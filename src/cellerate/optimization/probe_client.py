@@ -66,6 +66,8 @@ class MeasuringProcess:
         own = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
         merged = shared | dict(os.environ) | own | dict(environment or {})
         self._environment = {name: value for name, value in merged.items() if value is not None}
+        # What there is to close; Ctrl-C may come while the process is being started.
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self.start()
@@ -73,7 +75,7 @@ class MeasuringProcess:
 
     def start(self) -> None:
         """Starts the process."""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
+        self._stderr = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`close` closes it)
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
@@ -84,6 +86,7 @@ class MeasuringProcess:
             # Ctrl-C must reach only this process, which then ends the other.
             start_new_session=True,
         )
+        self._held.callback(self._end)
         self._answers: queue.Queue[str] = queue.Queue()
         threading.Thread(
             target=_listen, args=(self._process, self._answers), name="cellerate-probe", daemon=True
@@ -100,16 +103,16 @@ class MeasuringProcess:
         self.close()
 
     def close(self) -> None:
-        """Ends the process, if there is one: Ctrl-C may come while it is being started."""
-        if hasattr(self, "_process"):
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
-                # What a dead process did not read cannot be flushed.
-                with contextlib.suppress(OSError):
-                    stream.close()  # type: ignore[union-attr]
-        if hasattr(self, "_stderr"):
-            self._stderr.close()
+        """Ends the process, if there is one."""
+        self._held.close()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            # What a dead process did not read cannot be flushed.
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
 
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
         """Asks a question; if the previous question killed the process, it is started again.

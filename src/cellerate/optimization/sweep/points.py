@@ -67,8 +67,15 @@ class RunningPoint:
         """Starts the process and waits until the point is compiled; a point that has had turns goes on.
 
         Raises:
-            ProbeError: It cannot be trained.
+            ProbeError: It cannot be trained; its process has ended.
         """
+        try:
+            return self._begin(patience_s)
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self, patience_s: float) -> dict[str, Any]:
         self._process.start()
         record = self.record
         goes_on = record.measured and self._state.is_file()
@@ -81,7 +88,7 @@ class RunningPoint:
             record.turns, record.judged = [], []
             self.end()
             self._state.unlink()
-            return self.begin(patience_s)
+            return self._begin(patience_s)
         if about["batch_size"] != self._asked_rows:
             raise ProbeError(
                 f"the data fill a batch of {about['batch_size']:,} at most", memory=False, kind="DataError"

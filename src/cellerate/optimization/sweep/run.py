@@ -109,11 +109,7 @@ class Sweep:
 
     def _begin(self, point: Point, record: PointRecord) -> RunningPoint:
         running = RunningPoint(self._plan.base, point, record, self._files)
-        try:
-            about = running.begin(CONTROL_PATIENCE_S if point.control else self._patience_s())
-        except BaseException:
-            running.end()
-            raise
+        about = running.begin(CONTROL_PATIENCE_S if point.control else self._patience_s())
         if record.control:
             facts_into(self._record, about)
             for sentence in about["messages"]:

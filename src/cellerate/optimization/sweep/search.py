@@ -196,13 +196,9 @@ class Search:
 
     def _begun(self, point: Point, record: PointRecord) -> RunningPoint:
         running = RunningPoint(self.base, point, record, self._files)
-        try:
-            about = running.begin(
-                CONTROL_PATIENCE_S if point.control else patience_to_start(self._start_s, self.record.point_s)
-            )
-        except BaseException:
-            running.end()
-            raise
+        about = running.begin(
+            CONTROL_PATIENCE_S if point.control else patience_to_start(self._start_s, self.record.point_s)
+        )
         if point.control:
             facts_into(self.record, about)
         return running
