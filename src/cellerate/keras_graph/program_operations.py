@@ -230,16 +230,15 @@ def einsum(call: ProgramCall) -> ProgramValue:
     left, right, result = found.groups()
     kept = [letter for letter in left[1:] + right[1:] if letter not in left[1:] or letter not in right[1:]]
     summed = set(left[1:]) & set(right[1:])
-    order = (
-        sorted(kept) == sorted(result[1:]) and len(set(left)) == len(left) and len(set(right)) == len(right)
-    )
-    if len({left[0], right[0], result[0]}) > 1 or len(summed) != 1 or not order:
+    repeated = any(len(set(letters)) < len(letters) for letters in (left, right))
+    same_rows = left[0] == right[0] == result[0]
+    if repeated or not same_rows or len(summed) != 1 or sorted(kept) != sorted(result[1:]):
         raise Refused(f"computes {equation!r}, which does not sum over one axis of each row", _PRODUCTS)
     axes = [letters.index(*summed) for letters in (left, right)]
     if kept != list(result[1:]):
         both, axes = both[::-1], axes[::-1]
-    found_products = summed_products(call, both, axes)
-    return found_products if kept else reshaped(call, found_products)
+    products = summed_products(call, both, axes)
+    return products if kept else reshaped(call, products)
 
 
 def _check_ranks(both: list[ProgramValue]) -> None:

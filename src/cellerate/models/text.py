@@ -224,7 +224,7 @@ def seeded_recurrent(
     """A recurrent layer with Keras's own initialisers, each with its own seed.
 
     Raises:
-        ConfigError: There is no such cell.
+        ConfigError: The cell is unknown.
     """
     check_choice("cell", cell, get_args(Cell))
     return RECURRENT_LAYERS[cell](

@@ -27,7 +27,7 @@ log = logging.getLogger("cellerate.serving")
 
 
 class BusyError(CellerateError):
-    """There is no place for a request now; another try may be worth it in a second."""
+    """All places for requests are taken; one may be free in a second."""
 
 
 class DeadlineError(CellerateError):

@@ -276,9 +276,8 @@ def _gaussian(call: ProgramCall) -> ProgramValue:
     layer = call.layer
     if isinstance(layer, layers.GaussianNoise):
         return _drawing(call, "gaussian_noise", float(layer.stddev))
-    if layer.rate >= 1:
-        raise Refused("drops everything", "Give it a rate below 1.")
-    return _drawing(call, "gaussian_dropout", math.sqrt(layer.rate / (1 - layer.rate)))
+    rate = _rate(call)
+    return _drawing(call, "gaussian_dropout", math.sqrt(rate / (1 - rate)))
 
 
 def _convolution(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
@@ -376,10 +375,15 @@ def _spatial_dropout(call: ProgramCall) -> ProgramValue:
 
 
 def _dropping(call: ProgramCall, op: str) -> ProgramValue:
+    return _drawing(call, op, _rate(call))
+
+
+def _rate(call: ProgramCall) -> float:
+    """The share that a layer drops; refused if that is everything."""
     rate = float(call.layer.rate)
     if rate >= 1:
         raise Refused("drops everything", "Give it a rate below 1.")
-    return _drawing(call, op, rate)
+    return rate
 
 
 def _drawing(call: ProgramCall, op: str, rate: float) -> ProgramValue:
