@@ -95,6 +95,14 @@ def test_process_that_is_killed_is_named(capfd):
     assert "process 1 was ended by SIGKILL" in capfd.readouterr().err
 
 
+def test_killed_process_is_named_before_one_that_fails_because_of_it(capfd, monkeypatch):
+    # Both have ended when the launcher looks.
+    monkeypatch.setattr("cellerate.distributed.launch._LOOK_EVERY_S", 1.0)
+    code = "os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(0.3); sys.exit(1)"
+    assert launch(python(code), 2) == 128 + 9
+    assert "process 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
 def test_only_the_first_process_speaks(capfd):
     assert launch(python("print(rank); print(rank, file=sys.stderr)"), 3) == 0
     assert capfd.readouterr() == ("0\n", "0\n")

@@ -132,17 +132,18 @@ def _first_failure(started: Sequence["subprocess.Popen[bytes]"]) -> tuple[int, i
     """Waits for all; the number and exit code of the one that failed first, after which the others have little time."""
     failed: tuple[int, int] | None = None
     deadline = float("inf")
-    while None in (codes := [process.poll() for process in started]) and time.monotonic() < deadline:
-        if failed is None:
-            failed = next(((number, code) for number, code in enumerate(codes) if code), None)
-            if failed is not None:
-                deadline = time.monotonic() + _GRACE_S
+    while True:
+        codes = [process.poll() for process in started]
+        ended = [(number, code) for number, code in enumerate(codes) if code]
+        if failed is None and ended:
+            # Of several since the last look, one that a signal ended did not fail because of another.
+            failed = min(ended, key=lambda one: one[1] > 0)
+            deadline = time.monotonic() + _GRACE_S
+        if None not in codes or time.monotonic() >= deadline:
+            break
         time.sleep(_LOOK_EVERY_S)
-    ended = [(number, process.returncode) for number, process in enumerate(started) if process.returncode]
-    if failed is None:
-        return ended[0] if ended else None
     # All fail alike, each with a message of its own: that of the first process has been seen.
-    return (0, failed[1]) if (0, failed[1]) in ended else failed
+    return (0, failed[1]) if failed is not None and (0, failed[1]) in ended else failed
 
 
 @contextlib.contextmanager
