@@ -16,9 +16,12 @@
 namespace cellerate {
 namespace {
 
-// Pieces have at least so many rows, and more the more weights each step reads, which rows then share; and there are at
-// most so many, as each has gradients of its own.
+// A piece has at least so many rows, and more the more weights each step reads, which rows then share. There are at most
+// so many pieces, as each has gradients of its own.
 constexpr int64_t kRowsOfPiece = 8, kMostRowsOfPiece = 32, kUnitsOfRow = 8, kMostPieces = 8;
+// If that gives fewer pieces than there are threads, they are smaller: rows that share the loading of weights less are
+// slower by a third, and a thread without a piece does nothing.
+constexpr int64_t kRowsOfSmallPiece = 4, kMostRowsOfSmallPiece = 16, kUnitsOfSmallRow = 32;
 // With more bytes of recurrent weights than this, which do not stay in a core's cache, each core reads its own share of
 // them, and the rows stay together.
 constexpr int64_t kLargestKernel = int64_t{8} << 20;
@@ -276,7 +279,7 @@ double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
   return products;
 }
 
-int64_t TrainingProgram::pieces_of(const TrainingBatch& batch) const {
+int64_t TrainingProgram::pieces_of(const TrainingBatch& batch, double products) const {
   // Whose statistics are those of all rows.
   if (!rules_.moments.empty()) return 1;
   int64_t units = 0;
@@ -285,7 +288,9 @@ int64_t TrainingProgram::pieces_of(const TrainingBatch& batch) const {
   }
   if (16 * units * units > kLargestKernel) return 1;
   const int64_t rows = std::clamp(units / kUnitsOfRow, kRowsOfPiece, kMostRowsOfPiece);
-  return std::clamp<int64_t>(batch.rows / rows, 1, kMostPieces);
+  const int64_t least = std::clamp(units / kUnitsOfSmallRow, kRowsOfSmallPiece, kMostRowsOfSmallPiece);
+  const int64_t wanted = products < kWorthAThread ? 1 : thread_count();
+  return std::clamp<int64_t>(std::max(batch.rows / rows, std::min(wanted, batch.rows / least)), 1, kMostPieces);
 }
 
 std::byte* TrainingProgram::memory(size_t bytes) {
@@ -339,11 +344,11 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   check_shapes(nodes_, batch.shapes, batch.begins, true);
   check_ids(nodes_, batch.shapes, batch.inputs, batch.rows);
   check_heads(batch);
-  const int64_t pieces = pieces_of(batch), most_rows = (batch.rows + pieces - 1) / pieces;
   const bool training = numbers != nullptr;
+  const double products = products_of_row(batch) * static_cast<double>(batch.rows) * (training ? 3 : 1);
+  const int64_t pieces = pieces_of(batch, products), most_rows = (batch.rows + pieces - 1) / pieces;
   choose_lookups(batch, pieces, training);
   if (training) place_gradients(batch);
-  const double products = products_of_row(batch) * static_cast<double>(batch.rows) * (training ? 3 : 1);
   const int most = pieces == 1 || products < kWorthAThread ? 1 : thread_count();
   const int threads = static_cast<int>(std::min<int64_t>(most, pieces));
   const auto slot_bytes = StepLayout(*this, batch, most_rows, training, nullptr).bytes;

@@ -187,7 +187,7 @@ class TrainingProgram {
   const Use* use_of(size_t node, int array) const;
   // The type in which an LSTM takes and gives numbers.
   Storage storage_of(int32_t node) const;
-  int64_t pieces_of(const TrainingBatch& batch) const;
+  int64_t pieces_of(const TrainingBatch& batch, double products) const;
   double products_of_row(const TrainingBatch& batch) const;
   const int32_t* ids_of(const TrainingBatch& batch, int32_t input) const;
   float* gradients(int64_t piece) const { return gradients_ + static_cast<size_t>(piece) * gradient_floats_; }

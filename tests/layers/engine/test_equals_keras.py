@@ -205,3 +205,33 @@ def test_every_instruction_set_takes_the_same_steps(case: str) -> None:
         np.testing.assert_allclose(losses, found[0][0], rtol=2e-5)
         for one, first in zip(weights, found[0][1], strict=True):
             np.testing.assert_allclose(one, first, atol=5e-6)
+
+
+def test_threads_share_a_batch_of_fewer_rows_than_a_usual_piece() -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((20, 8)), keras.layers.LSTM(48), keras.layers.Dense(1)])
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((8, 20, 8), np.float32), random.standard_normal((8, 1), np.float32)
+
+    def weights_after(engine: str | None, count: int) -> list[Any]:
+        native.set_num_threads(count)
+        made = keras.models.clone_model(model)
+        made.set_weights(model.get_weights())
+        made.compile("sgd", "mse")
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        made.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        return [np.array(weight) for weight in made.get_weights()]
+
+    threads = native.num_threads()
+    try:
+        stock, alone = weights_after(None, 1), weights_after("require", 1)
+        shared, again = weights_after("require", 2), weights_after("require", 2)
+    finally:
+        native.set_num_threads(threads)
+    for one, our, both, same in zip(stock, alone, shared, again, strict=True):
+        np.testing.assert_allclose(our, one, atol=2e-6)
+        np.testing.assert_allclose(both, one, atol=2e-6)
+        np.testing.assert_array_equal(both, same)
+    # Sums are in another order: there are two pieces.
+    assert any((our != both).any() for our, both in zip(alone, shared, strict=True))
