@@ -166,7 +166,7 @@ def softmax_along(call: ProgramCall, axis: Any) -> ProgramValue:
 
 def layer_normalization(call: ProgramCall) -> ProgramValue:
     """A LayerNormalization over the features."""
-    _check_last_axis(call, call.layer.axis)
+    check_last_axis(call, call.layer.axis)
     if call.layer.rms_scaling:
         raise Refused("has rms_scaling=True", "Use the plain normalisation.")
     arrays = call.weights(call.layer, "gamma", "beta")
@@ -176,7 +176,7 @@ def layer_normalization(call: ProgramCall) -> ProgramValue:
 def batch_normalization(call: ProgramCall) -> ProgramValue:
     """A scale and an offset, from the moments that the layer has learnt."""
     layer = call.layer
-    _check_last_axis(call, layer.axis)
+    check_last_axis(call, layer.axis)
     mean, variance = (numpy(part).astype("float64") for part in (layer.moving_mean, layer.moving_variance))
     scale = (numpy(layer.gamma) if layer.scale else 1.0) / np.sqrt(variance + layer.epsilon)
     return affine(call, scale, (numpy(layer.beta) if layer.center else 0.0) - mean * scale)
@@ -186,7 +186,7 @@ def normalization(call: ProgramCall) -> ProgramValue:
     """A scale and an offset, from the moments to which the layer was adapted."""
     layer = call.layer
     if layer.axis:
-        _check_last_axis(call, layer.axis)
+        check_last_axis(call, layer.axis)
     mean, variance = (numpy(part).astype("float64") for part in (layer.mean, layer.variance))
     deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
     if layer.invert:
@@ -228,7 +228,8 @@ def _spread(part: Any, width: int) -> np.ndarray:
     return np.broadcast_to(np.asarray(part, "float64").ravel(), (width,)).astype("float32")
 
 
-def _check_last_axis(call: ProgramCall, axis: Any) -> None:
+def check_last_axis(call: ProgramCall, axis: Any) -> None:
+    """Refuse a layer that works along another axis than the last one."""
     rank = len(call.x.shape)
     axes = list(axis) if isinstance(axis, list | tuple) else [axis]
     if [a % rank for a in axes] != [rank - 1]:
