@@ -21,7 +21,7 @@ from cellerate.keras_graph import (
     program_operations as operations,
     ties_layers as ties,
 )
-from cellerate.keras_graph.families import attention, elementwise, recurrent, windows
+from cellerate.keras_graph.families import attention, elementwise, normalizations, recurrent, windows
 from cellerate.keras_graph.program_nodes import Read, Readers, ReadOne
 from cellerate.keras_graph.ties_layers import Tie
 
@@ -94,8 +94,9 @@ ROWS: dict[type, LayerFacts] = {
         LAST_AXIS, program.layer_normalization, ties.normalized, per_step=True
     ),
     layers.Normalization: LayerFacts(LAST_AXIS, program.normalization, per_step=True),
-    layers.RMSNormalization: LayerFacts(LAST_AXIS),
-    layers.UnitNormalization: LayerFacts(LAST_AXIS),
+    layers.RMSNormalization: LayerFacts(LAST_AXIS, normalizations.rms_normalization),
+    layers.UnitNormalization: LayerFacts(LAST_AXIS, normalizations.unit_normalization),
+    layers.GroupNormalization: LayerFacts(MIXED, normalizations.group_normalization),
     # What joins tensors.
     layers.Concatenate: LayerFacts(LAST_AXIS, program.concatenate, ties.joined),
     layers.Add: LayerFacts(ALIKE, program.merge("add"), ties.merged),
@@ -110,8 +111,8 @@ ROWS: dict[type, LayerFacts] = {
     layers.Permute: LayerFacts(MIXED, program.permute),
     layers.RepeatVector: LayerFacts(MIXED, program.repeat_vector, ties.over_time),
     layers.Cropping1D: LayerFacts(MIXED, program.cropping, ties.over_time),
-    layers.ZeroPadding1D: LayerFacts(MIXED, None, ties.over_time),
-    layers.UpSampling1D: LayerFacts(MIXED, None, ties.over_time),
+    layers.ZeroPadding1D: LayerFacts(MIXED, program.padding, ties.over_time),
+    layers.UpSampling1D: LayerFacts(MIXED, program.up_sampling, ties.over_time),
     # What looks across time steps: the bases stand for all their kinds.
     layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time, per_step=True),
     layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time, per_step=True),
@@ -120,6 +121,8 @@ ROWS: dict[type, LayerFacts] = {
     ),
     layers.MaxPooling1D: LayerFacts(MIXED, windows.pooling("max_pool"), ties.over_time, per_step=True),
     layers.Conv1D: LayerFacts(MIXED, windows.convolution, per_step=True),
+    layers.DepthwiseConv1D: LayerFacts(MIXED, windows.depthwise_convolution, per_step=True),
+    layers.SeparableConv1D: LayerFacts(MIXED, windows.separable_convolution, per_step=True),
     layers.Attention: LayerFacts(MIXED, attention.attention),
     layers.AdditiveAttention: LayerFacts(MIXED, attention.additive_attention),
     layers.MultiHeadAttention: LayerFacts(MIXED, attention.multi_head_attention),

@@ -297,6 +297,22 @@ def cropping(call: ProgramCall) -> ProgramValue:
     return call.add("crop", begin=begin, end=-end if end else None)
 
 
+def padding(call: ProgramCall) -> ProgramValue:
+    """The input between steps of zeros."""
+    check_data_format(call)
+    before, after = call.layer.padding
+    return call.add("pad", before=before, after=after)
+
+
+def up_sampling(call: ProgramCall) -> ProgramValue:
+    """Each step several times: its features side by side, one step after the other."""
+    width, size = call.x.shape[-1], call.layer.size
+    if width is None:
+        raise Refused("repeats steps of an unknown number of features", "Give the model's Input its size.")
+    copies = call.add("concatenate", numbered([call.x] * size), axis=2)
+    return call.add("reshape", {"x": copies}, shape=(-1, width))
+
+
 def average_pooling(call: ProgramCall) -> ProgramValue:
     """The mean over the steps that count."""
     check_data_format(call)

@@ -126,6 +126,29 @@ SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
     ),
     "functions": (_attending(_functions), "series", "mse"),
     "choices": (_attending(_choices), "series", "mse"),
+    "depthwise": (
+        _series(
+            lambda: L.ZeroPadding1D((2, 0)),
+            lambda: L.DepthwiseConv1D(3, depth_multiplier=2, activation="tanh"),
+            lambda: L.SeparableConv1D(5, 2, padding="same", activation="relu", depth_multiplier=2),
+            lambda: L.UpSampling1D(2),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
+    "normalized by themselves": (
+        _series(
+            lambda: L.LSTM(6, return_sequences=True),
+            lambda: L.RMSNormalization(),
+            lambda: L.Dense(4),
+            lambda: L.GroupNormalization(2),
+            lambda: L.UnitNormalization(),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
     "pooled windows": (_pooled, "series", "mse"),
     "attention": (
         _attending(
