@@ -14,6 +14,7 @@
 #include "bindings/training_bindings.h"
 #include "bindings/xla_ffi.h"
 #include "bindings/xla_launch.h"
+#include "engine/program.h"
 #include "simd/dispatch.h"
 #include "systems/phases.h"
 #include "systems/threads.h"
@@ -170,6 +171,7 @@ NB_MODULE(_core, module) {
   module.attr("CALLS") = all;
   // What an option of a call is by name: the name's place is its code.
   module.attr("ACTIVATIONS") = tuple_of(cellerate::Activation::kNames);
+  module.attr("FUNCTIONS") = tuple_of(cellerate::kFunctionNames);
   module.attr("MASKED_OUTPUTS") = tuple_of(cellerate::kMaskedOutputNames);
   nb::list storage_types;
   for (int32_t n = 0; n < static_cast<int32_t>(cellerate::Storage::kCount); ++n) {

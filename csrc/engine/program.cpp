@@ -137,8 +137,9 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
     };
     // Of one whose kernel stretches what it reads.
     const auto fits_stretched = [&](const ValueShape& read) {
-      return fits(read) || (!stretches && (read.features == 1 || read.features == shape.features) &&
-                            (read.positions() == 1 || read.positions() == shape.positions()));
+      const int64_t own = shape.positions(), positions = read.positions();
+      return fits(read) || ((read.features == 1 || read.features == shape.features) &&
+                            (stretches ? own % positions == 0 : positions == 1 || positions == own));
     };
     const auto sequences = [](const ValueShape& read) { return std::max<int64_t>(read.sequences, 1); };
     need(shape.steps >= 0 && shape.features >= 1);
@@ -181,6 +182,9 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
              node.columns % node.whole[0] == 0 && of(0).features == node.rows * node.whole[0] &&
              shape.features == node.columns && shape.steps == of(0).steps);
         break;
+      case ProgramOp::kFunction:
+        need(node.whole[0] >= 0 && node.function() < Function::kCount && shape == of(0));
+        break;
       case ProgramOp::kActivation:
       case ProgramOp::kFlip:
       case ProgramOp::kGaussianDropout:
@@ -218,6 +222,16 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         need(shape.steps >= 1 && shape.features == of(0).features && begins[n] >= 0 &&
              begins[n] <= of(0).steps - shape.steps);
         break;
+      case ProgramOp::kPad:
+        need(of(0).steps >= 1 && shape.features == of(0).features && begins[n] >= 0 &&
+             begins[n] <= shape.steps - of(0).steps);
+        break;
+      case ProgramOp::kTake: {
+        const bool of_features = shape.steps == of(0).steps;
+        need(begins[n] >= 0 && (of_features || shape.features == of(0).features) &&
+             begins[n] <= (of_features ? of(0).features - shape.features : of(0).steps - shape.steps));
+        break;
+      }
       case ProgramOp::kMeanOverTime:
       case ProgramOp::kMaxOverTime:
         need(of(0).steps >= 1 && shape.steps == 0 && shape.features == of(0).features);
@@ -254,6 +268,9 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       case ProgramOp::kAnyMask:
         for (int32_t input = 0; input < node.input_count; ++input) need(fits(of(input)));
         break;
+      case ProgramOp::kCompare:
+        need(node.function() >= Function::kGreater && node.function() < Function::kCount);
+        [[fallthrough]];
       default:  // the merges
         for (int32_t input = 0; input < node.input_count; ++input) need(fits_stretched(of(input)));
         break;

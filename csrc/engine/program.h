@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -75,6 +76,11 @@ enum class ProgramOp : int32_t {
   kGaussianDropout,
   kGaussianNoise,
   kGroupedDense,
+  kFunction,
+  kCompare,
+  kChoose,
+  kPad,
+  kTake,
   kCount,
 };
 
@@ -83,6 +89,41 @@ constexpr bool is_dense(ProgramOp op) { return op == ProgramOp::kDense || op == 
 // What follows the activation of a dense or activation node, over its last axis.
 enum class Normalizer : int32_t { kNone, kSoftmax, kLogSoftmax, kCount };
 inline constexpr const char* kNormalizerNames[] = {"", "softmax", "log_softmax"};
+
+// What a function node computes of each number; those from kGreater on compare it with ProgramNode::number, as a compare
+// node does with another value. The names are those of cellerate.program.
+enum class Function : int32_t {
+  kSqrt,
+  kRsqrt,
+  kReciprocal,
+  kLog,
+  kLog1p,
+  kExpm1,
+  kSin,
+  kCos,
+  kAbs,
+  kSign,
+  kFloor,
+  kCeil,
+  kRound,
+  kPower,
+  kGreater,
+  kGreaterEqual,
+  kLess,
+  kLessEqual,
+  kEqual,
+  kNotEqual,
+  kCount
+};
+inline constexpr const char* kFunctionNames[] = {
+    "sqrt",    "rsqrt",         "reciprocal", "log",        "log1p", "expm1",    "sin",
+    "cos",     "abs",           "sign",       "floor",      "ceil",  "round",    "power",
+    "greater", "greater_equal", "less",       "less_equal", "equal", "not_equal"};
+static_assert(std::size(kFunctionNames) == static_cast<size_t>(Function::kCount));
+// Whether the derivative is 0 wherever there is one.
+constexpr bool is_step(Function of) {
+  return of >= Function::kGreater || (of >= Function::kSign && of <= Function::kRound);
+}
 
 // What a node gives for each row: numbers (N, T, F), (T, F) or (F), ids (T) or a mask (T).
 enum class ValueKind : int32_t { kNumbers, kIds, kMask };
@@ -113,10 +154,11 @@ struct ProgramNode {
   bool go_backwards = false, return_sequences = true;
   bool ids = false;   // an input: whether it holds ids
   bool cell = false;  // an LSTM's state: c and not h
-  // Epsilon, the value of a masked feature, the factor of scores, the axis of a join, the greatest id that is masked, or
-  // the cap of logits, 0 for none.
+  // Epsilon, the value of a masked feature, the factor of scores, the axis of a join, the greatest id that is masked, the
+  // exponent of a power, what is compared with, or the cap of logits, 0 for none.
   float number = 0;
-  int64_t whole[3] = {};  // whole numbers, which its row names
+  int64_t whole[3] = {};                                                 // whole numbers, which its row names
+  Function function() const { return static_cast<Function>(whole[0]); }  // of a function or compare node
 };
 
 [[noreturn]] void refuse_node(size_t node, const std::string& what);
@@ -198,8 +240,8 @@ struct TextCall {
 struct ProgramCall {
   int64_t batch = 0;
   const ValueShape* shapes = nullptr;  // of every node
-  // Of every node: where a crop begins, how many steps of padding lie before a sequence, or 1 for what works along the
-  // features and not along time.
+  // Of every node: where a crop begins or what is taken, how many steps of padding lie before a sequence, or 1 for what
+  // works along the features and not along time.
   const int64_t* begins = nullptr;
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)

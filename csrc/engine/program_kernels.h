@@ -262,6 +262,8 @@ class ProgramJob : AttentionOperations {
       case ProgramOp::kRepeatVector:
       case ProgramOp::kCrop:
       case ProgramOp::kFlip:
+      case ProgramOp::kPad:
+      case ProgramOp::kTake:
         return move_steps(block, n, rows);
       case ProgramOp::kAdd:
       case ProgramOp::kSubtract:
@@ -270,6 +272,8 @@ class ProgramJob : AttentionOperations {
       case ProgramOp::kMaximum:
       case ProgramOp::kMinimum:
       case ProgramOp::kDivide:
+      case ProgramOp::kCompare:
+      case ProgramOp::kChoose:
         return merge(block, n, rows);
       case ProgramOp::kWindows:
         return gather_windows(block, n, rows);

@@ -2,6 +2,7 @@
 // each row by itself.
 #pragma once
 
+#include "engine/functions.h"
 #include "engine/program_lstm.h"
 #include "products/normalise.h"
 
@@ -176,15 +177,25 @@ class ProgramOperations {
     }
   }
 
+  // Copies steps, or some features of each; those of padding are zeros.
   void move_steps(const Block& block, Index n, Index rows) {
     const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const ProgramOp op = nodes_[n].op;
+    const Index begin = run_.call.begins[n];
+    const bool of_features = op == ProgramOp::kTake && from.steps == to.steps;
     const Range mine = block.team.share_of(to.all());
     for (Index place = mine.begin; place < mine.end; ++place) {
       Index step = place / rows;
-      if (nodes_[n].op == ProgramOp::kRepeatVector) step = 0;
-      if (nodes_[n].op == ProgramOp::kCrop) step += run_.call.begins[n];
-      if (nodes_[n].op == ProgramOp::kFlip) step = from.steps - 1 - step;
-      copy_floats(from.at(step, place % rows), to.data + place * to.stride, to.features);
+      if (op == ProgramOp::kRepeatVector) step = 0;
+      if (op == ProgramOp::kCrop || (op == ProgramOp::kTake && !of_features)) step += begin;
+      if (op == ProgramOp::kPad) step -= begin;
+      if (op == ProgramOp::kFlip) step = from.steps - 1 - step;
+      float* out = to.data + place * to.stride;
+      if (step < 0 || step >= from.steps) {
+        std::memset(out, 0, static_cast<size_t>(to.features) * sizeof(float));
+      } else {
+        copy_floats(from.at(step, place % rows) + (of_features ? begin : 0), out, to.features);
+      }
     }
   }
 
@@ -234,6 +245,8 @@ class ProgramOperations {
             value = load_upto<Storage::kFloat32>(other.data + row * other.stride, first, to.features);
         } else if (node.op == ProgramOp::kActivation) {
           value = activate(node.activation, value);
+        } else if (node.op == ProgramOp::kFunction) {
+          value = function_of(node.function(), node.number, value);
         } else {
           value = Simd::fma(value, load_upto<Storage::kFloat32>(layers_[n].factors, first, to.features),
                             load_upto<Storage::kFloat32>(layers_[n].bias, first, to.features));
@@ -259,8 +272,11 @@ class ProgramOperations {
           return load_upto<Storage::kFloat32>(from, first, to.features);
         };
         F value = read(0);
-        for (int32_t input = 1; input < node.input_count; ++input)
-          value = merged(node.op, value, read(input));
+        if (node.op == ProgramOp::kChoose) {
+          value = chosen(value, read(1), read(2));
+        } else {
+          for (int32_t input = 1; input < node.input_count; ++input) value = merged(node, value, read(input));
+        }
         if (node.op == ProgramOp::kAverage)
           value = Simd::div(value, set(static_cast<float>(node.input_count)));
         store_upto<Storage::kFloat32>(out, value, first, to.features);
@@ -278,8 +294,10 @@ class ProgramOperations {
     return Simd::load(x);
   }
 
-  static F merged(ProgramOp op, F a, F b) {
-    switch (op) {
+  static F merged(const ProgramNode& node, F a, F b) {
+    switch (node.op) {
+      case ProgramOp::kCompare:
+        return each_pair(a, b, [&](float x, float y) { return function_of(node.function(), y, x); });
       case ProgramOp::kSubtract:
         return Simd::sub(a, b);
       case ProgramOp::kMultiply:
@@ -293,6 +311,15 @@ class ProgramOperations {
       default:
         return Simd::add(a, b);
     }
+  }
+
+  static F chosen(F condition, F yes, F no) {
+    float all[3][kLanes];
+    Simd::store(all[0], condition);
+    Simd::store(all[1], yes);
+    Simd::store(all[2], no);
+    for (int lane = 0; lane < kLanes; ++lane) all[1][lane] = all[0][lane] != 0 ? all[1][lane] : all[2][lane];
+    return Simd::load(all[1]);
   }
 
   // The activation of a sum, or a cap of logits.

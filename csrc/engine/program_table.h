@@ -24,9 +24,10 @@ namespace cellerate {
 //   joined: an axis option names the last axis, or time.
 //   either: an axis option names the last axis, or the one before.
 //   swapped: an axes option swaps time and features.
+//   range: an indices option counts up by ones, along features or time.
 inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features",
                             *kPositions = "positions", *kStretched = "stretched", *kJoined = "joined",
-                            *kEither = "either", *kSwapped = "swapped";
+                            *kEither = "either", *kSwapped = "swapped", *kRange = "range";
 
 struct ProgramOpRow {
   ProgramOp op;
@@ -103,8 +104,8 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kSubtract, .name = "subtract", .inputs = {"0", "1"}, .shapes = kStretched},
     {.op = ProgramOp::kMultiply, .name = "multiply", .inputs = {"*"}, .shapes = kStretched},
     {.op = ProgramOp::kAverage, .name = "average", .inputs = {"*"}, .shapes = kStretched},
-    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kStretched, .trains = false},
-    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kStretched, .trains = false},
+    {.op = ProgramOp::kMaximum, .name = "maximum", .inputs = {"*"}, .shapes = kStretched},
+    {.op = ProgramOp::kMinimum, .name = "minimum", .inputs = {"*"}, .shapes = kStretched},
     {.op = ProgramOp::kConcatenate,
      .name = "concatenate",
      .inputs = {"*"},
@@ -149,7 +150,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kMin, .name = "min", .inputs = {"x"}, .shapes = kEither},
     {.op = ProgramOp::kSoftmax, .name = "softmax", .inputs = {"x"}, .shapes = kEither},
     {.op = ProgramOp::kTranspose, .name = "permute", .inputs = {"x"}, .shapes = kSwapped, .trains = false},
-    {.op = ProgramOp::kDivide, .name = "divide", .inputs = {"0", "1"}, .shapes = kStretched, .trains = false},
+    {.op = ProgramOp::kDivide, .name = "divide", .inputs = {"0", "1"}, .shapes = kStretched},
     {.op = ProgramOp::kDot, .name = "dot", .inputs = {"0", "1"}, .whole = {"axes"}},
     {.op = ProgramOp::kAttention,
      .name = "attention",
@@ -167,6 +168,20 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .whole = {"groups", "size"},
      .shapes = kPositions,
      .predicts = false},
+    {.op = ProgramOp::kFunction,
+     .name = "function",
+     .inputs = {"x"},
+     .number = "number",
+     .whole = {"function"},
+     .shapes = kPositions},
+    {.op = ProgramOp::kCompare,
+     .name = "compare",
+     .inputs = {"0", "1"},
+     .whole = {"relation"},
+     .shapes = kStretched},
+    {.op = ProgramOp::kChoose, .name = "choose", .inputs = {"0", "1", "2"}, .shapes = kStretched},
+    {.op = ProgramOp::kPad, .name = "pad", .inputs = {"x"}, .shapes = kTime},
+    {.op = ProgramOp::kTake, .name = "take", .inputs = {"x"}, .shapes = kRange, .trains = false},
     // Other names for the same kernels.
     {.op = ProgramOp::kReshape, .name = "flatten_steps", .inputs = {"x"}, .shapes = kPositions},
     {.op = ProgramOp::kDense,

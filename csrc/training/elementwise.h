@@ -35,6 +35,17 @@ inline void activate_back(const Activation& of, const float* x, const float* y, 
   });
 }
 
+inline void function_all(Function of, float number, const float* x, float* y, Index count) {
+  for_vectors(count, [&](Index first, Index end) {
+    store_at(y, function_of(of, number, load_at(x, first, end)), first, end);
+  });
+}
+inline void function_back(Function of, float number, const float* x, const float* y, const float* d_y,
+                          float* d_x, Index count) {
+  for (Index i = 0; i < count; ++i) d_x[i] = d_y[i] * slope_of(of, number, x[i], y[i]);
+}
+inline float compare(Function of, float x, float other) { return function_of(of, other, x); }
+
 inline void normalize_all(Normalizer normalizer, float* rows, Index count, Index features) {
   for (Index row = 0; row < count; ++row) normalize(normalizer, rows + row * features, features);
 }

@@ -55,6 +55,11 @@ struct TrainingKernels {
   // d_x from d_y; x may be null if it is not needed. d_x may be d_y.
   void (*activate_back)(const Activation& activation, const float* x, const float* y, const float* d_y,
                         float* d_x, int64_t count);
+  // y = function(x), d_x from d_y, and 1 or 0 for what a number is beside another.
+  void (*function)(Function of, float number, const float* x, float* y, int64_t count);
+  void (*function_back)(Function of, float number, const float* x, const float* y, const float* d_y,
+                        float* d_x, int64_t count);
+  float (*compare)(Function of, float x, float other);
   void (*normalize)(Normalizer normalizer, float* rows, int64_t count, int64_t features);
   void (*normalize_back)(Normalizer normalizer, const float* y, const float* d_y, float* d_x, int64_t count,
                          int64_t features);

@@ -155,6 +155,8 @@ int64_t Piece::step_read(int32_t n, int64_t own) const {
       return 0;
     case ProgramOp::kCrop:
       return batch_.begins[n] + own;
+    case ProgramOp::kPad:
+      return own - batch_.begins[n];
     default:
       return shape(n).steps - 1 - own;
   }
@@ -245,6 +247,8 @@ void Piece::forward(int32_t n) {
       if (of.normalizer != Normalizer::kNone)
         kernels.normalize(of.normalizer, to.value, positions(n), shape_of.features);
       return;
+    case ProgramOp::kFunction:
+      return kernels.function(of.function(), of.number, value(source(n)), to.value, size(n));
     case ProgramOp::kLayerNorm:
       kernels.layer_norm(value(source(n)), of.kernel, of.bias, of.number, to.value, to.kept, positions(n),
                          shape_of.features);
@@ -278,13 +282,15 @@ void Piece::forward(int32_t n) {
       return copy(value(source(n)), to.value, size(n));
     case ProgramOp::kRepeatVector:
     case ProgramOp::kCrop:
+    case ProgramOp::kPad:
     case ProgramOp::kFlip: {
       const int64_t steps = shape_of.steps, features = shape_of.features;
       const int64_t from_steps = shape(source(n)).positions();
       for (int64_t place = 0; place < positions(n); ++place) {
         const int64_t step = step_read(n, place % steps);
-        copy(value(source(n)) + (place / steps * from_steps + step) * features, to.value + place * features,
-             features);
+        copy_if(step >= 0 && step < from_steps,
+                value(source(n)) + (place / steps * from_steps + step) * features,
+                to.value + place * features, features);
       }
       return;
     }
@@ -360,54 +366,6 @@ void Piece::make_mask(int32_t n) {
       to[place] = std::any_of(x, x + features, [&](float each) { return each != node(n).number; });
     }
   }
-}
-
-void Piece::merge(int32_t n) {
-  const ProgramNode& of = node(n);
-  float* to = layout_.nodes[n].value;
-  if (of.op == ProgramOp::kConcatenate) {
-    int64_t begin = 0;
-    for (int32_t input = 0; input < of.input_count; ++input) {
-      const Joined part = joined(n, input);
-      for (int64_t place = 0; place < part.places; ++place)
-        copy(value(source(n, input)) + place * part.width, to + place * part.stride + begin, part.width);
-      begin += part.width;
-    }
-    return;
-  }
-  copy(stretched(n, 0, to), to, size(n));
-  std::vector<float> all;
-  for (int32_t input = 1; input < of.input_count; ++input) {
-    if (is_stretched(n, input)) all.resize(static_cast<size_t>(size(n)));
-    const float* other = stretched(n, input, all.data());
-    if (of.op == ProgramOp::kMultiply) {
-      program_.target_->training->multiply(to, other, to, size(n));
-    } else if (of.op == ProgramOp::kSubtract) {
-      for (int64_t i = 0; i < size(n); ++i) to[i] -= other[i];
-    } else {
-      program_.target_->training->add(other, to, size(n));
-    }
-  }
-  if (of.op == ProgramOp::kAverage) {
-    for (int64_t i = 0; i < size(n); ++i) to[i] /= static_cast<float>(of.input_count);
-  }
-}
-
-Piece::Joined Piece::joined(int32_t n, int32_t input) const {
-  const ValueShape &own = shape(n), &read = shape(source(n, input));
-  if (read.positions() == own.positions() && read.features != own.features)
-    return {positions(n), read.features, own.features};
-  const int64_t width = read.positions() * read.features;
-  return {rows_, width, own.positions() * own.features};
-}
-
-const float* Piece::stretched(int32_t n, int32_t input, float* to) const {
-  const float* from = value(source(n, input));
-  if (!is_stretched(n, input)) return from;
-  const int64_t features = shape(n).features;
-  for (int64_t place = 0; place < positions(n); ++place)
-    copy(from + place_read(n, input, place) * features, to + place * features, features);
-  return to;
 }
 
 void Piece::over_time(int32_t n) {

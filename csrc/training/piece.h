@@ -127,11 +127,12 @@ class Piece {
   const ProgramNode& node(int32_t n) const { return program_.nodes_[n]; }
   const ValueShape& shape(int32_t n) const { return batch_.shapes[n]; }
   int32_t source(int32_t n, int32_t input = 0) const { return node(n).inputs[input]; }
-  // Of an operation that moves steps: the step that it reads for one of its own.
+  // Of an operation that moves steps: the step that it reads for one of its own; of padding one that is not there.
   int64_t step_read(int32_t n, int64_t own) const;
-  // Of a merge: whether an input has fewer positions, which are taken again and again.
+  // Of a merge: whether an input has fewer positions, which are taken again and again, or one feature for all.
   bool is_stretched(int32_t n, int32_t input) const {
-    return shape(source(n, input)).positions() != shape(n).positions();
+    const ValueShape &own = shape(n), &read = shape(source(n, input));
+    return read.positions() != own.positions() || read.features != own.features;
   }
   // The place in such an input that a place of the result reads.
   int64_t place_read(int32_t n, int32_t input, int64_t place) const {
@@ -143,8 +144,9 @@ class Piece {
     int64_t places, width, stride;
   };
   Joined joined(int32_t n, int32_t input) const;
-  // That input at all positions, in `to`; else the input itself.
-  const float* stretched(int32_t n, int32_t input, float* to) const;
+  const float* stretched(int32_t n, int32_t input, std::vector<float>& buffer) const;
+  void gather_stretched(int32_t n, int32_t input, const float* whole, float* to) const;
+  void join(const ProgramNode& of, const float* other, float* to, int64_t count) const;
   int64_t positions(int32_t n) const { return rows_ * shape(n).positions(); }
   int64_t size(int32_t n) const { return positions(n) * shape(n).features; }
   const float* value(int32_t n) const;
@@ -202,9 +204,10 @@ class Piece {
   void backward_dense(int32_t n);
   void embedding_back(int32_t n, const float* d);
   void merge_back(int32_t n);
-  void merged_back(int32_t n, int32_t input, float* to, std::vector<float>& all) const;
+  void merged_back(int32_t n, int32_t input, float* to) const;
   void over_time_back(int32_t n);
   void normalize_batch_back(int32_t n);
+  void scale_back(int32_t n);
   void move_back(int32_t n, float* to) const;
   void scatter_windows(int32_t n, float* to) const;
   void pool_back(int32_t n, float* to) const;

@@ -113,9 +113,11 @@ void Piece::backward(int32_t n) {
       return state_back(n);
     case ProgramOp::kBatchNorm:
       return normalize_batch_back(n);
+    case ProgramOp::kAffine:
+      scale_back(n);
+      [[fallthrough]];
     case ProgramOp::kGather:
     case ProgramOp::kCumsum:
-    case ProgramOp::kAffine:
       return give(source(n), [&](float* to) { move_back(n, to); });
     case ProgramOp::kDense:
     case ProgramOp::kGroupedDense:
@@ -125,6 +127,10 @@ void Piece::backward(int32_t n) {
         of.normalizer != Normalizer::kNone
             ? kernels.normalize_back(of.normalizer, memory.value, d, to, positions(n), features)
             : kernels.activate_back(of.activation, memory.kept, memory.value, d, to, size(n));
+      });
+    case ProgramOp::kFunction:
+      return give(source(n), [&](float* to) {
+        kernels.function_back(of.function(), of.number, value(source(n)), memory.value, d, to, size(n));
       });
     case ProgramOp::kLayerNorm: {
       const auto write = [&](float* to) {
@@ -162,6 +168,7 @@ void Piece::backward(int32_t n) {
     case ProgramOp::kMaxOverTime:
     case ProgramOp::kRepeatVector:
     case ProgramOp::kCrop:
+    case ProgramOp::kPad:
     case ProgramOp::kFlip:
       return over_time_back(n);
     default:
@@ -203,6 +210,19 @@ void Piece::backward_dense(int32_t n) {
   });
 }
 
+// The gradients of a scale and an offset that are weights, and not constants.
+void Piece::scale_back(int32_t n) {
+  const int64_t features = shape(n).features;
+  const float *x = value(source(n)), *d = layout_.nodes[n].gradient;
+  float *const d_scale = gradient_of(n, 0), *const d_offset = gradient_of(n, 2);
+  if (d_scale != nullptr) std::fill_n(d_scale, features, 0.0f);
+  if (d_offset != nullptr) std::fill_n(d_offset, features, 0.0f);
+  for (int64_t place = 0; place < positions(n); ++place, x += features, d += features) {
+    for (int64_t i = 0; d_scale != nullptr && i < features; ++i) d_scale[i] += d[i] * x[i];
+    if (d_offset != nullptr) program_.target_->training->add(d, d_offset, features);
+  }
+}
+
 void Piece::move_back(int32_t n, float* to) const {
   const ProgramNode& of = node(n);
   const bool gathers = of.op == ProgramOp::kGather, scales = of.op == ProgramOp::kAffine;
@@ -234,49 +254,6 @@ void Piece::embedding_back(int32_t n, const float* d) {
     float* row = table + ids(source(n))[place] * features;
     program_.target_->training->add(d, row, features);
     if (use->squares) program_.target_->training->add_squares(d, row + round_up(use->count), features);
-  }
-}
-
-void Piece::merge_back(int32_t n) {
-  const ProgramNode& of = node(n);
-  const float* d = layout_.nodes[n].gradient;
-  int64_t begin = 0;
-  std::vector<float> whole, all;
-  for (int32_t input = 0; input < of.input_count; ++input) {
-    const int32_t part = source(n, input);
-    const int64_t features = shape(part).features;
-    give(part, [&](float* to) {
-      if (of.op == ProgramOp::kConcatenate) {
-        const Joined joins = joined(n, input);
-        for (int64_t place = 0; place < joins.places; ++place)
-          copy(d + place * joins.stride + begin, to + place * joins.width, joins.width);
-        return;
-      }
-      if (!is_stretched(n, input)) return merged_back(n, input, to, all);
-      whole.resize(static_cast<size_t>(size(n)));
-      merged_back(n, input, whole.data(), all);
-      std::fill_n(to, size(part), 0.0f);
-      for (int64_t place = 0; place < positions(n); ++place) {
-        program_.target_->training->add(whole.data() + place * features,
-                                        to + place_read(n, input, place) * features, features);
-      }
-    });
-    if (of.op == ProgramOp::kConcatenate) begin += joined(n, input).width;
-  }
-}
-
-// The gradient of an input of a merge at each number of the result.
-void Piece::merged_back(int32_t n, int32_t input, float* to, std::vector<float>& all) const {
-  const ProgramNode& of = node(n);
-  copy(layout_.nodes[n].gradient, to, size(n));
-  for (int32_t other = 0; of.op == ProgramOp::kMultiply && other < of.input_count; ++other) {
-    if (other == input) continue;
-    if (is_stretched(n, other)) all.resize(static_cast<size_t>(size(n)));
-    program_.target_->training->multiply(to, stretched(n, other, all.data()), to, size(n));
-  }
-  const float factor = of.op == ProgramOp::kAverage ? 1 / static_cast<float>(of.input_count) : -1.0f;
-  if (of.op == ProgramOp::kAverage || (of.op == ProgramOp::kSubtract && input == 1)) {
-    for (int64_t i = 0; i < size(n); ++i) to[i] *= factor;
   }
 }
 
@@ -313,6 +290,7 @@ void Piece::over_time_back(int32_t n) {
       } else {
         for (int64_t own = 0; own < own_steps; ++own) {
           const int64_t step = step_read(n, own);
+          if (step < 0 || step >= steps) continue;
           for (int64_t i = 0; i < features; ++i) to[step * features + i] += d[own * features + i];
         }
       }

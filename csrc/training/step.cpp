@@ -140,14 +140,13 @@ void TrainingProgram::find_uses() {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const float* arrays[] = {node.kernel, node.recurrent_kernel, node.bias};
-    // Scales by constants.
-    if (node.op == ProgramOp::kAffine) std::fill(std::begin(arrays), std::end(arrays), nullptr);
     bool changes = false;
     for (const float* array : arrays) changes |= weight_of(array) >= 0;
     for (int32_t input = 0; input < node.input_count; ++input)
       changes |= node.inputs[input] >= 0 && differentiable_[node.inputs[input]] != 0;
-    const bool is_mask = row(node.op).gives == ValueKind::kMask;
-    differentiable_[n] = changes && !is_mask;
+    const bool steps = row(node.op).gives == ValueKind::kMask || node.op == ProgramOp::kCompare ||
+                       (node.op == ProgramOp::kFunction && is_step(node.function()));
+    differentiable_[n] = changes && !steps;
     if (differentiable_[n] == 0) continue;
     const bool lstm = node.op == ProgramOp::kLstm, matrix = lstm || is_dense(node.op);
     for (int array = 0; array < 3; ++array) {

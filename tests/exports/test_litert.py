@@ -70,8 +70,9 @@ def stacked() -> Program:
         stacked,
         lambda: convolutional(strided=False),
         lambda: attentive(masks=False, additive=False),
+        PROGRAMS["elementwise"],
     ],
-    ids=["forecaster", "stacked", "convolutional", "attentive"],
+    ids=["forecaster", "stacked", "convolutional", "attentive", "elementwise"],
 )
 def test_program_gives_the_same_in_litert_at_every_length(program: Any, batch: int, tmp_path: Path) -> None:
     assert error_of(program(), tmp_path, batch) <= ERROR

@@ -7,6 +7,7 @@ from cellerate.kernels import codes, native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, PRECISIONS
+from cellerate.program.elementwise import FUNCTIONS
 
 GIVEN = {"threshold": {"threshold": 0.5, "default_value": -2.0}}
 
@@ -55,8 +56,12 @@ def test_rows_of_the_core_are_those_of_the_language() -> None:
         assert set(whole) <= row.options.keys(), op
         assert shapes in {
             *("any", "alike", "time", "features", "positions"),
-            *("stretched", "joined", "either", "swapped"),
+            *("stretched", "joined", "either", "swapped", "range"),
         }, op
+
+
+def test_functions_of_the_core_are_those_of_the_language() -> None:
+    assert tuple(FUNCTIONS) == native.core().FUNCTIONS
 
 
 def node(op: str = "input") -> tuple[object, ...]:

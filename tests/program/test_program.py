@@ -74,6 +74,11 @@ VALID: dict[str, Any] = LSTM_OPTIONS | {
     "scale": 0.5,
     "causal": True,
     "zeros": False,
+    "function": "sqrt",
+    "number": 0.0,
+    "relation": "equal",
+    "before": 1,
+    "after": 0,
 }
 
 

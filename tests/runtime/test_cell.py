@@ -88,6 +88,10 @@ def every_operation() -> Program:
         Node("where", "z", {"x": 5, "other": 5, "mask": 3}),
         *(Node(op, "v", {"0": 11, "1": 10}) for op in ("add", "multiply", "average", "maximum", "minimum")),
         Node("divide", "v", {"0": 11, "1": 10}),
+        Node("function", "v", {"x": 11}, {}, {"function": "power", "number": 1.5}),
+        Node("compare", "v", {"0": 11, "1": 10}, {}, {"relation": "less_equal"}),
+        Node("choose", "v", {"0": 11, "1": 10, "2": 11}),
+        Node("pad", "n", {"x": 22}, {}, {"before": 1, "after": 2}),
         Node("flatten_steps", "aa", {"x": 22}),
         Node("softmax", "ab", {"x": 22}, {}, {"axis": 1}),
         *(

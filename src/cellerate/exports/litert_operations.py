@@ -10,7 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 from cellerate.errors import ModelError
 from cellerate.exports import litert_sequences as sequences
 from cellerate.exports.litert_graph import Given, LiteRtGraph, Value
-from cellerate.program import MASKS, Node, named_activation
+from cellerate.program import MASKS, RELATIONS, Node, named_activation
 
 
 def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
@@ -223,21 +223,26 @@ def _all(given: Given) -> list[Value]:
 
 
 def _merge(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
-    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
+    """Joins all inputs, two by two."""
 
     def merge(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-        most = max(len(value.shape) for value in given.values())
-        values = []
-        for value in _all(given):
-            while len(value.shape) < most:
-                value = _with_axis(graph, value)
-            values.append(value)
-        merged, *others = values
+        merged, *others = _aligned(graph, given)
         for other in others:
             merged = graph.binary(op, merged, other)
         return merged
 
     return merge
+
+
+def _aligned(graph: LiteRtGraph, given: Given) -> list[Value]:
+    """The inputs with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    most = max(len(value.shape) for value in given.values())
+    values = []
+    for value in _all(given):
+        while len(value.shape) < most:
+            value = _with_axis(graph, value)
+        values.append(value)
+    return values
 
 
 def _with_axis(graph: LiteRtGraph, x: Value) -> Value:
@@ -297,6 +302,50 @@ def _crop(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     return crop(graph, given["x"], begin, end)
 
 
+def _function(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x, name = given["x"], str(node.options["function"])
+    number = graph.constant(float(node.options["number"]))  # type: ignore[arg-type]
+    if name in RELATIONS:
+        return _relation(graph, name, x, number)
+    if name == "power":
+        return graph.binary("POW", x, number)
+    if name == "reciprocal":
+        return graph.add("DIV", [graph.constant(1.0), x], x.shape, schema.DivOptionsT())
+    if name == "log1p":
+        return graph.unary("LOG", graph.binary("ADD", x, 1.0))
+    if name == "expm1":
+        return graph.binary("SUB", graph.unary("EXP", x), 1.0)
+    return graph.unary(name.upper(), x)
+
+
+def _relation(graph: LiteRtGraph, name: str, left: Value, right: Value) -> Value:
+    """1 where two numbers are so, and 0 elsewhere."""
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    found = graph.add(name.upper(), [left, right], shape, dtype="bool")
+    return graph.add("CAST", [found], shape)
+
+
+def _compare(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    left, right = _aligned(graph, given)
+    return _relation(graph, str(node.options["relation"]), left, right)
+
+
+def _choose(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    condition, yes, no = _aligned(graph, given)
+    chosen = graph.add("NOT_EQUAL", [condition, graph.constant(0.0)], condition.shape, dtype="bool")
+    shape = np.broadcast_shapes(condition.shape, yes.shape, no.shape)
+    return graph.add("SELECT_V2", [chosen, yes, no], shape)
+
+
+def _pad(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x = given["x"]
+    before: Any = node.options["before"]
+    after: Any = node.options["after"]
+    paddings = [[0, 0], [before, after], *[[0, 0]] * (len(x.shape) - 2)]
+    shape = (x.shape[0], x.shape[1] + before + after, *x.shape[2:])
+    return graph.add("PAD", [x, graph.constant(np.array(paddings), "int32")], shape, schema.PadOptionsT())
+
+
 def _take(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x, axis = given["x"], node.options["axis"]
     place: int = axis % len(x.shape)  # type: ignore[operator, assignment]
@@ -344,6 +393,9 @@ _OPERATIONS: Mapping[str, Callable[[LiteRtGraph, Node, Given], Value]] = {
     "activation": lambda graph, node, given: activate(graph, str(node.options["activation"]), given["x"]),
     "layer_norm": _layer_norm,
     "affine": _affine,
+    "function": _function,
+    "compare": _compare,
+    "choose": _choose,
     "add": _sum,
     "subtract": _merge("SUB"),
     "multiply": _merge("MUL"),
@@ -356,6 +408,7 @@ _OPERATIONS: Mapping[str, Callable[[LiteRtGraph, Node, Given], Value]] = {
     "flatten_steps": sequences.flatten_steps,
     "repeat_vector": _repeat_vector,
     "crop": _crop,
+    "pad": _pad,
     "take": _take,
     "cumsum": _cumsum,
     "flip": _flip,

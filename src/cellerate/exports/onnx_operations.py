@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from cellerate.exports import onnx_sequences as sequences
 from cellerate.exports.onnx_graph import TO_THE_END, Given, OnnxGraph
-from cellerate.program import Node, named_activation
+from cellerate.program import RELATIONS, Node, named_activation
 
 
 def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
@@ -257,6 +257,55 @@ def _flip(graph: OnnxGraph, node: Node, given: Given) -> str:
     return graph.flip(given.values["x"], axis)
 
 
+def _function(graph: OnnxGraph, node: Node, given: Given) -> str:
+    x, name, number = given.values["x"], str(node.options["function"]), node.options["number"]
+    if name in RELATIONS:
+        return _relation(graph, name, x, graph.number(float(number)))  # type: ignore[arg-type]
+    if name == "power":
+        return str(graph.add("Pow", x, graph.number(float(number))))  # type: ignore[arg-type]
+    if name == "rsqrt":
+        return str(graph.add("Reciprocal", graph.add("Sqrt", x)))
+    if name == "log1p":
+        return str(graph.add("Log", graph.add("Add", x, graph.number(1))))
+    if name == "expm1":
+        return str(graph.add("Sub", graph.add("Exp", x), graph.number(1)))
+    return str(graph.add(name.capitalize(), x))
+
+
+_RELATIONS = {
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "equal": "Equal",
+    "not_equal": "Equal",
+}
+
+
+def _relation(graph: OnnxGraph, name: str, left: str, right: str) -> str:
+    """1 where two numbers are so, and 0 elsewhere."""
+    found = graph.add(_RELATIONS[name], left, right)
+    found = graph.add("Not", found) if name == "not_equal" else found
+    return graph.cast(found, TensorProto.FLOAT)
+
+
+def _compare(graph: OnnxGraph, node: Node, given: Given) -> str:
+    left, right = _aligned(graph, given, ("0", "1"))
+    return _relation(graph, str(node.options["relation"]), left, right)
+
+
+def _choose(graph: OnnxGraph, node: Node, given: Given) -> str:
+    condition, yes, no = _aligned(graph, given, ("0", "1", "2"))
+    return str(graph.add("Where", graph.cast(condition, TensorProto.BOOL), yes, no))
+
+
+def _pad(graph: OnnxGraph, node: Node, given: Given) -> str:
+    before: Any = node.options["before"]
+    after: Any = node.options["after"]
+    rest = [0] * (given.axes["x"] - 2)
+    return str(graph.add("Pad", given.values["x"], graph.sizes(0, before, *rest, 0, after, *rest)))
+
+
 def _mean_over_time(graph: OnnxGraph, node: Node, given: Given) -> str:
     if "mask" not in given.values:
         return str(graph.add("ReduceMean", given.values["x"], axes=[1], keepdims=0))
@@ -285,6 +334,9 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     ),
     "layer_norm": _layer_norm,
     "affine": _affine,
+    "function": _function,
+    "compare": _compare,
+    "choose": _choose,
     "add": _add,
     "subtract": _merge("Sub"),
     "multiply": _merge("Mul"),
@@ -299,6 +351,7 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     ),
     "repeat_vector": _repeat_vector,
     "crop": _crop,
+    "pad": _pad,
     "take": _take,
     "cumsum": _cumsum,
     "flip": _flip,

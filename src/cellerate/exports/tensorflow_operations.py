@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cellerate.exports import tensorflow_sequences as sequences
 from cellerate.exports.tensorflow_sequences import Given
-from cellerate.program import Node, named_activation
+from cellerate.program import RELATIONS, Node, named_activation
 
 
 def run(node: Node, given: Given) -> Any:
@@ -207,6 +207,32 @@ def _permute(node: Node, given: Given) -> Any:
     return tf.transpose(given["x"], [0, *axes])
 
 
+def _function(node: Node, given: Given) -> Any:
+    x, name, number = given["x"], str(node.options["function"]), tf.constant(node.options["number"])
+    if name in RELATIONS:
+        return _relation(name, x, number)
+    return tf.pow(x, number) if name == "power" else getattr(tf.math, name)(x)
+
+
+def _compare(node: Node, given: Given) -> Any:
+    return _relation(str(node.options["relation"]), *_aligned(_all(given)))
+
+
+def _relation(name: str, left: Any, right: Any) -> Any:
+    """1 where two numbers are so, and 0 elsewhere."""
+    return tf.cast(getattr(tf, name)(left, right), tf.float32)
+
+
+def _choose(node: Node, given: Given) -> Any:
+    condition, yes, no = _aligned(_all(given))
+    return tf.where(condition != 0, yes, no)
+
+
+def _pad(node: Node, given: Given) -> Any:
+    paddings = [[0, 0], [node.options["before"], node.options["after"]]]
+    return tf.pad(given["x"], [*paddings, *[[0, 0]] * (len(given["x"].shape) - 2)])
+
+
 def _mean_over_time(node: Node, given: Given) -> Any:
     if "mask" not in given:
         return tf.reduce_mean(given["x"], axis=1)
@@ -228,6 +254,9 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "activation": lambda node, given: activate(str(node.options["activation"]), given["x"]),
     "layer_norm": _layer_norm,
     "affine": lambda node, given: given["x"] * given["scale"] + given["offset"],
+    "function": _function,
+    "compare": _compare,
+    "choose": _choose,
     "add": _sum,
     "subtract": _merge(tf.subtract),
     "multiply": _merge(tf.multiply),
@@ -240,6 +269,7 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "flatten_steps": sequences.flatten_steps,
     "repeat_vector": _repeat_vector,
     "crop": lambda node, given: given["x"][:, node.options["begin"] : node.options["end"]],
+    "pad": _pad,
     "take": _take,
     "cumsum": lambda node, given: tf.cumsum(given["x"], axis=node.options["axis"]),
     "flip": lambda node, given: tf.reverse(given["x"], [node.options["axis"]]),

@@ -21,7 +21,7 @@ from cellerate.keras_graph import (
     program_operations as operations,
     ties_layers as ties,
 )
-from cellerate.keras_graph.families import attention, recurrent, windows
+from cellerate.keras_graph.families import attention, elementwise, normalizations, recurrent, windows
 from cellerate.keras_graph.program_nodes import Read, Readers, ReadOne
 from cellerate.keras_graph.ties_layers import Tie
 
@@ -94,8 +94,9 @@ ROWS: dict[type, LayerFacts] = {
         LAST_AXIS, program.layer_normalization, ties.normalized, per_step=True
     ),
     layers.Normalization: LayerFacts(LAST_AXIS, program.normalization, per_step=True),
-    layers.RMSNormalization: LayerFacts(LAST_AXIS),
-    layers.UnitNormalization: LayerFacts(LAST_AXIS),
+    layers.RMSNormalization: LayerFacts(LAST_AXIS, normalizations.rms_normalization),
+    layers.UnitNormalization: LayerFacts(LAST_AXIS, normalizations.unit_normalization),
+    layers.GroupNormalization: LayerFacts(MIXED, normalizations.group_normalization),
     # What joins tensors.
     layers.Concatenate: LayerFacts(LAST_AXIS, program.concatenate, ties.joined),
     layers.Add: LayerFacts(ALIKE, program.merge("add"), ties.merged),
@@ -110,8 +111,8 @@ ROWS: dict[type, LayerFacts] = {
     layers.Permute: LayerFacts(MIXED, program.permute),
     layers.RepeatVector: LayerFacts(MIXED, program.repeat_vector, ties.over_time),
     layers.Cropping1D: LayerFacts(MIXED, program.cropping, ties.over_time),
-    layers.ZeroPadding1D: LayerFacts(MIXED, None, ties.over_time),
-    layers.UpSampling1D: LayerFacts(MIXED, None, ties.over_time),
+    layers.ZeroPadding1D: LayerFacts(MIXED, program.padding, ties.over_time),
+    layers.UpSampling1D: LayerFacts(MIXED, program.up_sampling, ties.over_time),
     # What looks across time steps: the bases stand for all their kinds.
     layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time, per_step=True),
     layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time, per_step=True),
@@ -120,6 +121,8 @@ ROWS: dict[type, LayerFacts] = {
     ),
     layers.MaxPooling1D: LayerFacts(MIXED, windows.pooling("max_pool"), ties.over_time, per_step=True),
     layers.Conv1D: LayerFacts(MIXED, windows.convolution, per_step=True),
+    layers.DepthwiseConv1D: LayerFacts(MIXED, windows.depthwise_convolution, per_step=True),
+    layers.SeparableConv1D: LayerFacts(MIXED, windows.separable_convolution, per_step=True),
     layers.Attention: LayerFacts(MIXED, attention.attention),
     layers.AdditiveAttention: LayerFacts(MIXED, attention.additive_attention),
     layers.MultiHeadAttention: LayerFacts(MIXED, attention.multi_head_attention),
@@ -143,12 +146,19 @@ class OperationRow:
         program: Adds its nodes to a program.
         ties: Says what it does with features.
         mask: For an operation that gives booleans: the mask that Keras makes with it.
+        numbers: For one that gives booleans: adds the nodes that give them as numbers.
     """
 
     steps: TimeSteps | None = None
     program: Read | None = None
     ties: Tie | None = None
     mask: ReadOne | None = None
+    numbers: Read | None = None
+
+
+def _moves(read: Read, ties: Tie | None = None, mask: ReadOne | None = None) -> OperationRow:
+    """The row of an operation that moves what there is, numbers and booleans alike."""
+    return OperationRow(None, read, ties, mask, read)
 
 
 _add = operations.arithmetic("add", lambda c: (1.0, c), lambda c: (1.0, c))
@@ -164,7 +174,7 @@ OPERATIONS: dict[str, OperationRow] = {
     "TrueDivide": OperationRow(ALIKE, _divide, ties.arithmetic),
     "Maximum": OperationRow(ALIKE, operations.extreme("maximum"), ties.arithmetic),
     "Minimum": OperationRow(ALIKE, operations.extreme("minimum"), ties.arithmetic),
-    "Cast": OperationRow(ALIKE, operations.cast, ties.passes, operations.as_booleans),
+    "Cast": OperationRow(ALIKE, operations.cast, ties.passes, operations.as_booleans, elementwise.as_numbers),
     "Negative": OperationRow(ALIKE, operations.negative, ties.passes),
     **dict.fromkeys(
         (
@@ -194,12 +204,28 @@ OPERATIONS: dict[str, OperationRow] = {
         ),
         OperationRow(ALIKE, operations.activation, ties.passes),
     ),
-    "Absolute": OperationRow(ALIKE, operations.absolute, ties.passes),
     "Clip": OperationRow(ALIKE, operations.clip, ties.passes),
-    "Power": OperationRow(None, operations.power),
+    "Power": OperationRow(None, elementwise.power),
     "Exp": OperationRow(ALIKE, operations.exponential, ties.passes),
-    "Log": OperationRow(ALIKE),
-    "Sqrt": OperationRow(ALIKE),
+    **{
+        name: OperationRow(ALIKE, elementwise.function(function), ties.passes)
+        for name, function in {
+            **{"Absolute": "abs", "Abs": "abs", "Ceil": "ceil", "Cos": "cos", "Expm1": "expm1"},
+            **{"Floor": "floor", "Log": "log", "Log1p": "log1p", "Reciprocal": "reciprocal"},
+            **{"Round": "round", "Rsqrt": "rsqrt", "Sign": "sign", "Sin": "sin", "Sqrt": "sqrt"},
+        }.items()
+    },
+    **{
+        name: OperationRow(ALIKE, None, ties.arithmetic, None, elementwise.compare(relation))
+        for name, relation in {
+            **{"Greater": "greater", "GreaterEqual": "greater_equal", "Less": "less"},
+            **{"LessEqual": "less_equal", "Equal": "equal"},
+        }.items()
+    },
+    "Isnan": OperationRow(ALIKE, numbers=elementwise.is_nan),
+    "LogicalAnd": OperationRow(ALIKE, numbers=elementwise.logical_and),
+    "LogicalNot": OperationRow(ALIKE, numbers=elementwise.logical_not),
+    "Where": _moves(elementwise.where),
     "Square": OperationRow(ALIKE, operations.square, ties.passes),
     "Mean": OperationRow(None, operations.reduce("mean"), ties.along_axis),
     "Max": OperationRow(None, operations.reduce("max"), ties.along_axis),
@@ -208,21 +234,26 @@ OPERATIONS: dict[str, OperationRow] = {
     "Softmax": OperationRow(None, operations.softmax),
     "Matmul": OperationRow(None, operations.matmul),
     "Einsum": OperationRow(None, operations.einsum),
-    "Split": OperationRow(None, operations.split),
-    "Stack": OperationRow(None, operations.stack),
-    "Reshape": OperationRow(None, operations.reshape),
-    "Transpose": OperationRow(None, operations.transpose),
+    "Split": _moves(operations.split),
+    "Stack": _moves(operations.stack),
+    "Reshape": _moves(operations.reshape),
+    "Transpose": _moves(operations.transpose),
     "Cumsum": OperationRow(None, operations.cumsum),
-    "Flip": OperationRow(None, operations.flip, ties.along_axis),
-    "Take": OperationRow(None, operations.take, ties.along_axis),
-    "GetItem": OperationRow(None, operations.get_item, ties.item),
-    "Squeeze": OperationRow(None, operations.squeeze, ties.along_axis),
-    "ExpandDims": OperationRow(None, operations.expand_dims, ties.along_axis, operations.same_mask),
-    "Concatenate": OperationRow(None, operations.concatenate, ties.joined, operations.joined_masks),
+    "Flip": _moves(operations.flip, ties.along_axis),
+    "Take": _moves(operations.take, ties.along_axis),
+    "GetItem": _moves(operations.get_item, ties.item),
+    "Squeeze": _moves(operations.squeeze, ties.along_axis),
+    "ExpandDims": _moves(operations.expand_dims, ties.along_axis, operations.same_mask),
+    "Concatenate": _moves(operations.concatenate, ties.joined, operations.joined_masks),
     "ConvertToTensor": OperationRow(mask=operations.same_mask),
-    "NotEqual": OperationRow(ALIKE, mask=operations.not_equal),
-    "LogicalOr": OperationRow(ALIKE, mask=operations.logical_or),
-    "Any": OperationRow(LAST_AXIS, mask=operations.any_feature),
+    "NotEqual": OperationRow(
+        ALIKE, None, ties.arithmetic, operations.not_equal, elementwise.compare("not_equal")
+    ),
+    "LogicalOr": OperationRow(ALIKE, mask=operations.logical_or, numbers=elementwise.logical_or),
+    "Any": OperationRow(
+        LAST_AXIS, mask=operations.any_feature, numbers=operations.extreme_of_booleans("max")
+    ),
+    "All": OperationRow(LAST_AXIS, numbers=operations.extreme_of_booleans("min")),
     "OnesLike": OperationRow(mask=operations.all_count),
     "ZerosLike": OperationRow(mask=operations.none_count),
 }

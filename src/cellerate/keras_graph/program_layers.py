@@ -166,7 +166,7 @@ def softmax_along(call: ProgramCall, axis: Any) -> ProgramValue:
 
 def layer_normalization(call: ProgramCall) -> ProgramValue:
     """A LayerNormalization over the features."""
-    _check_last_axis(call, call.layer.axis)
+    check_last_axis(call, call.layer.axis)
     if call.layer.rms_scaling:
         raise Refused("has rms_scaling=True", "Use the plain normalisation.")
     arrays = call.weights(call.layer, "gamma", "beta")
@@ -176,7 +176,7 @@ def layer_normalization(call: ProgramCall) -> ProgramValue:
 def batch_normalization(call: ProgramCall) -> ProgramValue:
     """A scale and an offset, from the moments that the layer has learnt."""
     layer = call.layer
-    _check_last_axis(call, layer.axis)
+    check_last_axis(call, layer.axis)
     mean, variance = (numpy(part).astype("float64") for part in (layer.moving_mean, layer.moving_variance))
     scale = (numpy(layer.gamma) if layer.scale else 1.0) / np.sqrt(variance + layer.epsilon)
     return affine(call, scale, (numpy(layer.beta) if layer.center else 0.0) - mean * scale)
@@ -186,7 +186,7 @@ def normalization(call: ProgramCall) -> ProgramValue:
     """A scale and an offset, from the moments to which the layer was adapted."""
     layer = call.layer
     if layer.axis:
-        _check_last_axis(call, layer.axis)
+        check_last_axis(call, layer.axis)
     mean, variance = (numpy(part).astype("float64") for part in (layer.mean, layer.variance))
     deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
     if layer.invert:
@@ -228,7 +228,8 @@ def _spread(part: Any, width: int) -> np.ndarray:
     return np.broadcast_to(np.asarray(part, "float64").ravel(), (width,)).astype("float32")
 
 
-def _check_last_axis(call: ProgramCall, axis: Any) -> None:
+def check_last_axis(call: ProgramCall, axis: Any) -> None:
+    """Refuse a layer that works along another axis than the last one."""
     rank = len(call.x.shape)
     axes = list(axis) if isinstance(axis, list | tuple) else [axis]
     if [a % rank for a in axes] != [rank - 1]:
@@ -294,6 +295,22 @@ def cropping(call: ProgramCall) -> ProgramValue:
     if not begin and not end:
         check_changes(call)
     return call.add("crop", begin=begin, end=-end if end else None)
+
+
+def padding(call: ProgramCall) -> ProgramValue:
+    """The input between steps of zeros."""
+    check_data_format(call)
+    before, after = call.layer.padding
+    return call.add("pad", before=before, after=after)
+
+
+def up_sampling(call: ProgramCall) -> ProgramValue:
+    """Each step several times: its features side by side, one step after the other."""
+    width, size = call.x.shape[-1], call.layer.size
+    if width is None:
+        raise Refused("repeats steps of an unknown number of features", "Give the model's Input its size.")
+    copies = call.add("concatenate", numbered([call.x] * size), axis=2)
+    return call.add("reshape", {"x": copies}, shape=(-1, width))
 
 
 def average_pooling(call: ProgramCall) -> ProgramValue:

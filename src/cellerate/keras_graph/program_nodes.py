@@ -65,11 +65,13 @@ class ProgramValue:
     """The stand-in for a tensor of the graph.
 
     Attributes:
-        number: The node that gives it; None for a tensor of booleans, which can only serve as a mask.
+        number: The node that gives it; None for a tensor of booleans that can only serve as a mask.
         shape: (B, ...), None where a size is free.
         mask: The Keras mask that it carries.
         masks: For a tensor of booleans: the nodes of the masks that it joins by OR; None for anything else.
         whole: Whether it is an input of whole numbers.
+        boolean: Whether it is a tensor of booleans: its numbers are 1 and 0.
+        refused: Why no node gives the numbers of a tensor of booleans.
     """
 
     number: int | None
@@ -77,6 +79,8 @@ class ProgramValue:
     mask: "ProgramValue | None" = None
     masks: frozenset[int] | None = None
     whole: bool = False
+    boolean: bool = False
+    refused: Refused | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +137,8 @@ class Nodes:
         """Adds a node. The value has no shape yet; callers that know the shape add it."""
         numbers: dict[str, int] = {}
         for key, value in inputs.items():
+            if isinstance(value, ProgramValue) and value.refused is not None:
+                raise value.refused
             if not isinstance(value, ProgramValue) or value.number is None:
                 raise Refused("computes with something that is not a numeric tensor from the model's inputs")
             numbers[key] = value.number

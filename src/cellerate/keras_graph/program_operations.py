@@ -17,6 +17,7 @@ from keras.src import tree
 
 from cellerate.activations import written
 from cellerate.keras_graph.activations import operation_activation
+from cellerate.keras_graph.families.elementwise import check_ranks, quotient_of, truth
 from cellerate.keras_graph.program_layers import (
     affine,
     check_changes,
@@ -135,22 +136,22 @@ def arithmetic(op: str, left: Callable[[Any], Any], right: Callable[[Any], Any] 
     Args:
         op: The operation of programs for two tensors.
         left: Gives (scale, offset) from the constants if the tensor is on the left.
-        right: The same if the tensor is on the right; None if programs cannot compute that.
+        right: The same if the tensor is on the right; None for a division, by the tensor.
     """
 
     def read(call: ProgramCall) -> ProgramValue:
         a, b = call.arguments["x1"], call.arguments["x2"]
         if isinstance(a, ProgramValue) and isinstance(b, ProgramValue):
-            _check_ranks([a, b])
+            check_ranks([a, b])
             return call.add(op, numbered([a, b]))
         x, constant, parts = (a, b, left) if isinstance(a, ProgramValue) else (b, a, right)
-        if parts is None:
-            raise Refused("divides by a tensor")
         values = np.asarray(ops.convert_to_numpy(constant), "float64")
         if values.size != 1 and values.size != values.shape[-1]:
             raise Refused(
                 f"computes with a constant of the shape {values.shape}, where programs know one a feature"
             )
+        if parts is None:
+            return quotient_of(call, values, x)
         scale, offset = parts(values)
         return affine(call, scale, offset, x)
 
@@ -167,12 +168,12 @@ def activation(call: ProgramCall) -> ProgramValue:
 
 def extreme(op: str) -> ReadOne:
     """A reader of operations that choose between two tensors, or a tensor and a number, one by one."""
-    limited = _at_least if op == "maximum" else _at_most
+    limited = at_least if op == "maximum" else _at_most
 
     def read(call: ProgramCall) -> ProgramValue:
         both = [call.arguments["x1"], call.arguments["x2"]]
         if all(isinstance(value, ProgramValue) for value in both):
-            _check_ranks(both)
+            check_ranks(both)
             return call.add(op, numbered(both))
         x, limit = both if isinstance(both[0], ProgramValue) else reversed(both)
         return limited(call, x, limit)
@@ -182,15 +183,11 @@ def extreme(op: str) -> ReadOne:
 
 def clip(call: ProgramCall) -> ProgramValue:
     """The input within two numbers; the upper one where they cross."""
-    return _at_most(call, _at_least(call, call.x, call.layer.x_min), call.layer.x_max)
+    return _at_most(call, at_least(call, call.x, call.layer.x_min), call.layer.x_max)
 
 
-def absolute(call: ProgramCall) -> ProgramValue:
-    """The input without its signs."""
-    return call.add("maximum", numbered([call.x, affine(call, -1.0, 0.0)]))
-
-
-def _at_least(call: ProgramCall, x: ProgramValue, limit: Any) -> ProgramValue:
+def at_least(call: ProgramCall, x: ProgramValue, limit: Any) -> ProgramValue:
+    """The value x, and a number where it is less."""
     number = _single(limit)
     raised = written("threshold", {"threshold": number, "default_value": number})
     # A threshold would make a NaN the number, and of both the larger one is still a NaN.
@@ -201,7 +198,7 @@ def _at_most(call: ProgramCall, x: ProgramValue, limit: Any) -> ProgramValue:
     def negated(value: ProgramValue) -> ProgramValue:
         return affine(call, -1.0, 0.0, dataclasses.replace(value, shape=call.shapes[0]))
 
-    return negated(_at_least(call, negated(x), -_single(limit)))
+    return negated(at_least(call, negated(x), -_single(limit)))
 
 
 def _single(limit: Any) -> float:
@@ -211,14 +208,6 @@ def _single(limit: Any) -> float:
     if values is None or values.size != 1 or not np.isfinite(values).all():
         raise Refused("compares a tensor with something else than a tensor or one finite number")
     return float(values.ravel()[0])
-
-
-def power(call: ProgramCall) -> ProgramValue:
-    """The square of each number."""
-    x, exponent = call.arguments["x1"], call.arguments["x2"]
-    if isinstance(exponent, ProgramValue) or np.ndim(exponent) or float(exponent) != 2.0:
-        raise Refused("raises to another power than 2", "Use products of the tensor with itself.")
-    return call.add("multiply", numbered([x, x]))
 
 
 def einsum(call: ProgramCall) -> ProgramValue:
@@ -239,13 +228,6 @@ def einsum(call: ProgramCall) -> ProgramValue:
         both, axes = both[::-1], axes[::-1]
     products = summed_products(call, both, axes)
     return products if kept else reshaped(call, products)
-
-
-def _check_ranks(both: list[ProgramValue]) -> None:
-    a, b = both
-    # With fewer axes a tensor of operations gets them at the front, before the batch, and one of layers behind it.
-    if len(a.shape) != len(b.shape):
-        raise Refused(f"joins tensors of the shapes {a.shape} and {b.shape} as programs cannot")
 
 
 def exponential(call: ProgramCall) -> ProgramValue:
@@ -274,6 +256,17 @@ def reduce(op: str) -> ReadOne:
         return found
 
     return read
+
+
+def extreme_of_booleans(op: str) -> ReadOne:
+    """A reader of `any` and `all`, which are the largest and the smallest of the booleans along axes."""
+    read = reduce(op)
+
+    def of_truth(call: ProgramCall) -> ProgramValue:
+        x = dataclasses.replace(truth(call, call.x), mask=None)
+        return read(dataclasses.replace(call, arguments={"x": x}))
+
+    return of_truth
 
 
 def softmax(call: ProgramCall) -> ProgramValue:
@@ -318,10 +311,10 @@ def squeeze(call: ProgramCall) -> ProgramValue:
 
 
 def cast(call: ProgramCall) -> ProgramValue:
-    """The input itself: programs have only one float type."""
+    """The input itself: programs have only one float type, and booleans are numbers in it."""
     if call.x.mask is not None or "float" not in str(call.layer.dtype):
         raise Refused("casts a tensor that has a mask, or to another type than a float", "Leave it out.")
-    return call.x
+    return dataclasses.replace(call.x, boolean=False)
 
 
 def concatenate(call: ProgramCall) -> ProgramValue:
@@ -333,12 +326,9 @@ def concatenate(call: ProgramCall) -> ProgramValue:
 def not_equal(call: ProgramCall) -> ProgramValue:
     """The masks that Keras makes: ids that are not 0, and steps where any feature differs from the mask value."""
     x, other = call.arguments["x1"], call.arguments["x2"]
-    if (
-        not isinstance(x, ProgramValue)
-        or x.number is None
-        or isinstance(other, ProgramValue)
-        or np.ndim(other)
-    ):
+    if not isinstance(x, ProgramValue) or isinstance(other, ProgramValue) or np.ndim(other):
+        return ProgramValue(None)
+    if x.number is None or x.boolean:
         return ProgramValue(None)
     value = float(ops.convert_to_numpy(other))
     if len(x.shape) == 3:
@@ -350,9 +340,7 @@ def not_equal(call: ProgramCall) -> ProgramValue:
 def as_booleans(call: ProgramCall) -> ProgramValue:
     """The mask that a cast to booleans makes of numbers; booleans stay as they are."""
     x = call.x
-    if x.number is None or x.masks is not None:
-        return dataclasses.replace(x, number=None)
-    return _nonzero(call, x)
+    return x if x.number is None or x.boolean else _nonzero(call, x)
 
 
 def _nonzero(call: ProgramCall, x: ProgramValue) -> ProgramValue:

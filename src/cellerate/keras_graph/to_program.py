@@ -16,7 +16,7 @@ from keras.src.layers.merging.base_merge import Merge
 from cellerate.errors import ModelError
 from cellerate.keras_graph import keras2
 from cellerate.keras_graph.graph import functional_graph, tensor_names
-from cellerate.keras_graph.keras_layers import operation_row, readers
+from cellerate.keras_graph.keras_layers import OperationRow, operation_row, readers
 from cellerate.keras_graph.program_nodes import (
     ALL_COUNT,
     Nodes,
@@ -156,13 +156,18 @@ class ProgramReading(Visitor[ProgramValue]):
             found = dataclasses.replace(
                 found, masks=carried(self.nodes.mask("ids_mask", name, {"ids": found})).masks
             )
-        return dataclasses.replace(found, shape=tuple(tensor.shape), whole="int" in tensor.dtype)
+        return dataclasses.replace(
+            found, shape=tuple(tensor.shape), whole="int" in tensor.dtype, boolean=tensor.dtype == "bool"
+        )
 
     def model_output(self, name: str, value: ProgramValue) -> int:
         """The node of an output."""
-        if value.number is None:
+        if value.refused is not None:
+            self.refuse(str(value.refused.where), value.refused)
+        elif value.number is None or value.boolean:
             self.refuse(
-                f"output {name!r}", Refused("is a tensor of booleans, which programs have as masks only")
+                f"output {name!r}",
+                Refused("is a tensor of booleans", 'Give keras.ops.cast(..., "float32") of it.'),
             )
         return value.number or 0
 
@@ -310,12 +315,31 @@ def _read_operation(call: ProgramCall) -> list[ProgramValue]:
     """
     row = operation_row(type(call.layer))
     if call.boolean:
-        # An unknown one is refused only if a layer uses it as a mask; often none does.
-        return [ProgramValue(None) for _ in call.shapes] if row.mask is None else [row.mask(call)]
+        return _booleans(row, call)
     if row.program is None:
         raise Refused("is not an operation that can be packed")
     outputs = row.program(call)
     return outputs if isinstance(outputs, list) else [outputs]
+
+
+def _booleans(row: OperationRow, call: ProgramCall) -> list[ProgramValue]:
+    """The outputs of an operation that gives booleans: masks, and the numbers that they are.
+
+    What is unknown is refused only if something uses it; often nothing does.
+    """
+    masks = [ProgramValue(None) for _ in call.shapes] if row.mask is None else [row.mask(call)]
+    if row.numbers is None:
+        return masks
+    try:
+        found = row.numbers(call)
+    except Refused as refused:
+        refused.where = f"{call.path} ({type(call.layer).__name__})"
+        return [dataclasses.replace(mask, refused=refused) for mask in masks]
+    numbers = found if isinstance(found, list) else [found]
+    return [
+        dataclasses.replace(mask, number=value.number, boolean=True)
+        for mask, value in zip(masks, numbers, strict=True)
+    ]
 
 
 def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue]:

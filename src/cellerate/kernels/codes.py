@@ -1,4 +1,4 @@
-"""Activations and masked outputs as the numbers that a call carries: a name's place in the core's own list.
+"""Activations, masked outputs and functions as the numbers that a call carries: a name's place in the core's own list.
 
 Without the core the lists are Python's, and nothing but the inverse functions here reads the numbers.
 """
@@ -32,6 +32,12 @@ def of_masked_output(name: str) -> int:
 def masked_output_of(code: int) -> str:
     """The inverse of `of_masked_output`."""
     return _masked_outputs()[code]
+
+
+def of_function(name: str) -> int:
+    """The code of a function or relation of a node."""
+    names: tuple[str, ...] = native.own_list("FUNCTIONS", ())
+    return names.index(name)
 
 
 def _activations() -> tuple[str, ...]:

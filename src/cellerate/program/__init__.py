@@ -11,6 +11,7 @@ An operation has one row in `OPERATIONS`, in the module of its family: its input
 what it computes. Kernels, and a row of each export that has it, are all that lies elsewhere.
 """
 
+from cellerate.program.elementwise import RELATIONS
 from cellerate.program.node import (
     MASKED_OUTPUTS,
     NORMALIZERS,
@@ -40,6 +41,7 @@ __all__ = [
     "OPERATIONS",
     "PRECISIONS",
     "RECURRENT",
+    "RELATIONS",
     "Arithmetic",
     "Given",
     "Node",

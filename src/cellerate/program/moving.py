@@ -10,6 +10,8 @@ from cellerate.program.node import Node
 from cellerate.program.operation import (
     AS_READ,
     MOST_AXES,
+    Arithmetic,
+    Given,
     Operation,
     Shape,
     Shapes,
@@ -80,6 +82,25 @@ def _last_of(steps: int) -> tuple[int, ...]:
     return (-1, steps - 1) if steps > 0 else (-1,)
 
 
+def _check_pad(node: Node) -> None:
+    before, after = option(node, "before"), option(node, "after")
+    if not (0 <= before <= _MOST_REPEATED and 0 <= after <= _MOST_REPEATED):
+        raise ModelError(
+            f"{node.name}: before and after must be from 0 to {_MOST_REPEATED}, not {before!r} and {after!r}."
+        )
+
+
+def _padded(node: Node, read: Shapes) -> Shape:
+    x = read["x"]
+    check_last(x)
+    return (option(node, "before") + x[0] + option(node, "after"), *x[1:])
+
+
+def _pad(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
+    x = given["x"]
+    return np.pad(x, [(0, 0), (option(node, "before"), option(node, "after")), *[(0, 0)] * (x.ndim - 2)])
+
+
 def _crop_step(node: Node, steps: int) -> Stepped:
     if node.options["begin"] in _last_of(steps) and node.options["end"] in (None, steps):
         return Stepped(False, {"begin": -1, "end": None})
@@ -131,6 +152,8 @@ ROWS = {
         run=lambda node, given, _: given["x"][:, option(node, "begin") : option(node, "end")],
         step=_crop_step,
     ),
+    # Steps of zeros before and after those on axis 1.
+    "pad": Operation(options={"before": int, "after": int}, check=_check_pad, shape=_padded, run=_pad),
     "take": Operation(
         options={"indices": tuple, "axis": int},
         check=lambda node: check_numbers(node, "indices", lambda indices: len(indices) > 0),

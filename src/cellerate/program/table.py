@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cellerate.program import attention, features, masks, merging, moving, products, recurrent, windows
+from cellerate.program import (
+    attention,
+    elementwise,
+    features,
+    masks,
+    merging,
+    moving,
+    products,
+    recurrent,
+    windows,
+)
 from cellerate.program.node import Node
 from cellerate.program.operation import MOST_AXES, Operation, Shape, are_sizes, check_numbers
 
@@ -26,6 +36,7 @@ OPERATIONS: Mapping[str, Operation] = {
     **masks.ROWS,
     **recurrent.ROWS,
     **features.ROWS,
+    **elementwise.ROWS,
     **merging.ROWS,
     **moving.ROWS,
     **windows.ROWS,

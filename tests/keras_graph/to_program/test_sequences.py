@@ -162,6 +162,20 @@ def test_program_of_any_convolution_computes_what_keras_does(padding: str) -> No
 
 @pytest.mark.backends
 @pytest.mark.parametrize("padding", ["valid", "same"])
+def test_program_of_any_depthwise_convolution_computes_what_keras_does(padding: str) -> None:
+    for size, strides, dilation, multiplier in ((1, 1, 1, 2), (3, 1, 1, 1), (3, 1, 2, 2), (2, 2, 1, 1)):
+        options: dict[str, Any] = {
+            **{"strides": strides, "dilation_rate": dilation, "padding": padding},
+            **{"depth_multiplier": multiplier, "activation": "relu"},
+        }
+        check(chain_of(layers.DepthwiseConv1D(size, **options)), series())
+        check(chain_of(layers.SeparableConv1D(4, size, **options), shape=(None, F)), series())
+    check(chain_of(layers.Reshape((T * F, 1)), layers.SeparableConv1D(4, 3, use_bias=False)), series())
+    check(chain_of(lambda x: TD(layers.DepthwiseConv1D(2))(layers.Reshape((T, F, 1))(x))), series())
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize("kind", [layers.MaxPooling1D, layers.AveragePooling1D])
 def test_program_of_any_pooling_computes_what_keras_does(kind: Any, padding: str) -> None:
     for size, strides in itertools.product((1, 2, 3), (None, 1, 2, 3)):

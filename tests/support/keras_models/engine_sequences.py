@@ -62,6 +62,34 @@ def _scores(steps: Any) -> Any:
     return L.Concatenate()([result, weights])
 
 
+def _functions(steps: Any) -> Any:
+    """Functions of numbers, where they have a slope."""
+    positive = ops.square(steps) + 0.5
+    parts = [
+        ops.sqrt(positive) * ops.sin(steps * 3.0),
+        ops.log(positive) / positive,
+        1.0 / positive - ops.rsqrt(positive),
+        ops.log1p(positive) ** 1.5 + ops.expm1(steps),
+        ops.cos(steps) * ops.abs(steps) + ops.round(steps * 4.0) * steps,
+    ]
+    return L.Concatenate()(parts)
+
+
+def _choices(steps: Any) -> Any:
+    """Comparisons and choices, and what is stretched along features and steps."""
+    first = steps[:, :, :1]
+    last = steps[:, -1:]
+    parts = [
+        ops.where(steps > 0.1, steps * 2.0, ops.exp(steps)),
+        ops.where(ops.logical_or(first < 0.0, steps > last), first, 0.5),
+        ops.maximum(steps, first) - ops.minimum(last, steps),
+        ops.cast(steps >= first, "float32") * steps * first,
+        L.Multiply()([steps, L.Dense(1, activation="sigmoid")(steps)]) / (2.0 + last),
+        ops.clip(steps, -0.1, 0.2),
+    ]
+    return L.Concatenate()(parts)
+
+
 SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
     "convolutions": (
         _series(
@@ -91,6 +119,31 @@ SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
             lambda: L.Conv1D(6, 3, padding="same", groups=3, activation="gelu"),
             lambda: L.GaussianNoise(0.0),
             lambda: L.Conv1D(4, 2, groups=2, use_bias=False, kernel_regularizer="l2"),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
+    "functions": (_attending(_functions), "series", "mse"),
+    "choices": (_attending(_choices), "series", "mse"),
+    "depthwise": (
+        _series(
+            lambda: L.ZeroPadding1D((2, 0)),
+            lambda: L.DepthwiseConv1D(3, depth_multiplier=2, activation="tanh"),
+            lambda: L.SeparableConv1D(5, 2, padding="same", activation="relu", depth_multiplier=2),
+            lambda: L.UpSampling1D(2),
+            lambda: L.LSTM(5),
+        ),
+        "series",
+        "mse",
+    ),
+    "normalized by themselves": (
+        _series(
+            lambda: L.LSTM(6, return_sequences=True),
+            lambda: L.RMSNormalization(),
+            lambda: L.Dense(4),
+            lambda: L.GroupNormalization(2),
+            lambda: L.UnitNormalization(),
             lambda: L.LSTM(5),
         ),
         "series",

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cellerate.program import Program
+from cellerate.program.elementwise import FUNCTIONS
 from support.graphs import Graph, draw
 
 V, E, H, F = 11, 6, 21, 5
@@ -212,12 +213,40 @@ def attentive(*, masks: bool = True, additive: bool = True) -> Program:
     return graph.program(**outputs)
 
 
+def elementwise() -> Program:
+    """Every function of numbers, comparisons and choices, and what moves steps beside them."""
+    graph = Graph()
+    h = graph.lstm(graph.input("x", -1, F), "h", F, 21)
+    positive = graph.affine(graph.add("multiply", "squares", {"0": h, "1": h}), "positive", 21, 3.0, 0.5)
+    outputs = {
+        name: graph.add(
+            "function", name, {"x": positive}, function=name, number=1.5 if name == "power" else 0.7
+        )
+        for name in FUNCTIONS
+    }
+    first = graph.add("take", "first", {"x": h}, indices=(0,), axis=2)
+    last = graph.add("take", "last", {"x": h}, indices=(-2, -1), axis=-1)
+    more = graph.add("compare", "more", {"0": h, "1": first}, relation="greater")
+    chosen = graph.add("choose", "chosen", {"0": more, "1": h, "2": positive})
+    step = graph.add("crop", "step", {"x": h}, begin=-1, end=None)
+    joined = graph.add("concatenate", "joined", {str(n): at for n, at in enumerate(outputs.values())}, axis=2)
+    return graph.program(
+        joined=joined,
+        last=last,
+        chosen=chosen,
+        other=graph.add("choose", "other", {"0": first, "1": step, "2": h}),
+        padded=graph.add("pad", "padded", {"x": chosen}, before=2, after=1),
+        top=graph.lstm(graph.add("pad", "behind", {"x": last}, before=0, after=2), "top", 2, 5),
+    )
+
+
 PROGRAMS = {
     "classifier": classifier,
     "forecaster": forecaster,
     "sequence to sequence": sequence_to_sequence,
     "convolutional": convolutional,
     "attentive": attentive,
+    "elementwise": elementwise,
 }
 
 

@@ -21,36 +21,78 @@ from cellerate.keras_graph.program_nodes import (
 def convolution(call: ProgramCall) -> ProgramValue:
     """The steps of each window side by side, and their product with a kernel."""
     layer = call.layer
-    check_data_format(call)
     activation = known_activation(layer.activation)
     if layer.lora_enabled:
         raise Refused("has a low-rank update", "Merge it into the kernel first.")
-    (size,), (strides,), (dilation,) = layer.kernel_size, layer.strides, layer.dilation_rate
-    features = layer.kernel.shape[1] * layer.groups
-    x = call.x
-    if (size, strides) != (1, 1):
-        x = call.add(
-            "windows",
-            size=size,
-            strides=strides,
-            dilation=dilation,
-            padding=layer.padding,
-            features=features,
-            axis=call.time_axis,
-        )
-    weight = Weight(layer.kernel) if layer.groups == 1 else None
-    kernel = call.nodes.array(layer, "kernel", functools.partial(_flat_kernel, layer), weight)
-    arrays = {"kernel": kernel, **call.weights(layer, "bias")}
+    x = _windows(call, layer.kernel.shape[0], layer.kernel.shape[1] * layer.groups)
+    arrays = {
+        "kernel": _kernel(call, "kernel", layer.groups, layer.kernel.shape[1]),
+        **call.weights(layer, "bias"),
+    }
     return call.add("dense", {"x": x}, arrays, activation=activation)
 
 
-def _flat_kernel(layer: Any) -> np.ndarray:
-    """The kernel (size, F, N) as (size·F, N); that of groups with zeros where a filter does not look."""
-    kernel = numpy(layer.kernel)
-    size, features, filters = kernel.shape
-    whole = np.zeros((size, layer.groups, features, layer.groups, filters // layer.groups), "float32")
-    for group in range(layer.groups):
-        whole[:, group, :, group] = np.split(kernel, layer.groups, axis=2)[group]
+def depthwise_convolution(call: ProgramCall) -> ProgramValue:
+    """A convolution in as many groups as there are features."""
+    layer = call.layer
+    activation = known_activation(layer.activation)
+    size, features, _ = layer.kernel.shape
+    arrays = {"kernel": _kernel(call, "kernel", features, 1), **call.weights(layer, "bias")}
+    return call.add("dense", {"x": _windows(call, size, features)}, arrays, activation=activation)
+
+
+def separable_convolution(call: ProgramCall) -> ProgramValue:
+    """A convolution of each feature by itself, and a product at each step."""
+    layer = call.layer
+    activation = known_activation(layer.activation)
+    size, features, _ = layer.depthwise_kernel.shape
+    depthwise = {"kernel": _kernel(call, "depthwise_kernel", features, 1)}
+    x = call.add("dense", {"x": _windows(call, size, features)}, depthwise, activation="linear")
+    pointwise = {
+        "kernel": _kernel(call, "pointwise_kernel", 1, layer.pointwise_kernel.shape[1]),
+        **call.weights(layer, "bias"),
+    }
+    return call.add("dense", {"x": x}, pointwise, activation=activation)
+
+
+def _windows(call: ProgramCall, size: int, features: int) -> ProgramValue:
+    """The steps of each window side by side."""
+    layer = call.layer
+    check_data_format(call)
+    strides, dilation = (
+        value if isinstance(value, int) else value[0] for value in (layer.strides, layer.dilation_rate)
+    )
+    if (size, strides) == (1, 1):
+        x: ProgramValue = call.x
+        return x
+    return call.add(
+        "windows",
+        size=size,
+        strides=strides,
+        dilation=dilation,
+        padding=layer.padding,
+        features=features,
+        axis=call.time_axis,
+    )
+
+
+def _kernel(call: ProgramCall, name: str, groups: int, features: int) -> np.ndarray:
+    """A kernel whose groups look at so many features each, (size, features, N) in memory."""
+    variable = getattr(call.layer, name)
+    weight = Weight(variable) if groups == 1 else None
+    make = functools.partial(_flat_kernel, variable, groups, features)
+    return call.nodes.array(call.layer, name, make, weight)
+
+
+def _flat_kernel(variable: Any, groups: int, features: int) -> np.ndarray:
+    """The kernel as (size·F, N); that of groups with zeros where a filter does not look."""
+    kernel = numpy(variable)
+    size = len(kernel)
+    kernel = kernel.reshape(size, features, -1)
+    filters = kernel.shape[2]
+    whole = np.zeros((size, groups, features, groups, filters // groups), "float32")
+    for group in range(groups):
+        whole[:, group, :, group] = np.split(kernel, groups, axis=2)[group]
     return whole.reshape(-1, filters)
 
 

@@ -196,6 +196,10 @@ def _begin(node: Node, read: Mapping[str, Shape]) -> int:
     options: Mapping[str, Any] = node.options
     if node.op == "crop":
         return range(read["x"][0])[options["begin"] :].start if options["begin"] else 0
+    if node.op == "pad":
+        return int(options["before"])
+    if node.op == "take":
+        return _taken(node, read["x"])[0]
     if "padding" in options:
         return window_steps(node, read["x"][-2])[1]
     return int(node.op in _ALONG and options["axis"] == len(read["x"]))
@@ -214,6 +218,19 @@ def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
     return node.options["axis"] in (-1, len(shape))
 
 
+def _taken(node: Node, x: Shape) -> list[int]:
+    """The places along its axis that a node takes, counted from the front."""
+    options: Mapping[str, Any] = node.options
+    axis: int = options["axis"]
+    size = x[axis - 1 if axis > 0 else axis + len(x)]
+    return [index % size for index in options["indices"]]
+
+
+def _is_range(node: Node, x: Shape) -> bool:
+    taken, axis = _taken(node, x), node.options["axis"]
+    return (axis in (-1, len(x)) or len(x) == 2) and taken == list(range(taken[0], taken[0] + len(taken)))
+
+
 # The rules that rows name, which `csrc/engine/program_table.h` explains.
 _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "any": lambda node, shape, read: _few_axes(shape, read),
@@ -227,6 +244,7 @@ _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "time": lambda node, shape, read: len(read["x"]) == 2 and _few_axes(shape, read),
     "either": lambda node, shape, read: node.options["axis"] in (len(read["x"]), max(len(read["x"]) - 1, 1)),
     "swapped": lambda node, shape, read: True,
+    "range": lambda node, shape, read: _is_range(node, read["x"]),
 }
 _SWAPPED = (2, 1)
 _ALONG = ("sum", "mean", "max", "min", "softmax")
@@ -296,6 +314,8 @@ def native_node(node: Node, places: Mapping[int, int], known: Mapping[str, Row])
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        return (codes.of_function(value),)
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -400,7 +400,8 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
     # An input with fewer positions is repeated.
     read = (1,) * (len(shape) - len(read)) + read
     first = next((axis for axis, size in enumerate(read[:-1]) if size != 1), len(read) - 1)
-    return read[first:] == shape[first:]
+    stretches = takes == "stretched" and read[-1:] == (1,)
+    return read[first:-1] == shape[first:-1] and (stretches or read[-1:] == shape[-1:])
 
 
 def _flat(shape: Shape) -> Shape:

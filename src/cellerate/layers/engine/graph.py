@@ -258,7 +258,7 @@ def _in_training(kind: type, read: Read) -> Read:
         return _gaussian
     if kind is layers.AlphaDropout:
         return _refused_noise
-    if kind is layers.Conv1D:
+    if kind in (layers.Conv1D, layers.DepthwiseConv1D, layers.SeparableConv1D):
         return functools.partial(_convolution, read)
     if kind in (layers.Attention, layers.AdditiveAttention, layers.MultiHeadAttention):
         return functools.partial(_attention, read)
@@ -283,22 +283,31 @@ def _gaussian(call: ProgramCall) -> ProgramValue:
 def _convolution(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
     """The nodes of a convolution; its kernel is one variable in groups, too."""
     added, layer = read(call), call.layer
-    if layer.groups > 1:
-        dense = call.nodes.found[-1]
-        size, features, filters = layer.kernel.shape
-        kernel = call.nodes.array(
-            layer,
-            "kernel in groups",
-            lambda: numpy(layer.kernel).reshape(size * features, filters),
-            Weight(layer.kernel),
-        )
-        call.nodes.found[-1] = dataclasses.replace(
-            dense,
-            op=cpu.GROUPED,
-            arrays={**dense.arrays, "kernel": kernel},
-            options={**dense.options, "groups": layer.groups, "size": size},
-        )
+    if isinstance(layer, layers.Conv1D):
+        _group(call, -1, layer.kernel, layer.groups)
+    elif isinstance(layer, layers.DepthwiseConv1D):
+        _group(call, -1, layer.kernel, layer.kernel.shape[1])
+    else:
+        # The product at each step comes last.
+        _group(call, -2, layer.depthwise_kernel, layer.depthwise_kernel.shape[1])
     return added
+
+
+def _group(call: ProgramCall, place: int, kernel: Any, groups: int) -> None:
+    """Makes the dense node at a place one whose kernel is that of groups, as the variable has it in memory."""
+    if groups == 1:
+        return
+    dense, size = call.nodes.found[place], kernel.shape[0]
+    filters = dense.arrays["kernel"].shape[1]
+    array = call.nodes.array(
+        call.layer, "kernel in groups", lambda: numpy(kernel).reshape(-1, filters), Weight(kernel)
+    )
+    call.nodes.found[place] = dataclasses.replace(
+        dense,
+        op=cpu.GROUPED,
+        arrays={**dense.arrays, "kernel": array},
+        options={**dense.options, "groups": groups, "size": size},
+    )
 
 
 def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:

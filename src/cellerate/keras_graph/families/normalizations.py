@@ -1,0 +1,83 @@
+"""The nodes of a program for normalisations that no operation of programs is: means, roots and products."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from cellerate.keras_graph.program_layers import affine, check_last_axis, inner_axis, numbered
+from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused
+from cellerate.keras_graph.program_operations import at_least
+
+# UnitNormalization divides by no less than this.
+_LEAST_NORM = 1e-12
+
+
+def unit_normalization(call: ProgramCall) -> ProgramValue:
+    """x, divided by the root of the sum of its squares along axes."""
+    x, rank = call.x, len(call.x.shape)
+    axes = call.layer.axis if isinstance(call.layer.axis, Sequence) else [call.layer.axis]
+    total = _squares(call, x)
+    for axis in axes:
+        total = call.add("sum", {"x": total}, axis=inner_axis(axis, rank), keepdims=True)
+    # Keras limits the inverse, which is the same.
+    inverse = _function(call, "rsqrt", at_least(call, total, _LEAST_NORM**2))
+    return call.add("multiply", numbered([x, inverse]))
+
+
+def rms_normalization(call: ProgramCall) -> ProgramValue:
+    """x, divided by the root of the mean of its squares, and scaled."""
+    check_last_axis(call, call.layer.axis)
+    x = call.x
+    inverse = _inverse_deviation(
+        call, call.add("mean", {"x": _squares(call, x)}, axis=len(x.shape) - 1, keepdims=True)
+    )
+    return _scaled(call, call.add("multiply", numbered([x, inverse])), "scale")
+
+
+def group_normalization(call: ProgramCall) -> ProgramValue:
+    """X less the mean of each group of features, divided by its deviation, and scaled."""
+    layer, x = call.layer, call.x
+    check_last_axis(call, layer.axis)
+    if not 2 <= len(x.shape) <= 3:
+        raise Refused(f"normalises a tensor of {len(x.shape)} axes, where programs take (B, F) and (B, T, F)")
+    centred = call.add("subtract", numbered([x, _mean_of_groups(call, x)]))
+    variance = _mean_of_groups(call, _squares(call, centred))
+    inverse = _inverse_deviation(call, dataclasses.replace(variance, shape=x.shape))
+    return _scaled(call, call.add("multiply", numbered([centred, inverse])), "gamma", "beta")
+
+
+def _mean_of_groups(call: ProgramCall, x: ProgramValue) -> ProgramValue:
+    """The mean of the group of each feature, over all steps."""
+    layer, rank, width = call.layer, len(call.x.shape), call.x.shape[-1]
+    mean = call.add("mean", {"x": x}, axis=1, keepdims=False) if rank == 3 else x
+    size = width // layer.groups
+    if size > 1:
+        mean = call.add("reshape", {"x": mean}, shape=(layer.groups, size))
+        mean = call.add("mean", {"x": mean}, axis=2, keepdims=True)
+        mean = call.add("concatenate", numbered([mean] * size), axis=2)
+    return call.add("reshape", {"x": mean}, shape=(*[1] * (rank - 2), width))
+
+
+def _squares(call: ProgramCall, x: ProgramValue) -> ProgramValue:
+    return call.add("multiply", numbered([x, x]))
+
+
+def _inverse_deviation(call: ProgramCall, variance: ProgramValue) -> ProgramValue:
+    known = variance if variance.shape else dataclasses.replace(variance, shape=(None, 1))
+    return _function(call, "rsqrt", affine(call, 1.0, call.layer.epsilon, known))
+
+
+def _function(call: ProgramCall, name: str, x: ProgramValue) -> ProgramValue:
+    return call.add("function", {"x": x}, function=name, number=0.0)
+
+
+def _scaled(call: ProgramCall, x: ProgramValue, scale: str, offset: str = "") -> ProgramValue:
+    """The product with a weight of the layer for each feature, and another one added, as far as it has them."""
+    width, arrays = call.x.shape[-1], call.weights(call.layer, scale, *[offset] * bool(offset))
+    if not arrays:
+        return x
+    for name, value in ((scale, 1.0), (offset, 0.0)):
+        if name not in arrays:
+            arrays[name] = np.full(width, value, "float32")
+    return call.add("affine", {"x": x}, {"scale": arrays[scale], "offset": arrays[offset]})
