@@ -43,7 +43,7 @@ PUBLIC_KEY = "CELLERATE_PUBLIC_KEY"
 """The variable that names a public key in PEM; where it is set, models without its signature are refused."""
 
 _KERNELS = ("kernel", "recurrent_kernel")
-_KERNEL_TYPES = {"bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
+_KERNEL_TYPES: dict[str, np.dtype[Any]] = {"bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
 _SCALE = ".scale"
 
 
