@@ -9,9 +9,9 @@ namespace cellerate {
 // The types in which x, states and outputs are stored; pack.h loads and stores them.
 enum class Storage : int32_t { kFloat32, kBfloat16, kCount };
 
-// How a packed model's matrices are kept and multiplied.
-enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kCount };
-inline constexpr const char* kPrecisionNames[] = {"float32", "bfloat16", "int8"};
+// How a packed model's matrices are kept and multiplied; int4 is widened and multiplied as int8.
+enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kInt4, kCount };
+inline constexpr const char* kPrecisionNames[] = {"float32", "bfloat16", "int8", "int4"};
 
 // All types of arrays: those of Storage first, in the same order.
 enum class Type : int32_t { kFloat32, kBfloat16, kInt32, kBool, kByte, kOther };

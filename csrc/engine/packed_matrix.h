@@ -19,6 +19,43 @@ inline Precision precision_kept(Precision precision, Index k, Index panels) {
   return widens && k * panels * kWidth * 4 <= kInnermost ? Precision::kFloat32 : precision;
 }
 
+// Packs a column of int4, from its weights by row: numbers from -8 to 7 in groups, as cellerate.runtime.narrowing rounds
+// them. What was rounded so before gives the same numbers and scales.
+template <class Weight>
+void pack_groups(Weight weight, Index n, const StepMatrix& to) {
+  constexpr Index kRows4 = 4 * kGroup;
+  const Index pairs = ceil_div(to.depth, 2), count = ceil_div(to.depth, kGroup);
+  const Index panel = n / kWidth, lane = n % kWidth;
+  for (Index group = 0; group < count; ++group) {
+    float extreme = 0;
+    for (Index row = group * kRows4; row < (group + 1) * kRows4; ++row) {
+      if (__builtin_fabsf(weight(row)) > __builtin_fabsf(extreme)) extreme = weight(row);
+    }
+    uint32_t bits = static_cast<uint32_t>(round_to_bf16(extreme / -8)) << 16;
+    auto scale = __builtin_bit_cast(float, bits);
+    // A group so small that its scale would be a denormal number becomes zeros.
+    if (__builtin_fabsf(scale) < 1e-37f) {
+      scale = 1;
+      bits = __builtin_bit_cast(uint32_t, scale);
+    }
+    int32_t sum = 0;
+    const auto number = [&](Index row) {
+      const float quotient = __builtin_nearbyintf(weight(row) / scale);
+      const auto found = static_cast<int32_t>(quotient > 7 ? 7.0f : quotient);
+      sum += found;
+      return static_cast<uint32_t>(found + 8);
+    };
+    for (Index pair = group * kGroup / 2; pair < smaller((group + 1) * kGroup / 2, pairs); ++pair) {
+      uint32_t word = 0;
+      for (int byte = 0; byte < 4; ++byte)
+        word |= (number(8 * pair + byte) | number(8 * pair + 4 + byte) << 4) << 8 * byte;
+      std::memcpy(to.words + (panel * pairs + pair) * kWidth + lane, &word, sizeof word);
+    }
+    bits |= static_cast<uint32_t>(-sum) & 0xffff;
+    std::memcpy(to.groups + (panel * count + group) * kWidth + lane, &bits, sizeof bits);
+  }
+}
+
 // Packs a matrix (K, stride): packed column c is its column `column(c)`, or zeros if that is negative.
 template <class Column>
 void pack_matrix(Precision precision, const float* from, Index k, Index stride, Column column,
@@ -31,6 +68,10 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
     const auto weight = [&](Index row) {
       return row < k && source >= 0 ? from[row * stride + source] : 0.0f;
     };
+    if (precision == Precision::kInt4) {
+      pack_groups(weight, n, to);
+      continue;
+    }
     float scale = 1;
     if (precision == Precision::kInt8) {
       float largest = 0;
@@ -71,7 +112,11 @@ inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& m
   precision = precision_kept(precision, k, panels);
   matrix.narrow = kWidens && precision == Precision::kBfloat16 ? k : 0;
   matrix.depth = ceil_div(k, elements_of_word(precision));
-  matrix.words = memory.take<float>(static_cast<size_t>(panels * matrix.depth * kWidth));
+  const bool pairs = precision == Precision::kInt4;
+  matrix.words =
+      memory.take<float>(static_cast<size_t>(panels * ceil_div(matrix.depth, pairs ? 2 : 1) * kWidth));
+  if (pairs)
+    matrix.groups = memory.take<float>(static_cast<size_t>(panels * ceil_div(matrix.depth, kGroup) * kWidth));
   if (precision == Precision::kInt8) {
     matrix.starts = memory.take<int32_t>(static_cast<size_t>(panels * kWidth));
     matrix.scales = memory.take<float>(static_cast<size_t>(panels * kWidth));

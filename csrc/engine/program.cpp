@@ -52,7 +52,7 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
   link(options.largest_table);
   const ProgramGraph graph{nodes_.data(), links_.data(), static_cast<int32_t>(nodes_.size()), precision,
                            options.static_scales};
-  constexpr int64_t kBytes[] = {4, 2, 1};  // of an element, in the order of Precision
+  constexpr int64_t kBytes[] = {4, 2, 1, 1};  // of an element, in the order of Precision
   for (const ProgramNode& node : nodes_) {
     if (node.op != ProgramOp::kLstm) continue;
     const int64_t bytes = 4 * node.columns * node.columns * kBytes[static_cast<int>(precision)];

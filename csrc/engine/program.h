@@ -313,7 +313,7 @@ struct ProgramOptions {
   // In int8, outputs of LSTMs that lie in [-1, 1] become bytes in steps of 1/127: a little coarser than in steps of the
   // largest of each row, but an LSTM has them already so.
   bool static_scales = false;
-  // Numbers are the same on every target, in float32 and int8; without instructions for it, that is slower.
+  // Numbers are the same on every target, in float32, int8 and int4; without instructions for it, that is slower.
   bool same_everywhere = false;
 };
 

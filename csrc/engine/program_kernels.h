@@ -370,17 +370,6 @@ class ProgramJob : AttentionOperations {
     return task;
   }
 
-  bool is_state_of(Index state, Index n, bool cell) const {
-    return nodes_[state].op == ProgramOp::kLstmState && nodes_[state].inputs[0] == n &&
-           nodes_[state].cell == cell && run_.links[state].wanted;
-  }
-  // The first node that asks for a state of an LSTM, or -1; the LSTM writes it there.
-  Index state_of(Index n, bool cell) const {
-    for (Index state = n + 1; state < run_.count; ++state) {
-      if (is_state_of(state, n, cell)) return state;
-    }
-    return -1;
-  }
   // Gives the states of an LSTM to the other nodes that ask for them.
   void copy_states(Block& block, Index n, Index rows) {
     const Range mine = block.team.share_of(rows);
@@ -430,6 +419,23 @@ class ProgramJob : AttentionOperations {
       const StepRows left = as_words != nullptr ? *as_words
                             : kFloats           ? StepRows{first, x.stride, nullptr}
                                                 : words.make(block.team, count, states, row_at);
+      const auto give_column = [&](Index row, Index column, F sum) {
+        const F y = linear ? sum : finished(node, sum);
+        store_upto<Storage::kFloat32>(to.data + (begin + row) * to.stride, y, column, node.columns);
+      };
+      if (kPrecision == Precision::kInt8 && layer.kernel.groups != nullptr) {
+        for_groups(
+            left, {0, count}, layer.kernel, panels, false, wide,
+            [&](Index, Index panel, float* sums) { copy_floats(layer.bias + panel * kWidth, sums, kWidth); },
+            [&](Index row, Index tile, Index panel, const float* sums) {
+              const Index end = smaller(node.columns, (panel + 1) * kWidth);
+              for (Index r = 0; r < tile; ++r, sums += kWidth) {
+                for (Index column = panel * kWidth; column < end; column += kLanes)
+                  give_column(row + r, column, Simd::load(sums + column % kWidth));
+              }
+            });
+        continue;
+      }
       for_blocks({0, count}, panels, false, [&](auto tile, auto side, Index row, Index panel) {
         constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
         Sums<kCount, kPanels> sums;
@@ -439,12 +445,10 @@ class ProgramJob : AttentionOperations {
         }
         add_product<kPrecision, kCount, kPanels>(left, row, layer.kernel, panel, sums, wide);
         for (int r = 0; r < kCount; ++r) {
-          float* out = to.data + (begin + row + r) * to.stride;
           for (int j = 0; j < 4 * kPanels; ++j) {
             const Index column = panel * kWidth + j * kLanes;
             if (column >= node.columns) break;
-            const F y = linear ? sums[r][j] : finished(node, sums[r][j]);
-            store_upto<Storage::kFloat32>(out, y, column, node.columns);
+            give_column(row + r, column, sums[r][j]);
           }
         }
       });

@@ -238,6 +238,15 @@ class LstmRun {
                        : as_they_are()         ? StepRows{row_at(0), task_.x.stride, nullptr}
                        : kFloats && count == 1 ? StepRows{row_at(0), 0, nullptr}
                                                : x_.make(team_, count, task_.states, row_at);
+    if (kPrecision == Precision::kInt8 && weights_.kernel.groups != nullptr) {
+      for_groups(
+          x, {0, count}, weights_.kernel, mine_, false, wide_,
+          [&](Index, Index panel, float* sums) { copy_panel(weights_.bias + panel * kWidth, sums); },
+          [&](Index row, Index tile, Index panel, const float* sums) {
+            for (Index r = 0; r < tile; ++r) copy_panel(sums + r * kWidth, projected_.at(panel, row + r));
+          });
+      return;
+    }
     for_my_blocks({0, count}, false, [&](auto tile, auto side, auto wide, Index row, Index panel) {
       constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
       constexpr int kVectors = decltype(wide)::value;
@@ -281,6 +290,27 @@ class LstmRun {
     for (Index step = begin; step < end; ++step) {
       const Index time = time_of(step);
       const StepRows h = words();
+      const auto start_of_gates = [&](Index row, Index panel) -> const float* {
+        return weights_.table != nullptr
+                   ? weights_.table + (looked_up(task_.ids[time * rows + row]) * panels_ + panel) * kWidth
+                   : projected_.at(panel, (time - first) * rows + row);
+      };
+      if (kPrecision == Precision::kInt8 && weights_.recurrent.groups != nullptr) {
+        for_groups(
+            h, {0, rows}, weights_.recurrent, mine_, turn_ == 1, wide_,
+            [&](Index row, Index panel, float* sums) { copy_panel(start_of_gates(row, panel), sums); },
+            [&](Index row, Index count, Index panel, const float* sums) {
+              if (tail_ == 0 || panel + 1 < panels_)
+                return advance_all<4>(step, row, static_cast<int>(count), panel, 1, sums);
+              for (Index r = 0; r < count; ++r, sums += kWidth) {
+                tail_ == 1   ? advance_all<1>(step, row + r, 1, panel, 1, sums)
+                : tail_ == 2 ? advance_all<2>(step, row + r, 1, panel, 1, sums)
+                             : advance_all<3>(step, row + r, 1, panel, 1, sums);
+              }
+            });
+        end_step(step);
+        continue;
+      }
       // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, it still
       // has those of the last panels.
       for_my_blocks({0, rows}, turn_ == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
@@ -289,11 +319,7 @@ class LstmRun {
         Sums<kCount, kPanels, kVectors> sums;
         for (int r = 0; r < kCount; ++r) {
           for (int p = 0; p < kPanels; ++p) {
-            const float* start =
-                weights_.table != nullptr
-                    ? weights_.table +
-                          (looked_up(task_.ids[time * rows + row + r]) * panels_ + panel + p) * kWidth
-                    : projected_.at(panel + p, (time - first) * rows + row + r);
+            const float* start = start_of_gates(row + r, panel + p);
             for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
           }
         }
@@ -315,13 +341,22 @@ class LstmRun {
         }
         advance_all<kVectors>(step, row, kCount, panel, kPanels, kept);
       });
-      turn_ = 1 - turn_;
-      if (ends_ && step + 1 == task_.steps) this->end();
-      team_.meet();
-      if (static_) continue;
-      make_words();
-      team_.meet();
+      end_step(step);
     }
+  }
+
+  // Hands on what all threads have written in a step.
+  void end_step(Index step) {
+    turn_ = 1 - turn_;
+    if (ends_ && step + 1 == task_.steps) this->end();
+    team_.meet();
+    if (static_) return;
+    make_words();
+    team_.meet();
+  }
+
+  static void copy_panel(const float* from, float* to) {
+    for (int j = 0; j < 4; ++j) Simd::store(to + j * kLanes, Simd::load(from + j * kLanes));
   }
 
   // Turns the sums of the gates of some rows and panels into c and h: one call for all, which has its constants in

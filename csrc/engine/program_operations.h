@@ -69,6 +69,18 @@ class ProgramOperations {
     return {values<float>(block, n), rows, steps, shape(n).features, run_.places[n].stride};
   }
 
+  bool is_state_of(Index state, Index n, bool cell) const {
+    return nodes_[state].op == ProgramOp::kLstmState && nodes_[state].inputs[0] == n &&
+           nodes_[state].cell == cell && run_.links[state].wanted;
+  }
+  // The first node that asks for a state of an LSTM, or -1; the LSTM writes it there.
+  Index state_of(Index n, bool cell) const {
+    for (Index state = n + 1; state < run_.count; ++state) {
+      if (is_state_of(state, n, cell)) return state;
+    }
+    return -1;
+  }
+
   // Copies an input's rows of (B, T, F), or (B, T) ids, into the order of a block, unless they lie so.
   void take(const Block& block, Index n, Index count) {
     Index input = 0;

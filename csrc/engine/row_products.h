@@ -16,13 +16,18 @@ constexpr int elements_of_word(Precision precision) {
   return precision == Precision::kFloat32 ? 1 : precision == Precision::kBfloat16 ? 2 : 4;
 }
 
+// Words of K that share a scale in int4: 32 numbers, as in cellerate.runtime.narrowing.
+constexpr Index kGroup = 8;
+
 // The right factor of a product, packed.
 struct StepMatrix {
   Index columns_panels = 0;
   Index depth = 0;            // words of K
-  float* words = nullptr;     // [panel][depth][kWidth]
+  float* words = nullptr;     // [panel][depth][kWidth]; int4: [panel][pairs of words][kWidth]
   int32_t* starts = nullptr;  // int8: [panel][kWidth], -kByteOffset times the sum of a column
   float* scales = nullptr;    // int8: [panel][kWidth]
+  // int4: [panel][group][kWidth], a scale in bfloat16 above minus the sum of the numbers of a column; else null.
+  float* groups = nullptr;
   // Floats are multiplied, but the words are pairs of bfloat16, and this many numbers are summed; else 0.
   Index narrow = 0;
 };
@@ -30,16 +35,41 @@ struct StepMatrix {
 // Whether a target multiplies bfloat16 as floats. Then x and h stay floats; only weights are rounded.
 constexpr bool kWidens = !Simd::kBfloat16Products;
 
-// A panel of narrow weights as floats, for all tiles of rows that multiply by it one after another: to widen it for each
-// tile would take as long as half of the products.
+// Vectors of an instruction set's floats as whole numbers.
+typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef int8_t Bytes __attribute__((vector_size(4 * kLanes)));
+
+// The numbers of int4 in the lower and in the upper half of each byte, which lie there plus 8, as signed bytes.
+inline F lower_numbers(F pairs) { return (F)((Bytes)((Bits)pairs & 0x0f0f0f0f) - 8); }
+inline F upper_numbers(F pairs) { return (F)((Bytes)(((Bits)pairs >> 4) & 0x0f0f0f0f) - 8); }
+// What a sum of products of int4 begins with, and its scale, from a word of StepMatrix::groups.
+inline Simd::I start_of([[maybe_unused]] F group) {
+  if constexpr (Simd::kByteOffset == 0) return (Simd::I)Ints{};
+  return (Simd::I)(((Ints)((Bits)group << 16) >> 16) * Simd::kByteOffset);
+}
+inline F scale_of(F group) { return (F)((Bits)group & 0xffff0000u); }
+
+// A panel of int4 as int8, whose groups have a start and a scale each.
+struct NumbersPanel {
+  const float* words;
+  const int32_t* starts;
+  const float* scales;
+};
+
+// A panel of narrow weights as floats or bytes, for all tiles of rows that multiply by it one after another: to widen it
+// for each tile would take as long as half of the products.
 class WidePanel {
  public:
   // Room for a panel of any of these matrices, of this thread in a team of so many.
   template <class... Matrices>
   void lay_out(int me, int count, Layout& memory, const Matrices&... matrices) {
     Index most = 0;
-    for (const StepMatrix* each : {&matrices...})
-      most = larger(most, each->narrow == 0 ? 0 : 2 * each->depth);
+    for (const StepMatrix* each : {&matrices...}) {
+      if (each->narrow > 0) most = larger(most, 2 * each->depth);
+      if (each->groups != nullptr)
+        most = larger(most, round_up(each->depth, 2) + 2 * ceil_div(each->depth, kGroup));
+    }
     if (most == 0) return;
     auto* room = memory.take<float>(static_cast<size_t>(count * most * kWidth));
     words_ = room == nullptr ? nullptr : room + me * most * kWidth;
@@ -58,6 +88,30 @@ class WidePanel {
     widened_ = weights;
     return words_;
   }
+  [[gnu::noinline]] NumbersPanel of_numbers(const StepMatrix& b, Index panel) {
+    const Index pairs = ceil_div(b.depth, 2), count = ceil_div(b.depth, kGroup);
+    const float* weights = b.words + panel * pairs * kWidth;
+    float* const scales = words_ + 2 * pairs * kWidth;
+    auto* const starts = reinterpret_cast<int32_t*>(scales + count * kWidth);
+    const NumbersPanel found{words_, starts, scales};
+    if (weights == widened_) return found;
+    const float* groups = b.groups + panel * count * kWidth;
+    for (Index at = 0; at < count * kWidth; at += kLanes) {
+      const F group = Simd::load(groups + at);
+      const auto start = (F)start_of(group);
+      Simd::store(scales + at, scale_of(group));
+      std::memcpy(starts + at, &start, sizeof start);
+    }
+    for (Index pair = 0; pair < pairs; ++pair) {
+      for (Index at = 0; at < kWidth; at += kLanes) {
+        const F both = Simd::load(weights + pair * kWidth + at);
+        Simd::store(words_ + 2 * pair * kWidth + at, lower_numbers(both));
+        Simd::store(words_ + (2 * pair + 1) * kWidth + at, upper_numbers(both));
+      }
+    }
+    widened_ = weights;
+    return found;
+  }
 
  private:
   float* words_ = nullptr;
@@ -69,6 +123,7 @@ struct StepRows {
   const float* words;
   Index row;
   const float* scales;
+  float scale_of(Index r) const { return scales == nullptr ? 1.0f / 127 : scales[r]; }
 };
 
 // Sums of kCount rows and kPanels panels, of which kVectors vectors each are wanted.
@@ -112,6 +167,99 @@ inline void add_narrow(const float* x, const float* weights, Index next_panel, I
   }
 }
 
+// sums += the product of a row of bytes and a panel of int4: in each group whole, then scaled, group after group.
+inline void add_groups_of_row(const float* x, float row_scale, const StepMatrix& b, Index panel,
+                              float* sums) {
+  const float* weights = b.words + panel * ceil_div(b.depth, 2) * kWidth;
+  const float* groups = b.groups + panel * ceil_div(b.depth, kGroup) * kWidth;
+  const F scale = Simd::set(row_scale);
+  F local[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) local[j] = Simd::load(sums + j * kLanes);
+  for (Index first = 0; first < b.depth; first += kGroup, groups += kWidth) {
+    Simd::I lower[4], upper[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      lower[j] = start_of(Simd::load(groups + j * kLanes));
+      upper[j] = (Simd::I)Ints{};
+    }
+    const Index end = smaller(first + kGroup, b.depth);
+    for (Index k = first; k < end; k += 2, weights += kWidth) {
+      // The upper numbers of the last pair may be zeros, for which any word will do.
+      const F low = Simd::set(x[k]), high = Simd::set(x[smaller(k + 1, end - 1)]);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const F both = Simd::load(weights + j * kLanes);
+        lower[j] = Simd::dot_bytes(low, lower_numbers(both), lower[j]);
+        upper[j] = Simd::dot_bytes(high, upper_numbers(both), upper[j]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const F whole = Simd::to_float((Simd::I)((Ints)lower[j] + (Ints)upper[j]));
+      const F factor = Simd::mul(scale_of(Simd::load(groups + j * kLanes)), scale);
+      local[j] = Simd::fma(whole, factor, local[j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) Simd::store(sums + j * kLanes, local[j]);
+}
+
+// The same of kRows rows and a panel that is widened: the same sums in the same order.
+inline void add_groups_of_rows(const StepRows& a, Index row, const NumbersPanel& numbers, Index depth,
+                               float* sums) {
+  const float *words = a.words + row * a.row, *weights = numbers.words, *scales = numbers.scales;
+  const int32_t* starts = numbers.starts;
+  for (Index first = 0; first < depth; first += kGroup, starts += kWidth, scales += kWidth) {
+    Simd::I whole[kRows][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) whole[r][j] = Simd::load_int(starts + j * kLanes);
+    }
+    for (Index k = first; k < smaller(first + kGroup, depth); ++k, weights += kWidth) {
+      add_word<kRows, 1, 4>(words + k, a.row, weights, 0, whole,
+                            [](F x, F w, Simd::I sum) { return Simd::dot_bytes(x, w, sum); });
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const F scale = Simd::set(a.scale_of(row + r));
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        float* to = sums + r * kWidth + j * kLanes;
+        const F factor = Simd::mul(Simd::load(scales + j * kLanes), scale);
+        Simd::store(to, Simd::fma(Simd::to_float(whole[r][j]), factor, Simd::load(to)));
+      }
+    }
+  }
+}
+
+// sums += A·B for `count` rows from `row`, at most kRows, and a panel of int4; sums are (count, kWidth). Out of line and
+// for all widths, unlike add_product(): a program in int4 is one in int8 but for this.
+[[gnu::noinline]] inline void add_groups(const StepRows& a, Index row, Index count, const StepMatrix& b,
+                                         Index panel, float* sums, WidePanel& wide) {
+  if (count == kRows) return add_groups_of_rows(a, row, wide.of_numbers(b, panel), b.depth, sums);
+  for (Index r = 0; r < count; ++r)
+    add_groups_of_row(a.words + (row + r) * a.row, a.scale_of(row + r), b, panel, sums + r * kWidth);
+}
+
+// Calls begin(row, panel, sums of the row) for each row and panel, adds A·B in int4, and calls end(first row, how many,
+// panel, sums) for a few rows at once. `backwards` goes from the last panels to the first.
+template <class Begin, class End>
+inline void for_groups(const StepRows& a, Range rows, const StepMatrix& b, Range panels, bool backwards,
+                       WidePanel& wide, Begin begin, End end) {
+  alignas(64) float sums[kRows * kWidth];
+  for (Index n = 0; n < panels.size(); ++n) {
+    const Index panel = backwards ? panels.end - 1 - n : panels.begin + n;
+    for (Index row = rows.begin; row < rows.end; row += kRows) {
+      const Index count = smaller(kRows, rows.end - row);
+      for (Index r = 0; r < count; ++r) begin(row + r, panel, sums + r * kWidth);
+      add_groups(a, row, count, b, panel, sums, wide);
+      end(row, count, panel, static_cast<const float*>(sums));
+    }
+  }
+}
+
 // sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
 //
 // All loops over sums are unrolled, and it is a part of its caller; otherwise the compiler would keep the sums in memory,
@@ -139,7 +287,7 @@ CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, c
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
-      const F scale = Simd::set(a.scales == nullptr ? 1.0f / 127 : a.scales[row + r]);
+      const F scale = Simd::set(a.scale_of(row + r));
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors * kPanels; ++j) {
         const F factor = Simd::mul(Simd::load(scales + j / kVectors * kWidth + j % kVectors * kLanes), scale);

@@ -116,7 +116,7 @@ inline double peak(Precision precision, int threads, int64_t rounds) {
   // All but bfloat16 is computed by another target's instructions.
   if (precision != Precision::kBfloat16) return CELLERATE_ALIKE::kTarget.peak(precision, threads, rounds);
 #endif
-  if (precision == Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);
+  if (precision >= Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);
   if constexpr (Simd::kBfloat16Products) {
     if (precision == Precision::kBfloat16) return peak_operations<Precision::kBfloat16>(threads, rounds);
   }

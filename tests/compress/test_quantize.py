@@ -99,7 +99,7 @@ def judged(*qualities: float) -> Callable[[keras.Model], float]:
     return lambda model: next(answers)
 
 
-@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_quantized_model_holds_what_the_packed_file_keeps(name: str, precision: str, tmp_path: Path) -> None:
     model = randomize(MODELS[name]())
@@ -118,7 +118,8 @@ def test_quantized_model_holds_what_the_packed_file_keeps(name: str, precision: 
 
 def test_record_counts_the_bytes_of_the_file_and_is_plain_json() -> None:
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    for precision, expected in {"int8": 4 * 3 + 4 * 3 + 4 * 3, "bfloat16": 2 * 4 * 3 + 4 * 3}.items():
+    sizes = {"int8": 4 * 3 + 4 * 3 + 4 * 3, "int4": 4 * 2 + 2 * 3 + 4 * 3, "bfloat16": 2 * 4 * 3 + 4 * 3}
+    for precision, expected in sizes.items():
         _, record = quantize(model, precision=precision)
         assert (record.details["bytes_before"], record.details["bytes_after"]) == (60, expected)
         assert record.parameters_before == record.parameters_after == 15
@@ -160,6 +161,21 @@ def test_calibration_clips_weights_of_inputs_that_are_always_small_and_is_kept_i
     # The steps of the columns are 10 / 127 plain and near 6 / 127 clipped, and the loss is as their squares.
     assert record.quality_after < 0.6 * record.details["qualities"]["plain"]
     assert_packs_as_it_is(found, "int8", tmp_path)
+
+
+def test_calibration_in_int4_clips_each_group_by_itself(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(8, use_bias=False)])
+    model.set_weights([outlier(series(64, 8))])
+    x = series(64, 64)
+    x[:, 0] = 0
+    found, record = quantize(model, (x, x @ model.get_weights()[0]), precision="int4", loss="mse")
+    first, second = np.split(np.abs(found.get_weights()[0]), 2)
+    assert np.median(first[0]) < 8.0
+    # Beside the weights that are clipped lies a group without any such.
+    np.testing.assert_allclose(second.max(axis=0), np.abs(series(64, 8)[32:]).max(axis=0), rtol=0.41)
+    assert record.details["kept"] == "calibrated"
+    assert record.quality_after < 0.7 * record.details["qualities"]["plain"]
+    assert_packs_as_it_is(found, "int4", tmp_path)
 
 
 def test_calibration_that_does_not_help_is_not_kept(tmp_path: Path) -> None:
@@ -325,7 +341,7 @@ def test_model_that_is_given_stays_as_it_is(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"precision": "float32"}, r"precision must be one of bfloat16, int8, not 'float32'"),
+        ({"precision": "float32"}, r"precision must be one of bfloat16, int8, int4, not 'float32'"),
         ({"gate": QualityGate(0.1)}, "gate needs something to judge by: give data, validation or judge"),
         ({"gate": 0.1}, "gate must be a QualityGate or None, not float"),
         ({"steps": -1}, "steps"),

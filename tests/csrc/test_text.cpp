@@ -215,11 +215,12 @@ void compare(const Chain& chain, const char* name, double products) {
     // As tests/support/rounding.py derives it, for both factors of each product, sums of up to 70 terms and four steps.
     const double spread = std::sqrt(2 * products * 4 / 3.0);
     const double limits[] = {spread * std::sqrt(70) * std::pow(2, -24), spread * std::pow(2, -9),
-                             spread * std::sqrt(2 * std::log(70)) / 254};
-    Floats first[3];
+                             spread * std::sqrt(2 * std::log(70)) / 254,
+                             spread * std::sqrt(2 * std::log(32)) / 16};
+    Floats first[4];
     for (const std::string& target : cellerate::available_targets()) {
       cellerate::set_target(target);
-      for (int precision = 0; precision < 3; ++precision) {
+      for (int precision = 0; precision < 4; ++precision) {
         Floats same;
         for (const int threads : {1, 2, 3}) {
           const TextProgram model = chain.model(static_cast<Precision>(precision), threads);
@@ -243,7 +244,7 @@ void compare(const Chain& chain, const char* name, double products) {
           if (same.empty()) same = got;
           CHECK(std::memcmp(same.data(), got.data(), got.size() * 4) == 0);
         }
-        // In float32 and int8 no target changes a bit either.
+        // In float32, int8 and int4 no target changes a bit either.
         if (precision == static_cast<int>(Precision::kBfloat16)) continue;
         if (first[precision].empty()) first[precision] = same;
         CHECK(std::memcmp(first[precision].data(), same.data(), same.size() * 4) == 0);
@@ -259,7 +260,7 @@ TEST(rows_of_other_lengths_are_read_as_if_alone_short) {
   const Chain chain = plain_chain();
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, -1, 99, 2, 6, 5, 99};
   const int32_t lengths[] = {4, 2, 3};
-  for (int precision = 0; precision < 3; ++precision) {
+  for (int precision = 0; precision < 4; ++precision) {
     const TextProgram model = chain.model(static_cast<Precision>(precision), 2);
     const Floats all = read(model, 3, 4, ids, {}, lengths);
     const int64_t S = model.state_size(), V = model.outputs();

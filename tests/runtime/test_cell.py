@@ -143,9 +143,20 @@ def plain_read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             wide = b"".join(b"\0\0" + raw[i : i + 2] for i in range(0, len(raw), 2))
             values = np.frombuffer(wide, "<f4")
         else:
-            values = np.frombuffer(raw, {"F32": "<f4", "I8": "i1"}[entry["dtype"]])
+            values = np.frombuffer(raw, {"F32": "<f4", "I8": "i1", "U8": "u1"}[entry["dtype"]])
         tensors[name] = values.reshape(entry["shape"])
     return metadata, tensors
+
+
+def times_scale(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The weights of a tensor, in plain words: of int4 one number after the other."""
+    if values.dtype != np.uint8:
+        return values * scale
+    found = np.empty((len(values), scale.shape[1]), np.float32)
+    for (row, column), _ in np.ndenumerate(found):
+        half = int(values[row, column // 2]) >> 4 * (column % 2) & 15
+        found[row, column] = (half - 16 if half > 7 else half) * scale[row // 32, column]
+    return found
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -244,7 +255,7 @@ def test_file_is_plain_safetensors_with_the_digest_of_its_docstring(tmp_path):
         for node, expected in zip(described["nodes"], narrowed(program, precision).nodes, strict=True):
             assert (node["op"], node["name"]) == (expected.op, expected.name)
             for name, tensor in node["arrays"].items():
-                values = tensors[tensor] * tensors.get(tensor + ".scale", np.float32(1))
+                values = times_scale(tensors[tensor], tensors.get(tensor + ".scale", np.float32(1)))
                 np.testing.assert_array_equal(values, expected.arrays[name])
 
 
@@ -256,7 +267,7 @@ def test_file_opens_with_the_safetensors_package(tmp_path):
         assert {name: tuple(entry["shape"]) for name, entry in opened.items()} == {
             name: tensor.shape for name, tensor in tensors.items()
         }
-        kernel = {"float32": "F32", "bfloat16": "BF16", "int8": "I8"}[precision]
+        kernel = {"float32": "F32", "bfloat16": "BF16", "int8": "I8", "int4": "U8"}[precision]
         assert opened["6.kernel"]["dtype"] == opened["10.kernel"]["dtype"] == kernel
         assert opened["2.embeddings"]["dtype"] == ("F32" if precision == "float32" else "BF16")
         assert opened["6.bias"]["dtype"] == opened["17.scale"]["dtype"] == "F32"
@@ -285,9 +296,9 @@ def test_bfloat16_rounds_to_nearest_even_at_every_exponent_and_stays_finite():
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-def test_bfloat16_and_int8_leave_vectors_as_they_are():
+def test_narrow_precisions_leave_vectors_as_they_are():
     bias = weights(5) / 3
-    for precision in ("bfloat16", "int8"):
+    for precision in PRECISIONS[1:]:
         found = narrowed(dense(weights(3, 5), bias=bias), precision).nodes[1].arrays["bias"]
         np.testing.assert_array_equal(found, bias)
 
@@ -444,7 +455,7 @@ def test_name_that_no_file_can_hold_is_a_model_error(tmp_path):
 
 @pytest.mark.parametrize("precision", ["float16", "", "INT8", None])
 def test_unknown_precision_is_refused(precision, tmp_path):
-    with pytest.raises(ConfigError, match="precision must be one of float32, bfloat16, int8"):
+    with pytest.raises(ConfigError, match="precision must be one of float32, bfloat16, int8, int4"):
         write_cell(tmp_path / "a.cell", dense(weights(2, 2)), precision=precision)
     with pytest.raises(ConfigError, match="precision must be one of"):
         narrowed(dense(weights(2, 2)), precision)
@@ -483,7 +494,7 @@ def test_large_file_is_held_in_memory_about_once(precision, tmp_path):
     nbytes = sum(array.nbytes for array in program.nodes[1].arrays.values())
     write_cell(tmp_path / "a.cell", program, precision=precision)
     size = (tmp_path / "a.cell").stat().st_size
-    assert size < {"float32": 1, "bfloat16": 0.51, "int8": 0.26}[precision] * nbytes + 1000
+    assert size < {"float32": 1, "bfloat16": 0.51, "int8": 0.26, "int4": 0.142}[precision] * nbytes + 1000
     tracemalloc.start()
     cell = read_cell(tmp_path / "a.cell")
     held, peak = tracemalloc.get_traced_memory()

@@ -19,7 +19,7 @@ def allowed(precision: str, roundings: int, terms: int, cuts: int = 0) -> float:
     have a common sign, so they add up themselves over layers and steps, not their squares.
 
     Args:
-        precision: "float32", "bfloat16" or "int8", of the factors of products.
+        precision: "float32", "bfloat16", "int8" or "int4", of the factors of products.
         roundings: How often a number is rounded on its way through the layers, within one step: twice for a product,
             whose factors both are. For float32 the sums.
         terms: The most numbers in one sum.
@@ -33,5 +33,7 @@ def allowed(precision: str, roundings: int, terms: int, cuts: int = 0) -> float:
         "bfloat16": 2**-9,
         # 127 steps reach the largest of a column or row, which for n normal numbers is below sqrt(2 ln n) of them.
         "int8": math.sqrt(2 * math.log(terms)) / 254,
+        # 8 steps reach the largest of up to 32 weights. The inputs are rounded as in int8, which is far less.
+        "int4": math.sqrt(2 * math.log(min(terms, 32))) / 16,
     }
     return math.sqrt(roundings * _STEPS / 3 + (cuts * _STEPS) ** 2) * largest[precision]

@@ -15,6 +15,7 @@ from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
+from cellerate.program import PRECISIONS
 from cellerate.tasks.packing import packed as pack_in_memory
 
 pytestmark = [
@@ -49,18 +50,18 @@ def test_packed_file_of_a_trained_model_predicts_what_keras_does(tmp_path):
     np.testing.assert_allclose(packed.predict(IDS), expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
 
 
-@pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 8), ("int8", 7)])
+@pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 8), ("int8", 7), ("int4", 4)])
 def test_narrow_weights_change_the_logits_by_no_more_than_their_rounding(tmp_path, precision, bits):
     model = text_model()
     cellerate.pack(model, tmp_path / "m.cell", precision=precision)
     found = cellerate.load(tmp_path / "m.cell").predict(IDS)
     expected = predicted(model, IDS)
     error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
-    # Each weight is off by up to 2^-bits of the largest of its column; three layers of products add up.
+    # Each weight is off by up to 2^-bits of the largest of its column or group; three layers of products add up.
     assert 1e-6 < error < 3 * 2.0**-bits
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_packed_in_memory_is_what_the_file_opens_to(tmp_path, precision):
     model = text_model()
     cellerate.pack(model, tmp_path / "m.cell", precision=precision, record=RECORD)
@@ -85,7 +86,7 @@ def test_packed_in_memory_keeps_the_weights_it_was_packed_with():
 
 def test_packing_in_memory_refuses_what_packing_a_file_refuses():
     with pytest.raises(ConfigError, match="float32, bfloat16, int8"):
-        pack_in_memory(text_model(), precision="int4")
+        pack_in_memory(text_model(), precision="int2")
     model = keras.Sequential([keras.Input((8, 3)), keras.layers.SeparableConv1D(4, 3, name="look_around")])
     with pytest.raises(ModelError, match="look_around"):
         pack_in_memory(model)
@@ -132,7 +133,7 @@ def test_loading_and_predicting_imports_no_framework(tmp_path):
     ("arguments", "kind", "message"),
     [
         ({"output": "m.keras"}, ConfigError, "'.cell'"),
-        ({"precision": "int4"}, ConfigError, "float32, bfloat16, int8"),
+        ({"precision": "int2"}, ConfigError, "float32, bfloat16, int8"),
         ({"model": "none.keras"}, ModelError, "none.keras"),
         ({"model": "none.keras", "record": RECORD}, ConfigError, "record"),
     ],
@@ -185,8 +186,10 @@ def test_model_that_cannot_be_packed_leaves_no_file_and_no_folder(tmp_path):
 
 
 def test_wrong_precision_is_refused_before_the_model_is_read(tmp_path):
-    with pytest.raises(ConfigError, match="precision must be one of float32, bfloat16, int8, not 'int4'"):
-        cellerate.pack(tmp_path / "none.keras", tmp_path / "m.cell", precision="int4")
+    with pytest.raises(
+        ConfigError, match="precision must be one of float32, bfloat16, int8, int4, not 'int2'"
+    ):
+        cellerate.pack(tmp_path / "none.keras", tmp_path / "m.cell", precision="int2")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])

@@ -23,8 +23,9 @@ from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.to_program import read_program, read_weights
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.program import PRECISIONS, Program
-from cellerate.runtime.cell import kept_bytes, kept_types, narrowed, rounded
-from cellerate.runtime.cell_format import INT8
+from cellerate.runtime.cell import kept_bytes, kept_types, narrowed
+from cellerate.runtime.cell_format import INT4, INT8
+from cellerate.runtime.narrowing import GROUP, rounded
 from cellerate.runtime.program import Engine
 from cellerate.settings import check_choice, check_number
 
@@ -85,7 +86,7 @@ class _Work:
         """Rounds weights and leaves them in the model; kernels whose inputs are known are clipped first."""
         self.model.set_weights(floats)
         program, weights = read_weights(self.model)
-        program = narrowed(_clipped(program, moments), self.precision)
+        program = narrowed(_clipped(program, moments, self.precision), self.precision)
         for (number, name), weight in weights.items():
             array = program.nodes[number].arrays[name]
             if array.ndim == 2:
@@ -116,9 +117,9 @@ def quantize(
     packing it in this precision changes no weight.
 
     - Plain: every weight is rounded to its nearest value; a column of an int8 kernel has 127 steps up to its
-      largest magnitude.
-    - Calibrated (int8, with data): a column is clipped where clipping costs its outputs less than coarser
-      steps would. The cost is the squared error of each weight times the mean square of its input over a few
+      largest magnitude, one of 32 rows of an int4 kernel 8.
+    - Calibrated (int8 and int4, with data): such a column is clipped where clipping costs its outputs less than
+      coarser steps would. The cost is the squared error of each weight times the mean square of its input over a few
       batches. The result is kept if the model is better with it.
     - Fine-tuned (with data, and a gate that the better of the two above does not pass): the rounded model is
       trained, what it learns is added to the unrounded weights, and these are rounded again; four times. The
@@ -127,7 +128,7 @@ def quantize(
     Args:
         model: A built Functional or Sequential model, of layers that can be packed. It is not changed.
         data: Data to calibrate and fine-tune with, as `fitting.Data`; None for plain rounding.
-        precision: "int8" or "bfloat16"; `runtime.cell` says how each weight is kept.
+        precision: "int8", "int4" or "bfloat16"; `runtime.cell` says how each weight is kept.
         validation: Data to judge on; None for `data`.
         loss: The Keras loss to train and judge with; None for the one the model was compiled with.
         gate: How much worse the model may become without being fine-tuned; None for any amount.
@@ -180,7 +181,7 @@ def quantize(
     course = Course(steps, on_step)
     best = work.rounded("plain", floats, moments)
     qualities = {best.kept: best.quality}
-    if batches is not None and precision == "int8":
+    if batches is not None and precision != "bfloat16":
         seen, batches = ahead(batches, _CALIBRATION_BATCHES)
         moments = _observed(model, program, seen)
         calibrated = work.rounded("calibrated", floats, moments)
@@ -369,12 +370,13 @@ def _by_name(model: keras.Model, program: Program, x: Any) -> dict[str, np.ndarr
     return found
 
 
-def _clipped(program: Program, moments: _Moments) -> Program:
+def _clipped(program: Program, moments: _Moments, precision: str) -> Program:
     """Gives a program with the columns of its kernels clipped to round best."""
+    types = kept_types(program, precision)
     clipped = {}
     for (number, name), moment in moments.items():
         array = program.nodes[number].arrays[name]
-        clipped[id(array)] = _clip(array, moment)
+        clipped[id(array)] = _clip(array, moment, types[id(array)])
     nodes = (
         dataclasses.replace(
             node, arrays={name: clipped.get(id(array), array) for name, array in node.arrays.items()}
@@ -384,16 +386,23 @@ def _clipped(program: Program, moments: _Moments) -> Program:
     return Program(tuple(nodes), program.outputs)
 
 
-def _clip(kernel: np.ndarray, moment: np.ndarray) -> np.ndarray:
-    """Clips each column of a kernel (K, N) so that Σ_k E[x_k²] (W_kn - q(W_kn))² is smallest.
+def _clip(kernel: np.ndarray, moment: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Clips each column of a kernel (K, N), of int4 of each group, so that Σ_k E[x_k²] (W_kn - q(W_kn))² is smallest.
 
-    The clipped column tells a file all it needs to know: its scale is its largest remaining magnitude / 127.
+    What is clipped tells a file all it needs to know: its scale is that of its largest remaining magnitude.
     """
     moment = moment + _LEAST_MOMENT * moment.mean()
+    rows = GROUP if dtype == INT4 else len(kernel)
+    parts = [slice(first, first + rows) for first in range(0, len(kernel), rows)]
+    return np.concatenate([_clip_rows(kernel[part], moment[part], dtype) for part in parts])
+
+
+def _clip_rows(kernel: np.ndarray, moment: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Clips each column of a kernel whose rows share a scale."""
     largest = np.abs(kernel).max(axis=0)
     limits, least = largest, np.full(kernel.shape[1], np.inf)
     for share in _SHARES:
         limit = largest * np.float32(share)
-        error = moment @ np.square(kernel - rounded(np.clip(kernel, -limit, limit), INT8))
+        error = moment @ np.square(kernel - rounded(np.clip(kernel, -limit, limit), dtype))
         limits, least = np.where(error < least, limit, limits), np.minimum(error, least)
     return np.clip(kernel, -limits, limits)

@@ -108,7 +108,7 @@ def measure_peak(precision: str = "float32") -> float:
     "bfloat16" measures float32 products.
 
     Args:
-        precision: Of the factors, one of `program.PRECISIONS`.
+        precision: Of the factors, one of `program.PRECISIONS`; int4 is multiplied as int8.
     """
     return max(float(core().measure_peak(precision, num_threads())) for _ in range(3))
 

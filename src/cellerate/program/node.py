@@ -10,7 +10,7 @@ from cellerate import activations
 MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
 """The outputs at steps where the mask is False."""
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 """The types of a packed model's matrices and products."""
 
 NORMALIZERS = ("softmax", "log_softmax")

@@ -10,6 +10,8 @@ How matrices are kept; vectors are always float32:
     bfloat16  rounded to nearest even
     int8      the kernels of recurrent layers and dense as whole numbers from -127 to 127, rounded to nearest even,
               times a float32 of their column (its largest magnitude / 127); embeddings as bfloat16
+    int4      the same kernels as whole numbers from -8 to 7, times a bfloat16 of 32 rows of their column (their number
+              of largest magnitude / -8); embeddings as bfloat16
 """
 
 import dataclasses
@@ -26,6 +28,7 @@ from cellerate.program import PRECISIONS, Node, Program
 from cellerate.runtime.cell_format import (
     BFLOAT16,
     FLOAT32,
+    INT4,
     INT8,
     damaged,
     from_json,
@@ -33,14 +36,15 @@ from cellerate.runtime.cell_format import (
     to_json,
     write_container,
 )
+from cellerate.runtime.narrowing import kept_bytes_of, narrow, rounded, widen
 from cellerate.settings import check_choice
 
 PUBLIC_KEY = "CELLERATE_PUBLIC_KEY"
 """The variable that names a public key in PEM; where it is set, models without its signature are refused."""
 
-_INT8 = ("kernel", "recurrent_kernel")
+_KERNELS = ("kernel", "recurrent_kernel")
+_KERNEL_TYPES: dict[str, np.dtype[Any]] = {"bfloat16": BFLOAT16, "int8": INT8, "int4": INT4}
 _SCALE = ".scale"
-_LARGEST_BFLOAT16 = 0x7F7F
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,7 @@ def write_cell(
         for name, array in node.arrays.items():
             if id(array) not in names:
                 names[id(array)] = tensor = f"{number}.{name}"
-                tensors[tensor], scale = _narrow(array, dtypes[id(array)])
+                tensors[tensor], scale = narrow(array, dtypes[id(array)])
                 if scale is not None:
                     tensors[tensor + _SCALE] = scale
         nodes.append(
@@ -175,19 +179,6 @@ def narrowed(program: Program, precision: str) -> Program:
     return Program(tuple(nodes), program.outputs)
 
 
-def rounded(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array with its values as a file keeps them.
-
-    Args:
-        array: float32; with two axes if the type is int8, which has a scale for each column.
-        dtype: The type in which it is kept, from `kept_types`.
-
-    Returns:
-        float32, of the same shape; for float32 the array itself. A second call changes nothing.
-    """
-    return _widen(*_narrow(array, dtype))
-
-
 def kept_bytes(program: Program, precision: str) -> int:
     """The bytes that a program's weights take in a file of a precision, with scales; a shared array counts once.
 
@@ -196,8 +187,7 @@ def kept_bytes(program: Program, precision: str) -> int:
     """
     dtypes = kept_types(program, precision)
     arrays = {id(array): array for node in program.nodes for array in node.arrays.values()}
-    scales = sum(array.shape[1] for key, array in arrays.items() if dtypes[key] == INT8)
-    return sum(array.size * dtypes[key].itemsize for key, array in arrays.items()) + scales * FLOAT32.itemsize
+    return sum(kept_bytes_of(array, dtypes[key]) for key, array in arrays.items())
 
 
 def kept_types(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
@@ -212,57 +202,9 @@ def kept_types(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
         for name, array in node.arrays.items():
             dtype: np.dtype[Any] = FLOAT32
             if precision != "float32" and array.ndim == 2:
-                dtype = INT8 if precision == "int8" and name in _INT8 else BFLOAT16
+                dtype = _KERNEL_TYPES[precision] if name in _KERNELS else BFLOAT16
             dtypes[id(array)] = max(dtype, dtypes.get(id(array), dtype), key=lambda one: one.itemsize)
     return dtypes
-
-
-def _narrow(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """An array as it is kept, contiguous, and the scale (columns,) of int8."""
-    array = np.ascontiguousarray(array)
-    if dtype == FLOAT32:
-        return array, None
-    if dtype == BFLOAT16:
-        bits = array.view(np.uint32)
-        rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(BFLOAT16)
-        # Weights are finite: those above the largest bfloat16 become that number, not infinity.
-        rounded[rounded & 0x7FFF > _LARGEST_BFLOAT16] -= 1
-        return rounded, None
-    scale = _scales(array)
-    quotient = array / scale
-    return np.rint(quotient, out=quotient).astype(INT8), scale
-
-
-def _scales(kernel: np.ndarray) -> np.ndarray:
-    """The scale of each column of a kernel (rows, columns): its largest magnitude / 127, and 1 for zeros.
-
-    A dequantised column has the same scale again: no float32 quotient by 127, multiplied by 127, rounds so far away
-    that dividing by 127 gives another quotient (the tests try every mantissa).
-    """
-    scale = np.maximum(kernel.max(axis=0), -kernel.min(axis=0)) / np.float32(127)
-    with np.errstate(over="ignore"):
-        # The largest float32 / 127 rounds up, so that times 127 it is infinite.
-        scale = np.where(np.isinf(scale * 127), np.nextafter(scale, np.float32(0)), scale)
-    # Below the normal numbers a scale has too few bits, and some processors take it for 0.
-    return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
-
-
-def _widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-    """The float32 array for values that `_narrow` made, or that a file claims it made."""
-    if values.dtype == FLOAT32:
-        return values
-    if values.dtype == BFLOAT16:
-        bits = values.astype(np.uint32)
-        bits <<= 16
-        return bits.view(np.float32)
-    if scale is None or scale.dtype != FLOAT32 or scale.shape != values.shape[-1:]:
-        raise ValueError("a tensor of int8 has no float32 scale for each of its columns")
-    if not (np.isfinite(scale) & (scale > 0)).all():
-        raise ValueError("the scale of a column is not a finite number above 0")
-    if values.min() < -127:
-        raise ValueError("a tensor of int8 holds -128, and weights end at -127")
-    with np.errstate(over="ignore"):  # `Program` refuses infinite weights.
-        return values * scale
 
 
 def _encode_header(header: Mapping[str, Any] | None) -> str:
@@ -315,7 +257,7 @@ class _Arrays:
             raise ValueError(f"it has no tensor {tensor!r}")
         if tensor not in self._made:
             values = self._tensors[tensor]
-            array = _widen(values, self._tensors.get(tensor + _SCALE))
+            array = widen(values, self._tensors.get(tensor + _SCALE))
             # A view of the file's bytes would keep all of them in memory.
             if array is values and self._precision != "float32":
                 array = values.copy()
@@ -331,7 +273,7 @@ class _Arrays:
             dtype = self._tensors[name].dtype
             if dtype != dtypes[id(array)]:
                 raise ValueError(f"the tensor {name!r} is not kept as {self._precision} files keep it")
-            used |= {name, name + _SCALE} if dtype == INT8 else {name}
+            used |= {name, name + _SCALE} if dtype in (INT8, INT4) else {name}
         if unused := self._tensors.keys() - used:
             raise ValueError(f"no node uses the tensor {min(unused)!r}")
 

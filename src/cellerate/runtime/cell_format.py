@@ -21,8 +21,9 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import atomic_write
 
-FLOAT32, BFLOAT16, INT8 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1")
-"""The dtypes that a tensor may hold. NumPy has no bfloat16, so its bits are kept as uint16."""
+FLOAT32, BFLOAT16, INT8, INT4 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1"), np.dtype("u1")
+"""The dtypes that a tensor may hold. NumPy has no bfloat16, so its bits are kept as uint16; nor int4, of which a byte
+holds two."""
 
 LARGEST_HEADER = 24 * 2**20
 """Bytes. The header contains the tokenizer: 50,000 tokens take 4 MB there, 128,000 about 12. While the header is
@@ -41,7 +42,7 @@ _TOKENS = re.compile(
     re.DOTALL,
 )
 
-_DTYPES: dict[str, np.dtype[Any]] = {"F32": FLOAT32, "BF16": BFLOAT16, "I8": INT8}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": FLOAT32, "BF16": BFLOAT16, "I8": INT8, "U8": INT4}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _VERSION = "1"
 _MAGIC = b'{"__metadata__":{"format":"cellerate.cell","version":"'
@@ -115,7 +116,7 @@ def write_container(
     Args:
         path: The file.
         metadata: What the header holds besides the tensors and the digest.
-        tensors: By name; `FLOAT32`, `BFLOAT16` or `INT8`, contiguous, with one or two axes.
+        tensors: By name; `FLOAT32`, `BFLOAT16`, `INT8` or `INT4`, contiguous, with one or two axes.
 
     Raises:
         ConfigError: The header is larger than `LARGEST_HEADER`, or there are too many tensors.

@@ -85,8 +85,8 @@ def generate(
             compiled, one step at a time. "auto": the native engine, or Keras if the engine is not installed or
             cannot run the model. A packed model runs where it was loaded and refuses any other implementation.
         device: Where a `.cell` file is loaded: "cpu", "cuda" or "cuda:N", as for `load`.
-        precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
-            Any but "float32" requires the engine. A packed model has its own.
+        precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16", "int8" or
+            "int4". Any but "float32" requires the engine. A packed model has its own.
 
     Raises:
         ConfigError: The prompt is empty, a setting is out of range, two of them contradict each other, or a model

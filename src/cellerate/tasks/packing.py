@@ -34,7 +34,7 @@ def pack(
     Args:
         model: A Keras model, or its file, from Cellerate or anywhere else. It is not changed.
         output: Must end in ".cell".
-        precision: How the matrices are kept: "float32", "bfloat16" or "int8".
+        precision: How the matrices are kept: "float32", "bfloat16", "int8" or "int4".
         record: The record, as `load_model` returns it, of a model that is not given as a file.
         vocabulary: What the ids, or the places of one-hot vectors, of your own text model mean, as
             `cellerate.generate` takes it; kept in the file, which then needs nothing more to generate.
@@ -85,7 +85,7 @@ def packed(
         model: A model from Cellerate or anywhere else. Its weights are copied, so further training does not
             change the packed model.
         record: The model's record, as `load_model` returns it; its payload holds the tokenizer of a text model.
-        precision: How the matrices are kept: "float32", "bfloat16" or "int8".
+        precision: How the matrices are kept: "float32", "bfloat16", "int8" or "int4".
         device: As for `cellerate.load`.
 
     Raises:

@@ -101,7 +101,24 @@ MALICE: dict[str, tuple[str, Callable[[dict[str, Any], bytearray], Any], str]] =
     "int8-of-128": ("int8", poke("4.kernel", b"\x80"), "holds -128"),
     "scale-absent": ("int8", scale_renamed, "has no float32 scale for each of its columns"),
     "scale-of-another": ("int8", put("4.kernel", shape=[3, 2]), "has no float32 scale for each"),
-    "precision-unknown": ("int8", metadata(precision="int4"), "its precision must be one of"),
+    "int4-scale-nan": ("int4", poke("4.kernel.scale", b"\xc0\x7f"), "scale of a group is not a finite"),
+    "int4-scale-infinite": ("int4", poke("4.kernel.scale", b"\x80\xff"), "scale of a group is not a finite"),
+    "int4-scale-0": ("int4", poke("4.kernel.scale", bytes(2)), "other than 0"),
+    "int4-scale-minus-0": ("int4", poke("4.kernel.scale", b"\0\x80"), "other than 0"),
+    "int4-scale-overflows": ("int4", poke("4.kernel.scale", b"\x7f\x7f" * 3), "or an infinity"),
+    "int4-scale-absent": ("int4", scale_renamed, "has no bfloat16 scale for each column of each 32 rows"),
+    "int4-scale-of-other-groups": (
+        "int4",
+        put("4.kernel.scale", shape=[3, 1]),
+        "has no bfloat16 scale for each",
+    ),
+    "int4-scale-of-one-axis": ("int4", put("4.kernel.scale", shape=[3]), "has no bfloat16 scale for each"),
+    "int4-of-one-axis": ("int4", put("4.kernel", shape=[4]), "has no bfloat16 scale for each"),
+    "int4-of-other-columns": ("int4", put("4.kernel", shape=[4, 1]), "has no bfloat16 scale for each"),
+    "int4-beyond-the-last-column": ("int4", poke("4.kernel", b"\x88\x88"), "a number beyond its last column"),
+    "int4-as-int8": ("int4", metadata(precision="int8"), "is not kept as int8 files keep it"),
+    "int8-as-int4": ("int8", metadata(precision="int4"), "is not kept as int4 files keep it"),
+    "precision-unknown": ("int8", metadata(precision="int2"), "its precision must be one of"),
     "precision-other": ("float32", metadata(precision="int8"), "is not kept as int8 files keep it"),
     "precision-wider": ("int8", metadata(precision="bfloat16"), "is not kept as bfloat16 files keep it"),
     "precision-a-number": ("int8", metadata(precision=8), "its metadata are not all texts"),
@@ -182,7 +199,7 @@ def test_tensors_in_an_order_that_leaves_numbers_unaligned_are_refused(tmp_path,
         header[name] = entry | {"data_offsets": [len(blob), len(blob) + end - begin]}
         blob += data[begin:end]
     assert any(e["dtype"] == "F32" and e["data_offsets"][0] % 4 for n, e in header.items() if n in entries)
-    assert "must be F32, BF16, I8" in refusal(tmp_path / "a.cell", forged(joined(header), bytes(blob)))
+    assert "must be F32, BF16, I8, U8" in refusal(tmp_path / "a.cell", forged(joined(header), bytes(blob)))
 
 
 @pytest.mark.parametrize("where", ["outer", "program", "header"])

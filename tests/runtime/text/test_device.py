@@ -81,7 +81,7 @@ def test_predict_runs_on_the_cpu_all_the_same(models):
     np.testing.assert_array_equal(gpu.predict(ids), cpu.predict(ids))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
 def test_narrow_files_are_computed_in_bfloat16(gpu, packed, precision):
     model = PackedModel(packed(precision).cell, "cuda:0")
     assert (model.precision, model.steps.precision) == (precision, "bfloat16")

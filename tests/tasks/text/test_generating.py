@@ -11,6 +11,7 @@ from cellerate.data.tokenizers.tokenizer import ByteTokenizer, CharacterTokenize
 from cellerate.errors import BackendError, CellerateError, ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.models.storage import save_model
+from cellerate.program import PRECISIONS
 from cellerate.tasks.inference import generate
 from cellerate.tasks.packing import packed
 from cellerate.tasks.text.generating import generate_text
@@ -200,7 +201,7 @@ def test_auto_takes_keras_without_the_core_and_demanding_the_engine_raises(path,
             generate(path, "abc", **demand)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_way_to_a_packed_model_gives_the_same_text(path, tmp_path, precision):
     cellerate.pack(path, tmp_path / "m.cell", precision=precision)
     options = {"max_tokens": 2000, "temperature": 2.0, "seed": 4}
@@ -228,7 +229,7 @@ def test_every_way_to_a_packed_model_gives_the_same_text(path, tmp_path, precisi
         ({"min_p": 2.0}, ConfigError, "min_p"),
         ({"repetition_penalty": 0.0}, ConfigError, "repetition_penalty"),
         ({"seed": -1}, ConfigError, "seed"),
-        ({"precision": "int4"}, ConfigError, "float32, bfloat16, int8"),
+        ({"precision": "int2"}, ConfigError, "float32, bfloat16, int8, int4"),
         ({"vocabulary": IN_ORDER}, ConfigError, "has its own"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,

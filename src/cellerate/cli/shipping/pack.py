@@ -15,7 +15,8 @@ def pack(
     model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone.")],
     output: Annotated[Path, option("The .cell file to write.", "--output", "-o")],
     precision: Annotated[
-        str, typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16 or int8.")
+        str,
+        typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16, int8 or int4."),
     ] = "float32",
     vocabulary: Vocabulary = None,
     card: Annotated[Path | None, option("Also write a card of the packed model, *.md.", "--card")] = None,

@@ -1,7 +1,8 @@
 """The next-token chain on the native core, one time step at a time: what text generation runs.
 
-It is a program as packed models are (`kernels.program`), whose weights are packed once, in float32, bfloat16 or int8;
-the whole loop of drawing and reading ids runs in one native call. Only this module uses the core's `TextProgram`.
+It is a program as packed models are (`kernels.program`), whose weights are packed once, in float32, bfloat16,
+int8 or int4; the whole loop of drawing and reading ids runs in one native call. Only this module uses the core's
+`TextProgram`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,9 @@ class StepModel(Steps):
 
     Rounding: bfloat16 rounds weights and the inputs of every product to bfloat16. int8 rounds the weights of
     each output to 127 steps of their largest (ties to even), h of an LSTM with tanh and sigmoid to 1/127, and
-    any other input of a product to 127 steps of the largest in its row. Sums, c, and the product of the
-    embeddings with the kernel of an LSTM directly after them are always float32.
+    any other input of a product to 127 steps of the largest in its row. int4 rounds the weights of each 32 inputs of
+    an output to whole numbers from -8 to 7, as `runtime.narrowing` says, and inputs as int8 does. Sums, c, and the
+    product of the embeddings with the kernel of an LSTM directly after them are always float32.
 
     Args:
         chain: {"op": "embedding", "embeddings": (V, E), "masks_zero": False}, where `masks_zero` means that

@@ -109,6 +109,7 @@ def _target(core: Core) -> Iterator[Finding]:
             f"{_flops(measure(core.target, precision, core.threads))} of "
             f"{_flops(measure(best, precision, core.threads))} in {precision}"
             for precision in PRECISIONS
+            if precision != "int4"  # multiplied as int8
         )
         cost += f", measured: {', '.join(rates_now)}"
     said = f"CELLERATE_TARGET={core.target}, where {best} can run"

@@ -69,7 +69,7 @@ class Engine:
     Args:
         program: What to run.
         precision: How the core keeps and multiplies matrices, one of `program.PRECISIONS`; what it does not take is
-            computed in float32. bfloat16 and int8 round as `kernels.decoder.cpu.StepModel` says.
+            computed in float32. bfloat16, int8 and int4 round as `kernels.decoder.cpu.StepModel` says.
 
     Raises:
         ModelError: The program cannot be run: a node reads ids or a mask where it needs numbers, or an operation

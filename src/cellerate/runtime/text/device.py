@@ -52,7 +52,7 @@ def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) 
 
     Args:
         chain: As `StepModel` takes it.
-        precision: The file's: "float32", "bfloat16" or "int8", which a GPU computes in bfloat16.
+        precision: The file's: "float32", or "bfloat16", "int8" and "int4", which a GPU computes in bfloat16.
         device: "cpu", "cuda" or "cuda:N".
 
     Raises:

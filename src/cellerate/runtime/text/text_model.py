@@ -58,7 +58,7 @@ class NextTokenModel:
         cell: As given.
         device: As given.
         precision: The precision in which its matrices are kept, and in which steps multiply them; a GPU multiplies
-            those of an int8 file in bfloat16.
+            those of an int8 or int4 file in bfloat16.
 
     Raises:
         ConfigError: `device` has another form.
@@ -157,8 +157,8 @@ class NextTokenModel:
                 `top_p` draws from the likeliest tokens that together have this probability.
                 `min_p` draws from tokens with at least this fraction of the likeliest one's probability.
                 `repetition_penalty`, above 1, makes tokens that are already in the text less likely.
-                `seed`: the same one draws the same texts, on every instruction set and number of threads in float32
-                and int8; None draws different ones each time. Each prompt has its own random numbers; the first
+                `seed`: the same one draws the same texts, on every instruction set and number of threads in float32,
+                int8 and int4; None draws different ones each time. Each prompt has its own random numbers; the first
                 draws what it would draw alone.
 
         Returns:

@@ -46,8 +46,8 @@ def generate_text(
             the native core is not installed or cannot run the model. The core runs a chain of an Embedding (or
             one-hot vectors as wide as the output), LSTMs and the layers it knows between them and the logits; it
             does not run branches, other recurrent layers or custom layers.
-        precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
-            Any but "float32" requires the engine.
+        precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16", "int8" or
+            "int4". Any but "float32" requires the engine.
 
     Returns:
         An iterator over pieces that are safe to show: no part of a UTF-8 character, no beginning of a stop text.
