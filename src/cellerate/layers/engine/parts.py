@@ -48,7 +48,7 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
         rows_apart: Whether the rows of embeddings are treated apart.
         training: Whether the step trains, or only judges.
     """
-    graph = read_training(model)
+    graph = read_training(model, training)
     objectives = objectives_of(model)
     found = metrics_of(model, [] if isinstance(objectives, str) else objectives, training=training)
     update = update_of(model.optimizer) if training else None
