@@ -95,7 +95,8 @@ bool fits_dot(const ProgramNode& node, const ValueShape* shapes, const ValueShap
   return sizes[0] == sizes[1] && shape.positions() * shape.features == rest;
 }
 
-bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape) {
+// In training steps all additive weights may be one number.
+bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape, bool trains) {
   const ValueShape &query = shapes[node.inputs[0]], &key = shapes[node.inputs[1]],
                    &value = shapes[node.inputs[2]];
   const auto masks = [&](int input, int64_t steps) {
@@ -105,7 +106,8 @@ bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const Val
   return heads >= 1 && query.steps >= 1 && key.steps >= 1 && query.features == key.features &&
          key.steps == value.steps && key.features % heads == 0 && value.features % heads == 0 &&
          shape.steps == query.steps && shape.features == value.features &&
-         (node.columns == 0 || node.columns == key.features) && masks(3, key.steps) && masks(4, query.steps);
+         (node.columns == 0 || node.columns == key.features || (trains && node.columns == 1)) &&
+         masks(3, key.steps) && masks(4, query.steps);
 }
 
 // The multiplications of a row of an operation that has no weights.
@@ -199,6 +201,8 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
       case ProgramOp::kBatchNorm:
       case ProgramOp::kAffine:
         need(shape == of(0) && (node.columns == 0 || shape.features == node.columns));
+        if (node.op == ProgramOp::kBatchNorm && node.inputs[1] >= 0)
+          need(of(1).positions() == shape.positions());
         break;
       case ProgramOp::kGather:
         break;
@@ -263,7 +267,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
         need(fits_dot(node, shapes, shape));
         break;
       case ProgramOp::kAttention:
-        need(fits_attention(node, shapes, shape));
+        need(fits_attention(node, shapes, shape, stretches));
         break;
       case ProgramOp::kAnyMask:
         for (int32_t input = 0; input < node.input_count; ++input) need(fits(of(input)));

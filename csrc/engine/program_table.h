@@ -125,7 +125,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kCumsum, .name = "cumsum", .inputs = {"x"}, .shapes = kFeatures, .predicts = false},
     {.op = ProgramOp::kBatchNorm,
      .name = "batch_norm",
-     .inputs = {"x"},
+     .inputs = {"x", "mask?"},
      .arrays = {"gamma", nullptr, "beta"},
      .number = "epsilon",
      .predicts = false},

@@ -1,4 +1,5 @@
 // The normalisation of a batch: its rows are one piece.
+#include <algorithm>
 #include <cmath>
 
 #include "training/piece.h"
@@ -16,7 +17,19 @@ void for_each(int64_t count, int64_t features, const Each& each) {
 
 using Sums = std::vector<double>;
 
+// What Keras adds to the number of positions that a mask leaves, where there may be none.
+constexpr double kLeastPositions = 1e-7;
+
 }  // namespace
+
+// How many positions the statistics of a batch count: those that the mask leaves, if there is one.
+double Piece::positions_counted(int32_t n) const {
+  const uint8_t* counts = mask(source(n, 1));
+  if (counts == nullptr) return static_cast<double>(positions(n));
+  return static_cast<double>(
+             std::count_if(counts, counts + positions(n), [](uint8_t one) { return one != 0; })) +
+         kLeastPositions;
+}
 
 // The mean and the inverse deviation of each feature, of this batch in training, else of those before.
 void Piece::take_moments(int32_t n) {
@@ -33,14 +46,20 @@ void Piece::take_moments(int32_t n) {
   Sums sums(static_cast<size_t>(features)), squares(sums.size());
   double* sum = sums.data();
   double* square = squares.data();
-  for_each(count, features, [&](int64_t i, int64_t feature) { sum[feature] += static_cast<double>(x[i]); });
-  for (double& each : sums) each /= static_cast<double>(count);
+  const uint8_t* counts = mask(source(n, 1));
+  const double counted = positions_counted(n);
+  const auto skips = [&](int64_t i) { return counts != nullptr && counts[i / features] == 0; };
   for_each(count, features, [&](int64_t i, int64_t feature) {
+    if (!skips(i)) sum[feature] += static_cast<double>(x[i]);
+  });
+  for (double& each : sums) each /= counted;
+  for_each(count, features, [&](int64_t i, int64_t feature) {
+    if (skips(i)) return;
     const double off = static_cast<double>(x[i]) - sum[feature];
     square[feature] += off * off;
   });
   for (int64_t i = 0; i < features; ++i) {
-    const auto variance = static_cast<float>(square[i] / static_cast<double>(count));
+    const auto variance = static_cast<float>(square[i] / counted);
     mean[i] = static_cast<float>(sum[i]);
     inverse[i] = invert(variance);
     const float kept = moments.momentum;
@@ -78,17 +97,23 @@ void Piece::normalize_batch_back(int32_t n) {
   });
   float *d_gamma = gradient_of(n, 0), *d_beta = gradient_of(n, 2);
   std::vector<float> means(static_cast<size_t>(2 * features));
+  const uint8_t* counts = mask(source(n, 1));
+  const double counted = positions_counted(n);
   for (int64_t i = 0; i < features; ++i) {
     if (d_gamma != nullptr) d_gamma[i] = static_cast<float>(along[i]);
     if (d_beta != nullptr) d_beta[i] = static_cast<float>(sum[i]);
-    means[static_cast<size_t>(2 * i)] = static_cast<float>(sum[i] / static_cast<double>(count));
-    means[static_cast<size_t>(2 * i + 1)] = static_cast<float>(along[i] / static_cast<double>(count));
+    means[static_cast<size_t>(2 * i)] = static_cast<float>(sum[i] / counted);
+    means[static_cast<size_t>(2 * i + 1)] = static_cast<float>(along[i] / counted);
   }
   const float* of_feature = means.data();
   give(source(n), [&](float* to) {
     for_each(count, features, [&](int64_t i, int64_t feature) {
       const float factor = inverse[feature] * (of.kernel == nullptr ? 1 : of.kernel[feature]);
-      to[i] = factor * (d[i] - of_feature[2 * feature] - normal(i, feature) * of_feature[2 * feature + 1]);
+      // The statistics do not depend on what the mask leaves out.
+      const bool outside = counts != nullptr && counts[i / features] == 0;
+      to[i] = factor *
+              (outside ? d[i]
+                       : d[i] - of_feature[2 * feature] - normal(i, feature) * of_feature[2 * feature + 1]);
     });
   });
 }

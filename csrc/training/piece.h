@@ -185,6 +185,7 @@ class Piece {
   void make_mask(int32_t n);
   void merge(int32_t n);
   void over_time(int32_t n);
+  double positions_counted(int32_t n) const;
   void take_moments(int32_t n);
   void normalize_batch(int32_t n);
   void gather_windows(int32_t n);

@@ -2,6 +2,7 @@
 //
 // A product of two values is that of a dense layer whose kernel is the second one.
 #include <algorithm>
+#include <numeric>
 
 #include "simd/dispatch.h"
 #include "training/piece.h"
@@ -35,6 +36,12 @@ struct Columns {
     }
   }
 };
+
+// The additive weights of so many features: of each its own, or one of all.
+Floats spread(const ProgramNode& of, int64_t features) {
+  if (of.columns == 1) return Floats(static_cast<size_t>(features), of.kernel[0]);
+  return Floats(of.kernel, of.kernel + of.columns);
+}
 
 template <class Call>
 Call product_of(const float* a, const float* b, int64_t rows, int64_t inputs, int64_t outputs) {
@@ -161,6 +168,7 @@ void Piece::attend(int32_t n) {
   const ProgramNode& of = node(n);
   const TrainingKernels& kernels = *program_.target_->training;
   const bool additive = of.kernel != nullptr;
+  const Floats additive_weights = additive ? spread(of, shape(source(n, 1)).features) : Floats();
   Floats q, k, v, factors, dropped, out, spare;
   for_each_head(n, [&](const Head& head) {
     head.query.take(value(source(n, 0)) + head.first_query, false, q);
@@ -172,8 +180,8 @@ void Piece::attend(int32_t n) {
     const int64_t width = head.key.columns;
     if (additive) {
       for (int64_t t = 0; t < head.queries; ++t)
-        kernels.additive_scores(of.kernel, q.data() + t * width, k.data(), weights + t * head.keys, head.keys,
-                                width);
+        kernels.additive_scores(additive_weights.data(), q.data() + t * width, k.data(),
+                                weights + t * head.keys, head.keys, width);
     } else {
       auto call = product_of<DenseForward>(q.data(), k.data(), head.queries, width, head.keys);
       call.y = weights;
@@ -204,7 +212,9 @@ void Piece::attend_back(int32_t n) {
   const bool additive = of.kernel != nullptr;
   const auto floats = [](int64_t count) { return Floats(static_cast<size_t>(count)); };
   Floats d_query = floats(size(source(n, 0))), d_key = floats(size(source(n, 1))),
-         d_value = floats(size(source(n, 2))), d_additive = floats(of.columns);
+         d_value = floats(size(source(n, 2)));
+  const Floats additive_weights = additive ? spread(of, shape(source(n, 1)).features) : Floats();
+  Floats d_additive = floats(static_cast<int64_t>(additive_weights.size()));
   Floats q, k, v, d_out, factors, dropped, d_weights, d_q, d_k, d_v;
   for_each_head(n, [&](const Head& head) {
     const int64_t width = head.key.columns, wide = head.value.columns;
@@ -235,8 +245,9 @@ void Piece::attend_back(int32_t n) {
     for (float& each : d_weights) each *= of.number;
     if (additive) {
       for (int64_t t = 0; t < head.queries; ++t)
-        kernels.additive_back(of.kernel, q.data() + t * width, k.data(), d_weights.data() + t * head.keys,
-                              d_q.data() + t * width, d_k.data(), d_additive.data(), head.keys, width);
+        kernels.additive_back(additive_weights.data(), q.data() + t * width, k.data(),
+                              d_weights.data() + t * head.keys, d_q.data() + t * width, d_k.data(),
+                              d_additive.data(), head.keys, width);
     } else {
       auto scores = product_of<DenseBackward>(q.data(), k.data(), head.queries, width, head.keys);
       scores.d_y = d_weights.data();
@@ -248,7 +259,10 @@ void Piece::attend_back(int32_t n) {
     head.key.put(d_k, !additive, d_key.data() + head.first_key);
     head.value.put(d_v, false, d_value.data() + head.first_value);
   });
-  if (float* to = gradient_of(n, 0)) copy(d_additive.data(), to, of.columns);
+  if (float* to = gradient_of(n, 0)) {
+    if (of.columns == 1) d_additive[0] = std::accumulate(d_additive.begin(), d_additive.end(), 0.0f);
+    copy(d_additive.data(), to, of.columns);
+  }
   give_all(source(n, 0), d_query);
   give_all(source(n, 1), d_key);
   give_all(source(n, 2), d_value);

@@ -69,6 +69,21 @@ def test_normal_numbers_have_their_mean_and_deviation(layer: Any, deviation: flo
     assert model.evaluate(x, x, verbose=0) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_alpha_dropout_keeps_mean_and_deviation_and_drops_at_its_rate() -> None:
+    """Of inputs of ones, those that are kept and those that are dropped have one value each."""
+    least = -1.7580993408473766
+    scale = ((1 - RATE) * (1 + RATE * least**2)) ** -0.5
+    kept, dropped = (scale * value - scale * least * RATE for value in (1.0, least))
+    losses = loss_of_steps(probe(layers.AlphaDropout(RATE, seed=1)), 64, 12, target=kept)
+    expected, drawn = RATE * (kept - dropped), 64 * 5 * WIDTH * 12
+    off = (kept - dropped) * np.sqrt(RATE * (1 - RATE) / drawn)
+    assert np.mean(losses) == pytest.approx(expected, abs=5 * off)
+    model = probe(layers.AlphaDropout(RATE, seed=1))
+    loss_of_steps(model, 8, 1)
+    x = np.ones((8, 5, WIDTH), np.float32)
+    assert model.evaluate(x, x, verbose=0) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_no_dropout_while_evaluating() -> None:
     model = probe(layers.Dropout(RATE, seed=1))
     loss_of_steps(model, 8, 1)

@@ -171,6 +171,15 @@ SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
         "series",
         "mse",
     ),
+    "masked statistics": (
+        _attending(
+            lambda x: L.BatchNormalization(momentum=0.8)(x),
+            lambda x: L.LSTM(4, return_sequences=True)(L.BatchNormalization(scale=False)(x)),
+            masked=True,
+        ),
+        "series",
+        "mse",
+    ),
     "masked heads": (
         _attending(lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x), masked=True),
         "series",

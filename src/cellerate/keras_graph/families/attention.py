@@ -21,23 +21,23 @@ _EARLIER = "Give the layers masked tensors, or use_causal_mask=True."
 def attention(call: ProgramCall) -> list[ProgramValue]:
     """Attention whose scores are products, or sums behind a tanh."""
     layer = call.layer
-    query, value, key = _three(call)
+    query, value, key = query_value_key(call)
     scale = 1.0 if layer.scale is None else float(numpy(layer.scale))
     if layer.score_mode == "dot":
-        return _attended(call, (query, key, value), scale=scale)
+        return attended(call, (query, key, value), scale=scale)
     weights = np.full(_width(query), float(numpy(layer.concat_score_weight)), "float32")
     if scale != 1.0:
         query, key = (affine(call, scale, 0.0, each) for each in (query, key))
-    return _attended(call, (query, key, value), additive=weights)
+    return attended(call, (query, key, value), additive=weights)
 
 
 def additive_attention(call: ProgramCall) -> list[ProgramValue]:
     """Attention whose scores are sums behind a tanh, each feature with its weight."""
-    query, value, key = _three(call)
+    query, value, key = query_value_key(call)
     weights = call.weights(call.layer, "scale").get("scale")
     if weights is None:
         weights = np.ones(_width(query), "float32")
-    return _attended(call, (query, key, value), additive=weights)
+    return attended(call, (query, key, value), additive=weights)
 
 
 def _width(x: ProgramValue) -> int:
@@ -47,12 +47,13 @@ def _width(x: ProgramValue) -> int:
     return width
 
 
-def _three(call: ProgramCall) -> tuple[ProgramValue, ProgramValue, ProgramValue]:
+def query_value_key(call: ProgramCall) -> tuple[ProgramValue, ProgramValue, ProgramValue]:
+    """The tensors that a layer is called on; the key is the value where none is given."""
     query, value, *key = call.x
     return query, value, key[0] if key else value
 
 
-def _attended(
+def attended(
     call: ProgramCall,
     parts: tuple[ProgramValue, ProgramValue, ProgramValue],
     scale: float = 1.0,

@@ -327,6 +327,9 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
         read = {name: shapes[source] for name, source in node.inputs.items()}
         if node.op in _OF_TRAINING:
             shapes[number] = read["x"]
+        elif node.op == "attention":
+            # Additive weights may be one number for all features.
+            shapes[number] = OPERATIONS[node.op].shape(dataclasses.replace(node, arrays={}), read)
         elif node.op == GROUPED:
             shapes[number] = (*read["x"][:-1], node.arrays["kernel"].shape[1])
         else:

@@ -14,6 +14,7 @@ from keras import layers
 
 from cellerate.keras_graph.graph import tensor_names
 from cellerate.keras_graph.keras_layers import readers
+from cellerate.keras_graph.program_layers import affine
 from cellerate.keras_graph.program_nodes import (
     Nodes,
     ProgramCall,
@@ -27,11 +28,14 @@ from cellerate.keras_graph.program_nodes import (
 from cellerate.keras_graph.to_program import ProgramReading, no_graph, own_graph
 from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
+from cellerate.layers.engine.learned_scores import learned_scores
 from cellerate.program import Node
 
 # The type in which LSTMs compute where their policy says so. The rest of a step is float32, which takes no longer.
 _NARROW = "bfloat16"
-_SAME_LAYERS = "Use Dropout, SpatialDropout1D, GaussianDropout or GaussianNoise."
+_SAME_LAYERS = "Use Dropout or SpatialDropout1D."
+# What AlphaDropout puts in the place of what it drops: the least that a SELU gives.
+_LEAST_OF_SELU = -1.6732632423543772 * 1.0507009873554805
 # The axes of (B, T, F) along which a node drops the same.
 _DROPPED_ALIKE = {(False, True, False): "spatial_dropout", (False, False, True): "step_dropout"}
 _carrying: list[type] = []
@@ -102,11 +106,12 @@ class TrainingGraph:
         return (0.0, 0.0) if drops is None else (drops.inputs, drops.state)
 
 
-def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
+def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | tuple[str, ...]:
     """Reads what a training step of a Keras model computes.
 
     Args:
         model: Any Keras model. It is not changed.
+        training: Whether the step trains, or only judges.
 
     Returns:
         The graph; or all that keeps the model from having one, a sentence each.
@@ -116,7 +121,7 @@ def read_training(model: keras.Model) -> TrainingGraph | tuple[str, ...]:
         return (no_graph(model),)
     if other_types := _other_types(model):
         return other_types
-    nodes = _TrainingNodes()
+    nodes = _TrainingNodes(training)
     reading = ProgramReading(nodes, _training_readers())
     names = tensor_names(graph._inputs_struct, graph.inputs)
     values = [reading.model_input(name, tensor) for name, tensor in zip(names, graph.inputs, strict=True)]
@@ -173,6 +178,7 @@ class _TrainingNodes(Nodes):
     """The nodes of a program, and what training does with them besides.
 
     Attributes:
+        training: Whether the step trains, or only judges.
         drops: What nodes drop, by their numbers.
         carried: The states that go on from batch to batch, in the order of the inputs that begin with them.
         fixed: The variables of layers whose weights become constants.
@@ -180,8 +186,9 @@ class _TrainingNodes(Nodes):
         narrow: The numbers of the LSTMs that compute in bfloat16.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, training: bool) -> None:
         super().__init__()
+        self.training = training
         self.drops: dict[int, Drops] = {}
         self.carried: list[Carried] = []
         self.fixed: list[Any] = []
@@ -257,7 +264,7 @@ def _in_training(kind: type, read: Read) -> Read:
     if kind in (layers.GaussianDropout, layers.GaussianNoise):
         return _gaussian
     if kind is layers.AlphaDropout:
-        return _refused_noise
+        return _alpha_dropout
     if kind in (layers.Conv1D, layers.DepthwiseConv1D, layers.SeparableConv1D):
         return functools.partial(_convolution, read)
     if kind in (layers.Attention, layers.AdditiveAttention, layers.MultiHeadAttention):
@@ -315,10 +322,9 @@ def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValu
     layer, before = call.layer, len(call.nodes.found)
     # AdditiveAttention is a subclass of Attention, and learns a number for each feature.
     additive = isinstance(layer, layers.AdditiveAttention)
-    dots = isinstance(layer, layers.Attention) and not additive
-    if dots and (layer.scale is not None or layer.score_mode != "dot"):
-        raise Refused("learns one number for all its scores", "Build it with use_scale=False and dot scores.")
-    values = read(call)
+    learns = isinstance(layer, layers.Attention) and not additive
+    learns = learns and (layer.scale is not None or layer.score_mode == "concat")
+    values = learned_scores(call) if learns else read(call)
     rate = float(layer.dropout)
     if rate == 0:
         return values
@@ -334,8 +340,23 @@ def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValu
     return values
 
 
-def _refused_noise(call: ProgramCall) -> ProgramValue:
-    raise Refused("draws noise of its own in training", _SAME_LAYERS)
+def _alpha_dropout(call: ProgramCall) -> ProgramValue:
+    """Nodes that put the least value of a SELU in the place of what they drop, and keep mean and variance."""
+    rate = _rate(call)
+    if rate == 0 or (isinstance(call.nodes, _TrainingNodes) and not call.nodes.training):
+        value: ProgramValue = call.x
+        return value
+    if call.layer.noise_shape is not None:
+        raise Refused(f"has the noise_shape {tuple(call.layer.noise_shape)}", _SAME_LAYERS)
+    least = _LEAST_OF_SELU
+    scale = ((1 - rate) * (1 + rate * least**2)) ** -0.5
+    # Without a layer, which would have one scale for both. What is dropped becomes 0, and in the end the least value.
+    alone = dataclasses.replace(call, layer=None)
+    raised = affine(alone, 1.0, -least)
+    dropped = dataclasses.replace(call.add("dropout", {"x": raised}), shape=call.x.shape)
+    _note(call, dropped.number, Drops(rate, 0.0, call.layer.seed_generator))
+    # The dropout has divided what it keeps by the share that it keeps.
+    return affine(alone, scale * (1 - rate), scale * least * (1 - rate), dropped)
 
 
 def _batch_normalization(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
@@ -345,11 +366,14 @@ def _batch_normalization(read: Read, call: ProgramCall) -> ProgramValue | list[P
         return _constant(read, call)
     if layer.axis not in (-1, len(call.x.shape) - 1):
         raise Refused(f"normalises along axis {layer.axis}", "Give it axis=-1.")
-    if layer.renorm or call.mask is not None:
-        raise Refused(
-            "normalises by part of a batch", "Build it without renorm, and its model without masks."
-        )
-    added = call.add("batch_norm", None, call.weights(layer, "gamma", "beta"), epsilon=float(layer.epsilon))
+    if layer.renorm:
+        raise Refused("normalises by batches before this one", "Build it without renorm.")
+    if call.time_axis == 2:
+        raise Refused("normalises each step by itself", "Leave out the TimeDistributed around it.")
+    inputs, counts = {"x": call.x}, call.used_mask()
+    if counts is not None:
+        inputs["mask"] = counts
+    added = call.add("batch_norm", inputs, call.weights(layer, "gamma", "beta"), epsilon=float(layer.epsilon))
     if isinstance(call.nodes, _TrainingNodes) and added.number is not None:
         call.nodes.normalized[added.number] = layer
     return added

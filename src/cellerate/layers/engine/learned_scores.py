@@ -1,0 +1,33 @@
+"""Attention that learns numbers for its scores, as training steps change them."""
+
+from cellerate.keras_graph.families.attention import attended, query_value_key
+from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused, Weight, numpy
+
+
+def learned_scores(call: ProgramCall) -> list[ProgramValue]:
+    """The nodes of attention that learns a factor of all its scores, or of the sums behind a tanh."""
+    layer = call.layer
+    query, value, key = query_value_key(call)
+    if layer.score_mode == "dot":
+        return attended(call, (_learned_product(call, query), key, value))
+    if layer.scale is not None:
+        query, key = _learned_product(call, query), _learned_product(call, key)
+    factor = call.nodes.array(
+        layer,
+        "concat_score_weight",
+        lambda: numpy(layer.concat_score_weight).reshape(1),
+        Weight(layer.concat_score_weight),
+    )
+    return attended(call, (query, key, value), additive=factor)
+
+
+def _learned_product(call: ProgramCall, x: ProgramValue) -> ProgramValue:
+    """The product of x and the one number that an attention learns: a dense layer of single numbers."""
+    layer, width = call.layer, x.shape[-1]
+    if width is None:
+        raise Refused("scales a last axis of unknown size", "Give the model's Input its size.")
+    kernel = call.nodes.array(
+        layer, "scale as a kernel", lambda: numpy(layer.scale).reshape(1, 1), Weight(layer.scale)
+    )
+    single = call.add("reshape", {"x": x}, shape=(-1, 1))
+    return call.add("reshape", {"x": call.add("dense", {"x": single}, {"kernel": kernel})}, shape=(-1, width))
