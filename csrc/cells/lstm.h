@@ -32,6 +32,7 @@ struct LstmInputs {
 
   // Either x, or ids and embeddings; with these, row (b, t) of x is embeddings[ids[b, t]], and there is no dropout. A
   // call with both gives the gradient of x in place of that of the embeddings; the values of x are then not read.
+  // Neither, and D = 0, where the biases of rows are all that is read.
   const void* x = nullptr;            // (B, T, D)
   const int32_t* ids = nullptr;       // (B, T), each in [0, V)
   const float* embeddings = nullptr;  // (V, D)
@@ -40,6 +41,7 @@ struct LstmInputs {
   const float* kernel = nullptr;             // (D, 4H)
   const float* recurrent_kernel = nullptr;   // (H, 4H)
   const float* bias = nullptr;               // (4H), or null
+  const float* row_bias = nullptr;           // (B, 4H): one of each row, in place of that, or null
   const void* h0 = nullptr;                  // (B, H), or null for zeros
   const void* c0 = nullptr;                  // (B, H), or null for zeros
   const uint8_t* mask = nullptr;             // (B, T), zero where masked, or null
@@ -72,6 +74,7 @@ struct LstmBackward : LstmInputs {
   float* d_kernel = nullptr;            // (D, 4H)
   float* d_recurrent_kernel = nullptr;  // (H, 4H)
   float* d_bias = nullptr;              // (4H), or null without a bias
+  float* d_row_bias = nullptr;          // (B, 4H), or null without biases of rows
   void* d_h0 = nullptr;                 // (B, H), or null if not wanted
   void* d_c0 = nullptr;                 // (B, H), or null if not wanted
 };

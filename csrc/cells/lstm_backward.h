@@ -62,6 +62,8 @@ class BackwardJob {
     x_ = memory.take<float>(count(in_.dropout != nullptr ? 4 : 1, x_gate_));
     h_gate_ = packed_words<kPairs>(plan_.units, packed_depth_);
     h_ = memory.take<float>(count(in_.recurrent_dropout != nullptr ? 4 : 1, h_gate_));
+    if (in_.d_row_bias != nullptr)
+      d_row_bias_ = {memory.take<float>(count(plan_.unit_panels * plan_.batch, kWidth)), plan_.batch};
     if (plan_.vocabulary > 0) {
       d_table_ = {memory.take<float>(count(plan_.unit_panels * plan_.vocabulary, kWidth)), plan_.vocabulary};
       if (in_.d_embeddings != nullptr) {
@@ -305,7 +307,7 @@ class BackwardJob {
       for (Index row = rows.begin; row < rows.end; row += kEach) {
         const Index k = ((step - begin) * rows_ + row) / kEach;
         const bool second = kPairs && row + 1 < plan_.batch;
-        if (plan_.vocabulary == 0) {
+        if (x_rows_ > 0) {
           const auto* x =
               static_cast<const Type*>(in_.x) + (row * plan_.steps + time_of(step)) * plan_.inputs;
           pack(x, second ? x + plan_.steps * plan_.inputs : nullptr, plan_.inputs, in_.dropout, row, x_,
@@ -343,26 +345,7 @@ class BackwardJob {
     }
   }
   // Makes the words along the rows of a chunk whole tiles: this thread's share of both factors.
-  void clear_beyond_rows(int index, Index steps) {
-    const Index deep = steps * rows_ / kEach, beyond = round_up(deep, kTileWords) - deep;
-    if (beyond == 0) return;
-    const auto clear = [&](float* left, Index rows, Index gate_words, int copies) {
-      const Range mine = share(rows, index, plan_.threads);
-      for (int copy = 0; copy < copies; ++copy) {
-        for (Index row = mine.begin; row < mine.end; ++row) {
-          float* from = packed_at<kPairs>(left + copy * gate_words, packed_depth_, row, deep);
-          std::memset(from, 0, static_cast<size_t>(beyond) * sizeof(float));
-        }
-      }
-    };
-    clear(x_, x_rows_, x_gate_, in_.dropout != nullptr ? 4 : 1);
-    clear(h_, plan_.units, h_gate_, in_.recurrent_dropout != nullptr ? 4 : 1);
-    const Range panels = plan_.panels_shared(index);
-    for (Index panel = panels.begin; panel < panels.end; ++panel) {
-      std::memset(d_paired_ + (panel * depth_ + deep) * kWidth, 0,
-                  static_cast<size_t>(beyond * kWidth) * sizeof(float));
-    }
-  }
+  void clear_beyond_rows(int index, Index steps);
   static float word_of_ones() {
     constexpr uint32_t kOnes = 0x3f803f80;  // twice 1 in bfloat16
     float word;
@@ -392,6 +375,9 @@ class BackwardJob {
 
   // Adds the rows of dz of one panel to the rows of their ids.
   void add_to_table(Index panel, Index begin, Index end);
+
+  // Adds them to the gradients of the biases of their rows, and stores these once all steps are there.
+  void add_to_row_bias(Index panel, Index begin, Index end);
 
   // Stores the gradients of the initial states of some rows.
   void store_state_gradients(Range rows) {
@@ -441,6 +427,7 @@ class BackwardJob {
   float* x_ = nullptr;  // [x 1]^T as a packed left factor; with dropout one per gate
   float* h_ = nullptr;  // h^T as a packed left factor; with recurrent dropout one per gate
   Index x_gate_ = 0, h_gate_ = 0;  // words from one gate's to the next
+  Panels d_row_bias_;              // dz summed over time
   Panels d_table_;                 // dz summed by id
   Panels d_embeddings_;
   float* embeddings_ = nullptr;  // embeddings^T as a packed left factor

@@ -31,7 +31,8 @@ class ForwardJob {
         chunk_(plan.all_rows_together() ? larger(1, smaller(plan.steps, kRowsAtOnce / plan.batch)) : 1),
         candidate_(in.activation),
         gate_(in.recurrent_activation),
-        usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
+        usual_(has_usual_gates(in.activation, in.recurrent_activation)),
+        projects_(plan.vocabulary == 0 && plan.inputs > 0) {}
 
   // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
@@ -40,9 +41,10 @@ class ForwardJob {
     Layout packed(const_cast<std::byte*>(in_.packed));
     Layout& weights = in_.packed != nullptr ? packed : memory;
     lay_out_weights(weights);
+    if (in_.row_bias != nullptr) row_bias_ = {memory.take<float>(panels * batch * kWidth), plan_.batch};
     if (plan_.vocabulary > 0) {
       lay_out_table(in_.packs_table ? weights : memory);
-    } else {
+    } else if (projects_) {
       const Index rows = chunk_ * plan_.batch;
       x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
       x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
@@ -112,7 +114,7 @@ class ForwardJob {
   void run_rows(Range rows, const Enter& enter) {
     for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
       const Index end = smaller(plan_.steps, begin + chunk_);
-      if (plan_.vocabulary == 0) {
+      if (projects_) {
         enter(Phase::kProject);
         copy_inputs(begin, end, rows);
         project(begin, end, rows, all_panels());
@@ -131,7 +133,7 @@ class ForwardJob {
     const Range rows{0, plan_.batch};
     for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
       const Index end = smaller(plan_.steps, begin + chunk_);
-      if (plan_.vocabulary == 0) {
+      if (projects_) {
         clock.enter(Phase::kProject);
         each(crew, parts, [&](int part) { copy_inputs(begin, end, share(plan_.batch, part, parts)); });
         each(crew, parts, [&](int part) { project(begin, end, rows, plan_.panels_of(part)); });
@@ -190,6 +192,12 @@ class ForwardJob {
         }
         Simd::store(cell(panel, row),
                     in_.c0 != nullptr ? load_upto<kStorage>(c0, unit, plan_.units) : Simd::set(0));
+        for (Index gate = 0; in_.row_bias != nullptr && gate < 4; ++gate) {
+          const Range from = GateColumns{plan_.units}(panel, gate);
+          const float* bias = in_.row_bias + row * 4 * plan_.units;
+          Simd::store(row_bias_.at(panel, row) + gate * kLanes,
+                      load_upto<Storage::kFloat32>(bias, from.begin, from.end));
+        }
       }
     }
   }
@@ -242,18 +250,21 @@ class ForwardJob {
     }
   }
 
+  // The part of the sums of a row's gates that does not come from h, but for a bias of the row that is added to it.
+  const float* projection(Index step, Index step_of_chunk, Index panel, Index row) const {
+    if (plan_.vocabulary > 0) return table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]);
+    return projects_ ? projected_.at(panel, step_of_chunk * plan_.batch + row) : row_bias_.at(panel, row);
+  }
+  bool adds_row_bias() const { return in_.row_bias != nullptr && (projects_ || plan_.vocabulary > 0); }
+
   // One step of kCount rows and one panel of units.
   template <int kCount>
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row) {
     const float* h = h_[step % 2];
     Tile<kPairs, kCount> tile;
-    for (int r = 0; r < kCount; ++r) {
-      const Index row = first_row + r;
-      if (plan_.vocabulary > 0) {
-        tile.load(r, table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]));
-      } else {
-        tile.load(r, projected_.at(panel, step_of_chunk * plan_.batch + row));
-      }
+    for (int r = 0; r < kCount; ++r) tile.load(r, projection(step, step_of_chunk, panel, first_row + r));
+    if (adds_row_bias()) {
+      for (int r = 0; r < kCount; ++r) tile.add_to(r, row_bias_.at(panel, first_row + r));
     }
     const float* weights = recurrent_ + panel * h_depth_ * kWidth;
     if (in_.recurrent_dropout != nullptr) {
@@ -273,13 +284,15 @@ class ForwardJob {
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row, Index count) {
     alignas(64) float sums[kBlockRows][kWidth];
     const float* projected = sums[0];
-    if (plan_.vocabulary > 0) {
+    if (plan_.vocabulary > 0 || adds_row_bias()) {
       for (Index r = 0; r < count; ++r) {
-        const Index id = in_.ids[(first_row + r) * plan_.steps + time_of(step)];
-        std::memcpy(sums[r], table_.at(panel, id), sizeof sums[r]);
+        Tile<kPairs, 1> row;
+        row.load(0, projection(step, step_of_chunk, panel, first_row + r));
+        if (adds_row_bias()) row.add_to(0, row_bias_.at(panel, first_row + r));
+        row.store(0, sums[r]);
       }
     } else {
-      projected = projected_.at(panel, step_of_chunk * plan_.batch + first_row);
+      projected = projection(step, step_of_chunk, panel, first_row);
     }
     const Left h{h_[step % 2], h_row_, 0, h_depth_, 1};
     multiply_block(h.data + first_row * h_row_, h, 1, recurrent_ + panel * h_depth_ * kWidth, projected,
@@ -393,10 +406,12 @@ class ForwardJob {
   const Index chunk_;              // steps projected at once
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;
+  const bool projects_;  // whether there are inputs to multiply at each position
 
   float* kernel_ = nullptr;     // packed
   float* recurrent_ = nullptr;  // packed
   float* bias_ = nullptr;       // packed
+  Panels row_bias_;             // of each row
   Panels table_;                // embeddings·kernel + bias, one row per id
   float* x_ = nullptr;          // [step of the chunk][row][x_row_]; with dropout one per gate
   Index x_gate_ = 0;            // words from one gate's x_ to the next

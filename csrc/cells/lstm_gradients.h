@@ -5,6 +5,28 @@
 namespace cellerate::CELLERATE_TARGET {
 
 template <Storage kStorage, bool kPairs>
+void BackwardJob<kStorage, kPairs>::clear_beyond_rows(int index, Index steps) {
+  const Index deep = steps * rows_ / kEach, beyond = round_up(deep, kTileWords) - deep;
+  if (beyond == 0) return;
+  const auto clear = [&](float* left, Index rows, Index gate_words, int copies) {
+    const Range mine = share(rows, index, plan_.threads);
+    for (int copy = 0; copy < copies; ++copy) {
+      for (Index row = mine.begin; row < mine.end; ++row) {
+        float* from = packed_at<kPairs>(left + copy * gate_words, packed_depth_, row, deep);
+        std::memset(from, 0, static_cast<size_t>(beyond) * sizeof(float));
+      }
+    }
+  };
+  clear(x_, x_rows_, x_gate_, in_.dropout != nullptr ? 4 : 1);
+  clear(h_, plan_.units, h_gate_, in_.recurrent_dropout != nullptr ? 4 : 1);
+  const Range panels = plan_.panels_shared(index);
+  for (Index panel = panels.begin; panel < panels.end; ++panel) {
+    std::memset(d_paired_ + (panel * depth_ + deep) * kWidth, 0,
+                static_cast<size_t>(beyond * kWidth) * sizeof(float));
+  }
+}
+
+template <Storage kStorage, bool kPairs>
 void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Index end) {
   const Range rows = share((end - begin) * rows_, index, shares());
   const Index block = chunk_ * rows_ * kRun;
@@ -45,6 +67,7 @@ void BackwardJob<kStorage, kPairs>::weight_gradients(int index, Index begin, Ind
     add_products(x_, x_gate_, in_.dropout != nullptr, x_rows_, panel, deep, first, of_x);
     add_products(h_, h_gate_, in_.recurrent_dropout != nullptr, plan_.units, panel, deep, first, of_h);
     if (plan_.vocabulary > 0) add_to_table(panel, begin, end);
+    if (in_.d_row_bias != nullptr) add_to_row_bias(panel, begin, end);
   }
 }
 
@@ -117,6 +140,25 @@ void BackwardJob<kStorage, kPairs>::add_to_table(Index panel, Index begin, Index
       for (int j = 0; j < kWidth; j += kLanes) {
         Simd::store(to + j, Simd::add(Simd::load(to + j), Computed::load(from + j)));
       }
+    }
+  }
+}
+
+template <Storage kStorage, bool kPairs>
+void BackwardJob<kStorage, kPairs>::add_to_row_bias(Index panel, Index begin, Index end) {
+  for (Index row = 0; row < plan_.batch; ++row) {
+    float* all = d_row_bias_.at(panel, row);
+    Tile<false, 1> sum;
+    sum.clear();
+    if (end < plan_.steps) sum.load(0, all);
+    for (Index step = 0; step < end - begin; ++step) {
+      const auto* from = reinterpret_cast<const typename Computed::Type*>(d_gates(panel, step * rows_ + row));
+      for (int j = 0; j < 4; ++j) sum.sum[0][j] = Simd::add(sum.sum[0][j], Computed::load(from + j * kLanes));
+    }
+    if (begin > 0) {
+      sum.store(0, all);
+    } else {
+      add_gates(sum.sum[0], in_.d_row_bias + row * 4 * plan_.units, panel, true);
     }
   }
 }

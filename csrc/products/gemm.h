@@ -33,6 +33,10 @@ struct Tile {
   void load(int row, const float* p) {
     for (int j = 0; j < 4; ++j) sum[row][j] = Simd::load(p + j * kLanes);
   }
+  // Adds four vectors to a row.
+  void add_to(int row, const float* p) {
+    for (int j = 0; j < 4; ++j) sum[row][j] = Simd::add(sum[row][j], Simd::load(p + j * kLanes));
+  }
   void store(int row, float* p) const {
     for (int j = 0; j < 4; ++j) Simd::store(p + j * kLanes, sum[row][j]);
   }

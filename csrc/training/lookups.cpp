@@ -2,7 +2,22 @@
 
 #include <algorithm>
 
+#include "training/step.h"
+
 namespace cellerate {
+namespace {
+
+// A table of embeddings times the kernel is worth its products if a piece looks up this share of its rows.
+constexpr double kTableShare = 0.5;
+// The rows that pieces read are worth finding if they are this share of their positions at most. An LSTM in bfloat16
+// computes the products of positions in half the time, those of rows in float32.
+constexpr double kRowsShare = 0.7, kNarrowRowsShare = 0.35;
+
+int64_t times_read(const ProgramNode& node, size_t other) {
+  return std::count(node.inputs, node.inputs + node.input_count, static_cast<int32_t>(other));
+}
+
+}  // namespace
 
 void Lookup::turn_off() {
   whole_ = false;
@@ -35,6 +50,129 @@ void Lookup::take_distinct(const int32_t* ids, int64_t rows, int64_t steps, int6
     most_rows_ = std::max(most_rows_, static_cast<int64_t>(known.size()));
   }
   if (static_cast<double>(all) <= share * static_cast<double>(rows * steps)) std::swap(pieces_, spare_);
+}
+
+const Lookup* TrainingProgram::lookup_of(int32_t lstm) const {
+  const int32_t x = parts_[static_cast<size_t>(lstm)].moving.node;
+  return x >= 0 && lookups_[static_cast<size_t>(x)].active() ? &lookups_[static_cast<size_t>(x)] : nullptr;
+}
+
+// Whether other nodes read the table of an embedding, too.
+bool TrainingProgram::shares_table(size_t node) const {
+  return std::count_if(nodes_.begin(), nodes_.end(),
+                       [&](const ProgramNode& each) { return each.kernel == nodes_[node].kernel; }) > 1;
+}
+
+// Whether the only use of a value is that an LSTM takes it for its inputs, with nothing dropped.
+bool TrainingProgram::is_input_of(size_t lstm, size_t node, bool training) const {
+  const ProgramNode& of = nodes_[lstm];
+  return of.op == ProgramOp::kLstm && of.inputs[0] == static_cast<int32_t>(node) &&
+         times_read(of, node) == 1 && (!training || rates_[lstm].inputs == 0);
+}
+
+// Calls check(reader) for those who read a value, which is not an output: whether there are some, and all pass.
+template <class Check>
+bool TrainingProgram::all_readers(size_t node, const Check& check) const {
+  bool found = false;
+  for (size_t reader = node + 1; reader < nodes_.size(); ++reader) {
+    if (times_read(nodes_[reader], node) == 0) continue;
+    if (!check(reader)) return false;
+    found = true;
+  }
+  return found && !is_output(node);
+}
+
+// The parts that the inputs of an LSTM consist of: of a repeated vector, of what is joined feature by feature, or of
+// the sum of an embedding and of such vectors, where the embedding must then be looked up.
+InputParts TrainingProgram::parts_of(size_t lstm, const TrainingBatch& batch, bool training) const {
+  const int32_t x = nodes_[lstm].inputs[0];
+  const ProgramNode& of = nodes_[static_cast<size_t>(x)];
+  const int64_t rows = nodes_[lstm].rows, steps = batch.shapes[x].positions();
+  const InputParts whole{{x, 0, rows}, {}};
+  const bool joins = of.op == ProgramOp::kConcatenate, repeats = of.op == ProgramOp::kRepeatVector;
+  if (!joins && !repeats && of.op != ProgramOp::kAdd) return whole;
+  const auto is_its_input = [&](size_t reader) {
+    return is_input_of(reader, static_cast<size_t>(x), training);
+  };
+  if (!all_readers(static_cast<size_t>(x), is_its_input)) return whole;
+  if (repeats) return {{-1, 0, 0}, {{of.inputs[0], 0, rows}}};
+  InputParts found;
+  int64_t first = 0;
+  for (int32_t n = 0; n < of.input_count; ++n) {
+    const int32_t input = of.inputs[n];
+    const ProgramNode& part = nodes_[static_cast<size_t>(input)];
+    const ValueShape& shape = batch.shapes[input];
+    if (!joins && shape.features != rows) return whole;
+    const int64_t begin = joins ? first : 0;
+    if (part.op == ProgramOp::kRepeatVector) {
+      found.still.push_back({part.inputs[0], begin, shape.features});
+    } else if (!joins && shape.positions() < steps) {
+      found.still.push_back({input, begin, shape.features});
+    } else if (found.moving.node < 0 && (joins || part.op == ProgramOp::kEmbedding)) {
+      found.moving = {input, begin, shape.features};
+    } else {
+      return whole;
+    }
+    if (shape.positions() != steps && (joins || shape.positions() > 1)) return whole;
+    first += shape.features;
+  }
+  return found.still.empty() || (joins && first != rows) ? whole : found;
+}
+
+// Finds the values that nothing needs, because LSTMs read the parts that they consist of.
+void TrainingProgram::find_skipped() {
+  for (size_t n = nodes_.size(); n-- > 0;) {
+    const ProgramOp op = nodes_[n].op;
+    const bool repeats = op == ProgramOp::kRepeatVector;
+    skipped_[n] = (repeats || op == ProgramOp::kConcatenate || op == ProgramOp::kAdd) &&
+                  all_readers(n, [&](size_t reader) {
+                    if (nodes_[reader].op != ProgramOp::kLstm) return repeats && skipped_[reader] != 0;
+                    return parts_[reader].moving.node != nodes_[reader].inputs[0];
+                  });
+  }
+}
+
+// Finds what the inputs of LSTMs consist of, and the embeddings that only LSTMs read, which look them up themselves
+// where that is quicker than their products.
+void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t pieces, bool training) {
+  for (Lookup& lookup : lookups_) lookup.turn_off();
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].op == ProgramOp::kLstm) parts_[n] = parts_of(n, batch, training);
+  }
+  find_skipped();
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].op == ProgramOp::kEmbedding) choose_lookup(n, batch, pieces, training);
+  }
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].op != ProgramOp::kLstm || parts_[n].still.empty()) continue;
+    const int32_t moving = parts_[n].moving.node;
+    const bool adds = nodes_[static_cast<size_t>(nodes_[n].inputs[0])].op == ProgramOp::kAdd;
+    // The product of a sum takes no longer than that of its part.
+    if (adds && moving >= 0 && !lookups_[static_cast<size_t>(moving)].active())
+      parts_[n] = {{nodes_[n].inputs[0], 0, nodes_[n].rows}, {}};
+  }
+  find_skipped();
+}
+
+void TrainingProgram::choose_lookup(size_t n, const TrainingBatch& batch, int64_t pieces, bool training) {
+  bool narrow = false;
+  const auto takes_it = [&](size_t lstm) {
+    narrow |= storage_of(static_cast<int32_t>(lstm)) != Storage::kFloat32;
+    return nodes_[lstm].op == ProgramOp::kLstm && parts_[lstm].moving.node == static_cast<int32_t>(n);
+  };
+  const bool only_lstms = all_readers(n, [&](size_t reader) {
+    return skipped_[reader] != 0 ? all_readers(reader, takes_it)
+                                 : is_input_of(reader, n, training) && takes_it(reader);
+  });
+  // Rows that are apart need the gradients of the outputs, of one embedding.
+  if (!only_lstms || (rules_.rows_apart && shares_table(n))) return;
+  const int64_t steps = batch.shapes[n].steps, most_rows = (batch.rows + pieces - 1) / pieces;
+  if (kTableShare * static_cast<double>(most_rows * steps) >= static_cast<double>(nodes_[n].rows)) {
+    lookups_[n].take_whole();
+  } else if (!shares_table(n)) {
+    lookups_[n].take_distinct(ids_of(batch, nodes_[n].inputs[0]), batch.rows, steps, pieces, nodes_[n].rows,
+                              narrow ? kNarrowRowsShare : kRowsShare);
+  }
 }
 
 }  // namespace cellerate

@@ -1,5 +1,6 @@
-// How LSTMs take the rows of an embedding that nothing else reads: they look up the product of a row and their kernel,
-// which is then computed once for each row and not once for each position.
+// How LSTMs take inputs without a product for each position. Of an embedding that nothing else reads they look up the
+// product of a row and their kernel, which is then computed once for each row of the table; and of what is the same at
+// all steps the product is computed once for each row of the batch.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,17 @@ inline PieceRows rows_of_piece(int64_t rows, int64_t pieces, int64_t piece) {
 struct RowsRead {
   std::vector<int32_t> rows;    // each once, in the order in which they are read first
   std::vector<int32_t> places;  // of each position: which of them it reads
+};
+
+// The inputs of an LSTM: what it reads at each position, and what is the same at all steps.
+struct InputParts {
+  struct Part {
+    int32_t node;
+    int64_t first, rows;  // of the kernel
+  };
+  // An embedding or any value; its node is -1 and it has no rows if all is the same at all steps.
+  Part moving{-1, 0, 0};
+  std::vector<Part> still;  // (B, rows) each
 };
 
 class Lookup {

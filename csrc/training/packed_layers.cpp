@@ -24,22 +24,23 @@ PackedLayers::PackedLayers(const TrainingProgram& program, bool training, bool w
 template <class Call>
 Call PackedLayers::call_of(int32_t n) const {
   const ProgramNode& of = program_.nodes_[static_cast<size_t>(n)];
-  const auto x = static_cast<size_t>(of.inputs[0]);
+  const InputParts& parts = program_.parts_[static_cast<size_t>(n)];
   const Rates& rates = program_.rates_[static_cast<size_t>(n)];
   Call call;
   call.batch = call.steps = 1;
-  call.inputs = of.rows;
+  call.inputs = parts.moving.rows;
   call.units = of.columns;
   call.storage = program_.storage_of(n);
-  if (program_.lookups_[x].active()) {
+  if (const Lookup* lookup = program_.lookup_of(n)) {
+    const ProgramNode& table = program_.nodes_[static_cast<size_t>(parts.moving.node)];
     call.ids = reinterpret_cast<const int32_t*>(&present);
-    call.embeddings = program_.nodes_[x].kernel;
-    call.vocabulary = program_.nodes_[x].rows;
-    call.packs_table = !program_.lookups_[x].distinct();
+    call.embeddings = table.kernel;
+    call.vocabulary = table.rows;
+    call.packs_table = !lookup->distinct();
   }
-  call.kernel = of.kernel;
+  call.kernel = of.kernel + parts.moving.first * 4 * of.columns;
   call.recurrent_kernel = of.recurrent_kernel;
-  call.bias = of.bias;
+  call.bias = parts.still.empty() ? of.bias : nullptr;
   if (of.inputs[2] >= 0) call.h0 = call.c0 = &present;
   if (rates.inputs > 0 && rates.state > 0) call.dropout = &present;
   if (rates.state > 0) call.recurrent_dropout = &present;
@@ -50,11 +51,11 @@ size_t PackedLayers::pack_part(const Part& part, std::byte* memory) const {
   const LstmKernels& kernels = *program_.target_->lstm;
   if (!part.backward) return kernels.pack_forward(call_of<LstmForward>(part.node), memory);
   auto call = call_of<LstmBackward>(part.node);
-  const auto x = static_cast<size_t>(program_.nodes_[static_cast<size_t>(part.node)].inputs[0]);
-  const bool looks_up = program_.lookups_[x].active() && !program_.rules_.rows_apart;
+  const int32_t x = program_.parts_[static_cast<size_t>(part.node)].moving.node;
+  const bool looks_up = program_.lookup_of(part.node) != nullptr && !program_.rules_.rows_apart;
   if (looks_up) {
-    if (program_.use_of(x, 0) != nullptr) call.d_embeddings = &present;
-  } else if (program_.differentiable_[x] != 0) {
+    if (program_.use_of(static_cast<size_t>(x), 0) != nullptr) call.d_embeddings = &present;
+  } else if (x >= 0 && program_.differentiable_[static_cast<size_t>(x)] != 0) {
     call.d_x = &present;
   }
   return kernels.pack_backward(call, memory);

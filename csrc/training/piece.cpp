@@ -33,6 +33,7 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
       to.mask = layout.take<uint8_t>(static_cast<size_t>(positions));
       continue;
     }
+    if (program.skipped_[n] != 0) continue;
     largest = std::max(largest, size);
     if (node.op == ProgramOp::kLstmState) {
       // The LSTM writes it.
@@ -65,6 +66,7 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     if (node.op != ProgramOp::kLstm) continue;
     const ValueShape& x = batch.shapes[node.inputs[0]];
     const Rates& rates = program.rates_[n];
+    const InputParts& parts = program.parts_[n];
     LstmInputs sizes;
     sizes.batch = rows;
     sizes.steps = x.steps;
@@ -75,14 +77,19 @@ StepLayout::StepLayout(const TrainingProgram& program, const TrainingBatch& batc
     to.states = take(2 * rows * node.columns);
     sizes.storage = program.storage_of(static_cast<int32_t>(n));
     if (sizes.storage != Storage::kFloat32) {
-      const bool looks_up = program.lookups_[static_cast<size_t>(node.inputs[0])].active();
-      const int64_t inputs = rows * x.positions() * node.rows, states = 2 * rows * node.columns;
+      const bool looks_up = program.lookup_of(static_cast<int32_t>(n)) != nullptr;
+      const int64_t inputs = rows * x.positions() * parts.moving.rows, states = 2 * rows * node.columns;
       const NarrowSizes own{looks_up ? 0 : inputs, size, states, node.inputs[2] >= 0 ? states : 0};
       to.narrow = NarrowLstm(layout, own);
       gradients = {std::max(gradients.inputs, inputs), std::max(gradients.outputs, size),
                    std::max(gradients.states, states), std::max(gradients.first, own.first)};
     }
+    if (!parts.still.empty()) {
+      to.row_bias = take(4 * rows * node.columns);
+      largest = std::max(largest, 4 * rows * node.columns);
+    }
     if (!training) continue;
+    if (!parts.still.empty()) to.d_row_bias = take(4 * rows * node.columns);
     if (node.inputs[2] >= 0) to.d_first = take(2 * rows * node.columns);
     to.reserve = layout.take<std::byte>(program.target_->lstm->reserve_bytes(sizes));
     if (rates.inputs > 0) {
@@ -204,6 +211,7 @@ void Piece::forward(int32_t n) {
   const ProgramNode& of = node(n);
   const NodeMemory& to = layout_.nodes[n];
   const ValueShape& shape_of = shape(n);
+  if (program_.skipped_[n] != 0) return;
   switch (of.op) {
     case ProgramOp::kInput:
       return;

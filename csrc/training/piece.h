@@ -50,6 +50,8 @@ struct NodeMemory {
   float* states = nullptr;         // its last h and c, (2, R, H)
   float* d_states = nullptr;       // their gradients, where a node reads them
   float* d_first = nullptr;        // those of its first states, where it has some
+  float* row_bias = nullptr;       // where it reads what is the same at all steps: its products, (R, 4H)
+  float* d_row_bias = nullptr;     // their gradients
   NarrowLstm narrow;               // of one that computes in bfloat16
 };
 
@@ -219,6 +221,8 @@ class Piece {
   void state_back(int32_t n);
   void clear_gradients(int32_t n);
   void fill_lstm(int32_t n, LstmInputs& call) const;
+  void multiply_still(int32_t n) const;
+  void still_back(int32_t n);
   void multiply_inputs(int32_t n, const float* from, float* to) const;
   const void* narrowed(const float* from, uint16_t* to, int64_t count) const;
   void widened(const uint16_t* from, float* to, int64_t count) const;

@@ -64,10 +64,11 @@ void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
   const ProgramNode& of = node(n);
   const NodeMemory& memory = layout_.nodes[n];
   const NarrowLstm& narrow = memory.narrow;
-  const int32_t x = source(n);
+  const InputParts& parts = program_.parts_[n];
+  const int32_t x = parts.moving.node;
   call.batch = rows_;
-  call.steps = shape(x).steps;
-  call.inputs = of.rows;
+  call.steps = shape(source(n)).steps;
+  call.inputs = parts.moving.rows;
   call.units = of.columns;
   call.storage = program_.storage_of(n);
   call.activation = of.activation;
@@ -75,15 +76,15 @@ void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
   call.masked_output = of.masked_output;
   call.go_backwards = of.go_backwards;
   call.return_sequences = of.return_sequences;
-  if (program_.lookups_[x].active()) {
+  if (const Lookup* lookup = program_.lookup_of(n)) {
     const Table rows = table(x);
     call.ids = rows.places;
     call.embeddings = rows.rows;
     call.vocabulary = rows.count;
-    call.packs_table = !program_.lookups_[x].distinct();
+    call.packs_table = !lookup->distinct();
   } else if (narrow.inputs != nullptr) {
     call.x = narrow.inputs;
-  } else {
+  } else if (x >= 0) {
     call.x = memory.dropped != nullptr ? memory.dropped : value(x);
   }
   if (narrow.first != nullptr) {
@@ -93,9 +94,10 @@ void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
     call.h0 = value(source(n, 2));
     call.c0 = value(source(n, 3));
   }
-  call.kernel = of.kernel;
+  call.kernel = of.kernel + parts.moving.first * 4 * of.columns;
   call.recurrent_kernel = of.recurrent_kernel;
-  call.bias = of.bias;
+  call.bias = parts.still.empty() ? of.bias : nullptr;
+  call.row_bias = memory.row_bias;
   call.mask = mask(source(n, 1));
   call.dropout = memory.dropped != nullptr ? nullptr : memory.input_factors;
   call.recurrent_dropout = memory.state_factors;
@@ -104,9 +106,10 @@ void Piece::fill_lstm(int32_t n, LstmInputs& call) const {
 void Piece::forward_lstm(int32_t n) {
   const NodeMemory& to = layout_.nodes[n];
   const NarrowLstm& narrow = to.narrow;
-  const int32_t x = source(n);
+  const int32_t x = program_.parts_[n].moving.node;
   const int64_t states = rows_ * node(n).columns;
   draw_factors(n);
+  if (to.row_bias != nullptr) multiply_still(n);
   if (to.dropped != nullptr) multiply_inputs(n, value(x), to.dropped);
   if (narrow.inputs != nullptr)
     narrowed(to.dropped != nullptr ? to.dropped : value(x), narrow.inputs, size(x));
@@ -126,6 +129,57 @@ void Piece::forward_lstm(int32_t n) {
   widened(narrow.last, to.states, 2 * states);
 }
 
+// The products of what an LSTM reads that is the same at all steps, with its bias.
+void Piece::multiply_still(int32_t n) const {
+  const ProgramNode& of = node(n);
+  float* const to = layout_.nodes[n].row_bias;
+  std::vector<float> more;
+  for (const InputParts::Part& part : program_.parts_[n].still) {
+    const bool first = &part == program_.parts_[n].still.data();
+    DenseForward call;
+    call.rows = rows_;
+    call.inputs = part.rows;
+    call.outputs = 4 * of.columns;
+    call.x = value(part.node);
+    call.kernel = of.kernel + part.first * call.outputs;
+    call.bias = first ? of.bias : nullptr;
+    if (!first) more.resize(static_cast<size_t>(rows_ * call.outputs));
+    call.y = first ? to : more.data();
+    program_.target_->dense->forward(call);
+    if (!first) program_.target_->training->add(more.data(), to, rows_ * call.outputs);
+  }
+}
+
+// Their gradients, once those of the products are there, and those of what each position reads.
+void Piece::still_back(int32_t n) {
+  const ProgramNode& of = node(n);
+  const InputParts& parts = program_.parts_[n];
+  const bool sums_up = node(source(n)).op == ProgramOp::kAdd;
+  std::vector<float> more;
+  for (const InputParts::Part& part : parts.still) {
+    const bool first = &part == parts.still.data();
+    DenseBackward call;
+    call.rows = rows_;
+    call.inputs = part.rows;
+    call.outputs = 4 * of.columns;
+    call.x = value(part.node);
+    call.kernel = of.kernel + part.first * call.outputs;
+    call.d_y = layout_.nodes[n].d_row_bias;
+    call.d_bias = first ? gradient_of(n, 2) : nullptr;
+    float* const d_kernel = gradient_of(n, 0) + part.first * call.outputs;
+    // The parts of a sum have the same rows of the kernel.
+    const bool adds = sums_up && (!first || parts.moving.node >= 0);
+    if (adds) more.resize(static_cast<size_t>(part.rows * call.outputs));
+    call.d_kernel = adds ? more.data() : d_kernel;
+    const auto write = [&](float* to) {
+      call.d_x = to;
+      program_.target_->dense->backward(call);
+    };
+    wants_gradient(part.node) ? give(part.node, write) : write(nullptr);
+    if (adds) program_.target_->training->add(more.data(), d_kernel, part.rows * call.outputs);
+  }
+}
+
 // Hands the gradient of a state to its LSTM.
 void Piece::state_back(int32_t n) {
   const bool cell = node(n).cell;
@@ -142,7 +196,8 @@ void Piece::state_back(int32_t n) {
 void Piece::backward_lstm(int32_t n) {
   const NodeMemory& memory = layout_.nodes[n];
   const NarrowLstm spare = memory.narrow.outputs != nullptr ? layout_.narrow : NarrowLstm();
-  const int32_t x = source(n);
+  const InputParts& parts = program_.parts_[n];
+  const int32_t x = parts.moving.node;
   LstmBackward call;
   fill_lstm(n, call);
   call.outputs = place_of(memory.value, memory.narrow.outputs);
@@ -158,12 +213,13 @@ void Piece::backward_lstm(int32_t n) {
     call.d_h0 = place_of(memory.d_first, spare.first);
     call.d_c0 = place_of(memory.d_first, spare.first, states);
   }
-  call.d_kernel = gradient_of(n, 0);
+  call.d_kernel = gradient_of(n, 0) + parts.moving.first * 4 * node(n).columns;
   call.d_recurrent_kernel = gradient_of(n, 1);
-  call.d_bias = gradient_of(n, 2);
-  const Lookup& lookup = program_.lookups_[x];
-  if (lookup.active() && !program_.rules_.rows_apart) {
-    float* const rows = lookup.distinct() ? layout_.nodes[x].gradient : gradient_of(x, 0);
+  call.d_bias = parts.still.empty() ? gradient_of(n, 2) : nullptr;
+  call.d_row_bias = memory.d_row_bias;
+  const Lookup* const lookup = program_.lookup_of(n);
+  if (lookup != nullptr && !program_.rules_.rows_apart) {
+    float* const rows = lookup->distinct() ? layout_.nodes[x].gradient : gradient_of(x, 0);
     // Another LSTM may have given its part.
     const bool adds = rows != nullptr && reached_[x] != 0;
     call.d_embeddings = adds ? layout_.spare : rows;
@@ -180,6 +236,7 @@ void Piece::backward_lstm(int32_t n) {
       if (memory.dropped != nullptr) multiply_inputs(n, to, to);
     });
   }
+  if (!parts.still.empty()) still_back(n);
   if (memory.d_first == nullptr) return;
   widened(spare.first, memory.d_first, 2 * states);
   for (int state = 0; state < 2; ++state)

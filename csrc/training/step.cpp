@@ -27,12 +27,6 @@ constexpr int64_t kRowsOfSmallPiece = 4, kMostRowsOfSmallPiece = 16, kUnitsOfSma
 constexpr int64_t kLargestKernel = int64_t{8} << 20;
 // With fewer multiplications than this a step is not worth a second thread.
 constexpr double kWorthAThread = 2e6;
-// A table of embeddings times the kernel is worth its products if a piece looks up this share of its rows.
-constexpr double kTableShare = 0.5;
-// The rows that pieces read are worth finding if they are this share of their positions at most. An LSTM in bfloat16
-// computes the products of positions in half the time, those of rows in float32.
-constexpr double kRowsShare = 0.7, kNarrowRowsShare = 0.35;
-
 // Places for running pieces to work in.
 class Slots {
  public:
@@ -137,6 +131,8 @@ void TrainingProgram::find_uses() {
   };
   differentiable_.resize(nodes_.size());
   lookups_.resize(nodes_.size());
+  parts_.resize(nodes_.size());
+  skipped_.resize(nodes_.size());
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const float* arrays[] = {node.kernel, node.recurrent_kernel, node.bias};
@@ -161,39 +157,6 @@ void TrainingProgram::find_uses() {
       // Where a gradient has more parts, Keras adds them first, and no rows are apart.
       use.squares = node.op == ProgramOp::kEmbedding && rules_.rows_apart && !weights_[use.weight].has_more();
       uses_.push_back(use);
-    }
-  }
-}
-
-// Whether other nodes read the table of an embedding, too.
-bool TrainingProgram::shares_table(size_t node) const {
-  return std::count_if(nodes_.begin(), nodes_.end(),
-                       [&](const ProgramNode& each) { return each.kernel == nodes_[node].kernel; }) > 1;
-}
-
-// Finds the embeddings that only LSTMs read, which look them up themselves where that is quicker than their products.
-void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t pieces, bool training) {
-  for (Lookup& lookup : lookups_) lookup.turn_off();
-  for (size_t n = 0; n < nodes_.size(); ++n) {
-    if (nodes_[n].op != ProgramOp::kEmbedding || is_output(n)) continue;
-    int readers = 0, lstms = 0;
-    bool narrow = false;
-    for (size_t reader = n + 1; reader < nodes_.size(); ++reader) {
-      const ProgramNode& node = nodes_[reader];
-      const auto reads = std::count(node.inputs, node.inputs + node.input_count, static_cast<int32_t>(n));
-      readers += static_cast<int>(reads);
-      const bool lstm = node.op == ProgramOp::kLstm && node.inputs[0] == static_cast<int32_t>(n);
-      lstms += lstm && (!training || rates_[reader].inputs == 0);
-      narrow |= lstm && storage_of(static_cast<int32_t>(reader)) != Storage::kFloat32;
-    }
-    // Rows that are apart need the gradients of the outputs, of one embedding.
-    if (lstms == 0 || readers != lstms || (rules_.rows_apart && shares_table(n))) continue;
-    const int64_t steps = batch.shapes[n].steps, most_rows = (batch.rows + pieces - 1) / pieces;
-    if (kTableShare * static_cast<double>(most_rows * steps) >= static_cast<double>(nodes_[n].rows)) {
-      lookups_[n].take_whole();
-    } else if (!shares_table(n)) {
-      lookups_[n].take_distinct(ids_of(batch, nodes_[n].inputs[0]), batch.rows, steps, pieces, nodes_[n].rows,
-                                narrow ? kNarrowRowsShare : kRowsShare);
     }
   }
 }

@@ -173,7 +173,14 @@ class TrainingProgram {
   void check_graph();
   void find_uses();
   bool shares_table(size_t node) const;
+  // In lookups.cpp.
   void choose_lookups(const TrainingBatch& batch, int64_t pieces, bool training);
+  void choose_lookup(size_t embedding, const TrainingBatch& batch, int64_t pieces, bool training);
+  InputParts parts_of(size_t lstm, const TrainingBatch& batch, bool training) const;
+  void find_skipped();
+  bool is_input_of(size_t lstm, size_t node, bool training) const;
+  template <class Check>
+  bool all_readers(size_t node, const Check& check) const;
   void place_gradients(const TrainingBatch& batch);
   void check_heads(const TrainingBatch& batch) const;
   const Moments* moments_of(size_t node) const;
@@ -190,6 +197,8 @@ class TrainingProgram {
   int64_t pieces_of(const TrainingBatch& batch, double products) const;
   double products_of_row(const TrainingBatch& batch) const;
   const int32_t* ids_of(const TrainingBatch& batch, int32_t input) const;
+  // The lookup of what an LSTM reads at each position; null if it reads that itself.
+  const Lookup* lookup_of(int32_t lstm) const;
   float* gradients(int64_t piece) const { return gradients_ + static_cast<size_t>(piece) * gradient_floats_; }
   std::byte* memory(size_t bytes);
 
@@ -202,6 +211,8 @@ class TrainingProgram {
   std::vector<Use> uses_;
   std::vector<uint8_t> differentiable_;  // of each node: whether a weight that changes is behind it
   std::vector<Lookup> lookups_;          // of an embedding that only LSTMs read
+  std::vector<InputParts> parts_;        // of an LSTM
+  std::vector<uint8_t> skipped_;         // of each node: whether its value is only read in parts
   size_t inputs_ = 0;
   size_t gradient_floats_ = 0;  // of a piece
   size_t row_floats_ = 0;       // of all gradients that are summed by id

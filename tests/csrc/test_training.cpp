@@ -177,6 +177,17 @@ int32_t across_steps(Model& model, int32_t x, int32_t mask) {
   return model.dense(model.add(ProgramOp::kConcatenate, {all, of_steps}, {0, 8 + kSteps}), 8);
 }
 
+// LSTMs that read the same vector at all steps: beside other numbers, alone, and added to an embedding.
+int32_t told(Model& model, int32_t ids, int32_t vector, int32_t one, int32_t others, int32_t mask) {
+  const ValueShape steps{kSteps, 8};
+  const int32_t repeated = model.add(ProgramOp::kRepeatVector, {vector}, steps);
+  const int32_t both = model.add(ProgramOp::kConcatenate, {repeated, others}, {kSteps, 16});
+  const int32_t beside = model.lstm(both, 8, true, true, mask);
+  const int32_t alone = model.lstm(repeated, 8, false, true);
+  const int32_t sum = model.add(ProgramOp::kAdd, {model.embedding(ids, 8), one}, steps);
+  return model.add(ProgramOp::kAdd, {beside, alone, model.lstm(sum, 8, false, true, mask)}, steps);
+}
+
 // All operations between ids and a distribution at every step.
 int32_t everything(Model& model, bool masked) {
   const ValueShape steps{kSteps, 8};
@@ -218,7 +229,8 @@ int32_t everything(Model& model, bool masked) {
   for (int32_t n = 0; n < 8 * kSteps; ++n) model.gathers.back().push_back(2 * n);
   const int32_t scaled = model.add(ProgramOp::kMultiply, {half, one}, steps);
   const int32_t across = across_steps(model, half, mask);
-  int32_t all = model.add(ProgramOp::kAdd, {scaled, repeated, less, c, across}, steps);
+  const int32_t with_vectors = told(model, ids, last, one, less, mask);
+  int32_t all = model.add(ProgramOp::kAdd, {scaled, repeated, less, c, across, with_vectors}, steps);
   if (masked) {
     const int32_t any = model.add(ProgramOp::kAnyMask, {mask, mask}, {kSteps, 1});
     all = model.add(ProgramOp::kWhere, {all, any, less}, steps);

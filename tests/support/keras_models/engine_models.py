@@ -12,10 +12,10 @@ from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.training.stretches import ErrorByStretch
-from support.keras_models.engine_sequences import OUT, SEQUENCES, D, T
+from support.keras_models.engine_sequences import OUT, SEQUENCES, D, T, V
 
-V, WORDS = 11, 900
-"""Words of a vocabulary, and of one of which a batch reads little."""
+WORDS = 900
+"""Words of a vocabulary of which a batch reads little."""
 
 
 class Case(NamedTuple):

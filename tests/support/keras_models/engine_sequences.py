@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-T, D, OUT = 9, 3, 2
-"""Steps and features of a series, and outputs."""
+T, D, OUT, V = 9, 3, 2, 11
+"""Steps and features of a series, outputs, and words of a vocabulary."""
 
 L = layers
 
@@ -90,7 +90,34 @@ def _choices(steps: Any) -> Any:
     return L.Concatenate()(parts)
 
 
+def _told(ids: bool) -> Callable[[], keras.Model]:
+    """Layers that read at every step the same two vectors beside ids or numbers; some read one more vector added."""
+
+    def build() -> keras.Model:
+        inputs = keras.Input((T,), dtype="int32") if ids else keras.Input((T, D))
+        first = L.LSTM(4)(L.Embedding(V, 5)(inputs) if ids else inputs)
+        second = L.Dense(3, activation="tanh")(first)
+        moving = L.Embedding(V, 6)(inputs) if ids else inputs
+        parts = [L.RepeatVector(T)(first), moving, L.RepeatVector(T)(second)]
+        steps = L.Bidirectional(L.LSTM(6, return_sequences=True))(L.Concatenate()(parts))
+        one = L.Reshape((1, 3))(second)
+        added = L.Embedding(V, 3)(inputs) if ids else inputs
+        more = L.Add()([one, added, L.RepeatVector(T)(L.Dense(3)(first))])
+        steps = L.Concatenate()([steps, L.LSTM(5, return_sequences=True, use_bias=False)(more)])
+        both = L.Concatenate()([L.RepeatVector(T)(first), L.RepeatVector(T)(second)])
+        steps = L.Concatenate()([steps, L.LSTM(5, return_sequences=True)(both)])
+        return keras.Model(inputs, L.Dense(V if ids else OUT)(steps))
+
+    return build
+
+
 SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
+    "ids beside vectors": (
+        _told(ids=True),
+        "next ids",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    ),
+    "steps beside vectors": (_told(ids=False), "steps", "mse"),
     "convolutions": (
         _series(
             lambda: L.Conv1D(6, 3, padding="same", activation="relu", kernel_regularizer="l2"),
