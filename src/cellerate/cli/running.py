@@ -59,9 +59,13 @@ def start_training(
         Whether several processes train.
 
     Raises:
-        CellerateError: The backend or the group cannot be started, or several processes are no faster than one.
+        CellerateError: The data are not there, the backend or the group cannot be started, or several processes are no
+            faster than one.
     """
+    from cellerate.data.files import check_exist
     from cellerate.distributed.group import check_backend, join, own_place
+
+    check_exist(data)
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
     # A single process, of a probe or of Ray, has this command, but no place in a group.

@@ -153,7 +153,8 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
 def test_data_that_cannot_be_used_end_with_their_own_error_and_leave_nothing(cellerate, here):
     code, _, err = cellerate("sweep", "series", "s.csv", "--batch-size", "4,16", *QUICK, "-q")
     assert code == 2
-    assert "no target is named: give the column to forecast (--target)" in err
+    assert "no target is named: give the column to forecast (--target), or several. " in err
+    assert "s.csv has: date, load, other." in err
     assert not (here / "sweep").exists()
 
 

@@ -31,6 +31,15 @@ def test_train_json_is_all_of_stdout_and_names_what_was_written(cellerate, here,
     assert (here / training["run_folder"] / "history.csv").exists()
 
 
+@pytest.mark.parametrize("task", ["text", "series", "embed"])
+def test_train_without_its_data_says_so_before_a_framework_starts(cellerate, here, task):
+    code, out, err = cellerate("train", task, "none.txt", "-o", "m.keras")
+    assert (code, out) == (3, "")
+    assert one_error(err) == "error: none.txt not found: expected an existing file, a folder or a glob."
+    assert "starting" not in err
+    assert not (here / "m.run").exists()
+
+
 def test_train_text_says_what_it_does_and_what_comes_next(cellerate, here, small):
     code, out, err = cellerate(
         "train", "text", "t.txt", "-o", "my book.keras", *small["text"], "--sample", "the "

@@ -83,7 +83,7 @@ def test_rows_of_one_time_are_refused_with_both_rows(opened):
         opened(lines)
     said = str(caught.value)
     assert "data row 4: the time 2020-01-02 occurs twice; it is also in" in said
-    assert "data row 2 (a 2 there, a 5 here; 1 such rows in all)" in said
+    assert "data row 2 (a 2 there, a 5 here; 1 such row in all)" in said
     assert "duplicates='first', 'last' or 'mean'" in said and "series_column" in said
 
 

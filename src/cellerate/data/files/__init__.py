@@ -15,7 +15,7 @@ from cellerate.data.files.decoding import (
     with_newlines,
 )
 from cellerate.data.files.digests import file_digest
-from cellerate.data.files.paths import Paths, check_paths, resolve_paths
+from cellerate.data.files.paths import Paths, check_exist, check_paths, resolve_paths
 from cellerate.data.files.text_encoding import likely_encoding
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Paths",
     "check_codec",
     "check_errors",
+    "check_exist",
     "check_paths",
     "decoded",
     "file_digest",

@@ -71,6 +71,17 @@ def check_paths(paths: Paths, expected: str = "files, folders or globs") -> list
     )
 
 
+def check_exist(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Raise `DataError` if one of the paths is neither there nor a glob, before anything that takes long."""
+    for path in map(Path, paths):
+        if not path.exists() and not glob.has_magic(str(path)):
+            raise _missing(path)
+
+
+def _missing(path: Path) -> DataError:
+    return DataError(f"{path} not found: expected an existing file, a folder or a glob.")
+
+
 def _patterns(patterns: Sequence[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
@@ -110,7 +121,7 @@ def _find(path: Path, wanted: Sequence[str], unwanted: Sequence[str], encoding: 
         found = [hit for hit in once if not _matches(_below(hit, root), unwanted) and _is_text(hit, encoding)]
         _require(found, f"glob {str(path)!r} matches no text file", (), unwanted)
         return found
-    raise DataError(f"text file {path} not found: expected an existing file, a folder or a glob.")
+    raise _missing(path)
 
 
 def _walk(folder: Path, unwanted: Sequence[str]) -> list[Path]:

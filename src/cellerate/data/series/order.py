@@ -203,10 +203,10 @@ def _refuse(rows: np.ndarray, times: np.ndarray, same: np.ndarray, values: np.nd
         return ", ".join(f"{name} {value:g}" for name, value in cells)
 
     form = dataclasses.replace(how.form, zone=how.zone or how.form.zone)
-    written = form.write(times[at : at + 1])[0]
+    written, count = form.write(times[at : at + 1])[0], int(same.sum())
     message = (
         f"{how.place(here)}: the time {written} occurs twice; it is also in {how.place(before)} ({shown(before)} "
-        f"there, {shown(here)} here; {int(same.sum()):,} such rows in all). "
+        f"there, {shown(here)} here; {count:,} such row{'s' * (count > 1)} in all). "
     )
     zones = []
     if times.dtype.kind == "M" and not how.form.zone:

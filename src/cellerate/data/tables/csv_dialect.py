@@ -15,7 +15,7 @@ from typing import Any
 from cellerate.data.files import likely_encoding
 from cellerate.data.settings import TableOptions
 from cellerate.data.tables.csv_blanks import stands_apart, tabbed
-from cellerate.data.tables.csv_header import has_header, header_rows, is_plain, names_of
+from cellerate.data.tables.csv_header import has_header, header_rows, is_plain, names_of, without_header
 from cellerate.data.tables.number_forms import bare
 from cellerate.data.tables.number_marks import WORDS, Marks, columns_of, is_number, readings
 from cellerate.errors import DataError
@@ -96,7 +96,7 @@ class Dialect:
         if self.header_rows > 1:
             words.append(f"{self.header_rows} rows of names")
         if not self.header:
-            words.append(f"no header, so the columns are {self.names[0]} to {self.names[-1]}")
+            words.append(without_header(self.names[0], self.names[-1]))
         return ", ".join(words)
 
     @property

@@ -100,6 +100,13 @@ def header_rows(rows: Sequence[Sequence[Any]], plain: Callable[[Any], bool]) -> 
     return first if numeric and named else 1
 
 
+def without_header(first: str, last: str) -> str:
+    """The note on a table that has no header, with the names of its first and of its last column."""
+    return "no header, so the " + (
+        f"columns are {first} to {last}" if first != last else f"only column is {first}"
+    )
+
+
 def names_of(rows: Sequence[Sequence[str]]) -> list[str]:
     """The names of the columns from their rows: those of the first row where they are different, else all joined."""
     first, *others = [[cell.strip() for cell in row] for row in rows]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.data.settings import TableOptions
-from cellerate.data.tables.csv_header import header_rows, names_of
+from cellerate.data.tables.csv_header import header_rows, names_of, without_header
 from cellerate.data.tables.frames import FrameTable
 from cellerate.data.tables.table import MISSING
 from cellerate.errors import ConfigError, DataError
@@ -69,7 +69,7 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     if top > 1:
         notes.append(f"{top} rows of names")
     if not header:
-        notes.append(f"no header, so the columns are 0 to {width - 1}")
+        notes.append(without_header("0", str(width - 1)))
     table.read_as = ", ".join(filter(None, [*notes, table.read_as]))
     return table
 

@@ -81,8 +81,8 @@ class TimeForm:
             said.append("months")
         if self.zone and self.kind != "epoch":
             last = (
-                f"times with changing offsets, written with the last, {self.zone}, unless {argument('time_zone')} says "
-                "more"
+                f"times with changing offsets, written with the last, {self.zone}; {argument('time_zone')} names the "
+                "zone"
             )
             said.append(last if self.mixed else f"times in {self.zone}")
         return Message(", ".join(filter(None, said)))

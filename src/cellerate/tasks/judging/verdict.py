@@ -79,6 +79,11 @@ def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
     values = f"{found['model']:.4g} against {found['baseline']:.4g}"
     share = abs(100 * found["change"])
     amount = f"{share:.0f} %" if share >= 9.5 else f"{share:.1f} %"
+    if found["model"] == found["baseline"] == 0:
+        return (
+            f"As good as {label}, and without any error: what was forecast does not change, or repeats exactly. A "
+            "model cannot do better."
+        )
     if share < 0.05:
         return Message(
             f"As good as the best baseline, {label}: {figure} {values}. To do better, try: {ideas}, more "

@@ -1,5 +1,6 @@
 """The series task: train a forecaster, judge it against naive forecasts, and forecast what comes next."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 from cellerate.data.arrays import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_known
 from cellerate.data.settings import Reading, TableOptions
+from cellerate.data.tables import find_tables, open_tables
 from cellerate.data.times import WEEKDAYS, check_holidays
 from cellerate.data.windows import NO_COVARIATES, Covariates, Scaler
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, DataError
 from cellerate.messages import Message, argument, marked
 from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
@@ -183,6 +185,7 @@ class SeriesTask(Task[SeriesRun]):
         if not options.target and not options.reading.wide:
             raise ConfigError(
                 f"no target is named: give the column to forecast ({argument('target')}), or several."
+                f"{_columns_of(options.paths, self._table)}"
             )
         self._data = open_known(
             options.paths,
@@ -330,6 +333,14 @@ def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -
     """The mean absolute error of a forecaster: that of the middle one of its quantiles, if it has any."""
     place = middle_place(quantiles) if quantiles else None
     return [ErrorByStretch(1 if validation is None else len(validation), place)]
+
+
+def _columns_of(paths: Any, table: TableOptions | None) -> str:
+    """A sentence with the columns of the first table, or "" if there is no table, as with packed series."""
+    with contextlib.suppress(DataError):
+        [first] = open_tables(find_tables(paths)[:1], table)
+        return f" {first.path} has: {', '.join(first.columns)}."
+    return ""
 
 
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:

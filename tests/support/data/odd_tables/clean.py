@@ -169,6 +169,13 @@ def clean() -> list[Odd]:
             told="no header, so the columns are 0 to 1",
         ),
         text(
+            "no header, one column",
+            "1.5\n2.5\n3.5\n",
+            values=(1.5, 2.5, 3.5),
+            arguments={"targets": ["0"]},
+            told="no header, so the only column is 0",
+        ),
+        text(
             "numbers as names, said",
             "1,2\n3,4\n5,6\n",
             values=(4, 6),
