@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.generation.peers import CHARACTERS, EMBEDDING, TEXT, V
-from cellerate.program import PRECISIONS
+from benchmarks.precisions import PRECISIONS
 
 
 def build(folder: Path, units: int) -> None:

@@ -47,10 +47,10 @@ from benchmarks.generation.peers import (
 )
 from benchmarks.generation.runtimes import RUNTIMES, runtime_jobs
 from benchmarks.generation.ways import sequences
+from benchmarks.precisions import PRECISIONS
 from benchmarks.processes import SPINNING_S, Process, cellerate, program, refusal, same_allocator
 from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
-from cellerate.program import PRECISIONS
 
 STREAMS = 64
 # The error allowed, as a share of the root mean square. bfloat16 and int8 as in tests/runtime/test_packed.py,

@@ -31,9 +31,9 @@ from benchmarks.inference.stacks import (
     inputs_of,
 )
 from benchmarks.inference.steppers import CONTESTANTS, OUTPUTS, Step
+from benchmarks.precisions import PRECISIONS
 from benchmarks.processes import SPINNING_S, Process, busy_process, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
-from cellerate.program import PRECISIONS
 
 START_LIMIT_S = 300
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}

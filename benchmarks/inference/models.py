@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cellerate.program import PRECISIONS
+from benchmarks.precisions import PRECISIONS
 
 BATCHES = (1, 8, 32, 256)
 # How many rows of a batch are compared with float64.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inference.models import Layer, Model, batch_of, cell_file, keras_model, weights_of, widths
-from cellerate.program import PRECISIONS
+from benchmarks.precisions import PRECISIONS
 
 THREADS = (1, 2)
 Run = Callable[[np.ndarray], Any]

@@ -34,9 +34,9 @@ from benchmarks.inference.models import (
     truth_of,
 )
 from benchmarks.inference.peers import PEERS, versions
+from benchmarks.precisions import PRECISIONS
 from benchmarks.processes import SPINNING_S, Process, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
-from cellerate.program import PRECISIONS
 
 # The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
 # 100 steps; bfloat16's 2^-9 and int8's 1/254 of each factor, of 8 products whose errors have no common sign, with a

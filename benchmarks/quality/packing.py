@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import cellerate
+from benchmarks.precisions import PRECISIONS
 from benchmarks.processes import report_of
 from cellerate.data.text import open_text
-from cellerate.program import PRECISIONS
 
 ON_JAX = ("--backend", "jax", "--json")
 EMBEDDING, UNITS, EPOCHS = 256, 512, 3

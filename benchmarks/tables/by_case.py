@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.forecasting import table as forecasting_table
+from benchmarks.precisions import PRECISIONS
 from benchmarks.quality.optimizing import factor
 from benchmarks.serving.table import served
 from benchmarks.tables.standings import RUNTIMES, WAYS, inferring, microseconds, stepping
@@ -11,7 +12,6 @@ from benchmarks.training.planning import planned
 from benchmarks.training.scale_table import scaled
 from benchmarks.training.stages import staged
 from cellerate.format import percent, quantity, rounded, short
-from cellerate.program import PRECISIONS
 
 
 def loader(result: dict[str, Any]) -> list[list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any, NamedTuple
 
+from benchmarks.precisions import PRECISIONS
 from benchmarks.tables.standings import (
     SAME_WORK,
     WAYS,
@@ -19,7 +20,6 @@ from benchmarks.tables.standings import (
     typical,
 )
 from cellerate.format import percent, rounded, short, size
-from cellerate.program import PRECISIONS
 
 Records = dict[str, list[dict[str, Any]]]
 """Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.forecasting import data, table as forecasting_table
+from benchmarks.precisions import PRECISIONS
 from cellerate.format import short, size
 from cellerate.machine.environment import BACKENDS
-from cellerate.program import PRECISIONS
 
 WAYS = {
     "predict": "`predict` a character",

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import cases, processes
 from benchmarks.generation import race as generation
+from benchmarks.precisions import PRECISIONS
 from benchmarks.tables import by_case
 from benchmarks.training import kernel, race as lstm_race, steps as lstm
 from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
-from cellerate.program import PRECISIONS
 
 TRUTH = [4.7, 4.6, 4.5]
 BOOK = Path("no book")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.inference import latency, models, stacks, steppers
+from benchmarks.precisions import PRECISIONS
 from benchmarks.tables import by_case, standings
 from cellerate.kernels import native
-from cellerate.program import PRECISIONS
 
 SMALL = stacks.Stack(2, 24)
 

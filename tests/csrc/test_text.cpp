@@ -227,11 +227,10 @@ void compare(const Chain& chain, const char* name, double products) {
           const Floats got = read(model, B, T, ids);
           const auto S = static_cast<size_t>(B * model.state_size());
           const double off = error(got, S, wanted, T, model.outputs());
-          if (!(off <= limits[precision])) {
+          if (!(off <= limits[precision]))
             std::fprintf(stderr, "%s, %s, precision %d, %d threads, B%d: off by %.2g\n", name, target.c_str(),
                          precision, threads, static_cast<int>(B), off);
-            CHECK(off <= limits[precision]);
-          }
+          CHECK(off <= limits[precision]);
           // A step after the other, and threads, change no bit.
           Floats state(S), step;
           for (int64_t t = 0; t < T; ++t) {

@@ -152,11 +152,8 @@ def times_scale(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """The weights of a tensor, in plain words: of int4 one number after the other."""
     if values.dtype != np.uint8:
         return values * scale
-    found = np.empty((len(values), scale.shape[1]), np.float32)
-    for (row, column), _ in np.ndenumerate(found):
-        half = int(values[row, column // 2]) >> 4 * (column % 2) & 15
-        found[row, column] = (half - 16 if half > 7 else half) * scale[row // 32, column]
-    return found
+    halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)[:, : scale.shape[1]]
+    return np.where(halves > 7, halves - 16.0, halves) * np.repeat(scale, 32, axis=0)[: len(values)]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from cellerate.kernels import native
+from cellerate.runtime.cell_format import read_container
 from cellerate.runtime.packed import load
 from support.error_lines import one_error
 
@@ -22,9 +23,27 @@ def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(ce
     assert found["output_bytes"] == (tmp_path / "t.cell").stat().st_size < found["model_bytes"]
 
     assert load(tmp_path / "t.cell").task == "text"
-    code, out, err = cellerate(*words[:-1], "int4")
+    code, out, err = cellerate(*words[:-1], "int2")
     assert (code, out) == (2, "")
-    assert "int4" in one_error(err)
+    assert "int2" in one_error(err)
+
+
+def test_pack_in_int4_is_smaller_generates_and_is_exported_in_float32(cellerate, made, tmp_path):
+    sizes = {}
+    for precision in ("int8", "int4"):
+        words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", precision]
+        assert cellerate(*words)[0] == 0
+        sizes[precision] = sum(array.nbytes for array in read_container(tmp_path / "t.cell")[1].values())
+    assert sizes["int4"] < sizes["int8"]
+    code, out, _ = cellerate("info", tmp_path / "t.cell", "--json")
+    assert (code, json.loads(out)["dtype"]) == (0, "int4")
+    assert cellerate("generate", tmp_path / "t.cell", "a", "-n", "3")[0] == 0
+    words = ["export", tmp_path / "t.cell", "-o", tmp_path / "t.onnx"]
+    code, out, err = cellerate(*words, "--precision", "int4")
+    assert (code, out) == (2, "")
+    assert "--precision must be float32 or int8" in one_error(err)
+    assert not (tmp_path / "t.onnx").exists()
+    assert cellerate(*words)[0] == 0
 
 
 @pytest.mark.parametrize(
