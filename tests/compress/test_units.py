@@ -227,7 +227,6 @@ def without_reading(model: keras.Model, units: LayerUnits, removed: np.ndarray) 
     return model
 
 
-@pytest.mark.backends
 @pytest.mark.parametrize("case", CASES)
 def test_model_without_units_equals_the_one_that_does_not_read_them(case):
     model = with_random_weights(CASES[case]())

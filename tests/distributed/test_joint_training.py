@@ -35,7 +35,7 @@ def assert_same_curve(found: dict, expected: dict, tolerance: float = 1e-4) -> N
 
 @needs_processes
 def test_two_processes_make_what_one_makes(tmp_path):
-    names = ["divided", "odd", "begun", "lines", "dropout", "normalised", "diverging", "interrupted", "link"]
+    names = ["divided", "odd", "begun", "lines", "drawn", "diverging", "interrupted", "link"]
     found = dict(zip(names, together(joint_training.__file__, names, 2, tmp_path / "two"), strict=True))
     for first, _ in [found.pop("link")]:
         assert 1e-6 < first["latency_s"] < 0.1
@@ -65,8 +65,8 @@ def test_two_processes_make_what_one_makes(tmp_path):
     assert found["lines"][0]["judged"] is not None
     assert found["lines"][1]["judged"] is None
     # On JAX the processes compute one model; on torch each has one and draws for itself.
-    assert (found["dropout"][0]["states"][0][0] == found["dropout"][1]["states"][0][0]) == (BACKEND == "jax")
-    first, second = found["normalised"]
+    first, second = found["drawn"]
+    assert (first["states"][0][0] == second["states"][0][0]) == (BACKEND == "jax")
     np.testing.assert_allclose(first["statistics"], second["statistics"], rtol=1e-6)
 
     first, second = found["interrupted"]

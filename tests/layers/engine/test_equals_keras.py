@@ -39,10 +39,11 @@ def assert_equal(case: str, optimizer: str, **fit: Any) -> None:
         np.testing.assert_allclose(our, one, rtol=1e-5, atol=1e-4 * moved)
     for one, our in zip(numbers(stock.optimizer.variables), numbers(ours.optimizer.variables), strict=True):
         np.testing.assert_allclose(our, one, rtol=1e-4, atol=1e-5 * float(np.abs(one).max()))
-    assert int(ours.optimizer._iterations) == 2 * -(-ROWS // BATCH)
+    batch = given["batch_size"]
+    assert int(ours.optimizer._iterations) == 2 * -(-ROWS // batch)
     weights = {"sample_weight": fit["sample_weight"]} if "sample_weight" in fit else {}
     judged, our = (
-        made.evaluate(x, y, BATCH, verbose=0, return_dict=True, **weights) for made in (stock, ours)
+        made.evaluate(x, y, batch, verbose=0, return_dict=True, **weights) for made in (stock, ours)
     )
     assert our.keys() == judged.keys()
     for name, value in judged.items():
@@ -51,7 +52,9 @@ def assert_equal(case: str, optimizer: str, **fit: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_model(case: str) -> None:
-    assert_equal(case, "adam")
+    # JAX compiles stock Keras anew for a smaller batch. The engine divides rows alike on every backend, and the seam
+    # to JAX meets smaller batches in the tests below.
+    assert_equal(case, "adam", batch_size=ROWS // 3 if keras.backend.backend() == "jax" else BATCH)
 
 
 def test_validation() -> None:

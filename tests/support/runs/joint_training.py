@@ -11,12 +11,12 @@ from support.runs.in_processes import outcome, run_jobs
 LINES = ["".join("abcdefgh"[(n * k + k) % 8] for k in range(1 + n % 6)) for n in range(60)]
 
 
-def forecaster(*between):
+def forecaster(dropout=0.0, normalised=False):
     import keras
 
     keras.utils.set_random_seed(5)
-    layers = [keras.layers.LSTM(8, dropout=0.3 if between == ("dropout",) else 0.0)]
-    if between == ("normalised",):
+    layers = [keras.layers.LSTM(8, dropout=dropout)]
+    if normalised:
         layers.append(keras.layers.BatchNormalization())
     return keras.Sequential([keras.Input((6, 2)), *layers, keras.layers.Dense(2)])
 
@@ -117,20 +117,12 @@ def begun(folder):
     return {**found, "fixed": fixed}
 
 
-def dropout(folder):
-    """What each process draws."""
-    model = forecaster("dropout")
-    found = run(folder, "dropout", model, windows(12, seed=1), windows(10, drop_last=False), epochs=1)
-    states = [np.asarray(v.value).tolist() for layer in model.layers for v in layer.non_trainable_variables]
-    return {**found, "states": states}
-
-
-def normalised(folder):
-    """Statistics that each process counts by itself."""
-    model = forecaster("normalised")
-    found = run(folder, "normalised", model, windows(12, seed=1), windows(10, drop_last=False), epochs=1)
-    values = [np.asarray(v.value).tolist() for v in model.layers[1].non_trainable_variables]
-    return {**found, "statistics": values}
+def drawn(folder):
+    """Dropout, which each process draws, and statistics of a batch, which each counts by itself."""
+    model = forecaster(dropout=0.3, normalised=True)
+    found = run(folder, "drawn", model, windows(12, seed=1), windows(10, drop_last=False), epochs=1)
+    kept = [[np.asarray(v.value).tolist() for v in layer.non_trainable_variables] for layer in model.layers]
+    return {**found, "states": kept[0], "statistics": kept[1]}
 
 
 def interrupted(folder):
@@ -207,8 +199,7 @@ JOBS = {
         odd,
         begun,
         lines,
-        dropout,
-        normalised,
+        drawn,
         interrupted,
         elastic,
         diverging,
