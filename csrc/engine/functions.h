@@ -6,7 +6,8 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-inline float function_of(Function of, float number, float x) {
+// Out of line, as it is called lane by lane and need not be there for every lane.
+[[gnu::noinline]] inline float function_of(Function of, float number, float x) {
   switch (of) {
     case Function::kSqrt:
       return __builtin_sqrtf(x);
@@ -52,7 +53,7 @@ inline float function_of(Function of, float number, float x) {
 }
 
 // The derivative at x, where the value is y.
-inline float slope_of(Function of, float number, float x, float y) {
+[[gnu::noinline]] inline float slope_of(Function of, float number, float x, float y) {
   switch (of) {
     case Function::kSqrt:
       return 0.5f / y;

@@ -24,13 +24,14 @@ pytestmark = [
 ERROR = 3e-6
 # All that any program here may need: TensorFlow's own since its first releases of 2, none of cuDNN or XLA.
 OPERATIONS = """
-    Abs AddN AddV2 All Any AssignVariableOp BatchMatMulV2 BiasAdd Cast Concat ConcatV2 Const Cumsum
-    DisableCopyOnRead Elu Enter Erf Exp ExpandDims Fill FloorDiv GatherV2 GreaterEqual Identity LeakyRelu Less
-    LessEqual LogSoftmax LogicalAnd LogicalOr MatMul Max Maximum Mean MergeV2Checkpoints Min Minimum Mul Neg
-    NoOp NotEqual OnesLike Pack Pad PadV2 PartitionedCall Placeholder Prod Range ReadVariableOp RealDiv Relu
-    Relu6 Reshape ResourceGather RestoreV2 ReverseV2 Rsqrt SaveV2 Select SelectV2 Selu Shape ShardedFilename
-    Sigmoid Slice Softmax Softplus Softsign Split Sqrt Square StatefulPartitionedCall StatelessWhile
-    StaticRegexFullMatch StridedSlice StringJoin Sub Sum Tanh TensorListFromTensor TensorListGetItem TensorListReserve
+    Abs AddN AddV2 All Any AssignVariableOp BatchMatMulV2 BiasAdd Cast Ceil Concat ConcatV2 Const Cos Cumsum
+    DisableCopyOnRead Elu Enter Equal Erf Exp ExpandDims Expm1 Fill Floor FloorDiv GatherV2 Greater
+    GreaterEqual Identity LeakyRelu Less LessEqual Log Log1p LogSoftmax LogicalAnd LogicalOr MatMul Max
+    Maximum Mean MergeV2Checkpoints Min Minimum Mul Neg NoOp NotEqual OnesLike Pack Pad PadV2 PartitionedCall
+    Placeholder Pow Prod Range ReadVariableOp RealDiv Reciprocal Relu Relu6 Reshape ResourceGather RestoreV2
+    ReverseV2 Round Rsqrt SaveV2 Select SelectV2 Selu Shape ShardedFilename Sigmoid Sign Sin Slice
+    Softmax Softplus Softsign Split Sqrt Square StatefulPartitionedCall StatelessWhile StaticRegexFullMatch
+    StridedSlice StringJoin Sub Sum Tanh TensorListFromTensor TensorListGetItem TensorListReserve
     TensorListSetItem TensorListStack Tile Transpose VarHandleOp While ZerosLike
 """
 

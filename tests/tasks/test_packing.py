@@ -87,7 +87,7 @@ def test_packed_in_memory_keeps_the_weights_it_was_packed_with():
 def test_packing_in_memory_refuses_what_packing_a_file_refuses():
     with pytest.raises(ConfigError, match="float32, bfloat16, int8"):
         pack_in_memory(text_model(), precision="int2")
-    model = keras.Sequential([keras.Input((8, 3)), keras.layers.SeparableConv1D(4, 3, name="look_around")])
+    model = keras.Sequential([keras.Input((8, 3)), keras.layers.Conv1DTranspose(4, 3, name="look_around")])
     with pytest.raises(ModelError, match="look_around"):
         pack_in_memory(model)
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_packed_is_refused_and_nothing_is_written(tmp_path, argum
 
 def test_layers_that_cannot_be_packed_are_named(tmp_path):
     x = keras.Input((8, 3))
-    y = keras.layers.SeparableConv1D(4, 3, name="look_around")(x)
+    y = keras.layers.Conv1DTranspose(4, 3, name="look_around")(x)
     model = keras.Model(x, keras.layers.LSTM(5)(y))
     with pytest.raises(ModelError, match="look_around"):
         cellerate.pack(model, tmp_path / "m.cell")
@@ -179,7 +179,7 @@ def test_packing_a_packed_model_says_what_to_give(tmp_path):
 
 
 def test_model_that_cannot_be_packed_leaves_no_file_and_no_folder(tmp_path):
-    model = keras.Sequential([keras.Input((6, 3)), keras.layers.SeparableConv1D(2, 2)])
+    model = keras.Sequential([keras.Input((6, 3)), keras.layers.Conv1DTranspose(2, 2)])
     with pytest.raises(ModelError, match="cannot be packed"):
         cellerate.pack(model, tmp_path / "new" / "m.cell")
     assert not list(tmp_path.iterdir())

@@ -193,6 +193,7 @@ class ProgramCall:
         nodes: Where its nodes go.
         readers: How the layers inside a wrapper are read.
         time_axis: The axis of time of a sequence that it reads, which is 2 inside a TimeDistributed.
+        whole: Whether it gives whole numbers.
     """
 
     layer: Any
@@ -204,6 +205,7 @@ class ProgramCall:
     nodes: Nodes
     readers: "Readers"
     time_axis: int = 1
+    whole: bool = False
 
     @property
     def x(self) -> Any:

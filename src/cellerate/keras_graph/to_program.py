@@ -197,7 +197,17 @@ class ProgramReading(Visitor[ProgramValue]):
         mask = _mask_argument(arguments)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         boolean = tensors[0].dtype == "bool"
-        made = ProgramCall(operation, call.path, arguments, mask, shapes, boolean, self.nodes, self._readers)
+        made = ProgramCall(
+            operation,
+            call.path,
+            arguments,
+            mask,
+            shapes,
+            boolean,
+            self.nodes,
+            self._readers,
+            whole="int" in tensors[0].dtype,
+        )
         if isinstance(operation, layers.MultiHeadAttention):
             # It takes the masks off the very tensors that it reads, so that later calls of other layers find none.
             # One of another type is converted first, and keeps its own.

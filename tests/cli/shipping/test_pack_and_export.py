@@ -138,14 +138,14 @@ def test_pack_says_all_that_it_cannot_take_and_writes_nothing(cellerate, tmp_pat
     import keras
 
     chain = [
-        keras.layers.SeparableConv1D(3, 2, name="conv"),
+        keras.layers.Conv1DTranspose(3, 2, name="conv"),
         keras.layers.LSTM(2, "softmax", "glu", name="soft"),
     ]
     keras.Sequential([keras.Input((4, 3)), *chain]).save(tmp_path / "own.keras")
     code, out, err = cellerate("pack", tmp_path / "own.keras", "-o", tmp_path / "own.cell")
     assert (code, out) == (4, "")
     for part in (
-        "conv (SeparableConv1D) is not a layer",
+        "conv (Conv1DTranspose) is not a layer",
         "soft (LSTM) has the activation",
         "has the recurrent_activation",
     ):

@@ -124,3 +124,11 @@ def test_function_that_no_program_computes_is_refused_with_the_reason(name: str)
     chain, words = REFUSED[name]
     with pytest.raises(ModelError, match=words):
         read_program(chain_of(chain))
+
+
+def test_whole_numbers_to_a_negative_power_are_refused() -> None:
+    # Keras rounds them, or refuses them itself.
+    model = chain_of(lambda x: ops.abs(x) ** -1, shape=(T,), dtype="int32")
+    with pytest.raises(ModelError, match="whole numbers to a negative power"):
+        read_program(model)
+    check(chain_of(lambda x: ops.abs(x) ** -1.0, shape=(T,), dtype="int32"), np.arange(1, T + 1)[None])

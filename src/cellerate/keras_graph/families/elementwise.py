@@ -42,6 +42,8 @@ def power(call: ProgramCall) -> ProgramValue:
         raise Refused(
             "raises to a power that is not one finite number", "Use a number, or keras.ops.exp of a product."
         )
+    if call.whole and number < 0:
+        raise Refused("raises whole numbers to a negative power", "Cast them to a float before.")
     return call.add("multiply", numbered([x, x])) if number == 2 else _of(call, "power", x, number)
 
 
