@@ -47,6 +47,15 @@ def scored(attention: keras.Layer) -> keras.Model:
     return model
 
 
+def of_steps(layer: keras.Layer) -> keras.Model:
+    return model_of(layer, layers.LSTM(4), lstm=layers.LSTM(4, return_sequences=True))
+
+
+class Halved(keras.constraints.Constraint):
+    def __call__(self, w: Any) -> Any:
+        return w * 0.5
+
+
 def own_loss(targets: Any, outputs: Any) -> Any:
     return keras.ops.mean(keras.ops.square(targets - outputs), axis=-1)
 
@@ -70,25 +79,27 @@ def own_apply() -> keras.Model:
 
 
 REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
-    "noise": (lambda: model_of(layers.AlphaDropout(0.1)), "draws noise of its own"),
-    "learned scale": (lambda: scored(layers.Attention(use_scale=True)), "learns one number"),
+    "noise": (lambda: model_of(layers.AlphaDropout(0.1, noise_shape=(8, 1))), "has the noise_shape (8, 1)"),
     "drops all": (lambda: scored(layers.Attention(dropout=1.0)), "drops all its weights"),
-    "batch normalization": (lambda: model_of(layers.BatchNormalization(renorm=True)), "by part of a batch"),
+    "batch normalization": (
+        lambda: model_of(layers.BatchNormalization(renorm=True)),
+        "by batches before this one",
+    ),
+    "statistics of each step": (
+        lambda: of_steps(layers.TimeDistributed(layers.BatchNormalization())),
+        "normalises each step by itself",
+    ),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
     "loss": (lambda: model_of(loss=own_loss), "no loss 'own_loss'"),
     "optimizer": (lambda: model_of(optimizer="ftrl"), "no optimizer Ftrl"),
-    "accumulated average": (
-        lambda: model_of(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=2, use_ema=True)),
-        "use_ema beside",
-    ),
     "changed optimizer": (own_apply, "replaces its method apply"),
     "regularizer": (
         lambda: model_of(layers.Dense(3, kernel_regularizer="orthogonal_regularizer")),
         "the regularizer OrthogonalRegularizer",
     ),
     "activity": (lambda: model_of(layers.Dense(3, activity_regularizer="l2")), "losses of its own"),
-    "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint="max_norm")), "constraint"),
+    "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint=Halved())), "the constraint Halved"),
     "stateful": (lambda: model_of(lstm=layers.LSTM(4, stateful=True)), "stateful"),
     "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_float16")), "computes in float16"),
     "own step": (own_step, "train_step of its own"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import keras
 from keras import optimizers
 
+from cellerate.layers.engine.constraints import projection_of
 from cellerate.layers.engine.graph import TrainingGraph, read_training
 from cellerate.layers.engine.losses import (
     Measured,
@@ -110,9 +111,9 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
 def _odd_variables(model: keras.Model) -> list[str]:
     """All that keeps the variables of a model from being trained by the engine."""
     reasons = [
-        f"{variable.path} has a constraint"
+        f"{variable.path} has the constraint {type(variable.constraint).__name__}"
         for variable in model.trainable_variables
-        if variable.constraint is not None
+        if variable.constraint is not None and projection_of(variable.constraint) is None
     ]
     rate = getattr(model.optimizer, "_learning_rate", None)
     if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):

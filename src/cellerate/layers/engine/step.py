@@ -16,6 +16,7 @@ from cellerate.layers.engine.batches import (
     input_array,
     weights_for_each,
 )
+from cellerate.layers.engine.constraints import projection_of
 from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.lending import Lender
 from cellerate.layers.engine.losses import Measured
@@ -23,6 +24,7 @@ from cellerate.layers.engine.observer import Observer
 from cellerate.layers.engine.parts import StepParts
 from cellerate.layers.engine.updates import (
     StepCounter,
+    average_weight,
     has_penalty,
     in_parts,
     kept_by,
@@ -104,6 +106,7 @@ class EngineStep:
         self._states = [self._array(carried.variable) for carried in graph.carried]
         seeds = {id(drops.seed): drops.seed for drops in graph.drops.values()}
         self._seeds = [self._array(seed.state) for seed in seeds.values()]
+        self._between, self._projections = self._beside_updates(trained)
         self._program = self._made(trained)
 
     def begin_watch(self) -> Watch:
@@ -123,6 +126,23 @@ class EngineStep:
         array = self._array(weight.variable)
         # The kernel of a convolution, (size, F, N), is a matrix in its node.
         return (array if weight.part is None else array[weight.part]).reshape(own.shape)
+
+    def _beside_updates(self, trained: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The arrays that change beside updates.
+
+        Returns:
+            The arrays of the weights with those of their averages, which move between updates, too, where gradients
+            are accumulated; and the arrays of the weights with constraints, with what these make of them.
+        """
+        optimizer, update = self._model.optimizer, self._parts.update
+        if update is None:
+            return [], []
+        averages: list[Any] = []
+        if optimizer.use_ema and optimizer.gradient_accumulation_steps:
+            weights = [trained_weight(optimizer, update, one, self._array) for one in trained]
+            averages = [(weight.values, weight.average) for weight in weights]
+        projections = [(self._array(one), projection_of(one.constraint)) for one in trained]
+        return averages, [(array, project) for array, project in projections if project is not None]
 
     def _made(self, trained: Sequence[Any]) -> cpu.TrainingProgram:
         """The step as the core has it."""
@@ -204,7 +224,12 @@ class EngineStep:
             totals = self._program.run(sizes, inputs, keys, compared, [*copies, *after], numbers, seconds)
         except (IndexError, ValueError) as error:
             raise Misfit(str(error)) from error
-        if training:
+        if numbers is not None:
+            if numbers.share == 0:
+                for values, average in self._between:
+                    average_weight(values, average, numbers)
+            for values, project in self._projections:
+                values[...] = project(values)
             self._counter.count(totals.norm)
             for seed in self._seeds:
                 seed[1] += 1

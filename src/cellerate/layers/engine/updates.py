@@ -53,8 +53,6 @@ def unknown_update(optimizer: Any) -> str | None:
         return f"the engine has no optimizer {type(optimizer).__name__}"
     if optimizer.loss_scale_factor:
         return "the engine does not have loss_scale_factor of an optimizer"
-    if optimizer.use_ema and optimizer.gradient_accumulation_steps:
-        return "the engine does not have use_ema beside gradient_accumulation_steps"
     replaced = _METHODS & vars(optimizer).keys()
     if norms_of(optimizer) is not None:
         replaced -= {"apply"}
@@ -143,6 +141,13 @@ def penalties_of(variable: Any) -> tuple[float, float] | None:
     return float(l1), float(l2)
 
 
+def average_weight(values: np.ndarray, average: np.ndarray, numbers: Numbers) -> None:
+    """Moves the average of a weight that a step leaves as it is, as Keras does between its updates."""
+    average[...] = average * _FLOAT(numbers.kept) + values * _FLOAT(1 - numbers.kept)
+    if numbers.averaged:
+        values[...] = average
+
+
 def has_penalty(variable: Any) -> bool:
     """True if a weight has a regularizer."""
     return getattr(variable, "regularizer", None) is not None
@@ -181,21 +186,23 @@ class StepCounter:
         # As Keras, which counts updates.
         updates = done // self._every
         share = 1.0 if self._every == 1 else 1 / self._every if (done + 1) % self._every == 0 else 0.0
+        every = (optimizer.ema_overwrite_frequency or None) if optimizer.use_ema else None
+        kept = float(optimizer.ema_momentum) if optimizer.use_ema and updates else 0.0
+        averaged = every is not None and (updates + 1) % every == 0
         if share == 0:
-            return Numbers((), share=0.0)
+            return Numbers((), share=0.0, kept=kept, averaged=averaged)
         rate = self._learning_rate(done)
         passed: list[Any] = [rate, updates + 1]
         if self._update.multiplier is not None:
             before = _FLOAT(self._array(self._update.product))
             self._product = float(before * _FLOAT(self._update.multiplier(updates + 1)))
             passed.append(self._product)
-        every = (optimizer.ema_overwrite_frequency or None) if optimizer.use_ema else None
         return Numbers(
             self._update.numbers(*passed),
             float(optimizer.weight_decay or 0.0) * rate,
             share,
-            float(optimizer.ema_momentum) if optimizer.use_ema and updates else 0.0,
-            every is not None and (updates + 1) % every == 0,
+            kept,
+            averaged,
         )
 
     def count(self, norm: float) -> None:
