@@ -47,8 +47,8 @@ def scored(attention: keras.Layer) -> keras.Model:
     return model
 
 
-def of_steps(layer: keras.Layer) -> keras.Model:
-    return model_of(layer, layers.LSTM(4), lstm=layers.LSTM(4, return_sequences=True))
+def of_steps(*between: keras.Layer) -> keras.Model:
+    return model_of(*between, layers.LSTM(4), lstm=layers.LSTM(4, return_sequences=True))
 
 
 class Halved(keras.constraints.Constraint):
@@ -88,6 +88,14 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "statistics of each step": (
         lambda: of_steps(layers.TimeDistributed(layers.BatchNormalization())),
         "normalises each step by itself",
+    ),
+    "features of each step": (
+        lambda: of_steps(
+            layers.Reshape((3, 3, 4)),
+            layers.TimeDistributed(layers.SpatialDropout1D(0.2)),
+            layers.Reshape((9, 4)),
+        ),
+        "drops other features in each step",
     ),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),

@@ -408,6 +408,8 @@ def _spatial_dropout(call: ProgramCall) -> ProgramValue:
 
 
 def _dropping(call: ProgramCall, op: str) -> ProgramValue:
+    if op == "spatial_dropout" and call.time_axis == 2:
+        raise Refused("drops other features in each step", "Leave out the TimeDistributed, or use Dropout.")
     return _drawing(call, op, _rate(call))
 
 

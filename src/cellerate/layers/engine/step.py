@@ -128,7 +128,7 @@ class EngineStep:
         return (array if weight.part is None else array[weight.part]).reshape(own.shape)
 
     def _beside_updates(self, trained: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What changes weights beside updates.
+        """The arrays that change beside updates.
 
         Returns:
             The arrays of the weights with those of their averages, which move between updates, too, where gradients
