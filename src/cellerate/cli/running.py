@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.output import (
@@ -26,6 +27,7 @@ from cellerate.distributed.settings import ProcessSettings
 from cellerate.format import size
 from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
+from cellerate.messages import alternatives
 
 if TYPE_CHECKING:
     from cellerate.training.loop import TrainingResult
@@ -37,6 +39,17 @@ Overwrite = Annotated[
 
 # Exit codes from here on are those of a signal; Ctrl-C, which is one of them, has been answered.
 _KILLED = 131
+
+
+class Tasks(TyperGroup):
+    """A verb whose commands are the tasks, such as `train`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Names the tasks where a file stands in the place of one, as in `train book.txt`."""
+        if args and args[0] not in self.commands and Path(args[0]).exists():
+            tasks = alternatives(list(self.commands))
+            ctx.fail(f"Say what to train on {args[0]}: {tasks}, as in `{ctx.command_path} text {args[0]}`.")
+        return super().resolve_command(ctx, args)
 
 
 def start_training(
