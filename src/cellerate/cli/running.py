@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ Overwrite = Annotated[
 
 # Exit codes from here on are those of a signal; Ctrl-C, which is one of them, has been answered.
 _KILLED = 131
+# Shorter runs are trials. In an epoch that gains less than this share of the loss, noise may be all of it.
+_FEWEST_EPOCHS, _MUCH = 3, 0.02
 
 
 class Tasks(TyperGroup):
@@ -215,6 +218,12 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "stopped early":
         best = f"epoch {result.best_epoch}" if result.best_epoch else "the model before the first epoch"
         notify(f"stopped early: {best} was the best.")
+    if result.status == "finished" and _still_improves(result):
+        again = re.sub(r" --epochs[= ]\d+", "", command_to_resume())
+        notify(
+            "the last epoch was the best by far, so more epochs will help. To go on:\n  "
+            f"{again} --epochs {2 * len(result.history)}"
+        )
     for stage in result.stages:
         notify(
             f"stage {stage.stage + 1} ({', '.join(stage.layers)}): {size(stage.memory_bytes)} of memory, waited "
@@ -222,6 +231,15 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
         )
     notify(f"model: {result.output}   history: {result.folder}/history.csv")
     notify("next:\n" + "\n".join(f"  {step}" for step in next_steps))
+
+
+def _still_improves(result: "TrainingResult") -> bool:
+    """True if the last epoch made the model much better than all before it."""
+    losses = [one.get("val_loss", one["loss"]) for one in result.history]
+    if len(losses) < _FEWEST_EPOCHS or result.best_epoch != len(losses):
+        return False
+    before = min(losses[:-1])
+    return bool(before - losses[-1] > _MUCH * abs(before))
 
 
 @contextlib.contextmanager
