@@ -81,6 +81,7 @@ def start_training(
     from cellerate.data.files import check_exist
     from cellerate.distributed.group import check_backend, join, own_place
 
+    select_backend(backend)
     check_exist(data)
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
