@@ -32,6 +32,38 @@ def test_help_lists_the_verbs(cellerate, words):
             assert verb.split()[-1] in out
 
 
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [(["train", "t.txt", "-o", "m.keras"], "train text t.txt"), (["sweep", "t.txt"], "sweep text t.txt")],
+)
+def test_file_in_the_place_of_a_task_is_refused_with_the_tasks(cellerate, here, words, example):
+    code, out, err = cellerate(*words)
+    assert (code, out) == (2, "")
+    said = " ".join(err.replace("│", " ").split())
+    assert "Say what to train on t.txt: text, series" in said
+    assert f"cellerate {example}" in said
+
+
+def test_help_of_a_verb_breaks_paragraphs_only_where_the_terminal_does():
+    shown = options.with_config(documented).__doc__
+    assert shown == "Do it.\n\nOne thought in two lines.\n\nExamples:\n    " + "\n    ".join(
+        ["cellerate do it --well --often", "cellerate do that"]
+    )
+
+
+def documented() -> None:
+    """Do it.
+
+    One thought
+    in two lines.
+
+    Examples:
+        cellerate do it --well
+        --often
+        cellerate do that
+    """
+
+
 def test_every_setting_has_help_from_its_docstring():
     helps = options.attribute_docs(TrainingSettings)
     assert set(helps) == set(TrainingSettings.__dataclass_fields__)

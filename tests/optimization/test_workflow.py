@@ -119,7 +119,7 @@ def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands)
     (told,) = found.verdict.warnings
     assert told.startswith("Left out for lack of time, with what each needs at least: Quantize (8 min 20 s).")
     # What it says is enough, and not much more.
-    budget = float(told.partition("time_budget=")[2].split()[0])
+    budget = float(told.partition("time budget of ")[2].split()[0])
     assert 500 < budget < 700
     again = go(time_budget=budget)
     assert statuses(again)["quantize"] == "done"

@@ -153,7 +153,9 @@ def test_prompt_beyond_the_bound_is_refused(small):
 
 def test_unknown_routes_and_methods_are_errors_in_json(small):
     with small.client() as http:
-        assert http.get("/none").json() == {"error": "Not Found."}
+        none = http.post("/v1/chat/none", json={})
+        assert none.status_code == 404
+        assert none.json() == {"error": "there is no route '/v1/chat/none' here; /docs lists all routes."}
         answer = http.get("/v1/completions")
         assert answer.status_code == 405
         assert answer.json()["error"]["message"] == "Method Not Allowed."

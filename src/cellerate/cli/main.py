@@ -22,6 +22,7 @@ from cellerate.cli.inference import backtest, detect, embed, evaluate, forecast,
 from cellerate.cli.inspection import bench, doctor, env, explain, info, profile, report
 from cellerate.cli.options import with_config
 from cellerate.cli.output import INTERRUPTED
+from cellerate.cli.running import Tasks
 from cellerate.cli.shipping import export, optimize, pack, serve
 from cellerate.cli.training import (
     data,
@@ -45,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 train_app = typer.Typer(
-    help="Train a model on text, on time series, or to embed lines.", no_args_is_help=True
+    cls=Tasks, help="Train a model on text, on time series, or to embed lines.", no_args_is_help=True
 )
 train_app.command("text")(with_config(train_text.train_text))
 train_app.command("series")(with_config(train_series.train_series))

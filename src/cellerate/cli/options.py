@@ -149,6 +149,23 @@ def with_config(verb: _F) -> _F:
     return with_parameters("", [added], lambda _: None)(verb)
 
 
+def _unwrapped(docstring: str | None) -> str | None:
+    """A docstring with a line for each paragraph or example: terminals wrap at their own width, and keep line ends."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        words = line.strip()
+        begins = not words or words.startswith("cellerate ") or not lines or not lines[-1]
+        if begins or _indent(line) != _indent(lines[-1]):
+            lines.append(line)
+        else:
+            lines[-1] += f" {words}"
+    return "\n".join(lines) or None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 def with_parameters(
     keyword: str, added: Sequence[inspect.Parameter], read: Callable[[dict[str, Any]], Any]
 ) -> Callable[[_F], _F]:
@@ -174,7 +191,7 @@ def with_parameters(
 
         verb.__name__, verb.__doc__, verb.__module__ = (
             function.__name__,
-            function.__doc__,
+            _unwrapped(function.__doc__),
             function.__module__,
         )
         verb.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

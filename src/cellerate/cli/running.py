@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.output import (
@@ -26,6 +28,7 @@ from cellerate.distributed.settings import ProcessSettings
 from cellerate.format import size
 from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
+from cellerate.messages import alternatives
 
 if TYPE_CHECKING:
     from cellerate.training.loop import TrainingResult
@@ -37,6 +40,19 @@ Overwrite = Annotated[
 
 # Exit codes from here on are those of a signal; Ctrl-C, which is one of them, has been answered.
 _KILLED = 131
+# Shorter runs are trials. In an epoch that gains less than this share of the loss, noise may be all of it.
+_FEWEST_EPOCHS, _MUCH = 3, 0.02
+
+
+class Tasks(TyperGroup):
+    """A verb whose commands are the tasks, such as `train`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Names the tasks where a file stands in the place of one, as in `train book.txt`."""
+        if args and args[0] not in self.commands and Path(args[0]).exists():
+            tasks = alternatives(list(self.commands))
+            ctx.fail(f"Say what to train on {args[0]}: {tasks}, as in `{ctx.command_path} text {args[0]}`.")
+        return super().resolve_command(ctx, args)
 
 
 def start_training(
@@ -65,6 +81,7 @@ def start_training(
     from cellerate.data.files import check_exist
     from cellerate.distributed.group import check_backend, join, own_place
 
+    select_backend(backend)
     check_exist(data)
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
@@ -202,6 +219,12 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "stopped early":
         best = f"epoch {result.best_epoch}" if result.best_epoch else "the model before the first epoch"
         notify(f"stopped early: {best} was the best.")
+    if result.status == "finished" and _still_improves(result):
+        again = re.sub(r" --epochs[= ]\d+", "", command_to_resume())
+        notify(
+            "the last epoch was the best by far, so more epochs will help. To go on:\n  "
+            f"{again} --epochs {2 * len(result.history)}"
+        )
     for stage in result.stages:
         notify(
             f"stage {stage.stage + 1} ({', '.join(stage.layers)}): {size(stage.memory_bytes)} of memory, waited "
@@ -209,6 +232,15 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
         )
     notify(f"model: {result.output}   history: {result.folder}/history.csv")
     notify("next:\n" + "\n".join(f"  {step}" for step in next_steps))
+
+
+def _still_improves(result: "TrainingResult") -> bool:
+    """True if the last epoch made the model much better than all before it."""
+    losses = [one.get("val_loss", one["loss"]) for one in result.history]
+    if len(losses) < _FEWEST_EPOCHS or result.best_epoch != len(losses):
+        return False
+    before = min(losses[:-1])
+    return bool(before - losses[-1] > _MUCH * abs(before))
 
 
 @contextlib.contextmanager

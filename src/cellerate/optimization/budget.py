@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from cellerate.format import duration
-from cellerate.messages import Message, argument
 from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
 from cellerate.optimization.settings import Objective
@@ -94,8 +93,7 @@ def left_out(context: Context, found: Sequence[StageRecord], now: Sequence[str])
     # A tenth more, as a machine is not always equally fast.
     budget = 10 * math.ceil(1.1 * whole / 10)
     return (
-        Message(
-            f"Left out for lack of time, with what each needs at least: {listed}. The same run with "
-            f"{argument('time_budget', budget)} goes on and does them, too."
-        ),
+        # In words of both users, because the page and the record of the run keep no marks of arguments.
+        f"Left out for lack of time, with what each needs at least: {listed}. The same run with a time budget of "
+        f"{budget} seconds goes on and does them, too.",
     )

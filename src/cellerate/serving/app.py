@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
-from cellerate.serving.answers import answering, error_answer, json_answer
+from cellerate.serving.answers import RequestError, answering, error_answer, json_answer
 from cellerate.serving.gate import Gate
 from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Models
@@ -52,7 +52,10 @@ async def _openapi(request: Request) -> Response:
 
 async def _of_no_route(request: Request, error: Exception) -> Response:
     """There is no such route, or not for this method."""
-    answer = error_answer(error, request.url.path)
+    path = request.url.path
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = RequestError(404, f"there is no route {path[:100]!r} here; /docs lists all routes.")
+    answer = error_answer(error, path)
     if answer.status_code == 405:
         # Starlette names the methods of one route of the path only.
         methods = {

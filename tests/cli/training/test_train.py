@@ -59,6 +59,19 @@ def test_train_text_says_what_it_does_and_what_comes_next(cellerate, here, small
         assert re.search(expected, err), expected
 
 
+def test_train_that_ends_while_the_loss_falls_says_how_to_go_on_until_it_does_not(cellerate, here, small):
+    words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "--learning-rate", "0.01"]
+    code, _, err = cellerate(*words, "--epochs", "3")
+    assert code == 0
+    told = err.partition("the last epoch was the best by far, so more epochs will help. To go on:\n")[2]
+    assert told.splitlines()[0].endswith("--resume --epochs 6")
+    assert told.splitlines()[0].count("--epochs") == 1
+    code, _, err = cellerate(*words, "--epochs", "3", "--resume", "--epochs", "6")
+    assert (code, "epoch 6/6" in err) == (0, True)
+    code, _, err = cellerate(*words, "--overwrite", "--epochs", "3", "--learning-rate", "1e-6")
+    assert (code, "more epochs will help" in err) == (0, False)
+
+
 def test_train_series_draws_a_chart_and_compares_with_naive(cellerate, here, small):
     code, out, err = cellerate("train", "series", "s.csv", "-o", "m.keras", *small["series"])
     assert code == 0
@@ -166,7 +179,10 @@ def test_training_that_leaves_its_first_loss_by_far_ends_with_7_and_says_what_to
     code, out, err = cellerate(*words, "--learning-rate", "1e-9", "--overwrite")
     assert code == 0
     assert "Worse than counting: " in err
-    assert "It has not learned enough yet: train for longer" in err
+    assert (
+        "It has not learned enough yet: train for longer, or, if the loss falls no more, try --clipnorm 1"
+        in err
+    )
 
 
 def test_time_limits_are_said_with_what_was_judged(cellerate, here, small):

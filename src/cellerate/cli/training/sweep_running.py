@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 
 from cellerate.cli.options import Backend, Json, Quiet, with_parameters, with_settings
 from cellerate.cli.output import INTERRUPTED, command_to_resume, notify, print_json, print_result
-from cellerate.cli.running import progress_bar
+from cellerate.cli.running import Tasks, progress_bar
 from cellerate.listener import Callbacks
 from cellerate.machine.environment import require
 from cellerate.optimization.sweep import Axis, SweepSettings, axes_of, lines_of, sweep, written
@@ -34,7 +33,7 @@ _UNUSED = (
 """The settings of training that a sweep has no use for: how a run ends, and what it keeps."""
 
 
-class TaskOrModel(TyperGroup):
+class TaskOrModel(Tasks):
     """The verb `sweep`: a task, or at once the file of a model.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.tokenizers import Tokenizer
-from cellerate.messages import Message, argument
+from cellerate.messages import Message, argument, marked
 
 _CHUNK = 1 << 22
 # Each character of a vocabulary occurs at least so often, on average, in a text that a model can learn well from; a
@@ -113,8 +113,11 @@ def counting_verdict(model: float, counting: float, why_not: str) -> dict[str, A
     """
     better = model < counting
     values = f"{model:,.2f} bits per character against {counting:.2f} by how often each occurs"
-    sentence = f"Better than counting: {values}." if better else f"Worse than counting: {values}. {why_not}"
-    return {"beats_counting": better, "sentence": sentence.strip()}
+    worse = f"Worse than counting: {values}. {marked(why_not)}".strip()
+    return {
+        "beats_counting": better,
+        "sentence": Message(f"Better than counting: {values}." if better else worse),
+    }
 
 
 def _counts(ids: np.ndarray, size: int) -> np.ndarray:
