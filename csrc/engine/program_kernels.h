@@ -265,16 +265,6 @@ class ProgramJob : AttentionOperations {
       case ProgramOp::kPad:
       case ProgramOp::kTake:
         return move_steps(block, n, rows);
-      case ProgramOp::kAdd:
-      case ProgramOp::kSubtract:
-      case ProgramOp::kMultiply:
-      case ProgramOp::kAverage:
-      case ProgramOp::kMaximum:
-      case ProgramOp::kMinimum:
-      case ProgramOp::kDivide:
-      case ProgramOp::kCompare:
-      case ProgramOp::kChoose:
-        return merge(block, n, rows);
       case ProgramOp::kWindows:
         return gather_windows(block, n, rows);
       case ProgramOp::kMaxPool:
@@ -296,7 +286,7 @@ class ProgramJob : AttentionOperations {
         return attend(block, n, rows, lay_out_scores(n, memory));
       }
       default:
-        return each_row(block, n, rows);
+        return is_merge(node.op) ? merge(block, n, rows) : each_row(block, n, rows);
     }
   }
 

@@ -269,6 +269,10 @@ class ProgramOperations {
     }
   }
 
+  static bool is_merge(ProgramOp op) {
+    return (op >= ProgramOp::kAdd && op <= ProgramOp::kMinimum) || op == ProgramOp::kDivide ||
+           op == ProgramOp::kCompare || op == ProgramOp::kChoose;
+  }
   // Joins values two by two; those of one step, or of one feature, are stretched to the others.
   void merge(const Block& block, Index n, Index rows) {
     const ProgramNode& node = nodes_[n];
