@@ -81,6 +81,23 @@ def test_sample_weights(case: str) -> None:
     assert_equal(case, "adam", sample_weight=weights)
 
 
+def test_a_bias_of_zeros_with_l1_takes_the_step_of_the_backend() -> None:
+    """For JAX the slope of an absolute value at 0 is 1, for the others 0."""
+    model = keras.Sequential(
+        [keras.Input((9, 3)), keras.layers.LSTM(4), keras.layers.Dense(2, bias_regularizer="l1")]
+    )
+    x, y = data_of("series", ROWS)
+    found = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        made.train_on_batch(x, y)
+        found.append(made.get_weights()[-1])
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
 def test_class_weights() -> None:
     assert_equal("sentiment", "sgd", class_weight={0: 0.3, 1: 1.7})
 
