@@ -252,7 +252,8 @@ int64_t TrainingProgram::pieces_of(const TrainingBatch& batch, double products) 
   const int64_t rows = std::clamp(units / kUnitsOfRow, kRowsOfPiece, kMostRowsOfPiece);
   const int64_t least = std::clamp(units / kUnitsOfSmallRow, kRowsOfSmallPiece, kMostRowsOfSmallPiece);
   const int64_t wanted = products < kWorthAThread ? 1 : thread_count();
-  return std::clamp<int64_t>(std::max(batch.rows / rows, std::min(wanted, batch.rows / least)), 1, kMostPieces);
+  return std::clamp<int64_t>(std::max(batch.rows / rows, std::min(wanted, batch.rows / least)), 1,
+                             kMostPieces);
 }
 
 std::byte* TrainingProgram::memory(size_t bytes) {
