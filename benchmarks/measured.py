@@ -9,7 +9,11 @@ SUFFIXES = (".py", ".cuh", ".h", ".cpp")
 _KERNELS = ("csrc", "src/cellerate/kernels")
 _LAYERS = (*_KERNELS, "src/cellerate/bridges", "src/cellerate/layers", "src/cellerate/keras_graph")
 _TRAINING = (*_LAYERS, *(f"src/cellerate/{room}" for room in ("training", "data", "models", "tasks")))
-_PACKED = (*_KERNELS, *(f"src/cellerate/{room}" for room in ("keras_graph", "compress", "runtime")))
+_PACKED = (
+    *_KERNELS,
+    *(f"src/cellerate/{room}" for room in ("keras_graph", "compress", "runtime")),
+    "benchmarks/precisions.py",
+)
 _ALL = ("csrc", "src/cellerate")
 
 
