@@ -14,10 +14,11 @@ namespace cellerate {
 namespace {
 
 using Weight = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-// The values; the slots; the gradients of earlier steps and the moving average; whether it decays; l1 and l2.
-using PassedWeight =
-    std::tuple<Weight, std::vector<std::optional<Weight>>,
-               std::tuple<std::optional<Weight>, std::optional<Weight>>, bool, std::tuple<float, float>>;
+// The values; the slots; the gradients of earlier steps and the moving average; whether it decays; l1, l2 and the slope of
+// |w| at 0.
+using PassedWeight = std::tuple<Weight, std::vector<std::optional<Weight>>,
+                                std::tuple<std::optional<Weight>, std::optional<Weight>>, bool,
+                                std::tuple<float, float, float>>;
 // Its name; from_logits; delta, label_smoothing, the least probability; the levels.
 using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float>, std::vector<float>>;
 // Its name, threshold, and whether it is masked and weighted.
@@ -80,7 +81,7 @@ TrainedWeight weight_of(const PassedWeight& passed) {
   for (size_t n = 0; n < slots.size(); ++n) weight.slots[n] = data(slots[n]);
   weight.accumulated = data(std::get<0>(others));
   weight.average = data(std::get<1>(others));
-  std::tie(weight.l1, weight.l2) = penalties;
+  std::tie(weight.l1, weight.l2, weight.slope_at_zero) = penalties;
   return weight;
 }
 

@@ -33,7 +33,8 @@ struct TrainedWeight {
   bool decays = true;
   float* accumulated = nullptr;  // the gradients of the steps since the last update, or null
   float* average = nullptr;      // the moving average of the weight, or null
-  float l1 = 0, l2 = 0;          // its regularizer adds l1 |w| + l2 w² to the loss
+  // Its regularizer adds l1 |w| + l2 w² to the loss; at 0, |w| has this slope.
+  float l1 = 0, l2 = 0, slope_at_zero = 0;
 
   // Whether its gradient is more than that of the loss.
   bool has_more() const { return accumulated != nullptr || l1 != 0 || l2 != 0; }

@@ -18,7 +18,7 @@ double regularize(const TrainedWeight& weight, float* gradient, float scale, int
   double added = 0;
   for (int64_t n = begin; n < end; ++n) {
     const float w = weight.values[n];
-    const float sign = w > 0 ? 1.0f : w < 0 ? -1.0f : w;
+    const float sign = w > 0 ? 1.0f : w < 0 ? -1.0f : w == 0 ? weight.slope_at_zero : w;
     if (gradient != nullptr) gradient[n] = gradient[n] * scale + (weight.l1 * sign + 2 * weight.l2 * w);
     added += static_cast<double>(weight.l1 * (w * sign) + weight.l2 * (w * w));
   }

@@ -44,7 +44,7 @@ class TrainedWeight(NamedTuple):
         accumulated: The gradients of the steps since the last update; None without accumulation.
         average: Its moving average; None without one.
         decays: Whether the weight decay applies to it.
-        penalties: l1 and l2 of its regularizer, which adds l1·|w| + l2·w² to the loss.
+        penalties: l1 and l2 of its regularizer, which adds l1·|w| + l2·w² to the loss, and the slope of |w| at 0.
     """
 
     values: np.ndarray
@@ -52,7 +52,7 @@ class TrainedWeight(NamedTuple):
     accumulated: np.ndarray | None = None
     average: np.ndarray | None = None
     decays: bool = False
-    penalties: tuple[float, float] = (0.0, 0.0)
+    penalties: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 class LossRule(NamedTuple):

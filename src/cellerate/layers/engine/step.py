@@ -28,14 +28,10 @@ from cellerate.layers.engine.updates import (
     has_penalty,
     in_parts,
     kept_by,
-    penalties_of,
     rule_of,
     trained_weight,
 )
 from cellerate.program import Node, Shape
-
-# So little above 0 that only the sign counts.
-_LEAST = np.finfo(np.float32).tiny
 
 
 class Watch:
@@ -110,9 +106,6 @@ class EngineStep:
         self._states = [self._array(carried.variable) for carried in graph.carried]
         seeds = {id(drops.seed): drops.seed for drops in graph.drops.values()}
         self._seeds = [self._array(seed.state) for seed in seeds.values()]
-        # For JAX the slope of |w| at 0 is 1, not 0 as elsewhere: a bias that begins with zeros is moved by l1.
-        lifts = update is not None and keras.backend.backend() == "jax"
-        self._lifted = [self._array(one) for one in trained if lifts and (penalties_of(one) or (0.0,))[0] > 0]
         self._between, self._projections = self._beside_updates(trained)
         self._program = self._made(trained)
 
@@ -226,8 +219,6 @@ class EngineStep:
         after = [np.empty_like(state) for state in self._states]
         keys = self._keys() if training else [0] * len(self._nodes)
         numbers = self._counter.numbers() if training else None
-        for weight in self._lifted if training else ():
-            weight[weight == 0] = _LEAST
         try:
             seconds = None if self.watch is None else self.watch.seconds
             totals = self._program.run(sizes, inputs, keys, compared, [*copies, *after], numbers, seconds)

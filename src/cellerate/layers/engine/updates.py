@@ -83,7 +83,7 @@ def trained_weight(
         variable: The weight's variable.
         array: Gives the engine's array of a variable.
     """
-    penalties = penalties_of(variable) or (0.0, 0.0)
+    penalties = penalties_of(variable) or (0.0, 0.0, 0.0)
     if update is None:
         return TrainedWeight(array(variable), (), penalties=penalties)
     place = optimizer._get_variable_index(variable)
@@ -130,15 +130,16 @@ def kept_by(optimizer: Any, update: OptimizerUpdate) -> list[Any]:
     return [each for variables in lists for each in variables or () if each is not None]
 
 
-def penalties_of(variable: Any) -> tuple[float, float] | None:
-    """l1 and l2 of a weight's regularizer; None for another regularizer."""
+def penalties_of(variable: Any) -> tuple[float, float, float] | None:
+    """l1 and l2 of a weight's regularizer and the slope of |w| at 0; None for another regularizer."""
     regularizer = getattr(variable, "regularizer", None)
     if regularizer is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     if type(regularizer) not in (regularizers.L1, regularizers.L2, regularizers.L1L2):
         return None
     l1, l2 = (keras.ops.convert_to_numpy(getattr(regularizer, name, 0.0)) for name in ("l1", "l2"))
-    return float(l1), float(l2)
+    # As the backend has it: a bias that begins with zeros is moved by l1 on JAX.
+    return float(l1), float(l2), 1.0 if keras.backend.backend() == "jax" else 0.0
 
 
 def average_weight(values: np.ndarray, average: np.ndarray, numbers: Numbers) -> None:
