@@ -19,8 +19,8 @@ using Weight = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using PassedWeight = std::tuple<Weight, std::vector<std::optional<Weight>>,
                                 std::tuple<std::optional<Weight>, std::optional<Weight>>, bool,
                                 std::tuple<float, float, float>>;
-// Its name; from_logits; delta, label_smoothing, the least probability; the levels.
-using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float>, std::vector<float>>;
+// Its name; from_logits; delta, label_smoothing, the least probability, the slope at zero; the levels.
+using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float, float>, std::vector<float>>;
 // Its name, threshold, and whether it is masked and weighted.
 using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
 // The nodes of the output and of its mask; the loss, whether it is a mean, and by weight, and its factor; the measures.
@@ -54,7 +54,8 @@ LossHead head_of(const PassedHead& passed) {
   head.mask = mask;
   head.loss.kind = named<LossKind>("loss", std::get<0>(loss), kLossNames);
   head.loss.from_logits = std::get<1>(loss);
-  std::tie(head.loss.delta, head.loss.label_smoothing, head.loss.least) = std::get<2>(loss);
+  std::tie(head.loss.delta, head.loss.label_smoothing, head.loss.least, head.loss.slope_at_zero) =
+      std::get<2>(loss);
   head.levels = std::get<3>(loss);
   head.mean = mean;
   head.by_weight = by_weight;

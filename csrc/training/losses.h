@@ -16,7 +16,7 @@ inline Term regression_term(const Loss& loss, float y, float target) {
   const float sign = off > 0 ? 1.0f : off < 0 ? -1.0f : off;  // a NaN stays one
   switch (loss.kind) {
     case LossKind::kAbsolute:
-      return {size, sign};
+      return {size, off == 0 ? loss.slope_at_zero : sign};
     case LossKind::kHuber:
       return size <= loss.delta ? Term{0.5f * off * off, off}
                                 : Term{loss.delta * size - 0.5f * loss.delta * loss.delta, loss.delta * sign};

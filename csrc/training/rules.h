@@ -35,6 +35,7 @@ struct Loss {
   LossKind kind = LossKind::kSquared;
   bool from_logits = false;
   float delta = 1;                // of Huber
+  float slope_at_zero = 0;        // of an absolute value
   float label_smoothing = 0;      // of the cross-entropies but the sparse one
   float least = 1e-7f;            // how far probabilities are kept from 0 and 1
   const float* levels = nullptr;  // of the quantiles

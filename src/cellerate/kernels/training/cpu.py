@@ -63,6 +63,7 @@ class LossRule(NamedTuple):
     delta: float = 1.0
     label_smoothing: float = 0.0
     levels: tuple[float, ...] = ()
+    slope_at_zero: float = 0.0
 
     @property
     def takes_ids(self) -> bool:
@@ -285,7 +286,7 @@ class TrainingProgram:
 
 def _native_head(head: LossHead) -> tuple[object, ...]:
     loss = head.loss
-    numbers = (loss.delta, loss.label_smoothing, _LEAST)
+    numbers = (loss.delta, loss.label_smoothing, _LEAST, loss.slope_at_zero)
     passed = (loss.name, loss.from_logits, numbers, list(loss.levels))
     return (
         head.output,

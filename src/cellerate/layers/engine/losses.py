@@ -149,7 +149,14 @@ def _loss_rule(loss: Any) -> LossRule | str:
     if odd or given["axis"] != -1 or given["ignore_class"] is not None:
         return f"the engine does not have the loss {name!r} with these arguments"
     smoothing = 0.0 if known.startswith("sparse") else float(given["label_smoothing"])
-    return LossRule(known, bool(given["from_logits"]), float(given["delta"]), smoothing)
+    # Keras takes the output from the target, the core the target from the output.
+    slope = -slope_of_absolute_at_zero()
+    return LossRule(known, bool(given["from_logits"]), float(given["delta"]), smoothing, slope_at_zero=slope)
+
+
+def slope_of_absolute_at_zero() -> float:
+    """The derivative that the active backend takes for that of |x| where x is 0."""
+    return 1.0 if keras.backend.backend() == "jax" else 0.0
 
 
 def sees_masks(training: bool) -> bool:

@@ -10,6 +10,7 @@ from keras import optimizers, regularizers
 
 from cellerate.kernels.training.cpu import Numbers, TrainedWeight, UpdateRule
 from cellerate.layers.engine.gradient_norm import norms_of
+from cellerate.layers.engine.losses import slope_of_absolute_at_zero
 
 _FLOAT = np.float32
 # Of an optimizer, those that change its update if they are replaced.
@@ -139,7 +140,7 @@ def penalties_of(variable: Any) -> tuple[float, float, float] | None:
         return None
     l1, l2 = (keras.ops.convert_to_numpy(getattr(regularizer, name, 0.0)) for name in ("l1", "l2"))
     # As the backend has it: a bias that begins with zeros is moved by l1 on JAX.
-    return float(l1), float(l2), 1.0 if keras.backend.backend() == "jax" else 0.0
+    return float(l1), float(l2), slope_of_absolute_at_zero()
 
 
 def average_weight(values: np.ndarray, average: np.ndarray, numbers: Numbers) -> None:
