@@ -148,7 +148,9 @@ struct Model {
   }
   int32_t normalized(int32_t x, ProgramOp op = ProgramOp::kLayerNorm) {
     const ValueShape shape = shapes[static_cast<size_t>(x)];
-    const int32_t made = add(op, {x}, shape);
+    std::vector<int32_t> inputs{x};
+    if (op == ProgramOp::kBatchNorm) inputs.push_back(-1);  // no mask
+    const int32_t made = add(op, inputs, shape);
     nodes.back().columns = shape.features;
     nodes.back().kernel = numbers(shape.features).data();
     nodes.back().bias = numbers(shape.features).data();
@@ -157,10 +159,26 @@ struct Model {
   }
 };
 
+// What computes with single numbers, and what adds steps.
+int32_t chosen(Model& model, int32_t x) {
+  const ValueShape steps{kSteps, 8};
+  const int32_t wave = model.add(ProgramOp::kFunction, {x}, steps);
+  model.nodes.back().whole[0] = static_cast<int64_t>(cellerate::Function::kSin);
+  const int32_t more = model.add(ProgramOp::kCompare, {x, wave}, steps);
+  model.nodes.back().whole[0] = static_cast<int64_t>(cellerate::Function::kGreater);
+  const int32_t either = model.add(ProgramOp::kChoose, {more, x, wave}, steps);
+  const int32_t most = model.add(ProgramOp::kMaximum, {either, model.dense(x, 1)}, steps);
+  const int32_t padded = model.add(ProgramOp::kPad, {most}, {kSteps + 3, 8});
+  model.begins.back() = 1;
+  const int32_t cropped = model.add(ProgramOp::kCrop, {padded}, steps);
+  model.begins.back() = 2;
+  return cropped;
+}
+
 // All operations that look across steps, behind each other.
 int32_t across_steps(Model& model, int32_t x, int32_t mask) {
   const ValueShape steps{kSteps, 8}, row{0, 8};
-  int32_t now = model.grouped(model.windows(ProgramOp::kWindows, x, 1), 8, 2);
+  int32_t now = model.grouped(model.windows(ProgramOp::kWindows, chosen(model, x), 1), 8, 2);
   now = model.windows(ProgramOp::kMaxPool, now, 1);
   now = model.windows(ProgramOp::kAveragePool, now, 1);
   now = model.add(ProgramOp::kGaussianDropout, {now}, steps, {0.1f, 0});
@@ -446,7 +464,7 @@ TEST(graphs_and_ids_that_do_not_fit_are_refused) {
   batch.shapes = model.shapes.data();
   batch.heads = &wide;
   CHECK_THROWS(std::invalid_argument, program.run(batch, nullptr));
-  model.add(ProgramOp::kMaximum, {table, table}, {kSteps, 6});
+  model.add(ProgramOp::kTake, {table}, {kSteps, 6});
   CHECK_THROWS(std::invalid_argument, program_of(3));
 }
 

@@ -116,7 +116,7 @@ def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enou
     # The last was not asked for in this call.
     (told,) = left_out(context, found, ["prune", "distill", "quantize"])
     assert "Prune (24 s), Distil (1 min 10 s). The same run" in told
-    budget = int(told.partition("time_budget=")[2].split()[0])
+    budget = int(told.partition("time budget of ")[2].split()[0])
     stages = [Planned("prune", 24.0), Planned("distill", 70.0)]
     found_time = fitting(context, stages, budget - context.state.seconds)
     assert {one.name for one in found_time} == {"prune", "distill"}

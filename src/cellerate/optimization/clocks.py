@@ -8,7 +8,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,11 @@ def middle(turns: Sequence[Speed]) -> Speed:
     values = {name: [getattr(one, name) for one in turns] for name in figures}
     known = {name: statistics.median(found) for name, found in values.items() if None not in found}
     return dataclasses.replace(turns[0], **known)
+
+
+def fastest_first(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
+    """The speeds of the ways to use a model, in the order in which models are compared."""
+    return tuple(sorted(speeds, key=lambda one: one.per_s, reverse=True))
 
 
 def predict_uses(model: Any, one: Any, many: Any, batch: int) -> tuple[Use, Use]:

@@ -318,7 +318,7 @@ class Context:
         accelerate(model)
         uses = work.keras_uses(model) if packed is None else [work.packed_use(packed)]
         # The verdict times what may be chosen in turns.
-        speeds = tuple(clocks.speed(use, clocks.BRIEFLY_S) for use in uses)
+        speeds = clocks.fastest_first(clocks.speed(use, clocks.BRIEFLY_S) for use in uses)
         found = self.add(
             Candidate(
                 id=name,

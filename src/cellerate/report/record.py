@@ -212,7 +212,7 @@ class Candidate:
         loss: How much worse than the original it is, as a share of the original's value, with the 95 %
             interval of the paired difference; below 0 is better. None for the original.
         passes_gate: Whether the worse of its two losses is allowed.
-        speeds: How fast it is in use; models are compared by the first.
+        speeds: How fast it is in each way to use it, the fastest first, by which models are compared.
         on_front: Whether no other model is both better and faster.
         file: The path of the model, within the folder of the run; None if it was not kept.
         sample: What it makes of the sample input.

@@ -150,7 +150,8 @@ def test_one_gain_has_one_figure_wherever_it_is_told(whole):
 def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
     found, folder = whole
     assert json.loads((folder / "report.json").read_text())["verdict"]["chosen"] == found.verdict.chosen
-    assert found.verdict.sentence in (folder / "report.md").read_text()
+    assert found.verdict.sentence.replace("_", r"\_") in (folder / "report.md").read_text()
+    assert " than predict_on_batch" in found.verdict.sentence
     card = (folder / "card.md").read_text()
     assert f"on {found.metric.test_source}" in card and "; of the original " in card
     assert "<html" in (folder / "report.html").read_text()

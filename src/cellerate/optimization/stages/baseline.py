@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from cellerate.kernels import native
-from cellerate.optimization.clocks import BRIEFLY_S
+from cellerate.optimization.clocks import BRIEFLY_S, fastest_first
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.hardware import Hardware, measure_hardware
 from cellerate.optimization.judging import Judged
@@ -50,7 +50,7 @@ class Baseline(Stage):
         state.compile_s = training.compile_s
         state.explanation[:] = [tuple(row) for row in used.ask("explain")]
         listener.notify("using it as Keras does")
-        speeds = tuple(Speed(**one) for one in used.ask("use", files=[], seconds=_brief(context)))
+        speeds = fastest_first(Speed(**one) for one in used.ask("use", files=[], seconds=_brief(context)))
         listener.notify("training it as Keras does")
         step = _trained(context, training)
         choices.batch_size = step.batch_size

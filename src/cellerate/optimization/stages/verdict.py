@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
-from cellerate.optimization.clocks import TURNS, middle
+from cellerate.optimization.clocks import TURNS, fastest_first, middle
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.stages.choice import ALIKE, Turns, choosable, choose, front, order_in_turns, rate
@@ -103,17 +103,18 @@ def _time_in_turns(context: Context) -> Turns:
             original.append(there)
             for one, speed in zip(packed, here, strict=True):
                 turns[one.id].append(speed)
-            if len(original) == TURNS and _sure(context, {ORIGINAL: _first(original)} | turns):
+            if len(original) == TURNS and _sure(context, {ORIGINAL: _fastest_way(original)} | turns):
                 break
-    speeds = {ORIGINAL: tuple(middle(each) for each in zip(*original, strict=True))}
+    speeds = {ORIGINAL: fastest_first(middle(each) for each in zip(*original, strict=True))}
     speeds |= {name: (middle(each),) for name, each in turns.items()}
     candidates[:] = [dataclasses.replace(one, speeds=speeds.get(one.id, one.speeds)) for one in candidates]
-    return {ORIGINAL: _first(original)} | turns
+    return {ORIGINAL: _fastest_way(original)} | turns
 
 
-def _first(turns: Sequence[Sequence[Speed]]) -> list[Speed]:
-    """The speed of the first way to use the original in each turn."""
-    return [turn[0] for turn in turns]
+def _fastest_way(turns: Sequence[Sequence[Speed]]) -> list[Speed]:
+    """The speed in each turn of the fastest way to use the original."""
+    ways = [list(way) for way in zip(*turns, strict=True)]
+    return max(ways, key=lambda way: middle(way).per_s)
 
 
 def _sure(context: Context, turns: Turns) -> bool:
@@ -178,7 +179,7 @@ def _rows(
 ) -> tuple[Change, ...]:
     """The rows of the table of figures before and after; the first of each quantity is its headline everywhere."""
     state, metric = context.state, context.workload.metric
-    rows = [*_speed_rows(context, chosen.speeds), *_latency_rows(context.before.speeds[-1], chosen.speeds)]
+    rows = [*_speed_rows(context, chosen.speeds), *_latency_rows(context.before.speeds[0], chosen.speeds)]
     rows.append(
         Change(
             quantity="size",
@@ -209,7 +210,7 @@ def _beside(before: Speed, speeds: Sequence[Speed]) -> Speed:
 
 
 def _speed_rows(context: Context, speeds: Sequence[Speed]) -> Iterator[Change]:
-    """The speed for one, beside each way to use the original; and for many at a time, beside its fastest way."""
+    """The speed for one, beside each way to use the original, the fastest first; and for many at a time."""
     work, original = context.workload, context.before.speeds
     rate = f"{work.item}/s"
     for before in original:
