@@ -132,6 +132,9 @@ SINGLE: dict[str, tuple[type, Join]] = {
     "prelu": (layers.PReLU, of_one(lambda: layers.PReLU(shared_axes=[1, 2]))),
     "batch-norm": (layers.BatchNormalization, of_one(layers.BatchNormalization)),
     "layer-norm": (layers.LayerNormalization, of_one(layers.LayerNormalization)),
+    "rms-norm": (layers.RMSNormalization, of_one(layers.RMSNormalization)),
+    "group-norm": (layers.GroupNormalization, of_one(lambda: layers.GroupNormalization(2))),
+    "unit-norm": (layers.UnitNormalization, of_one(layers.UnitNormalization)),
     "normalization": (layers.Normalization, of_one(lambda: layers.Normalization(mean=0.5, variance=2.0))),
     "flatten": (layers.Flatten, of_one(layers.Flatten)),
     "reshape": (layers.Reshape, of_one(lambda: layers.Reshape((F, T)))),
@@ -141,6 +144,8 @@ SINGLE: dict[str, tuple[type, Join]] = {
         lambda values: layers.RepeatVector(3)(layers.GlobalMaxPooling1D()(values[0])),
     ),
     "cropping": (layers.Cropping1D, of_one(lambda: layers.Cropping1D((1, 1)))),
+    "padding": (layers.ZeroPadding1D, of_one(lambda: layers.ZeroPadding1D((1, 2)))),
+    "up-sampling": (layers.UpSampling1D, of_one(lambda: layers.UpSampling1D(2))),
     "average-pooling": (layers.GlobalAveragePooling1D, of_one(layers.GlobalAveragePooling1D)),
     "average-pooling-kept": (
         layers.GlobalAveragePooling1D,
@@ -148,6 +153,8 @@ SINGLE: dict[str, tuple[type, Join]] = {
     ),
     "max-pooling": (layers.GlobalMaxPooling1D, of_one(layers.GlobalMaxPooling1D)),
     "convolution": (layers.Conv1D, of_one(lambda: layers.Conv1D(3, 2, padding="same"))),
+    "depthwise": (layers.DepthwiseConv1D, of_one(lambda: layers.DepthwiseConv1D(2, padding="same"))),
+    "separable": (layers.SeparableConv1D, of_one(lambda: layers.SeparableConv1D(3, 2, padding="same"))),
     "max-pooling-of-windows": (layers.MaxPooling1D, of_one(lambda: layers.MaxPooling1D(2, strides=1))),
     "average-pooling-of-windows": (layers.AveragePooling1D, of_one(lambda: layers.AveragePooling1D(2))),
     "heads": (
