@@ -11,6 +11,13 @@ from cellerate.distributed.settings import ProcessSettings
 from cellerate.errors import BackendError, ConfigError
 
 
+@pytest.fixture(autouse=True)
+def there(monkeypatch, tmp_path):
+    """The text is there, which is looked at first."""
+    (tmp_path / "t.txt").write_text("A text.")
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -63,7 +70,6 @@ def started(monkeypatch):
 
 
 def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(typer.Exit) as ended:
         running.start_training(
             None, ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=False
@@ -76,7 +82,6 @@ def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_p
 def test_stages_and_copies_are_started_together_and_measured_beside_one_process(
     started, monkeypatch, tmp_path
 ):
-    monkeypatch.chdir(tmp_path)
     parallel = ProcessSettings(processes=2, stages=3, chunks=5)
     with pytest.raises(typer.Exit):
         running.start_training(None, parallel, ["t.txt"], tmp_path / "m.keras", quiet=True)
