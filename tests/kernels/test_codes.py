@@ -76,7 +76,7 @@ def test_core_refuses_names_that_it_does_not_know() -> None:
         assert core.CompiledProgram([node()], [0], precision, 1 << 20).packed_bytes > 0
     with pytest.raises(ValueError, match='there is no operation "evil"'):
         core.CompiledProgram([node("evil")], [0], "float32", 1 << 20)
-    expected = "precision: expected one of float32, bfloat16, int8; got float16"
+    expected = "precision: expected one of float32, bfloat16, int8, int4; got float16"
     with pytest.raises(ValueError, match=expected):
         core.CompiledProgram([node()], [0], "float16", 1 << 20)
     with pytest.raises(ValueError, match=expected):
