@@ -23,6 +23,15 @@ def without(monkeypatch):
     return leave_out
 
 
+@pytest.fixture
+def unreadable(monkeypatch, tmp_path):
+    """A folder with data that are there, but that nothing can read."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("no.txt", "no.csv"):
+        (tmp_path / name).write_bytes(bytes(range(256)))
+    return tmp_path
+
+
 TRAIN = ("train", "text", "no.txt", "-o", "m.keras")
 SERIES = ("train", "series", "no.csv", "-o", "m.keras", "--target", "y")
 
@@ -55,18 +64,17 @@ SERIES = ("train", "series", "no.csv", "-o", "m.keras", "--target", "y")
     ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else value,
 )
 def test_missing_package_is_named_before_data_or_a_model_are_read(
-    package, extra, words, without, cellerate, tmp_path, monkeypatch
+    package, extra, words, without, cellerate, unreadable
 ):
-    monkeypatch.chdir(tmp_path)
     without(package)
     code, out, err = cellerate(*words)
     assert (code, out) == (5, "")
     assert f"needs the package '{package}', which is not installed" in err
     assert f"pip install 'cellerate[{extra}]'" in err
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in unreadable.iterdir()) == ["no.csv", "no.txt"]
 
 
-def test_unknown_country_of_holidays_is_refused_before_the_data_are_read(cellerate):
+def test_unknown_country_of_holidays_is_refused_before_the_data_are_read(cellerate, unreadable):
     code, _, err = cellerate(*SERIES, "--calendar", "holiday", "--holidays", "XX")
     assert code == 2 and "holidays is 'XX'" in err
 
@@ -81,10 +89,12 @@ def test_second_table_that_needs_a_package_is_named_before_the_first_is_opened(w
         open_known([tmp_path / "a.csv"], Reading(targets=["y"]), ["price"], tmp_path / "b.xlsx")
 
 
-def test_training_without_matplotlib_says_at_once_that_there_will_be_no_chart(cellerate, monkeypatch):
+def test_training_without_matplotlib_says_at_once_that_there_will_be_no_chart(
+    cellerate, monkeypatch, unreadable
+):
     from cellerate.machine import environment
 
     monkeypatch.setattr(environment, "package_version", lambda name: None)
     code, _, err = cellerate(*SERIES)
     assert code != 0
-    assert err.index("no chart will be drawn: pip install 'cellerate[plots]'") < err.index("no.csv.")
+    assert err.index("no chart will be drawn: pip install 'cellerate[plots]'") < err.index("no.csv ")
