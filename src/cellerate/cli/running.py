@@ -81,14 +81,14 @@ def start_training(
     from cellerate.data.files import check_exist
     from cellerate.distributed.group import check_backend, join, own_place
 
-    select_backend(backend)
+    selected = select_backend(backend)
     check_exist(data)
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
     # A single process, of a probe or of Ray, has this command, but no place in a group.
     launched = LAUNCHED_VARIABLE in os.environ
     if place is None and not launched and (parallel.count > 1 or parallel.ray is not None):
-        check_backend(select_backend(backend))
+        check_backend(selected)
         run = _runner(parallel, output)
         if parallel.probe and parallel.count > 1:
             from cellerate.distributed.launch import probe
@@ -104,7 +104,7 @@ def start_training(
         silence()
     if not quiet:
         more = f" and {len(data) - 1} more" if len(data) > 1 else ""
-        notify(f"training {output} on {data[0]}{more}: starting {select_backend(backend)}")
+        notify(f"training {output} on {data[0]}{more}: starting {selected}")
     if place is None:
         start_backend(backend)
         return False

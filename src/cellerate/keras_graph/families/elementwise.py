@@ -29,7 +29,7 @@ def function(name: str) -> ReadOne:
                 f"rounds to decimals={call.layer.decimals}",
                 "Scale the tensor, and round it to whole numbers.",
             )
-        return _of(call, name, call.x)
+        return function_of(call, name, call.x)
 
     return read
 
@@ -44,12 +44,12 @@ def power(call: ProgramCall) -> ProgramValue:
         )
     if call.whole and number < 0:
         raise Refused("raises whole numbers to a negative power", "Cast them to a float before.")
-    return call.add("multiply", numbered([x, x])) if number == 2 else _of(call, "power", x, number)
+    return squared(call, x) if number == 2 else function_of(call, "power", x, number)
 
 
 def quotient_of(call: ProgramCall, constant: np.ndarray, x: ProgramValue) -> ProgramValue:
     """A constant divided by x."""
-    inverse = dataclasses.replace(_of(call, "reciprocal", x), shape=x.shape)
+    inverse = dataclasses.replace(function_of(call, "reciprocal", x), shape=x.shape)
     return affine(call, constant, 0.0, inverse)
 
 
@@ -66,8 +66,8 @@ def compare(relation: str) -> ReadOne:
         if number is None:
             raise Refused("compares a tensor with something else than a tensor or one finite number")
         if first:
-            return _of(call, relation, left, number)
-        return _of(call, _MIRRORED.get(relation, relation), right, number)
+            return function_of(call, relation, left, number)
+        return function_of(call, _MIRRORED.get(relation, relation), right, number)
 
     return read
 
@@ -94,7 +94,7 @@ def logical_or(call: ProgramCall) -> ProgramValue:
 
 def logical_not(call: ProgramCall) -> ProgramValue:
     """1 where a number is 0."""
-    return _of(call, "equal", call.x)
+    return function_of(call, "equal", call.x)
 
 
 def where(call: ProgramCall) -> ProgramValue:
@@ -112,7 +112,16 @@ def where(call: ProgramCall) -> ProgramValue:
 
 def truth(call: ProgramCall, x: ProgramValue) -> ProgramValue:
     """The booleans that numbers are; booleans stay as they are."""
-    return x if x.boolean else dataclasses.replace(_of(call, "not_equal", x), shape=x.shape, boolean=True)
+    return (
+        x
+        if x.boolean
+        else dataclasses.replace(function_of(call, "not_equal", x), shape=x.shape, boolean=True)
+    )
+
+
+def squared(call: ProgramCall, x: ProgramValue) -> ProgramValue:
+    """The square of each number."""
+    return call.add("multiply", numbered([x, x]))
 
 
 def check_ranks(values: list[ProgramValue]) -> None:
@@ -125,7 +134,8 @@ def check_ranks(values: list[ProgramValue]) -> None:
         raise Refused(f"joins tensors of the shapes {shapes} as programs cannot")
 
 
-def _of(call: ProgramCall, name: str, x: ProgramValue, number: float = 0.0) -> ProgramValue:
+def function_of(call: ProgramCall, name: str, x: ProgramValue, number: float = 0.0) -> ProgramValue:
+    """A function of programs of each number of x, or its comparison with a number."""
     return call.add("function", {"x": x}, function=name, number=number)
 
 

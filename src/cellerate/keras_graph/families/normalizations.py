@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cellerate.keras_graph.families.elementwise import function_of, squared
 from cellerate.keras_graph.program_layers import affine, check_last_axis, inner_axis, numbered
 from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused
 from cellerate.keras_graph.program_operations import at_least
@@ -17,11 +18,11 @@ def unit_normalization(call: ProgramCall) -> ProgramValue:
     """x, divided by the root of the sum of its squares along axes."""
     x, rank = call.x, len(call.x.shape)
     axes = call.layer.axis if isinstance(call.layer.axis, Sequence) else [call.layer.axis]
-    total = _squares(call, x)
+    total = squared(call, x)
     for axis in axes:
         total = call.add("sum", {"x": total}, axis=inner_axis(axis, rank), keepdims=True)
     # Keras limits the inverse, which is the same.
-    inverse = _function(call, "rsqrt", at_least(call, total, _LEAST_NORM**2))
+    inverse = function_of(call, "rsqrt", at_least(call, total, _LEAST_NORM**2))
     return call.add("multiply", numbered([x, inverse]))
 
 
@@ -30,7 +31,7 @@ def rms_normalization(call: ProgramCall) -> ProgramValue:
     check_last_axis(call, call.layer.axis)
     x = call.x
     inverse = _inverse_deviation(
-        call, call.add("mean", {"x": _squares(call, x)}, axis=len(x.shape) - 1, keepdims=True)
+        call, call.add("mean", {"x": squared(call, x)}, axis=len(x.shape) - 1, keepdims=True)
     )
     return _scaled(call, call.add("multiply", numbered([x, inverse])), "scale")
 
@@ -42,7 +43,7 @@ def group_normalization(call: ProgramCall) -> ProgramValue:
     if not 2 <= len(x.shape) <= 3:
         raise Refused(f"normalises a tensor of {len(x.shape)} axes, where programs take (B, F) and (B, T, F)")
     centred = call.add("subtract", numbered([x, _mean_of_groups(call, x)]))
-    variance = _mean_of_groups(call, _squares(call, centred))
+    variance = _mean_of_groups(call, squared(call, centred))
     inverse = _inverse_deviation(call, dataclasses.replace(variance, shape=x.shape))
     return _scaled(call, call.add("multiply", numbered([centred, inverse])), "gamma", "beta")
 
@@ -59,17 +60,9 @@ def _mean_of_groups(call: ProgramCall, x: ProgramValue) -> ProgramValue:
     return call.add("reshape", {"x": mean}, shape=(*[1] * (rank - 2), width))
 
 
-def _squares(call: ProgramCall, x: ProgramValue) -> ProgramValue:
-    return call.add("multiply", numbered([x, x]))
-
-
 def _inverse_deviation(call: ProgramCall, variance: ProgramValue) -> ProgramValue:
     known = variance if variance.shape else dataclasses.replace(variance, shape=(None, 1))
-    return _function(call, "rsqrt", affine(call, 1.0, call.layer.epsilon, known))
-
-
-def _function(call: ProgramCall, name: str, x: ProgramValue) -> ProgramValue:
-    return call.add("function", {"x": x}, function=name, number=0.0)
+    return function_of(call, "rsqrt", affine(call, 1.0, call.layer.epsilon, known))
 
 
 def _scaled(call: ProgramCall, x: ProgramValue, scale: str, offset: str = "") -> ProgramValue:

@@ -336,7 +336,7 @@ def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -
 
 
 def _columns_of(paths: Any, table: TableOptions | None) -> str:
-    """A sentence with the columns of the first table, or "" if there is no table, as with packed series."""
+    """A sentence with the columns of the first table; "" for a packed series, which has none."""
     with contextlib.suppress(DataError):
         [first] = open_tables(find_tables(paths)[:1], table)
         return f" {first.path} has: {', '.join(first.columns)}."
