@@ -375,6 +375,7 @@ TEST(a_call_uses_threads_only_for_enough_work) {
     cellerate::set_target(target);
     const auto workers_of = [](const Layer& layer) {
       cellerate::set_thread_count(1);
+      CHECK(workers::workers_left(0));
       cellerate::set_thread_count(2);
       // Another program may have been in the way of earlier calls.
       while (cellerate::cores_are_wanted()) std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -4,9 +4,11 @@
 #include <dirent.h>
 #include <sched.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace workers {
@@ -26,6 +28,13 @@ inline std::vector<pid_t> workers() {
 }
 
 inline int workers_alive() { return static_cast<int>(workers().size()); }
+
+// Whether so many workers are left within a second: the system may list a thread for a moment after it was joined.
+inline bool workers_left(int count) {
+  for (int ms = 0; ms < 1000 && workers_alive() > count; ++ms)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return workers_alive() == count;
+}
 
 // Keeps the calling thread, and threads that it starts, on one processor while it lives.
 class OneProcessor {
