@@ -1,8 +1,11 @@
 """Which stage comes when, with how much time; and the best model so far, which is there from the first on."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
-from cellerate.optimization import clocks, workflow
+from cellerate.optimization import clocks, schedule, workflow
 from cellerate.optimization.context import OutOfTimeError
 from cellerate.optimization.stages.base import NotNeededError
 from cellerate.optimization.state import load_state
@@ -117,7 +120,7 @@ def test_a_stage_that_found_its_time_too_short_runs_again_if_the_others_left_eno
     go, stands, spent, budget, again
 ):
     def short_once(context):
-        if Stand.begun.count("prune") == 1:
+        if context.share_s < 400.0:
             raise OutOfTimeError("there was no time for 50 steps", 400.0)
 
     for kind in stands.values():
@@ -139,6 +142,23 @@ def test_a_stage_whose_time_is_too_short_twice_is_left_out(go, stands, spent):
     found = go(time_budget=1000.0)
     assert Stand.begun.count("prune") == 2
     assert (found.passes[-1].status, found.passes[-1].needs_s) == ("skipped", 1.0)
+
+
+def test_of_two_stages_short_of_time_one_runs_again_where_that_takes_the_rest(go, stands, spent, monkeypatch):
+    slept = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + slept[0])
+    monkeypatch.setattr(schedule, "time", clock)
+
+    def short(context):
+        slept[0] += context.share_s
+        raise OutOfTimeError("there was no time for 50 steps", 500.0)
+
+    for kind in stands.values():
+        kind.cost = 10.0
+    stands["kernels"].does = stands["prune"].does = staticmethod(short)
+    spent(0.0)
+    go(time_budget=1000.0)
+    assert Stand.begun == ["kernels", "quantize", "prune", "kernels"]
 
 
 def test_what_a_stage_was_expected_to_take_is_what_it_can_use_of_its_share(go, stands):

@@ -36,11 +36,14 @@ def run_stages(context: Context, began: float, before: float) -> list[str]:
     listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
     spent_s: dict[str, float] = {}
     short: dict[Stage, float] = {}
+    needed_s = 0.0
     while waiting or short:
         left = settings.time_budget - before - (time.perf_counter() - began)
         if not waiting:
-            waiting = [one for one, needs_s in short.items() if needs_s <= left - verdict_s(context)]
-            short.clear()
+            fitting_ones = [one for one, needs_s in short.items() if needs_s <= left - verdict_s(context)]
+            if not fitting_ones:
+                break
+            waiting, needed_s = fitting_ones[:1], short.pop(fitting_ones[0])
             continue
         one, share, spare = _next(context, waiting, left)
         waiting.remove(one)
@@ -54,7 +57,7 @@ def run_stages(context: Context, began: float, before: float) -> list[str]:
         elif share is None:
             found = _without_time(one, context)
         else:
-            share = max(share, one.cost_s(context))
+            share = max(share, one.cost_s(context), needed_s)
             expected = one.expected_s(context, share)
             context.give(share, spare)
             found = _result(one, context)
