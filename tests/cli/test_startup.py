@@ -1,6 +1,7 @@
 """How soon a training says something and computes: by what it imports and compiles before, not by the clock."""
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -8,6 +9,8 @@ import sys
 
 import keras
 import pytest
+
+from cellerate.cli.backend import start_backend
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
@@ -117,3 +120,17 @@ def test_training_says_a_line_in_half_a_second_and_trains_in_six(here, shared_da
     assert min(seconds["line"]) < 0.5
     assert max(seconds["step"]) < 6
     assert min(seconds["step"][1:]) < 0.8 * seconds["step"][0]
+
+
+def test_advice_on_functions_compiled_again_is_left_out_and_other_warnings_are_shown():
+    start_backend(keras.backend.backend())
+    logger, shown = logging.getLogger("tensorflow"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        logger.warning("5 out of the last %d calls to f triggered tf.function retracing.", 11)
+        logger.warning("AutoGraph could not transform f.")
+    finally:
+        logger.removeHandler(handler)
+    assert shown == ["AutoGraph could not transform f."]

@@ -7,6 +7,7 @@ it even for another backend, only to ask whether an object is one of TensorFlow'
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import re
 import sys
@@ -58,9 +59,18 @@ def start_backend(name: str | None, join: Callable[[str], None] | None = None) -
             join(backend)
         # TensorFlow complains about a missing GPU when it looks for devices.
         importlib.import_module(f"cellerate.bridges.{backend}").gpu_available()
+    logging.getLogger("tensorflow").addFilter(is_not_on_retracing)
     if join is None:
         _keep_programs(backend)
     return backend
+
+
+def is_not_on_retracing(record: logging.LogRecord) -> bool:
+    """Return False for TensorFlow's advice on functions that are compiled again.
+
+    Commands that try several models compile one for each, which is as it must be and nothing that a user can change.
+    """
+    return "triggered tf.function retracing" not in record.getMessage()
 
 
 def start_backend_for(model: Path, name: str | None) -> None:
