@@ -1,6 +1,4 @@
 // text_program.h for Python. cellerate.kernels.decoder.cpu calls it, with shapes and types already checked.
-#include "bindings/text_bindings.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +9,7 @@
 #include <stdexcept>
 
 #include "bindings/arguments.h"
+#include "bindings/module.h"
 #include "bindings/passed.h"
 #include "engine/text_program.h"
 #include "simd/dispatch.h"
