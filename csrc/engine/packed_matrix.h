@@ -123,15 +123,6 @@ inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& m
   }
 }
 
-// Where the columns of unit panels come from in a kernel of (K, 4H); -1 beyond its units.
-struct UnitColumns {
-  Index units;
-  Index operator()(Index c) const {
-    const Index unit = c / kWidth * kLanes + c % kLanes;
-    return unit < units ? c % kWidth / kLanes * units + unit : -1;
-  }
-};
-
 // Whether |h| is at most 1.
 constexpr bool is_bounded(Activation activation, Activation recurrent_activation) {
   return activation == Activation::kTanh &&

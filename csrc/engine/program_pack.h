@@ -15,15 +15,15 @@ constexpr int tail_vectors(Index units) {
 // Units of a gate in so many vectors.
 constexpr Index units_of_vectors(int vectors) { return vectors * kLanes / 4; }
 
-// Where the columns of unit panels come from in a kernel of (K, 4H); -1 for none. As UnitColumns, but the gates of the
-// last units lie side by side: 50 units take 13 vectors and not 16.
-struct TailedColumns {
+// Where the columns of unit panels come from in a kernel of (K, 4H); -1 for none. The gates of the last units may lie side
+// by side: 50 units take 13 vectors and not 16.
+struct UnitColumns {
   Index units;
   Index operator()(Index c) const {
-    const int vectors = tail_vectors(units);
-    if (vectors == 0 || c / kWidth < units / kLanes) return UnitColumns{units}(c);
-    const Index each = units_of_vectors(vectors), gate = c % kWidth / each;
-    const Index unit = units / kLanes * kLanes + c % kWidth % each;
+    const Index panel = c / kWidth, column = c % kWidth;
+    const int vectors = panel < units / kLanes ? 0 : tail_vectors(units);
+    const Index each = vectors == 0 ? kLanes : units_of_vectors(vectors), gate = column / each;
+    const Index unit = panel * kLanes + column % each;
     return gate < 4 && unit < units ? gate * units + unit : -1;
   }
 };
@@ -132,7 +132,7 @@ class ProgramPacker {
       lay_out_matrix(graph_.precision, node.rows, panels, layout_, to.kernel);
     }
     if (memory_ == nullptr) return;
-    const TailedColumns column{units};
+    const UnitColumns column{units};
     pack_matrix(graph_.precision, node.recurrent_kernel, units, 4 * units, column, to.recurrent);
     for (Index c = 0; c < panels * kWidth; ++c)
       to.bias[c] = node.bias != nullptr && column(c) >= 0 ? node.bias[column(c)] : 0.0f;
