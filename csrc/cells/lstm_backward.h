@@ -46,42 +46,36 @@ class BackwardJob {
 
   // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     const Index chunk_rows = chunk_ * rows_;
     Layout packed(const_cast<std::byte*>(in_.packed));
     lay_out_weights(in_.packed != nullptr ? packed : memory);
-    if (in_.d_x != nullptr)
-      d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
-    d_h_ = {memory.take<float>(count(state_panels_ * plan_.batch, kWidth)), plan_.batch};
-    d_c_ = memory.take<float>(count(plan_.unit_panels * plan_.batch, kLanes));
-    if (kPairs)
-      d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>, kRun));
-    d_paired_ = memory.take<float>(count(plan_.unit_panels * depth_, kWidth));
+    if (in_.d_x != nullptr) d_x_ = {memory.take<float>(input_panels_ * chunk_rows * kWidth), chunk_rows};
+    d_h_ = {memory.take<float>(state_panels_ * plan_.batch * kWidth), plan_.batch};
+    d_c_ = memory.take<float>(plan_.unit_panels * plan_.batch * kLanes);
+    if (kPairs) d_gates_ = memory.take<float>((plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>)*kRun);
+    d_paired_ = memory.take<float>(plan_.unit_panels * depth_ * kWidth);
     if (!kPairs) d_gates_ = d_paired_;
     x_gate_ = packed_words<kPairs>(x_rows_, packed_depth_);
-    x_ = memory.take<float>(count(in_.dropout != nullptr ? 4 : 1, x_gate_));
+    x_ = memory.take<float>((in_.dropout != nullptr ? 4 : 1) * x_gate_);
     h_gate_ = packed_words<kPairs>(plan_.units, packed_depth_);
-    h_ = memory.take<float>(count(in_.recurrent_dropout != nullptr ? 4 : 1, h_gate_));
+    h_ = memory.take<float>((in_.recurrent_dropout != nullptr ? 4 : 1) * h_gate_);
     if (in_.d_row_bias != nullptr)
-      d_row_bias_ = {memory.take<float>(count(plan_.unit_panels * plan_.batch, kWidth)), plan_.batch};
+      d_row_bias_ = {memory.take<float>(plan_.unit_panels * plan_.batch * kWidth), plan_.batch};
     if (plan_.vocabulary > 0) {
-      d_table_ = {memory.take<float>(count(plan_.unit_panels * plan_.vocabulary, kWidth)), plan_.vocabulary};
+      d_table_ = {memory.take<float>(plan_.unit_panels * plan_.vocabulary * kWidth), plan_.vocabulary};
       if (in_.d_embeddings != nullptr) {
-        d_embeddings_ = {memory.take<float>(count(input_panels_ * plan_.vocabulary, kWidth)),
-                         plan_.vocabulary};
+        d_embeddings_ = {memory.take<float>(input_panels_ * plan_.vocabulary * kWidth), plan_.vocabulary};
       }
-      embeddings_ =
-          memory.take<float>(static_cast<size_t>(packed_words<false>(plan_.inputs, plan_.vocabulary)));
+      embeddings_ = memory.take<float>(packed_words<false>(plan_.inputs, plan_.vocabulary));
     }
-    first_ = memory.take<int32_t>(static_cast<size_t>(plan_.batch));
+    first_ = memory.take<int32_t>(plan_.batch);
   }
 
   // The same of the packed weights alone, and packs some of their panels.
   void lay_out_weights(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
-    recurrent_ = memory.take<float>(count(state_panels_ * gates_deep_, kWidth));
+    recurrent_ = memory.take<float>(state_panels_ * gates_deep_ * kWidth);
     const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
-    if (wants_x) kernel_ = memory.take<float>(count(input_panels_ * plan_.unit_panels * kWidth, kWidth));
+    if (wants_x) kernel_ = memory.take<float>(input_panels_ * plan_.unit_panels * kWidth * kWidth);
   }
   void pack_weights(Range states, Range inputs) {
     const bool by_gate = in_.recurrent_dropout != nullptr;

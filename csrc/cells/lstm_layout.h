@@ -146,13 +146,12 @@ struct Reserve {
   Reserve(const LstmInputs& in, void* memory) {
     Layout parts(static_cast<std::byte*>(memory));
     const Index panels = ceil_div(in.units, kLanes);
-    const auto each = static_cast<size_t>(in.steps * in.batch * panels);
+    const auto each = in.steps * in.batch * panels;
     layout = parts.template take<uint64_t>(1);
     cells = parts.template take<float>(each * kLanes);
     gates = parts.template take<Gate>(each * kWidth);
     const bool hidden = in.mask != nullptr || !in.return_sequences;
-    states =
-        hidden ? parts.template take<State>(static_cast<size_t>(in.steps * in.batch * in.units)) : nullptr;
+    states = hidden ? parts.template take<State>(in.steps * in.batch * in.units) : nullptr;
     bytes = parts.bytes();
   }
 };

@@ -59,7 +59,7 @@ class ProgramPacker {
 
   size_t pack() {
     auto* program = layout_.take<PackedProgram>(1);
-    layers_ = layout_.take<PackedLayer>(static_cast<size_t>(graph_.count));
+    layers_ = layout_.take<PackedLayer>(graph_.count);
     if (memory_ != nullptr) *program = {graph_.precision, graph_.static_scales, layers_};
     for (int32_t n = 0; n < graph_.count; ++n) {
       const ProgramNode& node = graph_.nodes[n];
@@ -96,7 +96,7 @@ class ProgramPacker {
 
   float* copy(const float* from, Index count) {
     if (from == nullptr) return nullptr;
-    auto* to = layout_.take<float>(static_cast<size_t>(count));
+    auto* to = layout_.take<float>(count);
     if (memory_ != nullptr) std::memcpy(to, from, static_cast<size_t>(count) * sizeof *from);
     return to;
   }
@@ -104,7 +104,7 @@ class ProgramPacker {
   void pack_dense(const ProgramNode& node, PackedLayer& layer) {
     lay_out_matrix(graph_.precision, node.rows, ceil_div(node.columns, kWidth), layout_, layer.kernel);
     const Index columns = layer.kernel.columns_panels * kWidth;
-    layer.bias = layout_.take<float>(static_cast<size_t>(columns));
+    layer.bias = layout_.take<float>(columns);
     if (memory_ == nullptr) return;
     pack_matrix(
         graph_.precision, node.kernel, node.rows, node.columns,
