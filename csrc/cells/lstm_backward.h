@@ -48,7 +48,7 @@ class BackwardJob {
   void lay_out(Layout& memory) {
     const Index chunk_rows = chunk_ * rows_;
     Layout packed(const_cast<std::byte*>(in_.packed));
-    lay_out_weights(in_.packed != nullptr ? packed : memory);
+    lay_out_packed(in_.packed != nullptr ? packed : memory);
     if (in_.d_x != nullptr) d_x_ = {memory.take<float>(input_panels_ * chunk_rows * kWidth), chunk_rows};
     d_h_ = {memory.take<float>(state_panels_ * plan_.batch * kWidth), plan_.batch};
     d_c_ = memory.take<float>(plan_.unit_panels * plan_.batch * kLanes);
@@ -72,7 +72,7 @@ class BackwardJob {
   }
 
   // The same of the packed weights alone, and packs some of their panels.
-  void lay_out_weights(Layout& memory) {
+  void lay_out_packed(Layout& memory) {
     recurrent_ = memory.take<float>(state_panels_ * gates_deep_ * kWidth);
     const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
     if (wants_x) kernel_ = memory.take<float>(input_panels_ * plan_.unit_panels * kWidth * kWidth);
@@ -434,47 +434,30 @@ class BackwardJob {
 
 namespace cellerate::CELLERATE_TARGET {
 
-template <Storage kStorage, bool kPairs>
-void backward_as(const LstmBackward& in) {
-  // Once back through the weights, and once for their gradients.
-  const Plan plan(in, 2);
-  if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
-    throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
-        CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
-  }
-  BackwardJob<kStorage, kPairs> job(in, plan);
-  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
-  lead_on(plan.threads, job);
-}
-
-template <Storage kStorage, bool kPairs>
-size_t pack_backward_as(const LstmBackward& in, std::byte* memory) {
-  const Plan plan(in, 2);
-  BackwardJob<kStorage, kPairs> job(in, plan);
-  Layout layout(memory);
-  job.lay_out_weights(layout);
-  if (memory != nullptr) job.pack_all();
-  return layout.bytes();
-}
+// Once back through the weights, and once for their gradients.
+constexpr double kBackwardPasses = 2;
 
 inline size_t pack_backward(const LstmBackward& in, std::byte* memory) {
-  return by_storage(in.storage, [&]<Storage kStorage>() -> size_t {
-    if constexpr (kLayerAlike<kStorage>) {
-      return CELLERATE_ALIKE::kLstmKernels.pack_backward(in, memory);
-    } else {
-      return pack_backward_as<kStorage, kPairsOf<kStorage>>(in, memory);
-    }
-  });
+  const auto own = [&]<Storage kStorage>() {
+    const Plan plan(in, kBackwardPasses);
+    return pack_job(BackwardJob<kStorage, kPairsOf<kStorage>>(in, plan), memory);
+  };
+  return own_or_alike(in.storage, own,
+                      [&] { return CELLERATE_ALIKE::kLstmKernels.pack_backward(in, memory); });
 }
 
 inline void backward(const LstmBackward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kLstmKernels.backward(in);
-    } else {
-      backward_as<kStorage, kPairsOf<kStorage>>(in);
+  const auto own = [&]<Storage kStorage>() {
+    constexpr bool kPairs = kPairsOf<kStorage>;
+    const Plan plan(in, kBackwardPasses);
+    if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
+      throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
+          CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
     }
-  });
+    BackwardJob<kStorage, kPairs> job(in, plan);
+    lead_on(plan.threads, job);
+  };
+  own_or_alike(in.storage, own, [&] { CELLERATE_ALIKE::kLstmKernels.backward(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

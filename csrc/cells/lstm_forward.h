@@ -421,44 +421,24 @@ class ForwardJob {
   int32_t* first_ = nullptr;    // see first_unmasked
 };
 
-template <Storage kStorage, bool kPairs>
-void forward_as(const LstmForward& in) {
-  const Plan plan(in);
-  if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
-  ForwardJob<kStorage, kPairs> job(in, plan);
-  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
-  lead_on(plan.threads, job);
-}
-
-template <Storage kStorage, bool kPairs>
-size_t pack_forward_as(const LstmForward& in, std::byte* memory) {
-  const Plan plan(in);
-  ForwardJob<kStorage, kPairs> job(in, plan);
-  Layout layout(memory);
-  job.lay_out_packed(layout);
-  const KernelGuard guard;
-  if (memory != nullptr) job.pack_all();
-  return layout.bytes();
-}
-
 inline size_t pack_forward(const LstmForward& in, std::byte* memory) {
-  return by_storage(in.storage, [&]<Storage kStorage>() -> size_t {
-    if constexpr (kLayerAlike<kStorage>) {
-      return CELLERATE_ALIKE::kLstmKernels.pack_forward(in, memory);
-    } else {
-      return pack_forward_as<kStorage, kPairsOf<kStorage>>(in, memory);
-    }
-  });
+  const auto own = [&]<Storage kStorage>() {
+    const Plan plan(in);
+    return pack_job(ForwardJob<kStorage, kPairsOf<kStorage>>(in, plan), memory);
+  };
+  return own_or_alike(in.storage, own,
+                      [&] { return CELLERATE_ALIKE::kLstmKernels.pack_forward(in, memory); });
 }
 
 inline void forward(const LstmForward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kLstmKernels.forward(in);
-    } else {
-      forward_as<kStorage, kPairsOf<kStorage>>(in);
-    }
-  });
+  const auto own = [&]<Storage kStorage>() {
+    constexpr bool kPairs = kPairsOf<kStorage>;
+    const Plan plan(in);
+    if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
+    ForwardJob<kStorage, kPairs> job(in, plan);
+    lead_on(plan.threads, job);
+  };
+  own_or_alike(in.storage, own, [&] { CELLERATE_ALIKE::kLstmKernels.forward(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -220,10 +220,22 @@ void run_on(int threads, Job& job, bool again_soon = false) {
   parallel(threads, body, &job, again_soon);
 }
 
-// Runs a member function of a job on this thread, with a crew of up to `threads` threads: job.lead(crew).
+// Runs a member function of a job on this thread, with the memory that it lays out and a crew of up to `threads` threads:
+// job.lead(crew).
 template <class Job>
 void lead_on(int threads, Job& job) {
+  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   with_crew(threads, [](void* context, Crew& crew) { static_cast<Job*>(context)->lead(crew); }, &job);
+}
+
+// Packs the weights of a job into memory, and gives how many bytes they take; with null it only counts.
+template <class Job>
+size_t pack_job(Job&& job, std::byte* memory) {
+  Layout layout(memory);
+  job.lay_out_packed(layout);
+  const KernelGuard guard;
+  if (memory != nullptr) job.pack_all();
+  return layout.bytes();
 }
 
 // Runs part(n) for each n in [0, parts), on any threads of the crew.

@@ -279,28 +279,19 @@ template <class Job, class Call>
 void run_dense(const Call& in) {
   const DensePlan plan(in);
   Job job(in, plan);
-  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
 }
 
 inline void forward(const DenseForward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kDenseKernels.forward(in);
-    } else {
-      run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in);
-    }
-  });
+  own_or_alike(
+      in.storage, [&]<Storage kStorage>() { run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in); },
+      [&] { CELLERATE_ALIKE::kDenseKernels.forward(in); });
 }
 
 inline void backward(const DenseBackward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kDenseKernels.backward(in);
-    } else {
-      run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in);
-    }
-  });
+  own_or_alike(
+      in.storage, [&]<Storage kStorage>() { run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in); },
+      [&] { CELLERATE_ALIKE::kDenseKernels.backward(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET
