@@ -9,9 +9,7 @@
 #include <stdexcept>
 
 #include "bindings/calls.h"
-#include "bindings/program_bindings.h"
-#include "bindings/text_bindings.h"
-#include "bindings/training_bindings.h"
+#include "bindings/module.h"
 #include "bindings/xla_ffi.h"
 #include "bindings/xla_launch.h"
 #include "engine/program.h"

@@ -1,11 +1,10 @@
 // program.h for Python. cellerate.kernels.program.cpu calls it, with shapes and types already checked.
-#include "bindings/program_bindings.h"
-
 #include <chrono>
 #include <memory>
 #include <stdexcept>
 
 #include "bindings/arguments.h"
+#include "bindings/module.h"
 #include "bindings/passed.h"
 #include "engine/program.h"
 #include "systems/threads.h"

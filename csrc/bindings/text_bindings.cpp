@@ -1,6 +1,4 @@
 // text_program.h for Python. cellerate.kernels.decoder.cpu calls it, with shapes and types already checked.
-#include "bindings/text_bindings.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +9,7 @@
 #include <stdexcept>
 
 #include "bindings/arguments.h"
+#include "bindings/module.h"
 #include "bindings/passed.h"
 #include "engine/text_program.h"
 #include "simd/dispatch.h"
@@ -33,8 +32,7 @@ auto* data_of(const std::optional<Array>& array) {
 }
 
 Sampling sampling_of(const Rules& rules) {
-  return {std::get<0>(rules), std::get<1>(rules), std::get<2>(rules), std::get<3>(rules),
-          std::get<4>(rules), std::get<5>(rules), std::get<6>(rules), std::get<7>(rules)};
+  return std::apply([](auto... each) { return Sampling{each...}; }, rules);
 }
 
 std::tuple<int64_t, float> sample(const In<float>& logits, const Rules& rules, const In<int32_t>& previous,
@@ -54,23 +52,14 @@ void make_text(TextProgram* self, const std::vector<PassedNode>& nodes, const st
   new (self) TextProgram(std::move(graph), outputs, kept, threads);
 }
 
-TextIds text_of(const In<int32_t>& ids, const std::optional<In<int32_t>>& lengths) {
-  return {static_cast<int64_t>(ids.shape(0)), static_cast<int64_t>(ids.shape(1)), ids.data(),
-          data_of(lengths)};
-}
-
+// Reads ids with TextProgram::read or score.
+template <auto kRead>
 void read_text(const TextProgram& model, const In<int32_t>& ids, const std::optional<In<int32_t>>& lengths,
-               const In<float>& state, const Out<float>& new_state, const Out<float>& logits) {
-  const TextIds text = text_of(ids, lengths);
+               const In<float>& state, const Out<float>& new_state, const Out<float>& result) {
+  const TextIds text{static_cast<int64_t>(ids.shape(0)), static_cast<int64_t>(ids.shape(1)), ids.data(),
+                     data_of(lengths)};
   const nb::gil_scoped_release release;
-  model.read(text, state.data(), new_state.data(), logits.data());
-}
-
-void score_text(const TextProgram& model, const In<int32_t>& ids, const std::optional<In<int32_t>>& lengths,
-                const In<float>& state, const Out<float>& new_state, const Out<float>& log_probabilities) {
-  const TextIds text = text_of(ids, lengths);
-  const nb::gil_scoped_release release;
-  model.score(text, state.data(), new_state.data(), log_probabilities.data());
+  (model.*kRead)(text, state.data(), new_state.data(), result.data());
 }
 
 // A step of some sequences, whose arrays Python has not looked at: state (B, S), ids (B), int32 or int64. False, and
@@ -134,10 +123,10 @@ void bind_texts(nb::module_& module) {
       .def_prop_ro("state_size", &TextProgram::state_size)
       .def_prop_ro("packed_bytes", [](const TextProgram& model) { return model.program().packed_bytes(); })
       .def_prop_ro("target", [](const TextProgram& model) { return std::string(model.program().target()); })
-      .def("read", &read_text, nb::arg("ids"), nb::arg("lengths").none(), nb::arg("state"),
-           nb::arg("new_state").noconvert(), nb::arg("logits").noconvert())
-      .def("score", &score_text, nb::arg("ids"), nb::arg("lengths").none(), nb::arg("state"),
-           nb::arg("new_state").noconvert(), nb::arg("log_probabilities").noconvert())
+      .def("read", &read_text<&TextProgram::read>, nb::arg("ids"), nb::arg("lengths").none(),
+           nb::arg("state"), nb::arg("new_state").noconvert(), nb::arg("logits").noconvert())
+      .def("score", &read_text<&TextProgram::score>, nb::arg("ids"), nb::arg("lengths").none(),
+           nb::arg("state"), nb::arg("new_state").noconvert(), nb::arg("log_probabilities").noconvert())
       .def("step", &step_text, nb::arg("state"), nb::arg("ids").none(), nb::arg("new_state"),
            nb::arg("logits"))
       .def("generate", &draw_text, nb::arg("state"), nb::arg("new_state").noconvert(),

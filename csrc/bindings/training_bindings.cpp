@@ -1,10 +1,9 @@
 // training/step.h for Python. cellerate.kernels.training.cpu calls it, with shapes and types already checked.
-#include "bindings/training_bindings.h"
-
 #include <algorithm>
 #include <stdexcept>
 
 #include "bindings/arguments.h"
+#include "bindings/module.h"
 #include "bindings/passed.h"
 #include "training/step.h"
 

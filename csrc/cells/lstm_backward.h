@@ -46,42 +46,36 @@ class BackwardJob {
 
   // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     const Index chunk_rows = chunk_ * rows_;
     Layout packed(const_cast<std::byte*>(in_.packed));
-    lay_out_weights(in_.packed != nullptr ? packed : memory);
-    if (in_.d_x != nullptr)
-      d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
-    d_h_ = {memory.take<float>(count(state_panels_ * plan_.batch, kWidth)), plan_.batch};
-    d_c_ = memory.take<float>(count(plan_.unit_panels * plan_.batch, kLanes));
-    if (kPairs)
-      d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>, kRun));
-    d_paired_ = memory.take<float>(count(plan_.unit_panels * depth_, kWidth));
+    lay_out_packed(in_.packed != nullptr ? packed : memory);
+    if (in_.d_x != nullptr) d_x_ = {memory.take<float>(input_panels_ * chunk_rows * kWidth), chunk_rows};
+    d_h_ = {memory.take<float>(state_panels_ * plan_.batch * kWidth), plan_.batch};
+    d_c_ = memory.take<float>(plan_.unit_panels * plan_.batch * kLanes);
+    if (kPairs) d_gates_ = memory.take<float>((plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>)*kRun);
+    d_paired_ = memory.take<float>(plan_.unit_panels * depth_ * kWidth);
     if (!kPairs) d_gates_ = d_paired_;
     x_gate_ = packed_words<kPairs>(x_rows_, packed_depth_);
-    x_ = memory.take<float>(count(in_.dropout != nullptr ? 4 : 1, x_gate_));
+    x_ = memory.take<float>((in_.dropout != nullptr ? 4 : 1) * x_gate_);
     h_gate_ = packed_words<kPairs>(plan_.units, packed_depth_);
-    h_ = memory.take<float>(count(in_.recurrent_dropout != nullptr ? 4 : 1, h_gate_));
+    h_ = memory.take<float>((in_.recurrent_dropout != nullptr ? 4 : 1) * h_gate_);
     if (in_.d_row_bias != nullptr)
-      d_row_bias_ = {memory.take<float>(count(plan_.unit_panels * plan_.batch, kWidth)), plan_.batch};
+      d_row_bias_ = {memory.take<float>(plan_.unit_panels * plan_.batch * kWidth), plan_.batch};
     if (plan_.vocabulary > 0) {
-      d_table_ = {memory.take<float>(count(plan_.unit_panels * plan_.vocabulary, kWidth)), plan_.vocabulary};
+      d_table_ = {memory.take<float>(plan_.unit_panels * plan_.vocabulary * kWidth), plan_.vocabulary};
       if (in_.d_embeddings != nullptr) {
-        d_embeddings_ = {memory.take<float>(count(input_panels_ * plan_.vocabulary, kWidth)),
-                         plan_.vocabulary};
+        d_embeddings_ = {memory.take<float>(input_panels_ * plan_.vocabulary * kWidth), plan_.vocabulary};
       }
-      embeddings_ =
-          memory.take<float>(static_cast<size_t>(packed_words<false>(plan_.inputs, plan_.vocabulary)));
+      embeddings_ = memory.take<float>(packed_words<false>(plan_.inputs, plan_.vocabulary));
     }
-    first_ = memory.take<int32_t>(static_cast<size_t>(plan_.batch));
+    first_ = memory.take<int32_t>(plan_.batch);
   }
 
   // The same of the packed weights alone, and packs some of their panels.
-  void lay_out_weights(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
-    recurrent_ = memory.take<float>(count(state_panels_ * gates_deep_, kWidth));
+  void lay_out_packed(Layout& memory) {
+    recurrent_ = memory.take<float>(state_panels_ * gates_deep_ * kWidth);
     const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
-    if (wants_x) kernel_ = memory.take<float>(count(input_panels_ * plan_.unit_panels * kWidth, kWidth));
+    if (wants_x) kernel_ = memory.take<float>(input_panels_ * plan_.unit_panels * kWidth * kWidth);
   }
   void pack_weights(Range states, Range inputs) {
     const bool by_gate = in_.recurrent_dropout != nullptr;
@@ -440,47 +434,30 @@ class BackwardJob {
 
 namespace cellerate::CELLERATE_TARGET {
 
-template <Storage kStorage, bool kPairs>
-void backward_as(const LstmBackward& in) {
-  // Once back through the weights, and once for their gradients.
-  const Plan plan(in, 2);
-  if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
-    throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
-        CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
-  }
-  BackwardJob<kStorage, kPairs> job(in, plan);
-  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
-  lead_on(plan.threads, job);
-}
-
-template <Storage kStorage, bool kPairs>
-size_t pack_backward_as(const LstmBackward& in, std::byte* memory) {
-  const Plan plan(in, 2);
-  BackwardJob<kStorage, kPairs> job(in, plan);
-  Layout layout(memory);
-  job.lay_out_weights(layout);
-  if (memory != nullptr) job.pack_all();
-  return layout.bytes();
-}
+// Once back through the weights, and once for their gradients.
+constexpr double kBackwardPasses = 2;
 
 inline size_t pack_backward(const LstmBackward& in, std::byte* memory) {
-  return by_storage(in.storage, [&]<Storage kStorage>() -> size_t {
-    if constexpr (kLayerAlike<kStorage>) {
-      return CELLERATE_ALIKE::kLstmKernels.pack_backward(in, memory);
-    } else {
-      return pack_backward_as<kStorage, kPairsOf<kStorage>>(in, memory);
-    }
-  });
+  const auto own = [&]<Storage kStorage>() {
+    const Plan plan(in, kBackwardPasses);
+    return pack_job(BackwardJob<kStorage, kPairsOf<kStorage>>(in, plan), memory);
+  };
+  return own_or_alike(in.storage, own,
+                      [&] { return CELLERATE_ALIKE::kLstmKernels.pack_backward(in, memory); });
 }
 
 inline void backward(const LstmBackward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kLstmKernels.backward(in);
-    } else {
-      backward_as<kStorage, kPairsOf<kStorage>>(in);
+  const auto own = [&]<Storage kStorage>() {
+    constexpr bool kPairs = kPairsOf<kStorage>;
+    const Plan plan(in, kBackwardPasses);
+    if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
+      throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
+          CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
     }
-  });
+    BackwardJob<kStorage, kPairs> job(in, plan);
+    lead_on(plan.threads, job);
+  };
+  own_or_alike(in.storage, own, [&] { CELLERATE_ALIKE::kLstmKernels.backward(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

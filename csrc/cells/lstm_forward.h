@@ -36,8 +36,7 @@ class ForwardJob {
 
   // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
-    const auto panels = static_cast<size_t>(plan_.unit_panels);
-    const auto batch = static_cast<size_t>(plan_.batch);
+    const Index panels = plan_.unit_panels, batch = plan_.batch;
     Layout packed(const_cast<std::byte*>(in_.packed));
     Layout& weights = in_.packed != nullptr ? packed : memory;
     lay_out_weights(weights);
@@ -47,7 +46,7 @@ class ForwardJob {
     } else if (projects_) {
       const Index rows = chunk_ * plan_.batch;
       x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
-      x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
+      x_ = memory.take<float>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_);
       projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows};
     }
     for (float*& h : h_) h = memory.take<float>((batch + kRowsBeyond<kPairs>)*static_cast<size_t>(h_row_));
@@ -89,14 +88,14 @@ class ForwardJob {
 
   bool packs_table() const { return plan_.vocabulary > 0 && in_.packs_table; }
   void lay_out_weights(Layout& memory) {
-    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    const Index panels = plan_.unit_panels;
     recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
     bias_ = memory.take<float>(panels * kWidth);
     const Index depth = plan_.vocabulary > 0 ? plan_.inputs : x_depth_;
     kernel_ = memory.take<float>(panels * static_cast<size_t>(depth) * kWidth);
   }
   void lay_out_table(Layout& memory) {
-    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    const Index panels = plan_.unit_panels;
     table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth), plan_.vocabulary};
   }
 
@@ -422,44 +421,24 @@ class ForwardJob {
   int32_t* first_ = nullptr;    // see first_unmasked
 };
 
-template <Storage kStorage, bool kPairs>
-void forward_as(const LstmForward& in) {
-  const Plan plan(in);
-  if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
-  ForwardJob<kStorage, kPairs> job(in, plan);
-  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
-  lead_on(plan.threads, job);
-}
-
-template <Storage kStorage, bool kPairs>
-size_t pack_forward_as(const LstmForward& in, std::byte* memory) {
-  const Plan plan(in);
-  ForwardJob<kStorage, kPairs> job(in, plan);
-  Layout layout(memory);
-  job.lay_out_packed(layout);
-  const KernelGuard guard;
-  if (memory != nullptr) job.pack_all();
-  return layout.bytes();
-}
-
 inline size_t pack_forward(const LstmForward& in, std::byte* memory) {
-  return by_storage(in.storage, [&]<Storage kStorage>() -> size_t {
-    if constexpr (kLayerAlike<kStorage>) {
-      return CELLERATE_ALIKE::kLstmKernels.pack_forward(in, memory);
-    } else {
-      return pack_forward_as<kStorage, kPairsOf<kStorage>>(in, memory);
-    }
-  });
+  const auto own = [&]<Storage kStorage>() {
+    const Plan plan(in);
+    return pack_job(ForwardJob<kStorage, kPairsOf<kStorage>>(in, plan), memory);
+  };
+  return own_or_alike(in.storage, own,
+                      [&] { return CELLERATE_ALIKE::kLstmKernels.pack_forward(in, memory); });
 }
 
 inline void forward(const LstmForward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kLstmKernels.forward(in);
-    } else {
-      forward_as<kStorage, kPairsOf<kStorage>>(in);
-    }
-  });
+  const auto own = [&]<Storage kStorage>() {
+    constexpr bool kPairs = kPairsOf<kStorage>;
+    const Plan plan(in);
+    if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
+    ForwardJob<kStorage, kPairs> job(in, plan);
+    lead_on(plan.threads, job);
+  };
+  own_or_alike(in.storage, own, [&] { CELLERATE_ALIKE::kLstmKernels.forward(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -146,13 +146,12 @@ struct Reserve {
   Reserve(const LstmInputs& in, void* memory) {
     Layout parts(static_cast<std::byte*>(memory));
     const Index panels = ceil_div(in.units, kLanes);
-    const auto each = static_cast<size_t>(in.steps * in.batch * panels);
+    const auto each = in.steps * in.batch * panels;
     layout = parts.template take<uint64_t>(1);
     cells = parts.template take<float>(each * kLanes);
     gates = parts.template take<Gate>(each * kWidth);
     const bool hidden = in.mask != nullptr || !in.return_sequences;
-    states =
-        hidden ? parts.template take<State>(static_cast<size_t>(in.steps * in.batch * in.units)) : nullptr;
+    states = hidden ? parts.template take<State>(in.steps * in.batch * in.units) : nullptr;
     bytes = parts.bytes();
   }
 };
@@ -221,10 +220,22 @@ void run_on(int threads, Job& job, bool again_soon = false) {
   parallel(threads, body, &job, again_soon);
 }
 
-// Runs a member function of a job on this thread, with a crew of up to `threads` threads: job.lead(crew).
+// Runs a member function of a job on this thread, with the memory that it lays out and a crew of up to `threads` threads:
+// job.lead(crew).
 template <class Job>
 void lead_on(int threads, Job& job) {
+  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   with_crew(threads, [](void* context, Crew& crew) { static_cast<Job*>(context)->lead(crew); }, &job);
+}
+
+// Packs the weights of a job into memory, and gives how many bytes they take; with null it only counts.
+template <class Job>
+size_t pack_job(Job&& job, std::byte* memory) {
+  Layout layout(memory);
+  job.lay_out_packed(layout);
+  const KernelGuard guard;
+  if (memory != nullptr) job.pack_all();
+  return layout.bytes();
 }
 
 // Runs part(n) for each n in [0, parts), on any threads of the crew.

@@ -113,24 +113,13 @@ inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& m
   matrix.narrow = kWidens && precision == Precision::kBfloat16 ? k : 0;
   matrix.depth = ceil_div(k, elements_of_word(precision));
   const bool pairs = precision == Precision::kInt4;
-  matrix.words =
-      memory.take<float>(static_cast<size_t>(panels * ceil_div(matrix.depth, pairs ? 2 : 1) * kWidth));
-  if (pairs)
-    matrix.groups = memory.take<float>(static_cast<size_t>(panels * ceil_div(matrix.depth, kGroup) * kWidth));
+  matrix.words = memory.take<float>(panels * ceil_div(matrix.depth, pairs ? 2 : 1) * kWidth);
+  if (pairs) matrix.groups = memory.take<float>(panels * ceil_div(matrix.depth, kGroup) * kWidth);
   if (precision == Precision::kInt8) {
-    matrix.starts = memory.take<int32_t>(static_cast<size_t>(panels * kWidth));
-    matrix.scales = memory.take<float>(static_cast<size_t>(panels * kWidth));
+    matrix.starts = memory.take<int32_t>(panels * kWidth);
+    matrix.scales = memory.take<float>(panels * kWidth);
   }
 }
-
-// Where the columns of unit panels come from in a kernel of (K, 4H); -1 beyond its units.
-struct UnitColumns {
-  Index units;
-  Index operator()(Index c) const {
-    const Index unit = c / kWidth * kLanes + c % kLanes;
-    return unit < units ? c % kWidth / kLanes * units + unit : -1;
-  }
-};
 
 // Whether |h| is at most 1.
 constexpr bool is_bounded(Activation activation, Activation recurrent_activation) {

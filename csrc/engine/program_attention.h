@@ -11,7 +11,7 @@ class AttentionOperations : public SequenceOperations {
 
   // The scores of a query, for each thread of a team.
   float* lay_out_scores(Index n, Layout& memory) const {
-    return memory.take<float>(static_cast<size_t>(run_.members * scores_of(n)));
+    return memory.take<float>(run_.members * scores_of(n));
   }
 
   void attend(const Block& block, Index n, Index rows, float* memory) {

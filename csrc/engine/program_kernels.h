@@ -141,8 +141,8 @@ class ProgramJob : AttentionOperations {
     LstmRun<kPrecision>* lstms;
 
     DrawnStep(const ProgramJob& job, Index rows, Layout& memory) {
-      ids = memory.take<int32_t>(static_cast<size_t>(rows));
-      lstms = memory.take<LstmRun<kPrecision>>(static_cast<size_t>(job.lstms() * job.run_.members));
+      ids = memory.take<int32_t>(rows);
+      lstms = memory.take<LstmRun<kPrecision>>(job.lstms() * job.run_.members);
       if (lstms != nullptr) return;
       for (int32_t n = 0; n < job.run_.count; ++n) {
         if (job.nodes_[n].op == ProgramOp::kLstm) job.lay_out_lstm(n, rows, memory);

@@ -64,8 +64,8 @@ class RowWords {
     // Also enough for a block of fewer rows.
     const Index rows = larger(most, team.count * smaller(most, kFew / inputs)),
                 mine = own_ ? team.me * most : 0;
-    auto* words = memory.take<float>(static_cast<size_t>(rows * row_));
-    auto* scales = memory.take<float>(static_cast<size_t>(rows));
+    auto* words = memory.take<float>(rows * row_);
+    auto* scales = memory.take<float>(rows);
     if (words == nullptr) return;
     words_ = words + mine * row_;
     scales_ = scales + mine;
@@ -114,18 +114,17 @@ class LstmRun {
         static_(kPrecision != Precision::kInt8 || weights.bounded) {}
 
   void lay_out(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     const Index rows = task_.rows;
     h_row_ = spread(ceil_div(panels_ * kLanes, kEach));
-    for (float*& h : h_) h = memory.take<float>(count(rows, h_row_));
-    for (float*& scales : h_scales_) scales = memory.take<float>(static_cast<size_t>(rows));
-    hidden_ = kFloats ? nullptr : memory.take<float>(count(rows, panels_ * kLanes));
-    c_ = memory.take<float>(count(rows, panels_ * kLanes));
-    first_ = memory.take<int32_t>(static_cast<size_t>(rows));
+    for (float*& h : h_) h = memory.take<float>(rows * h_row_);
+    for (float*& scales : h_scales_) scales = memory.take<float>(rows);
+    hidden_ = kFloats ? nullptr : memory.take<float>(rows * panels_ * kLanes);
+    c_ = memory.take<float>(rows * panels_ * kLanes);
+    first_ = memory.take<int32_t>(rows);
     if (weights_.table == nullptr) {
       // As much as a block of fewer rows, with more steps at once, may need.
       const Index most = smaller(task_.steps * rows, larger(kRowsAtOnce, rows));
-      projected_ = {memory.take<float>(count(most * panels_, kWidth)), chunk_ * rows};
+      projected_ = {memory.take<float>(most * panels_ * kWidth), chunk_ * rows};
       if (!as_they_are()) x_.lay_out(most, weights_.inputs, team_, memory);
     }
     wide_.lay_out(team_.me, team_.count, memory, weights_.kernel, weights_.recurrent);

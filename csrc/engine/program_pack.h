@@ -15,15 +15,15 @@ constexpr int tail_vectors(Index units) {
 // Units of a gate in so many vectors.
 constexpr Index units_of_vectors(int vectors) { return vectors * kLanes / 4; }
 
-// Where the columns of unit panels come from in a kernel of (K, 4H); -1 for none. As UnitColumns, but the gates of the
-// last units lie side by side: 50 units take 13 vectors and not 16.
-struct TailedColumns {
+// Where the columns of unit panels come from in a kernel of (K, 4H); -1 for none. The gates of the last units may lie side
+// by side: 50 units take 13 vectors and not 16.
+struct UnitColumns {
   Index units;
   Index operator()(Index c) const {
-    const int vectors = tail_vectors(units);
-    if (vectors == 0 || c / kWidth < units / kLanes) return UnitColumns{units}(c);
-    const Index each = units_of_vectors(vectors), gate = c % kWidth / each;
-    const Index unit = units / kLanes * kLanes + c % kWidth % each;
+    const Index panel = c / kWidth, column = c % kWidth;
+    const int vectors = panel < units / kLanes ? 0 : tail_vectors(units);
+    const Index each = vectors == 0 ? kLanes : units_of_vectors(vectors), gate = column / each;
+    const Index unit = panel * kLanes + column % each;
     return gate < 4 && unit < units ? gate * units + unit : -1;
   }
 };
@@ -59,7 +59,7 @@ class ProgramPacker {
 
   size_t pack() {
     auto* program = layout_.take<PackedProgram>(1);
-    layers_ = layout_.take<PackedLayer>(static_cast<size_t>(graph_.count));
+    layers_ = layout_.take<PackedLayer>(graph_.count);
     if (memory_ != nullptr) *program = {graph_.precision, graph_.static_scales, layers_};
     for (int32_t n = 0; n < graph_.count; ++n) {
       const ProgramNode& node = graph_.nodes[n];
@@ -96,7 +96,7 @@ class ProgramPacker {
 
   float* copy(const float* from, Index count) {
     if (from == nullptr) return nullptr;
-    auto* to = layout_.take<float>(static_cast<size_t>(count));
+    auto* to = layout_.take<float>(count);
     if (memory_ != nullptr) std::memcpy(to, from, static_cast<size_t>(count) * sizeof *from);
     return to;
   }
@@ -104,7 +104,7 @@ class ProgramPacker {
   void pack_dense(const ProgramNode& node, PackedLayer& layer) {
     lay_out_matrix(graph_.precision, node.rows, ceil_div(node.columns, kWidth), layout_, layer.kernel);
     const Index columns = layer.kernel.columns_panels * kWidth;
-    layer.bias = layout_.take<float>(static_cast<size_t>(columns));
+    layer.bias = layout_.take<float>(columns);
     if (memory_ == nullptr) return;
     pack_matrix(
         graph_.precision, node.kernel, node.rows, node.columns,
@@ -132,7 +132,7 @@ class ProgramPacker {
       lay_out_matrix(graph_.precision, node.rows, panels, layout_, to.kernel);
     }
     if (memory_ == nullptr) return;
-    const TailedColumns column{units};
+    const UnitColumns column{units};
     pack_matrix(graph_.precision, node.recurrent_kernel, units, 4 * units, column, to.recurrent);
     for (Index c = 0; c < panels * kWidth; ++c)
       to.bias[c] = node.bias != nullptr && column(c) >= 0 ? node.bias[column(c)] : 0.0f;

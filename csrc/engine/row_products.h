@@ -71,7 +71,7 @@ class WidePanel {
         most = larger(most, round_up(each->depth, 2) + 2 * ceil_div(each->depth, kGroup));
     }
     if (most == 0) return;
-    auto* room = memory.take<float>(static_cast<size_t>(count * most * kWidth));
+    auto* room = memory.take<float>(count * most * kWidth);
     words_ = room == nullptr ? nullptr : room + me * most * kWidth;
   }
   const float* of(const float* weights, Index depth) {

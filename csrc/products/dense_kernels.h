@@ -63,11 +63,10 @@ class DenseForwardJob {
         chunk_(smaller(kDenseRows / 4, plan.rows)) {}
 
   void lay_out(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
-    kernel_ = memory.take<float>(count(panels_ * depth_, kWidth));
-    bias_ = memory.take<float>(count(panels_, kWidth));
-    x_ = memory.take<float>(count(chunk_ * plan_.pieces + kRowsBeyond<kPairs>, x_row_));
-    y_ = memory.take<float>(count(chunk_ * plan_.pieces * panels_, kWidth));
+    kernel_ = memory.take<float>(panels_ * depth_ * kWidth);
+    bias_ = memory.take<float>(panels_ * kWidth);
+    x_ = memory.take<float>((chunk_ * plan_.pieces + kRowsBeyond<kPairs>)*x_row_);
+    y_ = memory.take<float>(chunk_ * plan_.pieces * panels_ * kWidth);
   }
 
   void lead(Crew& crew) {
@@ -136,13 +135,12 @@ class DenseBackwardJob {
         x_rows_(plan.inputs + (in.d_bias != nullptr ? 1 : 0)) {}
 
   void lay_out(Layout& memory) {
-    const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
-    paired_ = memory.take<float>(count(panels_ * depth_, kWidth));
-    x_ = memory.take<float>(static_cast<size_t>(packed_words<kPairs>(x_rows_, packed_depth_)));
+    paired_ = memory.take<float>(panels_ * depth_ * kWidth);
+    x_ = memory.take<float>(packed_words<kPairs>(x_rows_, packed_depth_));
     if (in_.d_x == nullptr) return;
-    kernel_ = memory.take<float>(count(input_panels_ * d_y_depth_, kWidth));
-    d_y_ = memory.take<float>(count(chunk_ + kRowsBeyond<kPairs>, d_y_row_));
-    d_x_ = {memory.take<float>(count(chunk_ * input_panels_, kWidth)), chunk_};
+    kernel_ = memory.take<float>(input_panels_ * d_y_depth_ * kWidth);
+    d_y_ = memory.take<float>((chunk_ + kRowsBeyond<kPairs>)*d_y_row_);
+    d_x_ = {memory.take<float>(chunk_ * input_panels_ * kWidth), chunk_};
   }
 
   void lead(Crew& crew) {
@@ -281,28 +279,19 @@ template <class Job, class Call>
 void run_dense(const Call& in) {
   const DensePlan plan(in);
   Job job(in, plan);
-  const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   lead_on(plan.threads, job);
 }
 
 inline void forward(const DenseForward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kDenseKernels.forward(in);
-    } else {
-      run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in);
-    }
-  });
+  own_or_alike(
+      in.storage, [&]<Storage kStorage>() { run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in); },
+      [&] { CELLERATE_ALIKE::kDenseKernels.forward(in); });
 }
 
 inline void backward(const DenseBackward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() {
-    if constexpr (kLayerAlike<kStorage>) {
-      CELLERATE_ALIKE::kDenseKernels.backward(in);
-    } else {
-      run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in);
-    }
-  });
+  own_or_alike(
+      in.storage, [&]<Storage kStorage>() { run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in); },
+      [&] { CELLERATE_ALIKE::kDenseKernels.backward(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

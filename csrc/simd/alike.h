@@ -5,6 +5,7 @@
 #include "cells/lstm.h"
 #include "engine/program.h"
 #include "products/dense.h"
+#include "products/pack.h"
 
 namespace cellerate {
 struct Target;  // target.h
@@ -40,4 +41,16 @@ template <Storage kStorage>
 constexpr bool kLayerAlike = kAlike<Precision::kBfloat16>;
 template <>
 inline constexpr bool kLayerAlike<Storage::kFloat32> = kAlike<Precision::kFloat32>;
+
+// Gives own.operator()<kStorage>() for the storage of a layer, or alike() where the other target runs it.
+template <class Own, class Alike>
+auto own_or_alike(Storage storage, const Own& own, const Alike& alike) {
+  return by_storage(storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      return alike();
+    } else {
+      return own.template operator()<kStorage>();
+    }
+  });
+}
 }  // namespace cellerate::CELLERATE_TARGET

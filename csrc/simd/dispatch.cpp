@@ -23,49 +23,34 @@
 
 namespace cellerate {
 
+// Only those of this build are there.
 namespace scalar {
 extern const Target kTarget;
 }
-#ifdef CELLERATE_HAVE_AVX2
 namespace avx2 {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_AVX2VNNI
 namespace avx2vnni {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_AVX512
 namespace avx512 {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_AVX512VNNI
 namespace avx512vnni {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_AVX512BF16
 namespace avx512bf16 {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_AMX
 namespace amx {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_NEON
 namespace neon {
 extern const Target kTarget;
 }
-#endif
-#ifdef CELLERATE_HAVE_NEONDOT
 namespace neondot {
 extern const Target kTarget;
 }
-#endif
 
 namespace {
 

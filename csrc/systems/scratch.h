@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace cellerate {
 
@@ -36,9 +37,9 @@ class Layout {
   explicit Layout(std::byte* base) : base_(base) {}
 
   template <class T>
-  T* take(size_t count) {
+  T* take(int64_t count) {
     std::byte* at = base_ == nullptr ? nullptr : base_ + bytes_;
-    bytes_ += (count * sizeof(T) + 63) / 64 * 64;
+    bytes_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
     return reinterpret_cast<T*>(at);
   }
   size_t bytes() const { return bytes_; }

@@ -1,0 +1,12 @@
+// What the files beside bindings.cpp add to the Python module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace cellerate {
+
+void bind_programs(nanobind::module_& module);
+void bind_texts(nanobind::module_& module);
+void bind_training(nanobind::module_& module);
+
+}  // namespace cellerate
