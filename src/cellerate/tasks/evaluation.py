@@ -12,8 +12,7 @@ from cellerate.data.text import read_lines
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.tasks.embed import evaluate_lines, line_model_of
-from cellerate.tasks.judging import EvaluationOptions, evaluate_forecaster
-from cellerate.tasks.series import series_model_of
+from cellerate.tasks.judging import EvaluationOptions, SeriesForecaster, evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
 
@@ -45,7 +44,7 @@ def evaluate_model(
         CellerateError: Anything wrong with the model or the data.
     """
     if record.task == "series":
-        forecaster = series_model_of(name, model, record).forecaster
+        forecaster = SeriesForecaster.of(model.predict_on_batch, record.payload, name)
         return {"task": "series", **evaluate_forecaster(forecaster, data, **vars(asked))}
     asked.check_unused()
     paths = [Path(path) for path in check_paths(data)]

@@ -80,11 +80,9 @@ def forecaster_of(opened: Opened, name: str = "this packed model") -> "SeriesFor
     Raises:
         ModelError: It is none, or its record is damaged.
     """
+    from cellerate.tasks.judging import SeriesForecaster
+
     if isinstance(opened, PackedModel):
-        from cellerate.tasks.judging import SeriesForecaster
-
         return SeriesForecaster.of(opened.forecaster.predict, opened.cell.header.get("payload"), name)
-    from cellerate.tasks.series import series_model_of
-
     network, found, name = opened
-    return series_model_of(name, network, record_for(found, "series", name)).forecaster
+    return SeriesForecaster.of(network.predict_on_batch, record_for(found, "series", name).payload, name)
