@@ -11,7 +11,7 @@ import numpy as np
 from cellerate.data.arrays import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.windows import Inputs, spread
-from cellerate.errors import DataError, ModelError
+from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
@@ -62,12 +62,7 @@ class SeriesWorkload(Workload):
         self._scaler, self._quantiles = settings.scaler, settings.quantiles
         self._covariates = settings.covariates
         self._options = dataclasses.replace(self._forecaster.options, paths=tuple(data))
-        self._data = settings.open(data)
-        if self._data.columns != self._scaler.columns:
-            raise ModelError(
-                f"{path} was trained on the columns {', '.join(self._scaler.columns)}, the data have "
-                f"{', '.join(self._data.columns)}."
-            )
+        self._data = self._forecaster.open(data)
         check_series_model(model, self._data, self._options, self._quantiles, self._covariates)
         self._split = self._options.split(self._data)
         self.batch_size = self._options.batch_size
