@@ -61,12 +61,12 @@ class Jobs:
         into: str | None = None,
     ) -> dict[str, Any]:
         """Train; with `into`, forecast every window of the test part into a file, in the units of the data."""
-        from cellerate.tasks.series import load_series_model
+        from cellerate.tasks.opening import forecaster_of, open_model
 
         told = self._fit(task, horizon, seed, budget_s, settings)
         if into is None:
             return told
-        forecaster = load_series_model(self._output).forecaster
+        forecaster = forecaster_of(open_model(self._output))
         data = forecaster.open([self._folder / f"{task}.csv"])
         start = time.monotonic()
         np.save(into, forecaster.forecast_at(data, test_origins(horizon)))
@@ -80,10 +80,9 @@ class Jobs:
         import keras
 
         import cellerate
-        from cellerate.models.storage import TaskRecord
+        from cellerate.models.storage import load_model
         from cellerate.tasks.opening import forecaster_of
         from cellerate.tasks.packing import packed
-        from cellerate.tasks.series import load_series_model
 
         count = len(read_series(self._folder, task).names)
         same = keras.Sequential(
@@ -96,18 +95,18 @@ class Jobs:
         )
         # A moment of training makes it a forecaster with a scaler; then it forgets what it learned.
         self._fit(task, horizon, 0, 1.0, {"model": same, "batch_size": 256})
-        model = load_series_model(self._output)
+        model, record = load_model(self._output, need_task="series")
         with np.load(weights) as found:
-            model.model.set_weights(keras_weights(dict(found)))
-        cellerate.accelerate(model.model)
-        record = TaskRecord("series", model.record)
-        small = packed(model.model, record)
+            model.set_weights(keras_weights(dict(found)))
+        cellerate.accelerate(model)
+        small = packed(model, record)
+        forecaster = forecaster_of((model, record, str(self._output)))
         path = self._folder / f"{task}.csv"
-        data = model.forecaster.open([path])
+        data = forecaster.open([path])
         self._ways = {
-            "keras": _in_memory(model.forecaster, data),
+            "keras": _in_memory(forecaster, data),
             "packed": _in_memory(forecaster_of(small), data),
-            "backtest": _whole_call(model.model, record, path),
+            "backtest": _whole_call(model, record, path),
             "backtest packed": _whole_call(small, None, path),
         }
         return {}

@@ -254,15 +254,16 @@ def _validation(workload: Any, file: Path) -> Any:
     """The part of a series by which its own training was judged; None for the other tasks."""
     from cellerate.data.pipeline import KerasBatches
     from cellerate.data.series import open_series
-    from cellerate.tasks.series import series_model_of, series_sources
+    from cellerate.tasks.judging import SeriesForecaster
+    from cellerate.tasks.series import series_sources
 
     if workload.record.task != "series":
         return None
-    known = series_model_of(file, workload.model, workload.record)
+    known = SeriesForecaster.of(workload.model.predict_on_batch, workload.record.payload, str(file))
     options = known.options
     series = open_series([file], options.whole_reading())
     split = series.split(options.train_fraction, options.validation_fraction)
-    source = series_sources(workload.model, split, options, known.scaler, 0)[1]
+    source = series_sources(workload.model, split, options, known.settings.scaler, 0)[1]
     return None if source is None else KerasBatches(source)
 
 

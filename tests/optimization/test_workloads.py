@@ -21,8 +21,8 @@ from cellerate.runtime.text.stepper import Stepper
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
 from cellerate.tasks.judging.intervals import calibrate
+from cellerate.tasks.opening import forecaster_of, open_model
 from cellerate.tasks.packing import pack, packed
-from cellerate.tasks.series.train import load_series_model
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text.train import evaluate_text, load_text_model
 from support.optimization.small_models import HORIZON, LENGTH, LINES, ROWS, TEXT, WINDOW, filled, text_payload
@@ -143,7 +143,7 @@ def test_series_judge_is_what_evaluate_says_and_the_error_by_hand(work, made):
     one = work["series"]
     found = one.judge(one.model, "test")
     said = evaluate_forecaster(
-        load_series_model(made / "series.keras").forecaster, [made / "s.csv"], part="held-out"
+        forecaster_of(open_model(made / "series.keras")), [made / "s.csv"], part="held-out"
     )
     assert found.mean == pytest.approx(said["model"]["scaled_mae"], rel=ROUNDING)
     values = np.loadtxt(made / "s.csv", delimiter=",", skiprows=1)
@@ -453,30 +453,31 @@ def test_too_few_lines_to_hold_one_out_raise_data_error(made, tmp_path):
 
 
 def test_intervals_of_the_chosen_forecaster_are_calibrated_again(made, tmp_path):
-    known = load_series_model(made / "series.keras")
-    data = known.forecaster.settings.open([made / "s.csv"])
+    original, kept, name = open_model(made / "series.keras")
+    known = forecaster_of((original, kept, name))
+    data = known.settings.open([made / "s.csv"])
     split = known.options.split(data)
-    before = calibrate(known.forecaster, split)[0].to_config()
-    record = TaskRecord("series", {**known.record, "calibration": before})
-    save_model(known.model, tmp_path / "m.keras", record)
+    before = calibrate(known, split)[0].to_config()
+    record = TaskRecord("series", {**kept.payload, "calibration": before})
+    save_model(original, tmp_path / "m.keras", record)
     one = open_workload(tmp_path / "m.keras", [made / "s.csv"], seed=0)
-    other = filled(keras.models.clone_model(known.model), seed=5)
+    other = filled(keras.models.clone_model(original), seed=5)
     save_model(other, tmp_path / "chosen.keras", record)
     pack(tmp_path / "chosen.keras", tmp_path / "chosen.cell", precision="int8")
     assert one.finish(tmp_path / "chosen.keras", tmp_path / "chosen.cell")
-    model, cell = load_series_model(tmp_path / "chosen.keras"), load(tmp_path / "chosen.cell")
+    (model, chosen, _), cell = open_model(tmp_path / "chosen.keras"), load(tmp_path / "chosen.cell")
     assert cell.precision == "int8"
     for found, predict in (
-        (model.record["calibration"], model.model.predict_on_batch),
+        (chosen.payload["calibration"], model.predict_on_batch),
         (cell.cell.header["payload"]["calibration"], cell.predict),
     ):
-        right = calibrate(dataclasses.replace(known.forecaster, predict=predict), split)[0].to_config()
+        right = calibrate(dataclasses.replace(known, predict=predict), split)[0].to_config()
         assert found == right != before
     np.testing.assert_array_equal(
         pack_and_load(tmp_path).predict(np.zeros((1, WINDOW, 2), np.float32)),
         cell.predict(np.zeros((1, WINDOW, 2), np.float32)),
     )
-    without = {name: value for name, value in known.record.items() if name != "calibration"}
+    without = {name: value for name, value in kept.payload.items() if name != "calibration"}
     save_model(other, tmp_path / "plain.keras", TaskRecord("series", without))
     plain = open_workload(tmp_path / "plain.keras", [made / "s.csv"], seed=0)
     assert not plain.finish(tmp_path / "plain.keras", None)

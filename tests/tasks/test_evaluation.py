@@ -11,7 +11,8 @@ from cellerate.models.text import build_text_model
 from cellerate.tasks.embed import evaluate_lines, load_line_model
 from cellerate.tasks.inference import evaluate
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
-from cellerate.tasks.series.train import load_series_model, train_on_series
+from cellerate.tasks.opening import forecaster_of, open_model
+from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
@@ -87,7 +88,7 @@ def test_series_model_is_judged_as_by_its_own_task(tmp_path):
         found = evaluate(tmp_path / "s.keras", [tmp_path / "s.csv"], part=part)
         assert found.pop("task") == "series"
         assert found == evaluate_forecaster(
-            load_series_model(tmp_path / "s.keras").forecaster, [tmp_path / "s.csv"], part=part
+            forecaster_of(open_model(tmp_path / "s.keras")), [tmp_path / "s.csv"], part=part
         )
     assert found["windows"] == 15
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.files import Errors, file_digest
+from cellerate.data.files import file_digest
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.text import find_line_files, line_blocks
 from cellerate.errors import DataError
@@ -22,7 +22,6 @@ from cellerate.machine.environment import require
 from cellerate.messages import marked
 from cellerate.runtime.embedding import vector_column
 from cellerate.runtime.forecast import Intervals, forecast_ends, left_out, series_ends
-from cellerate.runtime.packed import PackedModel
 from cellerate.settings import one_or_more
 from cellerate.tasks.judging import (
     ERRORS,
@@ -40,13 +39,11 @@ from cellerate.tasks.judging import (
     part_of,
     raw_windows,
 )
-from cellerate.tasks.opening import forecaster_of, open_model, record_for
+from cellerate.tasks.opening import embedder_of, forecaster_of, open_model
 from cellerate.tasks.pieces import Pieces
 from cellerate.tasks.settings import LineFiles, SeriesFiles
 
 _Path = str | os.PathLike[str]
-_Embed = Callable[[Sequence[str]], np.ndarray]
-
 # Half a minute's work for a small model of Keras, and a few megabytes of results.
 _LINES_A_PIECE = 32_768
 _SERIES_A_PIECE = 1_024
@@ -102,11 +99,8 @@ def embed_files(
 
     reading = {name: value for name, value in vars(data).items() if name != "paths"}
     files = find_line_files(one_or_more(data.paths))
-    embed = _embedder(model, batch_size, data.errors)
-    about = {"task": "embed", "model": file_digest(Path(model)), "column": data.column, "errors": data.errors}
-    # Only what is said stands there, so that passes that an earlier version began go on.
-    about |= {} if data.field is None else {"field": data.field}
-    about |= {} if data.encoding == "utf-8" else {"encoding": data.encoding}
+    embed = embedder_of(open_model(model), batch_size, data.errors)
+    about = {"task": "embed", "model": file_digest(Path(model)), **reading}
     pieces = Pieces(Path(output), {**about, "data": [_state(file) for file in files]}, share)
     number = items = done = 0
     for file in files:
@@ -260,19 +254,6 @@ def _open(model: _Path, data: SeriesFiles, listener: Listener) -> tuple[SeriesFo
     future = None if data.future is None else one_or_more(data.future)
     series = forecaster.open(data.paths, future, data.reading, table=data.table, listener=listener)
     return forecaster, series
-
-
-def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:
-    opened = open_model(model)
-    if isinstance(opened, PackedModel):
-        return functools.partial(opened.embed, batch_size=batch_size, errors=errors)
-    from cellerate.models.autoencoder import encoder_and_decoder
-    from cellerate.tasks.embed import embed_lines, line_model_of
-
-    network, found, name = opened
-    line_model = line_model_of(name, network, record_for(found, "embed", name))
-    encoder, _ = encoder_and_decoder(network)
-    return functools.partial(embed_lines, line_model, encoder=encoder, batch_size=batch_size, errors=errors)
 
 
 def _state(file: Path) -> list[Any]:

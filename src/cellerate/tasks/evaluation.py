@@ -1,19 +1,16 @@
 """Judges a Keras model that Cellerate wrote: calls the evaluation of its task."""
 
-import dataclasses
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
 
-from cellerate.data.files import READ_AS, check_paths
+from cellerate.data.files import check_paths
 from cellerate.data.text import read_lines
-from cellerate.errors import ConfigError, ModelError
+from cellerate.errors import ConfigError
 from cellerate.models.storage import TaskRecord
 from cellerate.tasks.embed import evaluate_lines, line_model_of
-from cellerate.tasks.judging import EvaluationOptions, evaluate_forecaster
-from cellerate.tasks.series import series_model_of
+from cellerate.tasks.judging import EvaluationOptions, SeriesForecaster, evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
 
@@ -45,23 +42,16 @@ def evaluate_model(
         CellerateError: Anything wrong with the model or the data.
     """
     if record.task == "series":
-        forecaster = series_model_of(name, model, record).forecaster
+        forecaster = SeriesForecaster.of(model.predict_on_batch, record.payload, name)
         return {"task": "series", **evaluate_forecaster(forecaster, data, **vars(asked))}
     asked.check_unused()
     paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
         text_model = text_model_of(model, record, name)
-        payload = text_model.record
-        try:
-            # The files of a folder that `train` left out are left out here too.
-            cut = {key: payload[key] for key in ("length", "validation_fraction", "include", "exclude")}
-            cut |= {key: payload[key] for key in READ_AS if key in payload}
-            options = TextOptions(paths=[os.fspath(path) for path in paths], **cut)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(
-                f"the task record of {name} is damaged: {error}. Train the model again."
-            ) from error
-        options = dataclasses.replace(options, errors=errors, batch_size=batch_size)
+        # The files of a folder that `train` left out are left out here too.
+        options = TextOptions.of_record(
+            text_model.record, name, paths=paths, errors=errors, batch_size=batch_size
+        )
         return {"task": "text", **evaluate_text(text_model, options, part=asked.part or "all")}
     if asked.part == "held-out" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")

@@ -24,7 +24,7 @@ from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.text import sampling_rules
 from cellerate.settings import one_or_more, record_of, takes_fields_of
 from cellerate.tasks.judging import EvaluationOptions, Forecasts, evaluate_forecaster
-from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
+from cellerate.tasks.opening import Model, embedder_of, forecaster_of, open_model
 from cellerate.tasks.settings import ReadingOptions
 from cellerate.tasks.writing import Unknown, WritingSettings, open_writer
 from cellerate.training.settings import Implementation
@@ -235,13 +235,7 @@ def embed(
         )
     else:
         lines = given_lines(lines, column)
-    if isinstance(opened, PackedModel):
-        return opened.embed(lines, batch_size=batch_size, errors=errors, progress=progress)
-    from cellerate.tasks.embed import embed_lines, line_model_of
-
-    network, found, name = opened
-    line_model = line_model_of(name, network, record_for(found, "embed", name))
-    return embed_lines(line_model, lines, batch_size=batch_size, errors=errors, progress=progress)
+    return embedder_of(opened, batch_size, errors)(lines, progress=progress)
 
 
 @takes_fields_of(ReadingOptions, TableOptions)

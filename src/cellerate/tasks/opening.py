@@ -1,8 +1,13 @@
 """Opens a trained model, whatever form it comes in. Keras is imported only if the model needs it."""
 
+import functools
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
+import numpy as np
+
+from cellerate.data.files import Errors
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
 from cellerate.messages import argument
@@ -80,11 +85,31 @@ def forecaster_of(opened: Opened, name: str = "this packed model") -> "SeriesFor
     Raises:
         ModelError: It is none, or its record is damaged.
     """
-    if isinstance(opened, PackedModel):
-        from cellerate.tasks.judging import SeriesForecaster
+    from cellerate.tasks.judging import SeriesForecaster
 
+    if isinstance(opened, PackedModel):
         return SeriesForecaster.of(opened.forecaster.predict, opened.cell.header.get("payload"), name)
-    from cellerate.tasks.series import series_model_of
+    network, found, name = opened
+    return SeriesForecaster.of(network.predict_on_batch, record_for(found, "series", name).payload, name)
+
+
+def embedder_of(opened: Opened, batch_size: int, errors: Errors) -> Callable[..., np.ndarray]:
+    """The function that turns lines into vectors, (N, latent) float32, with a model.
+
+    Args:
+        opened: The model.
+        batch_size: Lines per batch.
+        errors: What to do with a character the model never saw: "strict" raises, "replace" reads it as unknown.
+
+    Raises:
+        ModelError: It is not a line model, or its record is damaged.
+    """
+    if isinstance(opened, PackedModel):
+        return functools.partial(opened.embed, batch_size=batch_size, errors=errors)
+    from cellerate.models.autoencoder import encoder_and_decoder
+    from cellerate.tasks.embed import embed_lines, line_model_of
 
     network, found, name = opened
-    return series_model_of(name, network, record_for(found, "series", name)).forecaster
+    line_model = line_model_of(name, network, record_for(found, "embed", name))
+    encoder, _ = encoder_and_decoder(network)
+    return functools.partial(embed_lines, line_model, encoder=encoder, batch_size=batch_size, errors=errors)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cellerate.data.files import Errors, check_codec
+from cellerate.data.files import READ_AS, Errors, check_codec
 from cellerate.data.settings import (
     CalendarPart as Calendar,
     Duplicates,
@@ -21,7 +21,7 @@ from cellerate.data.settings import (
     TableOptions,
     check_calendar,
 )
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.messages import argument
 from cellerate.models.cells import Cell
 from cellerate.settings import check_choice, check_counts, check_number
@@ -79,6 +79,24 @@ class TextOptions:
         check_choice("errors", self.errors, get_args(Errors))
         check_counts(length=self.length, batch_size=self.batch_size)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
+
+    @classmethod
+    def of_record(cls, options: Mapping[str, Any], model: str, **others: Any) -> "TextOptions":
+        """The options in the record of a model, which messages call `model`, and others beside them.
+
+        Raises:
+            ConfigError: One of the others cannot be used.
+            ModelError: The record is damaged.
+        """
+        names = ["length", "validation_fraction", "include", "exclude"]
+        names += [name for name in READ_AS if name in options]
+        try:
+            found = cls(**{name: options[name] for name in names})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"the task record of {model} is damaged: {error}. Train the model again."
+            ) from error
+        return dataclasses.replace(found, **others)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

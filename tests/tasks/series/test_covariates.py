@@ -15,7 +15,8 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.tasks.bulk import forecast_files
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
-from cellerate.tasks.series.train import load_series_model, train_on_series
+from cellerate.tasks.opening import forecaster_of, open_model
+from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesFiles, SeriesOptions
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
@@ -91,7 +92,7 @@ def test_training_learns_from_a_price_that_is_known_in_advance(tmp_path):
 def test_a_model_is_calibrated_and_detects_up_to_the_last_row_that_has_a_price(tmp_path):
     data = write(tmp_path / "s.csv")
     fit(data, tmp_path / "m.keras", train_fraction=0.7, validation_fraction=0.3)
-    assert load_series_model(tmp_path / "m.keras").calibration is not None
+    assert forecaster_of(open_model(tmp_path / "m.keras")).settings.calibration is not None
     found = cellerate.detect(tmp_path / "m.keras", data)
     assert len(found.value) == 2 * (ROWS - WINDOW)
     assert np.isfinite(found.expected).all()
@@ -141,7 +142,7 @@ def test_bulk_forecasts_equal_those_of_one_call(made, tmp_path):
 
 
 def test_mase_makes_series_of_any_size_alike(made):
-    known = load_series_model(made / "m.keras").forecaster
+    known = forecaster_of(open_model(made / "m.keras"))
     both = evaluate_forecaster(known, [made / "s.csv"], part="held-out")["last_value"]
     # The prices are alike, so in its own scale neither shop is worse; in units, one is 500,000 times as large.
     assert 0.5 < both["mase"] < 2
@@ -162,10 +163,10 @@ def test_unknown_series_is_forecast_at_its_own_size_and_told_of(made, tmp_path):
 def test_record_holds_no_covariates_of_a_model_without_any(tmp_path):
     data = write(tmp_path / "s.csv", price=False)
     fit(data, tmp_path / "m.keras", future=[], calendar=[], scaling="global", embedding=0)
-    known = load_series_model(tmp_path / "m.keras")
-    assert "covariates" not in known.record
-    assert known.covariates.plain
-    assert [tuple(tensor.shape) for tensor in known.model.inputs] == [(None, WINDOW, 1)]
+    model, record, _ = opened = open_model(tmp_path / "m.keras")
+    assert "covariates" not in record.payload
+    assert forecaster_of(opened).settings.covariates.plain
+    assert [tuple(tensor.shape) for tensor in model.inputs] == [(None, WINDOW, 1)]
 
 
 def test_own_model_is_given_the_inputs_it_names(tmp_path):
@@ -262,7 +263,7 @@ def test_options_of_the_program_train_and_refuse(tmp_path):
     more = ["--future", "price", "--calendar", "hour", "--calendar", "month", "--scaling", "series"]
     done = CliRunner().invoke(app, list(map(str, [*words, *more, "--series-embedding", "2"])))
     assert done.exit_code == 0, done.output
-    known = load_series_model(tmp_path / "m.keras")
+    known = forecaster_of(open_model(tmp_path / "m.keras")).settings
     assert known.covariates.calendar.parts == ("hour", "month")
     assert known.covariates.series == ("small", "large")
 
@@ -276,6 +277,6 @@ def test_series_too_short_to_train_on_is_an_unknown_one(tmp_path):
     # Its own vector would be one that no window has trained.
     with pytest.warns(UserWarning, match="not trained on the series 'new'"):
         fit(path, tmp_path / "m.keras")
-    made = load_series_model(tmp_path / "m.keras")
-    assert made.covariates.series == tuple(LEVELS)
-    assert made.model.get_layer("series_embedding").input_dim == 1 + len(LEVELS)
+    made = open_model(tmp_path / "m.keras")
+    assert forecaster_of(made).settings.covariates.series == tuple(LEVELS)
+    assert made[0].get_layer("series_embedding").input_dim == 1 + len(LEVELS)

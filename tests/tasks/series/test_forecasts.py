@@ -10,7 +10,8 @@ from cellerate.data.settings import Reading
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.tasks.inference import forecast
-from cellerate.tasks.series.train import _plain_options, load_series_model, train_on_series
+from cellerate.tasks.opening import forecaster_of, open_model
+from cellerate.tasks.series.train import _plain_options, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
@@ -21,18 +22,18 @@ pytestmark = pytest.mark.keras
 
 def test_forecast_continues_hours_across_midnight_and_is_the_models_own(data):
     fit(data)
-    series_model = load_series_model(data.parent / "m.keras")
+    model, record, _ = opened = open_model(data.parent / "m.keras")
     short = write(
         data.parent / "now.csv", date=hours(23 + 48), load=wave(71), other=wave(71, seed=1, level=-3.0)
     )
-    (found,) = forecast(series_model.model, [short], record=TaskRecord("series", series_model.record))
+    (found,) = forecast(model, [short], record=record)
     assert found.times.astype("datetime64[h]").astype(str).tolist() == [
         "2024-02-28T23", "2024-02-29T00", "2024-02-29T01"
     ]  # fmt: skip
     assert found.truth is None
     rows = np.column_stack([wave(71), wave(71, seed=1, level=-3.0)])[-WINDOW:].astype(np.float32)
-    scaler = series_model.scaler
-    made = series_model.model(((rows - scaler.mean) / scaler.scale).astype(np.float32)[None])
+    scaler = forecaster_of(opened).settings.scaler
+    made = model(((rows - scaler.mean) / scaler.scale).astype(np.float32)[None])
     expected = keras.ops.convert_to_numpy(made)[0] * scaler.scale[0] + scaler.mean[0]
     assert found.forecast == pytest.approx(expected, rel=1e-4)
 

@@ -7,8 +7,9 @@ import pytest
 
 from cellerate.models.storage import load_model
 from cellerate.tasks.judging.baselines import Baselines
+from cellerate.tasks.opening import forecaster_of, open_model
 from cellerate.tasks.series import linear_start
-from cellerate.tasks.series.train import load_series_model, train_on_series
+from cellerate.tasks.series.train import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.run import RunOptions
 from cellerate.training.settings import TrainingSettings
@@ -76,9 +77,9 @@ def fit(
 
 def both(path):
     """The saved model's forecasts of the test part and those of NLinear, in the units of the data."""
-    model = load_series_model(path.with_suffix(".keras"))
+    model = forecaster_of(open_model(path.with_suffix(".keras")))
     options = model.options
-    data = model.forecaster.open([path])
+    data = model.open([path])
     split = options.split(data)
     origins = np.concatenate(
         [np.arange(begin, stop - options.horizon + 1) for _, begin, stop in split.test.bounds]
@@ -89,7 +90,7 @@ def both(path):
     rows = data.values[origins[:, None] + np.arange(-options.window, 0)][..., list(data.target_columns)]
     scales = baselines.scales_of(names, rows.shape[2])
     made = baselines.forecast("nlinear", rows.astype(np.float64), scales)
-    return model.forecaster.forecast_at(data, origins), made
+    return model.forecast_at(data, origins), made
 
 
 # At this rate no epoch is better than the start, so the file holds the start.
@@ -131,8 +132,8 @@ def test_forecaster_begins_as_nlinear_and_stays_so_if_no_epoch_is_better(tmp_pat
 def test_quantiles_begin_at_those_of_the_residuals_of_the_training_windows(tmp_path, quantile):
     path = table(tmp_path / "d.csv")
     fit(path, rate=NEVER, quantile=quantile, target=["wind", "load"])
-    model = load_series_model(path.with_suffix(".keras"))
-    data = model.forecaster.open([path])
+    model = forecaster_of(open_model(path.with_suffix(".keras")))
+    data = model.open([path])
     split = model.options.split(data)
     ((_, begin, stop),) = split.train.bounds
     linear = Baselines.fit(split.train, WINDOW, HORIZON, model.options.season)
@@ -142,8 +143,8 @@ def test_quantiles_begin_at_those_of_the_residuals_of_the_training_windows(tmp_p
     scale = np.repeat(linear.scales[""][None], len(past), axis=0)
     left = values[origins[:, None] + np.arange(HORIZON)] - linear.forecast("nlinear", past, scale)
     expected = np.moveaxis(np.quantile(left, quantile, axis=0), 0, -1)
-    made = model.forecaster.forecast_at(data, origins) - linear.forecast("nlinear", past, scale)[..., None]
-    unit = model.scaler.scale[list(data.target_columns)][:, None]
+    made = model.forecast_at(data, origins) - linear.forecast("nlinear", past, scale)[..., None]
+    unit = model.settings.scaler.scale[list(data.target_columns)][:, None]
     assert np.abs((made - expected) / unit).max() < 1e-3
 
 

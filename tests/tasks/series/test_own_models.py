@@ -9,7 +9,7 @@ from cellerate.errors import ModelError
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.inference import forecast
-from cellerate.tasks.series.train import load_series_model
+from cellerate.tasks.opening import forecaster_of, open_model
 from support.runs.wave_runs import HORIZON, WINDOW, fit, recomputed, wave
 
 pytestmark = pytest.mark.keras
@@ -74,9 +74,9 @@ def test_own_point_model_with_quantiles_raises(data):
 def test_model_of_another_task_and_a_damaged_record_raise(tmp_path):
     save_model(build_text_model(5, embedding=2, units=3), tmp_path / "t.keras", TaskRecord("text", {}))
     with pytest.raises(ModelError, match="holds a text model"):
-        load_series_model(tmp_path / "t.keras")
+        forecaster_of(open_model(tmp_path / "t.keras"))
     for number, payload in enumerate(({}, {"options": {"windows": 3}, "quantiles": [], "scaler": {}})):
         path = tmp_path / f"bad{number}.keras"
         save_model(own_model((HORIZON,)), path, TaskRecord("series", payload))
         with pytest.raises(ModelError, match=r"bad\d.keras is damaged"):
-            load_series_model(path)
+            forecaster_of(open_model(path))

@@ -14,8 +14,9 @@ from cellerate.runtime.forecast.calibrating import thinned
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.judging import intervals
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
+from cellerate.tasks.opening import forecaster_of, open_model
 from cellerate.tasks.packing import pack
-from cellerate.tasks.series.train import _missing_values, load_series_model, train_on_series
+from cellerate.tasks.series.train import _missing_values, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training import divergence, time_limits
 from cellerate.training.run import RunOptions
@@ -42,8 +43,8 @@ def test_training_on_a_noisy_sine_beats_naive_and_figures_equal_plain_numpy(data
 
 def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     run = fit(data)
-    series_model = load_series_model(data.parent / "m.keras")
-    again = evaluate_forecaster(series_model.forecaster, [data])
+    known = forecaster_of(open_model(data.parent / "m.keras"))
+    again = evaluate_forecaster(known, [data])
     assert (again["part"], again["windows"]) == ("held-out", run.test["windows"])
     for name in ("model", "last_value", "seasonal_naive", "nlinear"):
         assert again[name] == pytest.approx(run.test[name], rel=1e-5)
@@ -52,7 +53,7 @@ def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     values = {"load": wave(seed=5), "other": wave(seed=6)}
     other = write(data.parent / "other.csv", date=hours(ROWS), **values)
     table = {"load": wave(), "other": wave(seed=1, level=-3.0)}
-    found = evaluate_forecaster(series_model.forecaster, [other])
+    found = evaluate_forecaster(known, [other])
     # The scaler is still that of the training data: put them in front, and judge what follows.
     joined = {name: np.concatenate([table[name][:168], values[name]]) for name in table}
     windows, expected, _ = recomputed(
@@ -68,7 +69,7 @@ def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
 def test_forecaster_of_another_cell_forecasts_the_same_from_its_packed_file(data, cell):
     trained, file = data.parent / "m.keras", data.parent / "m.cell"
     fit(data, cell=cell)
-    assert cell in str(load_series_model(trained).model.get_config())
+    assert cell in str(open_model(trained)[0].get_config())
     pack(trained, file)
     (expected,), (found,) = forecast(trained, data), forecast(file, data)
     np.testing.assert_allclose(found.forecast, expected.forecast, rtol=1e-4)
@@ -104,7 +105,7 @@ def test_quantiles_are_ordered_and_their_coverage_equals_plain_numpy(data):
 def test_target_that_is_no_feature_is_forecast_in_its_own_units(data):
     run = fit(data, feature=["other"], epochs=3)
     assert run.training.model.input_shape == (None, WINDOW, 1)
-    assert load_series_model(data.parent / "m.keras").scaler.columns == ("other", "load")
+    assert forecaster_of(open_model(data.parent / "m.keras")).settings.scaler.columns == ("other", "load")
     (found,) = forecast(data.parent / "m.keras", [data])
     assert found.past[:, 0] == pytest.approx(wave()[-WINDOW:], rel=1e-6)
     assert abs(found.forecast.mean() - 20) < 10  # `other` has a mean of -3
@@ -239,7 +240,7 @@ def test_model_remembers_what_stands_for_missing_values(tmp_path):
         options, RunOptions(output=tmp_path / "m.keras", training=TrainingSettings(epochs=1)), table=table
     )
     assert run.training.status == "finished"
-    reading = load_series_model(tmp_path / "m.keras").forecaster.settings.reading
+    reading = forecaster_of(open_model(tmp_path / "m.keras")).settings.reading
     assert open_series(options.paths, reading).values[:4, 0].tolist() == [1, 1, 1, 4]
     other = open_series(options.paths, reading, table=TableOptions(missing_values=["4", "n/e"]))
     assert other.values[:4, 0].tolist() == [1, -999, -999, -999]
@@ -272,10 +273,11 @@ def test_training_under_a_time_limit_judges_a_sample_of_every_part_and_says_of_h
     assert (every, 256) in seen
     assert run.test["intervals"]
     # Calibrated on as many windows as each epoch was judged on.
-    calibration = load_series_model(tmp_path / "m.keras").calibration
+    known = forecaster_of(open_model(tmp_path / "m.keras"))
+    calibration = known.settings.calibration
     assert calibration.windows == 64 - HORIZON + 1
     # Only training has a limit: what is judged later is judged whole.
-    again = evaluate_forecaster(load_series_model(tmp_path / "m.keras").forecaster, [path])
+    again = evaluate_forecaster(known, [path])
     assert again["windows"] == every
     assert "sampled_from" not in again
 

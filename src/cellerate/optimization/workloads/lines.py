@@ -14,7 +14,7 @@ from cellerate.models.autoencoder import encoder_and_decoder
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
-from cellerate.optimization.training import batch_size_of
+from cellerate.optimization.training import batch_size_of, settings_of
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import SampleOutput
@@ -55,11 +55,9 @@ class LineWorkload(Workload):
             raise ConfigError(f"a line model takes one file of lines; {len(data)} are given.")
         self._model = line_model_of(path, model, record)
         lines = read_lines(data[0], column=None, errors="replace")
-        training = record.payload.get("training")
-        split_seed = training.get("seed", 0) if isinstance(training, dict) else 0
         recorded = record.payload.get("validation_fraction", LineOptions.validation_fraction)
         fraction = recorded or LineOptions.validation_fraction
-        self._train, held_out = split_lines(lines, fraction, split_seed)
+        self._train, held_out = split_lines(lines, fraction, settings_of(record).seed)
         self._validation = held_out
         middle = len(held_out) // 2
         if not middle:

@@ -11,7 +11,7 @@ import numpy as np
 from cellerate.data.arrays import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.windows import Inputs, spread
-from cellerate.errors import DataError, ModelError
+from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
@@ -20,12 +20,11 @@ from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, SampleOutput
 from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.tasks.judging import calibrate, raw_windows
+from cellerate.tasks.judging import SeriesForecaster, calibrate, raw_windows
 from cellerate.tasks.series import (
     check_series_model,
     count_windows,
     series_loss,
-    series_model_of,
     series_sources,
 )
 from cellerate.tasks.settings import SeriesOptions
@@ -58,17 +57,12 @@ class SeriesWorkload(Workload):
         self, path: Path, model: keras.Model, record: TaskRecord, data: Sequence[str | Path], seed: int
     ) -> None:
         super().__init__(model, record, seed)
-        known = series_model_of(path, model, record)
-        self._scaler, self._quantiles = known.scaler, known.quantiles
-        self._forecaster = known.forecaster
-        self._covariates = self._forecaster.settings.covariates
-        self._options = dataclasses.replace(known.options, paths=tuple(data))
-        self._data = self._forecaster.settings.open(data)
-        if self._data.columns != self._scaler.columns:
-            raise ModelError(
-                f"{path} was trained on the columns {', '.join(self._scaler.columns)}, the data have "
-                f"{', '.join(self._data.columns)}."
-            )
+        self._forecaster = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
+        settings = self._forecaster.settings
+        self._scaler, self._quantiles = settings.scaler, settings.quantiles
+        self._covariates = settings.covariates
+        self._options = dataclasses.replace(self._forecaster.options, paths=tuple(data))
+        self._data = self._forecaster.open(data)
         check_series_model(model, self._data, self._options, self._quantiles, self._covariates)
         self._split = self._options.split(self._data)
         self.batch_size = self._options.batch_size

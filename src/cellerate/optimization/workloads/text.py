@@ -9,11 +9,9 @@ import keras
 import numpy as np
 
 from cellerate.data.arrays import BatchSource
-from cellerate.data.files import READ_AS
-from cellerate.data.text import open_text
 from cellerate.data.tokenizers import tokenizer_from_config
 from cellerate.data.windows import spread
-from cellerate.errors import BackendError, ConfigError, DataError, ModelError
+from cellerate.errors import BackendError, DataError, ModelError
 from cellerate.format import percent
 from cellerate.keras_graph.graph import forget_states
 from cellerate.keras_graph.step_graph import StepGraph, gives_probabilities, step_model
@@ -31,6 +29,7 @@ from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import (
     TextModel,
     check_text_model,
+    encoded_text,
     generate_text,
     predicts_every_step,
     text_loss,
@@ -67,27 +66,13 @@ class TextWorkload(Workload):
         self.batch_size = model.inputs[0].shape[0] or batch_size_of(record, TextOptions.batch_size)
         payload = record.payload
         self.tokenizer = tokenizer_from_config(payload.get("tokenizer", {}))
-        try:
-            self._options = TextOptions(
-                paths=data,
-                errors="replace",
-                batch_size=self.batch_size,
-                **{name: payload[name] for name in ("length", "validation_fraction", "include", "exclude")},
-                **{name: payload[name] for name in READ_AS if name in payload},
-            )
-        except (KeyError, TypeError, ConfigError) as error:
-            raise ModelError(f"the model's record is damaged: {error}. Train the model again.") from error
+        self._options = TextOptions.of_record(
+            payload, "the model", paths=data, errors="replace", batch_size=self.batch_size
+        )
         check_text_model(model, self.tokenizer, self._options)
         # Raises at once, with the reason, if the model cannot generate.
         StepGraph(model)
-        self._text = open_text(
-            data,
-            tokenizer=self.tokenizer,
-            errors="replace",
-            include=self._options.include,
-            exclude=self._options.exclude,
-            **{name: getattr(self._options, name) for name in READ_AS},
-        )
+        self._text = encoded_text(self._options, self.tokenizer)
         fraction = self._options.validation_fraction or _HELD_OUT
         self._head, tail = self._text.split(fraction)
         middle = len(tail) // 2

@@ -17,7 +17,6 @@ from cellerate.tasks.judging.errors import (
     part_of,
     raw_windows,
     series_names,
-    trained_on,
 )
 from cellerate.tasks.judging.evaluation import EvaluationOptions, evaluate_forecaster, judged_intervals
 from cellerate.tasks.judging.forecast_frame import Forecasts
@@ -64,5 +63,4 @@ __all__ = [
     "series_names",
     "shares_map",
     "too_large",
-    "trained_on",
 ]

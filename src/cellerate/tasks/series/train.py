@@ -14,15 +14,13 @@ from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_know
 from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.data.times import WEEKDAYS, check_holidays
-from cellerate.data.windows import NO_COVARIATES, Covariates, Scaler
+from cellerate.data.windows import Scaler
 from cellerate.errors import ConfigError, DataError
 from cellerate.messages import Message, argument, marked
 from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.forecast import (
-    Calibration,
     Example,
-    ForecastSettings,
     Intervals,
     row_times,
 )
@@ -36,7 +34,6 @@ from cellerate.tasks.judging import (
     judge_windows,
     season_rows,
     series_names,
-    trained_on,
 )
 from cellerate.tasks.series.batches import (
     check_series_model,
@@ -61,44 +58,6 @@ _EXAMPLES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class SeriesModel:
-    """A forecaster with its scaler and settings.
-
-    Attributes:
-        model: (B, window, features) scaled → (B, horizon, targets) scaled, or (B, horizon, targets, Q).
-        scaler: Converts to and from the units of the data.
-        options: The data settings it was trained with.
-        quantiles: The Q quantiles, or empty.
-        covariates: What it sees beside the features.
-        record: What the model file says about how it was made.
-        calibration: What intervals are made of, or None.
-    """
-
-    model: keras.Model
-    scaler: Scaler
-    options: SeriesOptions
-    quantiles: tuple[float, ...]
-    record: dict[str, Any]
-    covariates: Covariates = NO_COVARIATES
-    calibration: Calibration | None = None
-
-    @property
-    def forecaster(self) -> SeriesForecaster:
-        """The model as one of those that only forecast."""
-        options = self.options
-        settings = ForecastSettings(
-            dataclasses.replace(options.whole_reading(), missing_marks=self.record.get("missing_values", ())),
-            options.window,
-            options.horizon,
-            self.quantiles,
-            self.scaler,
-            self.covariates,
-            self.calibration,
-        )
-        return SeriesForecaster(self.model.predict_on_batch, settings, options, trained_on(self.record))
-
-
-@dataclasses.dataclass(frozen=True)
 class SeriesRun:
     """A finished training.
 
@@ -111,32 +70,6 @@ class SeriesRun:
     training: TrainingResult
     test: dict[str, Any] | None
     examples: tuple[Example, ...]
-
-
-def load_series_model(path: str | Path) -> SeriesModel:
-    """Opens a forecaster that Cellerate wrote.
-
-    Raises:
-        ModelError: The file is damaged, or its model is for another task.
-    """
-    model, record = load_model(path, need_task="series")
-    assert record is not None  # noqa: S101 (a model without one is refused above)
-    return series_model_of(path, model, record)
-
-
-def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> SeriesModel:
-    """Like `load_series_model`, for a model that is already open and that messages call `path`."""
-    known = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
-    settings = known.settings
-    return SeriesModel(
-        model,
-        settings.scaler,
-        known.options,
-        settings.quantiles,
-        record.payload,
-        settings.covariates,
-        settings.calibration,
-    )
 
 
 def train_on_series(
@@ -254,30 +187,32 @@ class SeriesTask(Task[SeriesRun]):
 
     def judge(self, training: TrainingResult) -> SeriesRun:
         """Calibrates the model on the validation part, which its file then keeps, and judges it on the test part."""
-        trained = SeriesModel(
-            training.model, self._scaler, self._options, self._quantiles, self._payload, self._covariates
-        )
         split = self._split
-        calibrated = calibrate(trained.forecaster, split, training.judged and training.judged.items)
+        trained = self._forecaster(training)
+        calibrated = calibrate(trained, split, training.judged and training.judged.items)
         if calibrated is not None:
             self._payload["calibration"] = calibrated[0].to_config()
-            trained = dataclasses.replace(trained, calibration=calibrated[0])
+            trained = self._forecaster(training)
             save_model(training.model, training.output, TaskRecord("series", self._payload))
         if not count_windows(split.test, self._options):
             return self.unjudged(training)
-        test = _tested(trained.forecaster, split, self.run.limits)
+        test = _tested(trained, split, self.run.limits)
         reference = reference_loss(training.first_loss, _IGNORANT)
         if not test["verdict"]["beats_baselines"] and made_worse(training.history, reference):
             why = why_not_better(training.history, reference, self.run.training)
             test["verdict"]["sentence"] = Message(f"{marked(test['verdict']['sentence'])} {marked(why)}")
         if calibrated is not None:
             most = test["windows"] if "sampled_from" in test else None
-            test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)
+            test["intervals"] = judge_intervals(trained, split.test, *calibrated, most=most)
         return SeriesRun(training, test, _examples(trained, split.test))
 
     def unjudged(self, training: TrainingResult) -> SeriesRun:
         """The model alone."""
         return SeriesRun(training, None, ())
+
+    def _forecaster(self, training: TrainingResult) -> SeriesForecaster:
+        """The trained model, read from its record as those who open its file read it."""
+        return SeriesForecaster.of(training.model.predict_on_batch, self._payload, str(training.output))
 
     def _made_of(self) -> dict[str, Any]:
         """The facts about its series that a saved model keeps."""
@@ -386,9 +321,8 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     }
 
 
-def _examples(series_model: SeriesModel, part: SeriesPart) -> tuple[Example, ...]:
-    options, data = series_model.options, part.data
-    forecaster = series_model.forecaster
+def _examples(forecaster: SeriesForecaster, part: SeriesPart) -> tuple[Example, ...]:
+    options, data = forecaster.options, part.data
     span = options.window + options.horizon
     firsts, stops = np.array(part.spans(options.window)).T
     ends = np.maximum(0, stops - firsts - span + 1).cumsum()  # windows in each stretch and all before it
@@ -409,7 +343,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart) -> tuple[Example, ...
                 form=data.form,
                 truth=rows[options.window :, targets],
                 forecast=forecaster.forecast_at(data, np.array([middle]))[0],
-                quantiles=series_model.quantiles,
+                quantiles=forecaster.settings.quantiles,
                 series=series_names(data, [start])[0],
             )
         )

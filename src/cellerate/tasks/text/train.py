@@ -284,7 +284,7 @@ def _open_to_learn(
     data: TextOptions, tokenizer: Tokenizer | None, reading: Callable[[int, int], None]
 ) -> EncodedText:
     """The text of a training. Raises `ConfigError` or `DataError` where there is nothing to learn from it."""
-    text = _open(data, tokenizer, reading)
+    text = encoded_text(data, tokenizer, reading)
     if data.field is not None and not text.records:
         raise ConfigError(
             f"{argument('field')} is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave "
@@ -332,7 +332,7 @@ def evaluate_text(
     Returns:
         `bits_per_character`, `nats_per_token`, `perplexity` (per token), `tokens`, `characters`, `length`.
     """
-    text = _open(data, text_model.tokenizer)
+    text = encoded_text(data, text_model.tokenizer)
     ids = text.split(data.validation_fraction)[1] if part == "held-out" else text.ids
     if not len(ids):
         raise ConfigError(f"the held-out part is empty: {argument('validation_fraction')} must be above 0.")
@@ -348,7 +348,7 @@ def _tokenizer(record: TaskRecord) -> Tokenizer:
     return tokenizer_from_config(record.payload.get("tokenizer", {}))
 
 
-def _open(
+def encoded_text(
     data: TextOptions, tokenizer: Tokenizer | None, progress: Callable[[int, int], None] | None = None
 ) -> EncodedText:
     """The encoded text; `tokenizer` is the one that a model already has, if any."""
