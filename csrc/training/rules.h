@@ -97,11 +97,15 @@ enum class UpdateKind : int32_t {
   kRmsprop,   // rate, rho, epsilon, momentum; a: mean square, b: momentum or null, c: mean gradient or null
   kAdagrad,   // rate, epsilon; a: sum of squares
   kNadam,  // rates of a and of the gradient, 1 - beta_1, 1 - beta_2, 1 / (1 - beta_2^step), epsilon; a, b: moments
-  kLion,  // rate, beta_1, beta_2; a: momentum
+  kLion,      // rate, beta_1, beta_2; a: momentum
+  kAdamax,    // rate, 1 - beta_1, beta_2, 1 - beta_1^step, epsilon; a: moment, b: largest size
+  kAdadelta,  // rate, rho, epsilon; a: mean square of gradients, b: that of changes
+  kFtrl,      // rate, power of a, l1, twice l2, twice the shrinkage; a: sum of squares, b: linear
   kCount,
 };
 inline constexpr const char* kUpdateNames[] = {
-    "sgd", "momentum", "nesterov", "adam", "amsgrad", "rmsprop", "adagrad", "nadam", "lion",
+    "sgd",     "momentum", "nesterov", "adam",   "amsgrad",  "rmsprop",
+    "adagrad", "nadam",    "lion",     "adamax", "adadelta", "ftrl",
 };
 static_assert(sizeof kUpdateNames / sizeof *kUpdateNames == static_cast<size_t>(UpdateKind::kCount));
 inline constexpr int kMostNumbers = 6, kMostSlots = 3;
