@@ -1,5 +1,6 @@
 """The losses and metrics of Keras that the engine has: a row each."""
 
+import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -165,7 +166,8 @@ def _loss_rule(loss: Any) -> LossRule | str:
         or known not in _LOSSES
         or loss.fn is not getattr(losses, known)
     ):
-        return f"the engine has no loss {name!r}"
+        nearest = (*difflib.get_close_matches(name, _LOSSES, 1), "mean_squared_error")[0]
+        return f"the engine has no loss {name!r}: expected one of keras.losses, such as {nearest!r}"
     own = _LOSSES[known]
     given = {**_DEFAULTS, **own, **loss._fn_kwargs}
     expected = {**_DEFAULTS, "axis": -1, "ignore_class": None}
