@@ -18,8 +18,11 @@ using Weight = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using PassedWeight = std::tuple<Weight, std::vector<std::optional<Weight>>,
                                 std::tuple<std::optional<Weight>, std::optional<Weight>>, bool,
                                 std::tuple<float, float, float>>;
-// Its name; from_logits; delta, label_smoothing, the least probability, the slope at zero; the levels.
-using PassedLoss = std::tuple<std::string, bool, std::tuple<float, float, float, float>, std::vector<float>>;
+// What a backend takes for derivatives where there are none, as `Kinks` names it.
+using PassedKinks = std::tuple<float, float, float, float, float, float, bool>;
+// Its name; from_logits; its own numbers; label_smoothing and the least probability; the kinks; the levels.
+using PassedLoss = std::tuple<std::string, bool, std::vector<float>, std::tuple<float, float>, PassedKinks,
+                              std::vector<float>>;
 // Its name, threshold, and whether it is masked and weighted.
 using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
 // The nodes of the output and of its mask; the loss, whether it is a mean, and by weight, and its factor; the measures.
@@ -51,17 +54,22 @@ LossHead head_of(const PassedHead& passed) {
   LossHead head;
   head.output = output;
   head.mask = mask;
-  head.loss.kind = named<LossKind>("loss", std::get<0>(loss), kLossNames);
-  head.loss.from_logits = std::get<1>(loss);
-  std::tie(head.loss.delta, head.loss.label_smoothing, head.loss.least, head.loss.slope_at_zero) =
-      std::get<2>(loss);
-  head.levels = std::get<3>(loss);
+  const auto& [name, from_logits, numbers, common, kinks, levels] = loss;
+  head.loss.kind = named<LossKind>("loss", name, kLossNames);
+  head.loss.from_logits = from_logits;
+  if (numbers.size() > kMostLossNumbers) throw std::invalid_argument("a loss has too many numbers");
+  std::copy(numbers.begin(), numbers.end(), head.loss.numbers);
+  std::tie(head.loss.label_smoothing, head.loss.least) = common;
+  Kinks& at = head.loss.kinks;
+  std::tie(at.size_at_zero, at.size_at_nan, at.maximum_at_tie, at.maximum_at_nan, at.clip_at_end,
+           at.inverse_root_at_zero, at.selects) = kinks;
+  head.levels = levels;
   head.mean = mean;
   head.by_weight = by_weight;
   head.factor = factor;
-  for (const auto& [name, threshold, masked, weighted] : measures)
+  for (const auto& [measure, threshold, masked, weighted] : measures)
     head.measures.push_back(
-        {named<MeasureKind>("measure", name, kMeasureNames), threshold, masked, weighted});
+        {named<MeasureKind>("measure", measure, kMeasureNames), threshold, masked, weighted});
   return head;
 }
 

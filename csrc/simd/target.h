@@ -104,6 +104,7 @@ extern const TrainingKernels kTrainingKernels{
     .additive_scores = additive_scores,
     .additive_back = additive_back,
     .add_squares = add_squares,
+    .add_sizes = add_sizes,
     .multiply = multiply_all,
     .narrow = narrow_all,
     .widen = widen_all,

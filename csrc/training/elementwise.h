@@ -199,6 +199,9 @@ inline void raise_back(const float* x, const float* most, float* left, float* d_
 inline void add_squares(const float* x, float* to, Index count) {
   for (Index i = 0; i < count; ++i) to[i] += x[i] * x[i];
 }
+inline void add_sizes(const float* x, float* to, Index count) {
+  for (Index i = 0; i < count; ++i) to[i] += std::fabs(x[i]);
+}
 inline void multiply_all(const float* x, const float* factors, float* y, Index count) {
   for (Index i = 0; i < count; ++i) y[i] = x[i] * factors[i];
 }

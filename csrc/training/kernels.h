@@ -87,6 +87,7 @@ struct TrainingKernels {
   void (*additive_back)(const float* weights, const float* query, const float* keys, const float* d_scores,
                         float* d_query, float* d_keys, float* d_weights, int64_t count, int64_t features);
   void (*add_squares)(const float* x, float* to, int64_t count);
+  void (*add_sizes)(const float* x, float* to, int64_t count);
   void (*multiply)(const float* x, const float* factors, float* y, int64_t count);
   // To bfloat16, to the nearest even, and back.
   void (*narrow)(const float* x, uint16_t* y, int64_t count);

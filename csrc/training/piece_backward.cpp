@@ -253,7 +253,7 @@ void Piece::embedding_back(int32_t n, const float* d) {
   for (int64_t place = 0; place < positions(n); ++place, d += features) {
     float* row = table + ids(source(n))[place] * features;
     program_.target_->training->add(d, row, features);
-    if (use->squares) program_.target_->training->add_squares(d, row + round_up(use->count), features);
+    if (use->squares) program_.add_apart(d, row + round_up(use->count), features);
   }
 }
 

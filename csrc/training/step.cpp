@@ -197,6 +197,13 @@ const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) cons
   return nullptr;
 }
 
+void TrainingProgram::add_apart(const float* d, float* to, int64_t count) const {
+  const TrainingKernels& kernels = *target_->training;
+  // Keras adds up the gradients that it clips by the norm of all.
+  const bool sizes = rules_.update == UpdateKind::kAdamax && rules_.clip != ClipKind::kGlobalNorm;
+  (sizes ? kernels.add_sizes : kernels.add_squares)(d, to, count);
+}
+
 Storage TrainingProgram::storage_of(int32_t node) const {
   const auto& narrow = rules_.narrow;
   const bool listed = std::find(narrow.begin(), narrow.end(), node) != narrow.end();

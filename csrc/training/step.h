@@ -193,6 +193,8 @@ class TrainingProgram {
   double penalty() const;
   void sum_seconds(const std::vector<TrainingResult>& pieces, double wall, StepSeconds& to) const;
   const Use* use_of(size_t node, int array) const;
+  // Adds what an update takes for the square of a gradient in parts: their squares, of Adamax their sizes.
+  void add_apart(const float* d, float* to, int64_t count) const;
   // The type in which an LSTM takes and gives numbers.
   Storage storage_of(int32_t node) const;
   int64_t pieces_of(const TrainingBatch& batch, double products) const;

@@ -20,9 +20,21 @@ inline F sign_of(F x) {
   return Simd::sub(Simd::where_greater(x, zero, one, zero), Simd::where_greater(zero, x, one, zero));
 }
 
+inline F size_of(F x) { return Simd::max(x, Simd::sub(set(0.0f), x)); }
+
+inline F to_power(F x, float exponent) {
+  if (exponent == 0.5f) return Simd::square_root(x);
+  float lanes[kLanes];
+  Simd::store(lanes, x);
+  for (float& lane : lanes) lane = powf(lane, exponent);
+  return Simd::load(lanes);
+}
+
 // One vector of an update.
 struct UpdateVector {
-  F w, g, square, a, b, c;
+  F w, g;
+  F square;  // of the gradient; of Adamax its size
+  F a, b, c;
 };
 
 inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool has_b, bool has_c,
@@ -79,6 +91,34 @@ inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool
       v.a = Simd::add(Simd::mul(v.a, set(of[2])), Simd::mul(v.g, set(1 - of[2])));
       return;
     }
+    case UpdateKind::kAdamax: {
+      v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(of[1])));
+      v.b = Simd::max(Simd::mul(set(of[2]), v.b), v.square);
+      const F below = Simd::mul(set(of[3]), Simd::add(v.b, set(of[4])));
+      v.w = Simd::sub(v.w, Simd::div(Simd::mul(set(of[0]), v.a), below));
+      return;
+    }
+    case UpdateKind::kAdadelta: {
+      const auto mean = [&](F before, F now) {
+        return Simd::add(Simd::mul(set(of[1]), before), Simd::mul(set(1 - of[1]), now));
+      };
+      const auto root = [&](F x) { return Simd::square_root(Simd::add(x, set(of[2]))); };
+      v.a = mean(v.a, v.square);
+      const F ratio = Simd::div(root(v.b), root(v.a));
+      v.b = mean(v.b, Simd::mul(Simd::mul(ratio, ratio), v.square));
+      v.w = Simd::sub(v.w, Simd::mul(set(of[0]), Simd::mul(ratio, v.g)));
+      return;
+    }
+    case UpdateKind::kFtrl: {
+      const F next = Simd::add(v.a, v.square), power = to_power(next, of[1]), rate = set(of[0]);
+      const F moved = Simd::div(Simd::sub(power, to_power(v.a, of[1])), rate);
+      const F gradient = Simd::add(v.g, Simd::mul(set(of[4]), v.w));
+      v.a = next;
+      v.b = Simd::add(v.b, Simd::sub(gradient, Simd::mul(moved, v.w)));
+      v.w =
+          Simd::div(Simd::sub(clamp(v.b, -of[2], of[2]), v.b), Simd::add(Simd::div(power, rate), set(of[3])));
+      return;
+    }
     default:
       v.w = Simd::sub(v.w, Simd::mul(v.g, set(of[0])));
       return;
@@ -100,9 +140,11 @@ inline void update_rows(UpdateKind kind, const UpdateRows& rows) {
                    slot(2)};
     v.g = Simd::mul(v.g, set(rows.scale));
     if (rows.most != 0) v.g = clamp(v.g, -rows.most, rows.most);
-    v.square = rows.squares == nullptr
-                   ? Simd::mul(v.g, v.g)
-                   : Simd::mul(load_at(rows.squares, first, end), set(rows.scale * rows.scale));
+    const bool sizes = kind == UpdateKind::kAdamax;
+    const float scale = sizes ? std::fabs(rows.scale) : rows.scale * rows.scale;
+    v.square = rows.squares != nullptr ? Simd::mul(load_at(rows.squares, first, end), set(scale))
+               : sizes                 ? size_of(v.g)
+                                       : Simd::mul(v.g, v.g);
     if (rows.decay != 0) v.w = Simd::sub(v.w, Simd::mul(v.w, set(rows.decay)));
     update_vector(kind, rows.numbers, rows.slots[1] != nullptr, rows.slots[2] != nullptr, v);
     if (rows.average != nullptr) {

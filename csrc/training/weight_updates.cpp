@@ -118,7 +118,7 @@ void WeightUpdates::sum_rows(const Chunk& chunk) {
     for (int32_t n = begin; n < end; ++n) {
       const float* d = outputs(use) + of.places[static_cast<size_t>(n)] * features;
       kernels.add(d, row, features);
-      if (use.squares) kernels.add_squares(d, squares, features);
+      if (use.squares) program_.add_apart(d, squares, features);
     }
   }
 }

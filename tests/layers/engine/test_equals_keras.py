@@ -8,7 +8,8 @@ import pytest
 
 import cellerate
 from cellerate.kernels import native
-from support.keras_models.engine_models import CASES, OPTIMIZERS, copy_of, data_of, numbers, trained
+from support.keras_models.engine_models import CASES, copy_of, data_of, numbers, trained
+from support.keras_models.engine_optimizers import OPTIMIZERS
 
 pytestmark = [
     pytest.mark.keras,

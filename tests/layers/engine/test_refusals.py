@@ -100,7 +100,11 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
     "loss": (lambda: model_of(loss=own_loss), "no loss 'own_loss'"),
-    "optimizer": (lambda: model_of(optimizer="ftrl"), "no optimizer Ftrl"),
+    "nearest loss": (
+        lambda: model_of(loss=keras.losses.Dice(name="mean_square_error")),
+        "such as 'mean_squared_error'",
+    ),
+    "optimizer": (lambda: model_of(optimizer=keras.optimizers.Lamb()), "no optimizer Lamb"),
     "changed optimizer": (own_apply, "replaces its method apply"),
     "regularizer": (
         lambda: model_of(layers.Dense(3, kernel_regularizer="orthogonal_regularizer")),

@@ -406,33 +406,6 @@ CASES: dict[str, Case] = {
 }
 """What people build, and what the operations of the engine need to be tried."""
 
-OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
-    "sgd": lambda: keras.optimizers.SGD(0.05),
-    "momentum, clipnorm": lambda: keras.optimizers.SGD(0.02, momentum=0.9, clipnorm=0.05),
-    "nesterov, global clipnorm": lambda: keras.optimizers.SGD(
-        0.02, momentum=0.9, nesterov=True, global_clipnorm=0.05
-    ),
-    "adam": lambda: keras.optimizers.Adam(0.003),
-    "amsgrad, clipvalue": lambda: keras.optimizers.Adam(0.003, amsgrad=True, clipvalue=0.01),
-    "adamw": lambda: keras.optimizers.AdamW(0.003, weight_decay=0.1),
-    "rmsprop, centered, schedule": lambda: keras.optimizers.RMSprop(
-        keras.optimizers.schedules.ExponentialDecay(0.003, 3, 0.9), momentum=0.5, centered=True
-    ),
-    "rmsprop, clipnorm": lambda: keras.optimizers.RMSprop(0.003, clipnorm=0.05),
-    "nadam, global clipnorm": lambda: keras.optimizers.Nadam(0.003, global_clipnorm=0.05),
-    "lion": lambda: keras.optimizers.Lion(0.0005),
-    "accumulation": lambda: keras.optimizers.Adam(
-        keras.optimizers.schedules.ExponentialDecay(0.003, 3, 0.9),
-        gradient_accumulation_steps=2,
-        clipnorm=0.05,
-    ),
-    "average": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8),
-    "average that is taken": lambda: keras.optimizers.Adam(
-        0.003, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
-    ),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.01, weight_decay=0.05),
-}
-
 
 def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
     """Inputs and targets of so many rows."""

@@ -16,8 +16,6 @@ from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Row, Sizes, native_node, sizes_of
 from cellerate.program import MASKS, OPERATIONS, Node, Shape
 
-# How far Keras keeps probabilities from 0 and 1.
-_LEAST = 1e-7
 MOST_SLOTS = 3
 """Arrays that an optimizer keeps beside a weight, at most."""
 # Operations that only move numbers need no arithmetic.
@@ -55,20 +53,58 @@ class TrainedWeight(NamedTuple):
     penalties: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
+class Kinks(NamedTuple):
+    """The derivatives that a backend takes where there are none.
+
+    Attributes:
+        size_at_zero: Of |x|.
+        size_at_nan: The same.
+        maximum_at_tie: Of max(x, bound) where both are equal.
+        maximum_at_nan: The same where x is NaN.
+        clip_at_end: Of a clipped x at an end.
+        inverse_root_at_zero: Of 1 / sqrt(x) at 0, times a gradient of 0.
+        selects: Whether a gradient that does not pass is 0 even where it is NaN.
+    """
+
+    size_at_zero: float = 0.0
+    size_at_nan: float = 0.0
+    maximum_at_tie: float = 0.5
+    maximum_at_nan: float = 1.0
+    clip_at_end: float = 1.0
+    inverse_root_at_zero: float = math.nan
+    selects: bool = True
+
+
 class LossRule(NamedTuple):
-    """The loss, as `csrc/training/rules.h` names it."""
+    """The loss, as `csrc/training/rules.h` names it.
+
+    Attributes:
+        name: As there.
+        from_logits: Whether outputs are logits.
+        numbers: Its own, in the order given there.
+        label_smoothing: As in Keras.
+        levels: Of quantiles.
+        least: The distance that probabilities keep from 0 and 1.
+        kinks: The derivatives where there are none.
+    """
 
     name: str
     from_logits: bool = False
-    delta: float = 1.0
+    numbers: tuple[float, ...] = ()
     label_smoothing: float = 0.0
     levels: tuple[float, ...] = ()
-    slope_at_zero: float = 0.0
+    least: float = 1e-7
+    kinks: Kinks = Kinks()
 
     @property
     def takes_ids(self) -> bool:
         """True if targets are ids."""
         return self.name.startswith("sparse")
+
+    @property
+    def takes_signs(self) -> bool:
+        """True if targets are -1 or 1; Keras makes them of 0 and 1."""
+        return self.name in ("hinge", "squared_hinge")
 
 
 class MeasureRule(NamedTuple):
@@ -286,8 +322,8 @@ class TrainingProgram:
 
 def _native_head(head: LossHead) -> tuple[object, ...]:
     loss = head.loss
-    numbers = (loss.delta, loss.label_smoothing, _LEAST, loss.slope_at_zero)
-    passed = (loss.name, loss.from_logits, numbers, list(loss.levels))
+    common = (loss.label_smoothing, loss.least)
+    passed = (loss.name, loss.from_logits, list(loss.numbers), common, tuple(loss.kinks), list(loss.levels))
     return (
         head.output,
         head.mask,

@@ -60,6 +60,8 @@ def compared_with(objective: Objective, values: Any, weights: Any, output: tuple
         raise Misfit(f"its targets are {targets.shape}")
     if objective.by_weight and weights is not None and math.prod(weights.shape) != rows * positions:
         raise Misfit("its weights, which divide the loss, are of rows and not of positions")
+    if rule.takes_signs and np.isin(targets, (0, 1)).all():
+        targets = 2.0 * targets - 1.0
     return cpu.Compared(
         positions,
         math.prod(output[1:]) // positions,

@@ -1,30 +1,48 @@
 """The losses and metrics of Keras that the engine has: a row each."""
 
+import difflib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import losses, metrics
 from keras.src import tree
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
-from cellerate.kernels.training.cpu import LossRule, MeasureRule
+from cellerate.kernels.training.cpu import Kinks, LossRule, MeasureRule
 
 _BY_WEIGHT = "mean_with_sample_weight"
 _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 # Cellerate's own, in a room beside this one.
 _QUANTILES = "cellerate>QuantileLoss"
-_DEFAULTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None, "delta": 1.0}
-# By the function that a loss wraps.
-_LOSSES: dict[Any, str] = {
-    losses.mean_squared_error: "mean_squared_error",
-    losses.mean_absolute_error: "mean_absolute_error",
-    losses.huber: "huber",
-    losses.log_cosh: "log_cosh",
-    losses.binary_crossentropy: "binary_crossentropy",
-    losses.categorical_crossentropy: "categorical_crossentropy",
-    losses.sparse_categorical_crossentropy: "sparse_categorical_crossentropy",
+_DEFAULTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None}
+# By the name of a function of Keras, which is the core's too: its own arguments, in the core's order, with defaults.
+_LOSSES: dict[str, dict[str, float]] = {
+    "mean_squared_error": {},
+    "mean_absolute_error": {},
+    "mean_absolute_percentage_error": {},
+    "mean_squared_logarithmic_error": {},
+    "huber": {"delta": 1.0},
+    "log_cosh": {},
+    "poisson": {},
+    "hinge": {},
+    "squared_hinge": {},
+    "categorical_hinge": {},
+    "kl_divergence": {},
+    "cosine_similarity": {},
+    "binary_crossentropy": {},
+    "binary_focal_crossentropy": {"alpha": 0.25, "gamma": 2.0, "apply_class_balancing": False},
+    "categorical_crossentropy": {},
+    "categorical_focal_crossentropy": {"alpha": 0.25, "gamma": 2.0},
+    "sparse_categorical_crossentropy": {},
+}
+_KINKS = {
+    "jax": Kinks(1.0, -1.0, 0.5, 0.0, 0.5, selects=False),
+    "tensorflow": Kinks(0.0, math.nan, 1.0, 0.0, 1.0, 0.0),
+    "torch": Kinks(),
 }
 # By the function that a metric wraps.
 _MEASURES: dict[Any, str] = {
@@ -141,22 +159,45 @@ def _loss_rule(loss: Any) -> LossRule | str:
         return f"the loss {name!r} is computed in {loss.dtype}"
     if keras.saving.get_registered_name(type(loss)) == _QUANTILES:
         return LossRule("quantile", levels=loss.quantiles)
-    known = isinstance(loss, LossFunctionWrapper) and _LOSSES.get(getattr(loss, "fn", None))
-    if not known or type(loss).call is not LossFunctionWrapper.call:
-        return f"the engine has no loss {name!r}"
-    given = {**_DEFAULTS, **loss._fn_kwargs}
-    odd = [key for key in given if key not in _DEFAULTS]
-    if odd or given["axis"] != -1 or given["ignore_class"] is not None:
-        return f"the engine does not have the loss {name!r} with these arguments"
+    known = getattr(getattr(loss, "fn", None), "__name__", "")
+    if (
+        not isinstance(loss, LossFunctionWrapper)
+        or type(loss).call is not LossFunctionWrapper.call
+        or known not in _LOSSES
+        or loss.fn is not getattr(losses, known)
+    ):
+        nearest = (*difflib.get_close_matches(name, _LOSSES, 1), "mean_squared_error")[0]
+        return f"the engine has no loss {name!r}: expected one of keras.losses, such as {nearest!r}"
+    own = _LOSSES[known]
+    given = {**_DEFAULTS, **own, **loss._fn_kwargs}
+    expected = {**_DEFAULTS, "axis": -1, "ignore_class": None}
+    for key, value in given.items():
+        fixed = key in ("axis", "ignore_class")
+        if (
+            (fixed and value != expected[key])
+            or (key in own and np.ndim(value) > 0)
+            or key not in {**expected, **own}
+        ):
+            return f"the engine does not have the loss {name!r} with {key}={value!r}"
     smoothing = 0.0 if known.startswith("sparse") else float(given["label_smoothing"])
-    # Keras takes the output from the target, the core the target from the output.
-    slope = -slope_of_absolute_at_zero()
-    return LossRule(known, bool(given["from_logits"]), float(given["delta"]), smoothing, slope_at_zero=slope)
+    backend = keras.backend.backend()
+    numbers = [float(given[key]) for key in own]
+    if known == "binary_focal_crossentropy":
+        # TensorFlow finds the logits behind a sigmoid again.
+        numbers.append(float(backend == "tensorflow"))
+    return LossRule(
+        known,
+        bool(given["from_logits"]),
+        tuple(numbers),
+        smoothing,
+        least=float(keras.config.epsilon()),
+        kinks=_KINKS[backend],
+    )
 
 
 def slope_of_absolute_at_zero() -> float:
     """The derivative that the active backend takes for that of |x| where x is 0."""
-    return 1.0 if keras.backend.backend() == "jax" else 0.0
+    return _KINKS[keras.backend.backend()].size_at_zero
 
 
 def sees_masks(training: bool) -> bool:
@@ -196,7 +237,9 @@ def metrics_of(
                 return f"the output of the metric {name!r} has no loss"
             rule = _measure(metric, sees_masks(training), weighted)
             comparable = rule is not None and (
-                rule.name.startswith("sparse") == rules[place].takes_ids and not rules[place].levels
+                rule.name.startswith("sparse") == rules[place].takes_ids
+                and not rules[place].levels
+                and not rules[place].takes_signs
             )
             if rule is None or not comparable:
                 observed.append(Observed(metric, name, place, weighted))

@@ -7,6 +7,7 @@ import keras
 from keras import optimizers
 
 from cellerate.layers.engine.constraints import projection_of
+from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.graph import TrainingGraph, read_training
 from cellerate.layers.engine.losses import (
     Measured,
@@ -93,6 +94,15 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
         return reasons
     if parts.rows_apart and model.optimizer.clipvalue and any(node.op == "embedding" for node in graph.nodes):
         reasons.append("clipvalue clips the rows of an Embedding apart on TensorFlow")
+    if (
+        parts.rows_apart
+        and parts.update.name == "adamax"
+        and (model.optimizer.clipnorm or norms_of(model.optimizer) is not None)
+        and any(node.op == "embedding" for node in graph.nodes)
+    ):
+        reasons.append(
+            "Adamax adds up the sizes of an Embedding's rows on TensorFlow, and their norm is wanted"
+        )
     if graph.divided and model.optimizer.clipnorm:
         reasons.append("clipnorm clips a weight that several nodes share out")
     trained = {id(weight.variable) for weight in graph.weights.values()}

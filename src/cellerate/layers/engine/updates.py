@@ -286,6 +286,41 @@ def _adagrad(optimizer: Any) -> OptimizerUpdate:
     return OptimizerUpdate("adagrad", (optimizer._accumulators,), lambda rate, step: (rate, epsilon))
 
 
+def _adamax(optimizer: Any) -> OptimizerUpdate:
+    first, second, epsilon = (float(getattr(optimizer, name)) for name in ("beta_1", "beta_2", "epsilon"))
+
+    def numbers(rate: float, step: int) -> tuple[float, ...]:
+        return rate, 1 - first, second, 1 - float(_FLOAT(first) ** _FLOAT(step)), epsilon
+
+    return OptimizerUpdate("adamax", (optimizer._m, optimizer._u), numbers)
+
+
+def _adadelta(optimizer: Any) -> OptimizerUpdate:
+    rho, epsilon = float(optimizer.rho), float(optimizer.epsilon)
+    slots = (optimizer._accumulated_grads, optimizer._accumulated_delta_vars)
+    return OptimizerUpdate("adadelta", slots, lambda rate, step: (rate, rho, epsilon))
+
+
+def _ftrl(optimizer: Any) -> OptimizerUpdate:
+    power, l1, l2, shrinkage, beta = (
+        float(getattr(optimizer, name))
+        for name in (
+            "learning_rate_power",
+            "l1_regularization_strength",
+            "l2_regularization_strength",
+            "l2_shrinkage_regularization_strength",
+            "beta",
+        )
+    )
+
+    def numbers(rate: float, step: int) -> tuple[float, ...]:
+        # As Keras, for which a rate of 0 makes weights infinite or NaN.
+        added = float(_FLOAT(beta) / _FLOAT(2 * rate)) if beta or not rate else 0.0
+        return rate, -power, l1, 2 * (l2 + added), 2 * shrinkage
+
+    return OptimizerUpdate("ftrl", (optimizer._accumulators, optimizer._linears), numbers)
+
+
 _ROWS: dict[type[keras.optimizers.Optimizer], Callable[[Any], OptimizerUpdate]] = {
     optimizers.SGD: _sgd,
     optimizers.Adam: _adam,
@@ -294,4 +329,7 @@ _ROWS: dict[type[keras.optimizers.Optimizer], Callable[[Any], OptimizerUpdate]] 
     optimizers.Adagrad: _adagrad,
     optimizers.Nadam: _nadam,
     optimizers.Lion: _lion,
+    optimizers.Adamax: _adamax,
+    optimizers.Adadelta: _adadelta,
+    optimizers.Ftrl: _ftrl,
 }
