@@ -56,7 +56,14 @@ class Tasks(TyperGroup):
 
 
 def start_training(
-    backend: str | None, parallel: ProcessSettings, data: Sequence[str], output: Path, quiet: bool
+    backend: str | None,
+    parallel: ProcessSettings,
+    data: Sequence[str],
+    output: Path,
+    quiet: bool,
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> bool:
     """Starts the backend of a training, in the group of processes that this one belongs to.
 
@@ -70,19 +77,23 @@ def start_training(
         data: What will be read.
         output: The model that will be written.
         quiet: Whether to say nothing.
+        resume: Whether it goes on with an earlier run.
+        overwrite: Whether it replaces one.
 
     Returns:
         Whether several processes train.
 
     Raises:
-        CellerateError: The data are not there, the backend or the group cannot be started, or several processes are no
-            faster than one.
+        CellerateError: The data are not there, the output cannot be written or is there already, the backend or the
+            group cannot be started, or several processes are no faster than one.
     """
     from cellerate.data.files import check_exist
     from cellerate.distributed.group import check_backend, join, own_place
+    from cellerate.training.start import check_output
 
     selected = select_backend(backend)
     check_exist(data)
+    check_output(output, resume=resume, overwrite=overwrite)
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
     # A single process, of a probe or of Ray, has this command, but no place in a group.

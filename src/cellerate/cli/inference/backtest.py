@@ -76,7 +76,7 @@ def backtest(
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
         check_table(output)
     check_plot(plot)
-    start_backend_for(model, backend)
+    start_backend_for(model, backend, data)
     say_written = outputs(output, plot)
     from cellerate.tasks.backtest import backtest as run_backtest
 

@@ -59,7 +59,7 @@ def detect(
         check_anomalies_path(output)
         check_table(output)
     check_plot(plot)
-    start_backend_for(model, backend)
+    start_backend_for(model, backend, data)
     say_written = outputs(output, plot)
     from cellerate.tasks import detect as task
 

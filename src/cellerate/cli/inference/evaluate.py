@@ -78,7 +78,7 @@ def evaluate(
         series = SeriesFiles(data, reading=reading, table=table)
         found = _in_pieces(model, series, output, part, processes, backend, quiet)
     else:
-        start_backend_for(model, backend)
+        start_backend_for(model, backend, data)
         from cellerate.tasks import inference
 
         with notes_at_end(quiet) as collect:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 
@@ -36,7 +36,7 @@ def explain(
 
         explanation: Any = load(model).explain(batch_size, steps)
     else:
-        start_backend(backend)
+        start_backend_for(model, backend)
         from cellerate.layers.accelerate import accelerate
         from cellerate.layers.explain import explain as explain_model
         from cellerate.models.storage import load_model

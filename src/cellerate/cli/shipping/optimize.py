@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
@@ -48,7 +48,7 @@ def optimize(
     """
     for package in ("jinja2", "pydantic"):
         require(package, "report", "the report of optimize")
-    start_backend(backend)
+    start_backend_for(model, backend, data, packed=False)
     from cellerate.optimization.listener import StageListener, TerminalListener
     from cellerate.optimization.workflow import run
 
