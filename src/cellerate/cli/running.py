@@ -25,10 +25,11 @@ from cellerate.cli.output import (
 )
 from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
+from cellerate.errors import OutputError
 from cellerate.format import size
 from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
-from cellerate.messages import alternatives
+from cellerate.messages import alternatives, marked
 
 if TYPE_CHECKING:
     from cellerate.training.loop import TrainingResult
@@ -162,16 +163,22 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
 
 
 @contextlib.contextmanager
-def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) -> Iterator["Display"]:
-    """The display of a run.
+def training_display(
+    quiet: bool, output: Path, reading: str = "", *, in_bytes: bool = False
+) -> Iterator["Display"]:
+    """The display of a run, around all of it.
 
     Args:
         quiet: Whether it shows nothing.
+        output: The model that is written.
         reading: The title of the bar while data are read; "" for no bar.
         in_bytes: Whether the bar counts bytes.
 
     Yields:
         The display.
+
+    Raises:
+        OutputError: A file could not be written; the message says what is kept, and the command to go on.
     """
     from cellerate.training.telemetry import Display, TerminalProgress
 
@@ -196,7 +203,22 @@ def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) 
             os._exit(INTERRUPTED)
 
     with progress_bar(reading, quiet or not reading, in_bytes=in_bytes) as bar:
-        yield Program()
+        try:
+            yield Program()
+        except OutputError as error:
+            raise _with_way_on(error, output) from error
+
+
+def _with_way_on(error: OutputError, output: Path) -> OutputError:
+    """An error of a run that could not write, with what is kept of the run."""
+    folder = output.with_suffix(".run")
+    if any(folder.glob("checkpoint-*")):
+        return OutputError(
+            f"{marked(error)} The last checkpoint is kept in {folder}. Once files can be written again, go on "
+            f"with: {command_to_resume()}"
+        )
+    # Refusals at the beginning come before anything is made.
+    return error
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:

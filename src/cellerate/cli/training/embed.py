@@ -57,7 +57,7 @@ def train_embed(
     from cellerate.tasks.embed import train_on_lines
     from cellerate.training.run import RunOptions
 
-    with training_display(quiet) as display:
+    with training_display(quiet, output) as display:
         run = train_on_lines(
             dataclasses.replace(data, path=lines),
             RunOptions(

@@ -75,7 +75,7 @@ def train_series(
     from cellerate.tasks.series import train_on_series
     from cellerate.training.run import RunOptions
 
-    with training_display(quiet, "reading rows") as display:
+    with training_display(quiet, output, "reading rows") as display:
         run = train_on_series(
             dataclasses.replace(options, paths=paths, reading=reading),
             RunOptions(

@@ -93,7 +93,7 @@ def train_text(
         if not several:
             show_sample("before training", untrained)
 
-    with training_display(quiet, "reading", in_bytes=True) as display:
+    with training_display(quiet, output, "reading", in_bytes=True) as display:
         run = train_on_text(
             dataclasses.replace(data, paths=paths),
             RunOptions(
