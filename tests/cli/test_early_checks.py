@@ -2,7 +2,8 @@
 
 import pytest
 
-from cellerate.cli import backend
+from cellerate.cli import backend, running
+from cellerate.cli.shipping import export
 from support.error_lines import one_error
 from support.runs.program import program_here
 
@@ -13,13 +14,14 @@ MISSING = "there is no model file n.keras"
 def cellerate(monkeypatch, capsys, tmp_path):
     """Runs the program in a folder with a text and a file that is not a model; no framework may start in it."""
 
-    def started(name):
+    def started(name, *_):
         pytest.fail(f"{name} started")
 
     monkeypatch.chdir(tmp_path)
     for name in ("t.txt", "old.keras"):
         (tmp_path / name).write_text("text " * 40)
-    monkeypatch.setattr(backend, "select_backend", started)
+    for module in (backend, running, export):
+        monkeypatch.setattr(module, "start_backend", started)
     return program_here(monkeypatch, capsys)
 
 
@@ -42,6 +44,8 @@ def cellerate(monkeypatch, capsys, tmp_path):
         ("export old.keras --to onxx", 2, "--to must be one of onnx"),
         ("export old.keras -o m.bin", 2, "ending in '.onnx'"),
         ("export old.keras --precision int5", 2, "--precision must be"),
+        ("export old.keras --batch-size -3", 2, "--batch-size must be a whole number at least 1, not -3"),
+        ("export old.keras --max-quality-loss nan --data t.txt", 2, "--max-quality-loss must be a number"),
         ("export n.keras", 4, MISSING),
         ("pack old.keras -o m.bin", 2, "ending in '.cell'"),
         ("pack old.keras -o m.cell --precision int5", 2, "--precision must be"),

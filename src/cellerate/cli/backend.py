@@ -79,6 +79,7 @@ def start_backend_for(
     """
     starts = not packed or model.suffix != ".cell"
     if starts:
+        select_backend(name)
         check_model_file(model)
     if data:
         from cellerate.data.files import check_exist

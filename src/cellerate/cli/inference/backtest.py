@@ -53,7 +53,7 @@ def backtest(
         Path | None,
         option("Also write the forecasts (*.csv, *.parquet) or all figures (*.json).", "--output", "-o"),
     ] = None,
-    plot: Annotated[Path | None, option("Draw the folds: past, forecast and truth.")] = None,
+    plot: Annotated[Path | None, option("Draw the folds, past, forecast and truth: *.png or *.svg.")] = None,
     rank: Rank = 10,
     backend: Backend = None,
     quiet: Quiet = False,

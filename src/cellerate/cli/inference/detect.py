@@ -38,7 +38,7 @@ def detect(
         ),
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many anomalies to show.")] = 10,
-    plot: Annotated[Path | None, option("Draw the series and its anomalies.")] = None,
+    plot: Annotated[Path | None, option("Draw the series and its anomalies: *.png or *.svg.")] = None,
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,

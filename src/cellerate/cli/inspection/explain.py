@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def explain(
     model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
     batch_size: Annotated[int, typer.Option(help="Rows of the call that is measured, for a .cell.")] = 1,
-    steps: Annotated[int | None, option("Its time steps, where they are free: 100 if not given.")] = None,
+    steps: Annotated[int | None, option("Its time steps, where they are free. Default: 100.")] = None,
     backend: Backend = None,
     json: Json = False,
 ) -> None:

@@ -21,7 +21,7 @@ def profile(
     data: Annotated[
         list[str] | None,
         option(
-            "Data of the model's task, for its own training; may be given several times. Without any, or for a "
+            "Data of the model's task, for its own training; may be repeated. Without any, or for a "
             "model of anyone, batches are made up and lie in memory.",
             "--data",
             "-d",

@@ -21,7 +21,7 @@ def optimize(
     data: Annotated[
         list[str],
         option(
-            "Data of the model's task: what it was trained on, or more like it. May be given several times.",
+            "Data of the model's task: what it was trained on, or more like it. May be repeated.",
             "--data",
             "-d",
         ),
