@@ -198,7 +198,7 @@ def named_paths(arguments: Sequence[str]) -> dict[str, Path]:
             command = f"`cellerate pack {path} -o {path.with_suffix('.cell')}`"
             if path.suffix != ".keras":
                 command = "`cellerate pack MODEL.keras -o MODEL.cell`"
-            raise ConfigError(f"{path} is no .cell file: give a packed model, which {command} makes.")
+            raise ConfigError(f"{path} is not a .cell file: give a packed model, which {command} makes.")
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} cannot be the name of a model: give letters, digits, '.', '_' and '-', such as "
