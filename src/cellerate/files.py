@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellerate.errors import DataError, OutputError
+from cellerate.errors import DataError, ModelError, OutputError
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
@@ -37,6 +37,21 @@ _REASONS = {
 # A file that is being written is touched all the time. An hour also covers differences between machines' clocks.
 ABANDONED_AFTER_S = 3600
 LOCK = ".lock"
+
+
+def check_model_file(source: Path) -> None:
+    """Refuse a path that does not name a file, before a framework starts to read it as a model.
+
+    Raises:
+        ModelError: There is nothing, or a folder, a pipe or a device.
+    """
+    if source.is_dir():
+        raise ModelError(f"{source} is a folder; expected a .keras file.")
+    if not source.exists():
+        raise ModelError(f"there is no model file {source}; check the path, or train a model first.")
+    # A pipe may block, and a device may never end.
+    if not source.is_file():
+        raise ModelError(f"{source} is not a regular file; give the path of a .keras file.")
 
 
 def output_error(path: Path, error: OSError) -> OutputError:

@@ -1,6 +1,8 @@
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperOption
 
 import cellerate as package
 from cellerate.cli import main, options, output
@@ -240,3 +242,32 @@ def test_command_to_resume_is_the_command_line_quoted_with_resume_once(monkeypat
     assert output.command_to_resume() == "cellerate train text 'my book.txt' -o m.keras --resume"
     monkeypatch.setattr("sys.argv", ["cellerate", "train", "--resume"])
     assert output.command_to_resume() == "cellerate train --resume"
+
+
+def test_help_of_all_verbs_has_one_wording_for_one_thing():
+    found = [
+        (path, one)
+        for path, command in _verbs(typer.main.get_command(main.app))
+        for one in command.params
+        if isinstance(one, TyperOption)
+    ]
+    assert len(found) > 200
+    for path, one in found:
+        said = one.help or ""
+        if one.name == "data":
+            assert {"--data", "-d"} <= set(one.opts), path
+            assert "be repeated" in said, path
+        if one.name == "plot":
+            assert "*.png or *.svg" in said, path
+        for other in ("several times", "given again", "repeat it"):
+            assert other not in said, (path, one.name)
+
+
+def _verbs(command, path=()):
+    """Each verb below a command, with its path."""
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        yield " ".join(path), command
+        return
+    for name, below in commands.items():
+        yield from _verbs(below, (*path, name))

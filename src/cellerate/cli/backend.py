@@ -11,13 +11,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from cellerate.files import cache_dir
+from cellerate.files import cache_dir, check_model_file
 from cellerate.machine.environment import select_backend
 
 # What TensorFlow's C++ side prints before its logging can be configured.
@@ -73,9 +73,29 @@ def is_not_on_retracing(record: logging.LogRecord) -> bool:
     return "triggered tf.function retracing" not in record.getMessage()
 
 
-def start_backend_for(model: Path, name: str | None) -> None:
-    """Select the backend and import Keras, unless a model is packed, which needs neither."""
-    if model.suffix != ".cell":
+def start_backend_for(
+    model: Path, name: str | None, data: Sequence[str | os.PathLike[str]] = (), *, packed: bool = True
+) -> None:
+    """Select the backend and import Keras, unless a model is packed, which needs neither.
+
+    Args:
+        model: The model's file.
+        name: As for `start_backend`.
+        data: The files and folders that are read with it.
+        packed: Whether the command can use a packed model.
+
+    Raises:
+        CellerateError: The model or the data are not there, or see `start_backend`.
+    """
+    starts = not packed or model.suffix != ".cell"
+    if starts:
+        select_backend(name)
+        check_model_file(model)
+    if data:
+        from cellerate.data.files import check_exist
+
+        check_exist(data)
+    if starts:
         start_backend(name)
 
 

@@ -25,10 +25,11 @@ from cellerate.cli.output import (
 )
 from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
+from cellerate.errors import OutputError
 from cellerate.format import size
 from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
-from cellerate.messages import alternatives
+from cellerate.messages import alternatives, marked
 
 if TYPE_CHECKING:
     from cellerate.training.loop import TrainingResult
@@ -56,7 +57,14 @@ class Tasks(TyperGroup):
 
 
 def start_training(
-    backend: str | None, parallel: ProcessSettings, data: Sequence[str], output: Path, quiet: bool
+    backend: str | None,
+    parallel: ProcessSettings,
+    data: Sequence[str],
+    output: Path,
+    quiet: bool,
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> bool:
     """Starts the backend of a training, in the group of processes that this one belongs to.
 
@@ -70,19 +78,23 @@ def start_training(
         data: What will be read.
         output: The model that will be written.
         quiet: Whether to say nothing.
+        resume: Whether it goes on with an earlier run.
+        overwrite: Whether it replaces one.
 
     Returns:
         Whether several processes train.
 
     Raises:
-        CellerateError: The data are not there, the backend or the group cannot be started, or several processes are no
-            faster than one.
+        CellerateError: The data are not there, the output cannot be written or is there already, the backend or the
+            group cannot be started, or several processes are no faster than one.
     """
     from cellerate.data.files import check_exist
     from cellerate.distributed.group import check_backend, join, own_place
+    from cellerate.training.start import check_output
 
     selected = select_backend(backend)
     check_exist(data)
+    check_output(output, resume=resume, overwrite=overwrite)
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
     # A single process, of a probe or of Ray, has this command, but no place in a group.
@@ -151,16 +163,22 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
 
 
 @contextlib.contextmanager
-def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) -> Iterator["Display"]:
-    """The display of a run.
+def training_display(
+    quiet: bool, output: Path, reading: str = "", *, in_bytes: bool = False
+) -> Iterator["Display"]:
+    """The display of a run, around all of it.
 
     Args:
         quiet: Whether it shows nothing.
+        output: The model that is written.
         reading: The title of the bar while data are read; "" for no bar.
         in_bytes: Whether the bar counts bytes.
 
     Yields:
         The display.
+
+    Raises:
+        OutputError: A file could not be written; the message says what is kept, and the command to go on.
     """
     from cellerate.training.telemetry import Display, TerminalProgress
 
@@ -185,7 +203,22 @@ def training_display(quiet: bool, reading: str = "", *, in_bytes: bool = False) 
             os._exit(INTERRUPTED)
 
     with progress_bar(reading, quiet or not reading, in_bytes=in_bytes) as bar:
-        yield Program()
+        try:
+            yield Program()
+        except OutputError as error:
+            raise _with_way_on(error, output) from error
+
+
+def _with_way_on(error: OutputError, output: Path) -> OutputError:
+    """An error of a run that could not write, with what is kept of the run."""
+    folder = output.with_suffix(".run")
+    if any(folder.glob("checkpoint-*")):
+        return OutputError(
+            f"{marked(error)} The last checkpoint is kept in {folder}. Once files can be written again, go on "
+            f"with: {command_to_resume()}"
+        )
+    # Refusals at the beginning come before anything is made.
+    return error
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:

@@ -96,6 +96,12 @@ class Explanation:
         slow = [report for report in self.layers if report.changes]
         named = "; ".join(f"{report.path} ({', '.join(c.name for c in report.changes)})" for report in slow)
         layers_here = f"{count} recurrent layer{'' if count == 1 else 's'}"
+        if not slow and self.training_step is not None and self.training_step.startswith(seam.KERASS_OWN):
+            # Nothing of the layers, but the whole step could run on the engine.
+            return (
+                f"{layers_here}, none of which could run faster alone; the training step is Keras's own, as said "
+                "above."
+            )
         return f"{layers_here}; {len(slow)} could run faster{f': {named}' if slow else ''}."
 
     def to_dict(self) -> dict[str, Any]:

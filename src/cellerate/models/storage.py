@@ -22,7 +22,7 @@ import keras
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
-from cellerate.files import atomic_write
+from cellerate.files import atomic_write, check_model_file
 from cellerate.keras_graph import keras2
 from cellerate.models import keras2_files
 from cellerate.models.rewrite import is_functional, same_layers
@@ -146,7 +146,7 @@ def load_model(
     """
     keras2.refuse(path)
     source = Path(path)
-    _check_is_file(source)
+    check_model_file(source)
     config: Any = None
     record = None
     if source.suffix == ".keras":
@@ -197,16 +197,6 @@ def _encode(record: TaskRecord) -> bytes:
             "use a smaller tokenizer."
         )
     return entry
-
-
-def _check_is_file(source: Path) -> None:
-    if source.is_dir():
-        raise ModelError(f"{source} is a folder; expected a .keras file.")
-    if not source.exists():
-        raise ModelError(f"there is no model file {source}; check the path, or train a model first.")
-    # A pipe may block, and a device may never end.
-    if not source.is_file():
-        raise ModelError(f"{source} is not a regular file; give the path of a .keras file.")
 
 
 def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:

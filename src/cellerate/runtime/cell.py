@@ -62,6 +62,13 @@ class Cell:
     header: Mapping[str, Any]
 
 
+def check_packed(target: Path, precision: str) -> None:
+    """Raise `ConfigError` unless a packed model can have this path and this precision."""
+    if target.suffix != ".cell":
+        raise ConfigError(f"a packed model is written to a path ending in '.cell', not {str(target)!r}.")
+    check_choice("precision", precision, PRECISIONS)
+
+
 def write_cell(
     path: str | os.PathLike[str],
     program: Program,

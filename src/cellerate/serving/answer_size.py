@@ -11,6 +11,8 @@ from cellerate.serving.sessions import Push, StepSize, steps_in, zeros
 
 # Rows times steps of a prediction, in steps of one row.
 _ROWS_OF_STEPS = 10
+# More steps than kernels of convolutions are long, and so far apart that pooling gives different numbers of steps.
+_COMPARED_STEPS = (32, 95)
 
 
 class AnswerSize:
@@ -21,19 +23,7 @@ class AnswerSize:
     """
 
     def __init__(self, model: PackedModel) -> None:
-        found = []
-        for steps in (2, 3):
-            made = model.predict(
-                zeros(
-                    model,
-                    {
-                        name: [1, *(steps if size < 0 else size for size in shape[1:])]
-                        for name, shape in model.inputs.items()
-                    },
-                )
-            )
-            found.append(sum(map(np.size, made.values() if isinstance(made, dict) else [made])))
-        two, three = found
+        two, three = (sum(map(np.size, _computed(model, steps).values())) for steps in (2, 3))
         self._step = max(0, three - two)
         self._row = max(0, two - 2 * self._step)
 
@@ -53,6 +43,32 @@ class AnswerSize:
     def numbers(self, rows: int, steps: int) -> int:
         """The numbers of the prediction of so many rows of so many steps."""
         return rows * (self._row + steps * self._step)
+
+
+def output_shapes(model: PackedModel) -> dict[str, tuple[np.dtype, list[int]]]:
+    """The dtype and the shape of each output by its name; -1 for the batch, and for sizes that depend on the steps."""
+    few, many = (_computed(model, steps) for steps in _COMPARED_STEPS)
+    return {
+        name: (
+            array.dtype,
+            [-1]
+            + [
+                size if size == other else -1
+                for size, other in zip(array.shape[1:], many[name].shape[1:], strict=True)
+            ],
+        )
+        for name, array in few.items()
+    }
+
+
+def _computed(model: PackedModel, steps: int) -> dict[str, np.ndarray]:
+    """The outputs for one row of zeros, by name."""
+    shapes = {
+        name: [1, *(steps if size < 0 else size for size in shape[1:])]
+        for name, shape in model.inputs.items()
+    }
+    made = model.predict(zeros(model, shapes))
+    return made if isinstance(made, dict) else {model.outputs[0]: made}
 
 
 def check_pushes(pushes: Sequence[Push], size: StepSize, limits: Limits) -> None:

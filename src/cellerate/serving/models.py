@@ -12,7 +12,7 @@ import numpy as np
 from cellerate.errors import ConfigError, ModelError
 from cellerate.runtime.forecast import ForecastSettings, forecast_settings
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.serving.answer_size import AnswerSize
+from cellerate.serving.answer_size import AnswerSize, output_shapes
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
 from cellerate.serving.limits import Limits
@@ -39,6 +39,7 @@ class Served:
         no_sessions: Why it keeps none, or "".
         calls: Computes whole calls.
         size: How large its predictions are; None if that is not known beforehand.
+        outputs: The dtype and the shape of each output by its name, -1 for a free size; None if not known beforehand.
     """
 
     def __init__(self, name: str, path: Path, model: PackedModel, limits: Limits, state: Path | None) -> None:
@@ -52,6 +53,10 @@ class Served:
         except Exception:
             # Whatever it does not compute of zeros, it is served: its answers are then as large as they are.
             self.size = None
+        try:
+            self.outputs: dict[str, tuple[np.dtype, list[int]]] | None = output_shapes(model)
+        except Exception:
+            self.outputs = None
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None
         try:
@@ -71,6 +76,16 @@ class Served:
         if model.task == "text":
             self.texts = TextWorker(model, limits.sequences, limits.prompt_cache_bytes)
         self.calls = CallWorker(limits.calls)
+
+    @property
+    def kind(self) -> str:
+        """The model in words, with the route that it answers at."""
+        route = {
+            "text": "a text model: POST /v1/completions",
+            "series": f"a forecaster: POST /v1/models/{self.name}/forecast",
+            "embed": "a model of lines: POST /v1/embeddings",
+        }
+        return route.get(self.model.task or "", f"a model without a task: POST /v2/models/{self.name}/infer")
 
     async def close(self, drain_s: float = 0) -> None:
         """Lets what runs end for some seconds, then ends the rest, and writes the sessions to the disk."""
@@ -183,7 +198,7 @@ def named_paths(arguments: Sequence[str]) -> dict[str, Path]:
             command = f"`cellerate pack {path} -o {path.with_suffix('.cell')}`"
             if path.suffix != ".keras":
                 command = "`cellerate pack MODEL.keras -o MODEL.cell`"
-            raise ConfigError(f"{path} is no .cell file: give a packed model, which {command} makes.")
+            raise ConfigError(f"{path} is not a .cell file: give a packed model, which {command} makes.")
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} cannot be the name of a model: give letters, digits, '.', '_' and '-', such as "

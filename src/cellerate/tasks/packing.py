@@ -12,12 +12,11 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.autoencoder import with_vectors
 from cellerate.models.storage import TaskRecord, load_model
-from cellerate.program import PRECISIONS, Program
-from cellerate.runtime.cell import Cell, narrowed, write_cell
+from cellerate.program import Program
+from cellerate.runtime.cell import Cell, check_packed, narrowed, write_cell
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.signing import private_key, sign
 from cellerate.runtime.text import chain_of, widths
-from cellerate.settings import check_choice
 
 
 def pack(
@@ -55,9 +54,7 @@ def pack(
         >>> cellerate.pack(model, "mine.cell", vocabulary="book.txt")
     """
     target = Path(output)
-    if target.suffix != ".cell":
-        raise ConfigError(f"a packed model is written to a path ending in '.cell', not {str(target)!r}.")
-    check_choice("precision", precision, PRECISIONS)
+    check_packed(target, precision)
     if sign_key is not None:
         private_key(sign_key)
     if not isinstance(model, keras.Model):

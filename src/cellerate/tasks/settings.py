@@ -126,12 +126,14 @@ class TextArchitecture:
     tie_weights: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the cell.
+        """Checks every field.
 
         Raises:
-            ConfigError: It cannot be used.
+            ConfigError: A field cannot be used.
         """
         check_choice("cell", self.cell, get_args(Cell))
+        check_counts(embedding=self.embedding, units=self.units, layers=self.layers)
+        _check_shares(dropout=self.dropout, recurrent_dropout=self.recurrent_dropout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -339,12 +341,14 @@ class ForecastArchitecture:
     series_embedding: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the cell and the size of the embedding.
+        """Checks every field but the quantiles, which the model checks.
 
         Raises:
-            ConfigError: One of them cannot be used.
+            ConfigError: A field cannot be used.
         """
         check_choice("cell", self.cell, get_args(Cell))
+        check_counts(units=self.units, layers=self.layers)
+        _check_shares(dropout=self.dropout)
         check_number("series_embedding", self.series_embedding, at_least=0, whole=True)
 
 
@@ -404,6 +408,21 @@ class AutoencoderArchitecture:
     latent: int = 128
     dropout: float = 0.0
     decoder_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used.
+        """
+        check_counts(embedding=self.embedding, units=self.units, latent=self.latent)
+        _check_shares(dropout=self.dropout, decoder_dropout=self.decoder_dropout)
+
+
+def _check_shares(**shares: float) -> None:
+    """Raises `ConfigError` unless each value is a number from 0 up to, not including, 1."""
+    for name, value in shares.items():
+        check_number(name, value, at_least=0, below=1)
 
 
 RECORDS: Mapping[str, Mapping[str, type]] = {

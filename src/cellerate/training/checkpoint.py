@@ -16,9 +16,8 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from cellerate.errors import CheckpointError
@@ -26,6 +25,9 @@ from cellerate.files import atomic_write
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 from cellerate.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    import keras
 
 # What a run's identity has as a hash, and what to say if it differs.
 HASHED = {
@@ -72,7 +74,7 @@ class Checkpoint:
 
 
 def capture(
-    model: keras.Model, position: Position, identity: dict[str, Any], progress: dict[str, Any]
+    model: "keras.Model", position: Position, identity: dict[str, Any], progress: dict[str, Any]
 ) -> Checkpoint:
     """A copy of everything that `restore` needs, taken between two batches of `fit` or outside it."""
     sync_variables(model)
@@ -80,7 +82,7 @@ def capture(
     return Checkpoint(position, identity, progress, arrays)
 
 
-def sync_variables(model: keras.Model) -> None:
+def sync_variables(model: "keras.Model") -> None:
     """Gives the variables of a model their newest values, between two batches of `fit`."""
     # There the JAX trainer holds them itself.
     sync = getattr(model, "jax_state_sync", None)
@@ -167,7 +169,7 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         )
 
 
-def restore(model: keras.Model, checkpoint: Checkpoint) -> None:
+def restore(model: "keras.Model", checkpoint: Checkpoint) -> None:
     """Gives all variables of a compiled `model` the values of `checkpoint`.
 
     Raises:
@@ -188,7 +190,7 @@ def restore(model: keras.Model, checkpoint: Checkpoint) -> None:
         variable.assign(checkpoint.arrays[name])
 
 
-def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
+def restore_metrics(model: "keras.Model", checkpoint: Checkpoint) -> None:
     """Gives the metrics their running sums, so that the average covers the whole of an epoch that was cut.
 
     Call it from `on_epoch_begin`: `fit` resets all metrics just before.
@@ -240,7 +242,7 @@ def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
             file.write(part)
 
 
-def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:
+def _variables(model: "keras.Model", *, metrics: bool = True) -> dict[str, Any]:
     """Every variable of a run under its name in the file. Keras's order of variables is deterministic."""
     groups: dict[str, list[Any]] = {"model": model.variables, "optimizer": model.optimizer.variables}
     if metrics:
@@ -249,12 +251,15 @@ def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:
 
 
 def _to_numpy(variable: Any) -> np.ndarray:
+    # Checkpoints are looked at before a framework starts, too.
+    import keras
+
     array = np.array(keras.ops.convert_to_numpy(variable.value))
     # safetensors for NumPy has no bfloat16; float32 holds every bfloat16 exactly.
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def architecture_of(model: keras.Model) -> str:
+def architecture_of(model: "keras.Model") -> str:
     """A hash of the variables' shapes and the layers' classes, without names: they hold meaningless counters."""
     described = [
         [list(variable.shape) for variable in model.variables],

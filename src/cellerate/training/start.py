@@ -1,17 +1,20 @@
-"""Where a run may begin: its output can be written, nobody else writes it, and no earlier run is lost unasked."""
+"""Where a run may begin: its output can be written, nobody else writes it, and no earlier run is lost unasked.
+
+Commands ask for it before a framework starts, so this module imports none.
+"""
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.machine.environment import require
 from cellerate.messages import argument
-from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.parallel import Processes
-from cellerate.training.run import RunOptions
-from cellerate.training.telemetry import check_trackers
+
+if TYPE_CHECKING:
+    from cellerate.training.run import RunOptions
 
 # What a run needs beside Keras, and what for.
 _PACKAGES = {"safetensors": "a checkpoint", "psutil": "measuring memory"}
@@ -22,7 +25,7 @@ def run_folder(output: str | Path) -> Path:
     return Path(output).with_suffix(".run")
 
 
-def check_start(run: RunOptions) -> None:
+def check_start(run: "RunOptions") -> None:
     """Refuses, before any work, a run that could not write its output, lacks a package or would destroy what is there.
 
     Raises:
@@ -32,6 +35,9 @@ def check_start(run: RunOptions) -> None:
             True; or both are.
         CheckpointError: `resume` is True and there is no usable checkpoint.
     """
+    from cellerate.training.parallel import Processes
+    from cellerate.training.telemetry import check_trackers
+
     for package, purpose in _PACKAGES.items():
         require(package, "train", purpose)
     check_trackers(run.training.track)
@@ -39,17 +45,17 @@ def check_start(run: RunOptions) -> None:
     if folder.exists() and Processes().first:
         with exclusive(folder):
             pass
-    _check(run)
+    check_output(run.output, resume=run.resume, overwrite=run.overwrite)
 
 
 @contextlib.contextmanager
-def own_run(run: RunOptions, *, first: bool) -> Iterator[None]:
+def own_run(run: "RunOptions", *, first: bool) -> Iterator[None]:
     """A block in which no other process trains into the output; checked as by `check_start` once that is certain.
 
     Of processes that train together, only the `first` keeps others away.
     """
     if not first:
-        _check(run)
+        check_output(run.output, resume=run.resume, overwrite=run.overwrite)
         yield
         return
     folder = run_folder(run.output)
@@ -57,7 +63,7 @@ def own_run(run: RunOptions, *, first: bool) -> Iterator[None]:
     with exclusive(folder):
         try:
             # Since `check_start`, which came before hours of reading, perhaps, another run may have ended here.
-            _check(run)
+            check_output(run.output, resume=run.resume, overwrite=run.overwrite)
             yield
         finally:
             # A run that came to nothing leaves nothing behind.
@@ -67,32 +73,44 @@ def own_run(run: RunOptions, *, first: bool) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _check(run: RunOptions) -> None:
-    output = Path(run.output)
+def check_output(output: str | Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuses a run that could not write its model or would destroy what is there.
+
+    Args:
+        output: The model.
+        resume: Whether the run goes on with an earlier one.
+        overwrite: Whether it replaces one.
+
+    Raises:
+        CellerateError: See `check_start`.
+    """
+    output = Path(output)
     if output.suffix != ".keras":
         raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
-    if run.resume and run.overwrite:
+    if resume and overwrite:
         raise ConfigError(
             f"{argument('resume', True)} goes on with a run, and {argument('overwrite', True)} replaces it: choose "
             "one of the two."
         )
     check_writable(output)
-    folder = run_folder(output)
-    checkpoints = CheckpointFolder(folder)
+    folder, newest = run_folder(output), None
+    # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
     if folder.exists():
-        # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
+        # With NumPy, which a command needs not wait for where there is no earlier run.
+        from cellerate.training.checkpoint_folder import CheckpointFolder
+
+        checkpoints = CheckpointFolder(folder)
         checkpoints.check_writable()
-    newest = None
-    try:
-        newest = checkpoints.newest(arrays=False)
-    except CheckpointError:
-        if run.resume:
-            raise
-    if run.resume and newest is None:
+        try:
+            newest = checkpoints.newest(arrays=False)
+        except CheckpointError:
+            if resume:
+                raise
+    if resume and newest is None:
         raise CheckpointError(
             f"there is no checkpoint to resume in {folder}. Leave {argument('resume', True)} out."
         )
-    if run.resume or run.overwrite:
+    if resume or overwrite:
         return
     if newest is not None and not newest.progress["finished"]:
         raise ConfigError(

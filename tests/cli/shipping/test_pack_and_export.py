@@ -130,7 +130,7 @@ def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, 
     (tmp_path / "t.tflite").unlink()
     code, out, err = cellerate(*words, "-1")
     assert (code, out) == (2, "")
-    assert "max_loss is -1" in one_error(err)
+    assert "--max-quality-loss must be a number at least 0, not -1.0" in one_error(err)
     assert not (tmp_path / "t.tflite").exists()
 
 

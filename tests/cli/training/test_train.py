@@ -1,6 +1,7 @@
 """`train`: its output, its next commands and charts, and what is left when it fails."""
 
 import csv
+import errno
 import io
 import json
 import re
@@ -154,6 +155,34 @@ def test_full_disk_ends_training_with_6_and_leaves_no_half_file(cellerate, here,
     assert json.loads(live.read_text().splitlines()[-1])["status"] == "failed"
     kept[live] = live.read_bytes()
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == kept
+
+
+def test_disk_that_fills_up_in_training_keeps_the_checkpoint_and_names_the_command(
+    cellerate, here, small, monkeypatch
+):
+    from cellerate.training import checkpoint
+
+    write, written = checkpoint._write, []
+
+    def full_after_the_first(path, parts):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        write(path, parts)
+
+    monkeypatch.setattr(checkpoint, "_write", full_after_the_first)
+    words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "--epochs", "2", "-q"]
+    code, out, err = cellerate(*words)
+    assert (code, out) == (6, "")
+    message = one_error(err)
+    assert "the disk is full; free some space" in message
+    assert "The last checkpoint is kept in m.run." in message
+    command = message.rpartition("go on with: ")[2]
+    assert command.endswith(" --resume")
+    monkeypatch.setattr(checkpoint, "_write", write)
+    code, _, err = cellerate(*shlex.split(command)[1:])
+    assert (code, err) == (0, "")
+    assert (here / "m.keras").exists()
 
 
 def test_diverged_training_ends_with_7(cellerate, here, small):

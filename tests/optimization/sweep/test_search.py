@@ -94,6 +94,17 @@ def test_search_chooses_by_validation_and_judges_once_beside_the_control(tmp_pat
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["verdict"] == found.verdict
 
 
+def test_point_that_was_tried_is_not_trained_again_and_the_search_of_few_ends(tmp_path, monkeypatch):
+    made_up(monkeypatch)
+    said = []
+    options = OPTIONS | {"batch_size": [8, 16, 32], "trials": 20}
+    found = cellerate.sweep("series", "data.csv", tmp_path / "s", listener=Callbacks(said.append), **options)
+    values = [point.values["batch_size"] for point in found.points[1:]]
+    assert sorted(values) == [8, 16, 32]
+    assert (found.status, found.verdict["trials"]) == ("finished", 3)
+    assert any("no point is left that was not tried before" in line for line in said)
+
+
 def test_search_that_bought_nothing_says_so_and_keeps_the_control(tmp_path, monkeypatch):
     asked = made_up(monkeypatch)
     options = OPTIONS | {"batch_size": "256..1024", "trials": 3}

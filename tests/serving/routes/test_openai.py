@@ -20,7 +20,11 @@ PROMPT = "abc"
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models")
-    return text_cell(folder / "text.cell"), embed_cell(folder / "lines.cell")
+    return (
+        text_cell(folder / "text.cell"),
+        embed_cell(folder / "lines.cell"),
+        plain_cell(folder / "plain.cell"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +47,11 @@ def model(files: Any) -> Any:
 
 
 def test_models_are_listed_and_described(client):
-    assert [each.id for each in client.models.list()] == ["text", "lines"]
+    assert [each.id for each in client.models.list()] == ["text", "lines", "plain"]
     assert client.models.retrieve("lines").owned_by == "cellerate"
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here; there is text, lines"):
+    with pytest.raises(
+        openai.NotFoundError, match="there is no model 'other' here; there is text, lines, plain"
+    ):
         client.models.retrieve("other")
 
 
@@ -191,12 +197,33 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported"),
         ({"presence_penalty": 1}, "presence_penalty is not supported"),
         ({"stop": [""]}, "a stop text is empty"),
-        ({"model": "lines"}, "lines is not a text model; its task is 'embed'"),
+        ({"model": "lines"}, "lines continues no texts; it is a model of lines: POST /v1/embeddings"),
+        ({"model": "plain"}, "it is a model without a task: POST /v2/models/plain/infer"),
+        ({"extra_body": {"temprature": 0.5}}, "no field 'temprature'. Did you mean temperature?"),
+        ({"extra_body": {"wings": 2}}, "no field 'wings'. There is model, prompt"),
+        ({"extra_body": {"tools": [{"type": "function"}]}}, "tools is not supported"),
+        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format is not supported"),
     ],
 )
 def test_what_cannot_be_answered_is_an_error_that_says_why(client, given, message):
     with pytest.raises(openai.BadRequestError, match=message):
         client.completions.create(**({"model": "text", "prompt": PROMPT} | given))
+
+
+def test_fields_that_clients_send_without_effect_change_nothing(client):
+    options = {"model": "text", "prompt": PROMPT, "max_tokens": 20, "seed": 3}
+    right = client.completions.create(**options).choices[0].text
+    sent = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "cache_prompt": True}
+    asking_nothing = {"tools": [], "tool_choice": None, "ignore_eos": False, "wings": None}
+    found = client.completions.create(
+        **options, best_of=1, echo=False, logit_bias={}, suffix=None, extra_body=sent | asking_nothing
+    )
+    assert found.choices[0].text == right
+
+
+def test_misspelt_field_of_a_request_for_vectors_is_named(client):
+    with pytest.raises(openai.BadRequestError, match=r"no field 'dimension'\. Did you mean dimensions\?"):
+        client.embeddings.create(model="lines", input="abc", extra_body={"dimension": 3})
 
 
 def test_vectors_are_the_models_as_numbers_and_as_bytes(client, files):

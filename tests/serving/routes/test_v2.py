@@ -54,7 +54,13 @@ def test_server_and_models_describe_themselves(client):
     assert "sequence(string_id)" in told["extensions"]
     about = client.get_model_metadata("plain")
     assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1, 3]}]
-    assert [each["name"] for each in about["outputs"]] == ["each", "last"]
+    assert about["outputs"] == [
+        {"name": "each", "datatype": "FP32", "shape": [-1, -1, 4]},
+        {"name": "last", "datatype": "FP32", "shape": [-1, 7]},
+    ]
+    assert client.get_model_metadata("text")["outputs"] == [
+        {"name": "logits", "datatype": "FP32", "shape": [-1, -1, 8]}
+    ]
     assert [each["name"] for each in client.get_model_repository_index()] == ["plain", "text"]
 
 
@@ -133,10 +139,10 @@ def body(**changes: Any) -> dict[str, Any]:
         (body(data=[1.0]), "must have data of 3 FP32, for its shape is [1, 1, 3]; got 1."),
         (body(data=[[1.0], [2.0, 3.0]]), "got rows of different lengths"),
         (body(data=None), "got none"),
-        (body(data=["a", "b", "c"]), "got <U1"),
+        (body(data=["a", "b", "c"]), "got text"),
         (body(datatype="BYTES"), "has the datatype 'BYTES'"),
         (body(datatype="INT8", data=[1, 2, 300]), "numbers that INT8 cannot hold"),
-        (body(datatype="INT8", data=[1, 2, 0.5]), "got float64"),
+        (body(datatype="INT8", data=[1, 2, 0.5]), "got fractions"),
         (body(name="y"), "inputs holds 'y'"),
         (body(shape=[1, 3]), "x"),
         (body(shape=[-1, 3]), "shape"),
@@ -201,3 +207,42 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
         assert answer.json()["error"] == "there is no output 'head'; there is forecast, score."
         assert http.get("/v1/models/sensors/sessions/a/state").json() == before
         assert [each["name"] for each in infer("score").json()["outputs"]] == ["score"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"datatype": "FP32"}, "expected integer ids"),
+        ({"datatype": "BYTES", "data": ["a"]}, "expected one of BOOL"),
+        ({"data": [0, 1, 99]}, "holds 99"),
+        ({"data": [None, 1, 2]}, "got null or an object"),
+        ({"data": ["a", "b", "c"]}, "got text"),
+        ({"data": [True, False, True]}, "got true or false"),
+        ({"data": None}, "got none"),
+        ({"data": None, "parameters": {"binary_data_size": 12}}, "0 bytes are left"),
+        ({"shape": [1, -3]}, "shape"),
+        ({"shape": [2**31 - 1, 2**31 - 1]}, "got 3"),
+        ({"shape": [10**12, 1]}, "shape"),
+        ({"shape": [3]}, "expected shape (B, any), got (3,)"),
+        ({"shape": [1, 0], "data": []}, "at least one step"),
+        ({"name": "x"}, "this model's inputs are ids"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_wrong_tensor_is_refused_with_the_reason(server, given, message):
+    tensor = {"name": "ids", "shape": [1, 3], "datatype": "INT32", "data": [0, 1, 2]} | given
+    with server.client() as http:
+        answer = http.post("/v2/models/text/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [("1e300", "FP32 cannot hold"), ("NaN", "not JSON"), ("1e999", "out of range")]
+)
+def test_number_that_is_not_a_float_is_refused(server, number, message):
+    tensor = f'{{"name": "x", "shape": [1, 1, 3], "datatype": "FP32", "data": [0, {number}, 0]}}'
+    with server.client() as http:
+        answer = http.post("/v2/models/plain/infer", content=f'{{"inputs": [{tensor}]}}')
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]

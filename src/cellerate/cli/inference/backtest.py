@@ -53,7 +53,7 @@ def backtest(
         Path | None,
         option("Also write the forecasts (*.csv, *.parquet) or all figures (*.json).", "--output", "-o"),
     ] = None,
-    plot: Annotated[Path | None, option("Draw the folds: past, forecast and truth.")] = None,
+    plot: Annotated[Path | None, option("Draw the folds, past, forecast and truth: *.png or *.svg.")] = None,
     rank: Rank = 10,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -76,7 +76,7 @@ def backtest(
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
         check_table(output)
     check_plot(plot)
-    start_backend_for(model, backend)
+    start_backend_for(model, backend, data)
     say_written = outputs(output, plot)
     from cellerate.tasks.backtest import backtest as run_backtest
 

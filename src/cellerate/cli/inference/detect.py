@@ -38,7 +38,7 @@ def detect(
         ),
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many anomalies to show.")] = 10,
-    plot: Annotated[Path | None, option("Draw the series and its anomalies.")] = None,
+    plot: Annotated[Path | None, option("Draw the series and its anomalies: *.png or *.svg.")] = None,
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -59,7 +59,7 @@ def detect(
         check_anomalies_path(output)
         check_table(output)
     check_plot(plot)
-    start_backend_for(model, backend)
+    start_backend_for(model, backend, data)
     say_written = outputs(output, plot)
     from cellerate.tasks import detect as task
 

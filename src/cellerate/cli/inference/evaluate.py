@@ -31,8 +31,9 @@ def evaluate(
     part: Annotated[
         Literal["all", "held-out"] | None,
         option(
-            "All of it, or the share that training on the same data held out (text and series). Without it, all; "
-            "but of the data that a forecaster was trained on, what was held out."
+            "Which rows of the data to judge on (the files themselves stand behind the model): all, or those that "
+            "training on the same data held out (text and series). Default: all; but of the data that a forecaster "
+            "was trained on, those held out."
         ),
     ] = None,
     column: Annotated[str | None, option("Lines: the column of a Parquet file.")] = None,
@@ -78,7 +79,7 @@ def evaluate(
         series = SeriesFiles(data, reading=reading, table=table)
         found = _in_pieces(model, series, output, part, processes, backend, quiet)
     else:
-        start_backend_for(model, backend)
+        start_backend_for(model, backend, data)
         from cellerate.tasks import inference
 
         with notes_at_end(quiet) as collect:

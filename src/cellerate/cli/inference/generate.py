@@ -45,7 +45,7 @@ def generate(
     beams: Annotated[
         int | None, option("Draw nothing: search the likeliest continuation with this many candidates.")
     ] = None,
-    stop: Annotated[list[str] | None, option("Stop before this text; may be given again.")] = None,
+    stop: Annotated[list[str] | None, option("Stop before this text; may be repeated.")] = None,
     errors: Annotated[
         Literal["strict", "ignore"],
         typer.Option(help="Characters of the prompt that the model never saw: refuse or leave out."),

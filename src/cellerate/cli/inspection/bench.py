@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def bench(
     only: Annotated[
-        list[str] | None, option("A case: train, infer or generate; repeat it for more. Default: all.")
+        list[str] | None, option("A case: train, infer or generate; may be repeated. Default: all.")
     ] = None,
     backend: Annotated[
-        list[str] | None, option("A Keras backend; repeat it for more. Default: all installed.")
+        list[str] | None, option("A Keras backend; may be repeated. Default: all installed.")
     ] = None,
     output: Annotated[
         Path | None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def explain(
     model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
     batch_size: Annotated[int, typer.Option(help="Rows of the call that is measured, for a .cell.")] = 1,
-    steps: Annotated[int | None, option("Its time steps, where they are free: 100 if not given.")] = None,
+    steps: Annotated[int | None, option("Its time steps, where they are free. Default: 100.")] = None,
     backend: Backend = None,
     json: Json = False,
 ) -> None:
@@ -36,7 +36,7 @@ def explain(
 
         explanation: Any = load(model).explain(batch_size, steps)
     else:
-        start_backend(backend)
+        start_backend_for(model, backend)
         from cellerate.layers.accelerate import accelerate
         from cellerate.layers.explain import explain as explain_model
         from cellerate.models.storage import load_model

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
@@ -44,7 +44,7 @@ def info(
         cellerate info book.cell --card book.md
     """
     if file.suffix in (".keras", ".h5", ".hdf5"):
-        start_backend(backend)
+        start_backend_for(file, backend)
     from cellerate.tasks.describe import file_info, write_card
 
     facts = file_info(file, check=check)

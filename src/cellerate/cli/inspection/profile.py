@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, Quiet, operand, option
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.errors import ConfigError
@@ -21,7 +21,7 @@ def profile(
     data: Annotated[
         list[str] | None,
         option(
-            "Data of the model's task, for its own training; may be given several times. Without any, or for a "
+            "Data of the model's task, for its own training; may be repeated. Without any, or for a "
             "model of anyone, batches are made up and lie in memory.",
             "--data",
             "-d",
@@ -82,7 +82,7 @@ def profile(
         require("psutil", "train", "measuring memory")
         # torch's profiler would announce its beginning and end on stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        start_backend(backend)
+        start_backend_for(model, backend, data or ())
         found = _training(
             model,
             data or [],

@@ -12,6 +12,7 @@ from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
 from cellerate.exports.formats.registry import FORMATS
 from cellerate.format import size
+from cellerate.settings import check_choice, check_number
 
 _PRECISIONS = "; ".join(f"{one.name}: {', '.join(one.precisions)}" for one in FORMATS.values())
 
@@ -39,7 +40,11 @@ def export(
     batch_size: Annotated[int, typer.Option(help="Rows of a LiteRT model; the others take any number.")] = 1,
     data: Annotated[
         list[Path] | None,
-        option("Data of the model's task, to judge the exported model on in its runtime.", "--data"),
+        option(
+            "Data of the model's task, to judge the exported model on in its runtime; may be repeated.",
+            "--data",
+            "-d",
+        ),
     ] = None,
     max_quality_loss: Annotated[
         float, typer.Option(help="How much worse it may become on the data, as a share.")
@@ -58,19 +63,23 @@ def export(
 
         cellerate export book.keras --to litert --precision int8 --data book.txt
     """
-    form = FORMATS.get(to)
-    if form is not None and form.backend:
+    # Checked first, for a framework takes seconds to start.
+    from cellerate.tasks.exporting import check_export, export as export_model
+
+    check_choice("to", to, tuple(FORMATS))
+    form = FORMATS[to]
+    target = output or model.with_suffix(form.suffix)
+    check_export(target, to, precision)
+    check_number("batch_size", batch_size, at_least=1, whole=True)
+    check_number("max_quality_loss", max_quality_loss, at_least=0)
+    if form.backend:
         if backend not in (None, form.backend):
             raise ConfigError(
                 f"an export to {to} is written by {form.runtime}; got --backend {backend}. Leave it out."
             )
         start_backend(form.backend)
     else:
-        start_backend_for(model, backend)
-    from cellerate.tasks.exporting import check_export, export as export_model
-
-    target = output or model.with_suffix(form.suffix if form is not None else "")
-    check_export(target, to, precision)
+        start_backend_for(model, backend, data or ())
     # A SavedModel becomes a version of its own.
     replaced = target.is_file()
     judge = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
@@ -21,7 +21,7 @@ def optimize(
     data: Annotated[
         list[str],
         option(
-            "Data of the model's task: what it was trained on, or more like it. May be given several times.",
+            "Data of the model's task: what it was trained on, or more like it. May be repeated.",
             "--data",
             "-d",
         ),
@@ -48,7 +48,7 @@ def optimize(
     """
     for package in ("jinja2", "pydantic"):
         require(package, "report", "the report of optimize")
-    start_backend(backend)
+    start_backend_for(model, backend, data, packed=False)
     from cellerate.optimization.listener import StageListener, TerminalListener
     from cellerate.optimization.workflow import run
 

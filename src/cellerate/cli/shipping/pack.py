@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, Vocabulary, operand, option
 from cellerate.cli.output import notify, print_json, print_result
 from cellerate.format import size
@@ -37,7 +37,11 @@ def pack(
 
         cellerate pack mine.keras -o mine.cell --vocabulary book.txt
     """
-    start_backend(backend)
+    # Checked first, for a framework takes seconds to start.
+    from cellerate.runtime.cell import check_packed
+
+    check_packed(output, precision)
+    start_backend_for(model, backend, packed=False)
     replaced = output.exists()
     from cellerate.kernels.native import multiplies_bfloat16
     from cellerate.tasks.packing import pack as pack_model

@@ -53,11 +53,11 @@ def train_embed(
         cellerate train embed products.jsonl --field title -o titles.keras
     """
     began = time.perf_counter()
-    start_training(backend, parallel, [str(lines)], output, quiet)
+    start_training(backend, parallel, [str(lines)], output, quiet, resume=resume, overwrite=overwrite)
     from cellerate.tasks.embed import train_on_lines
     from cellerate.training.run import RunOptions
 
-    with training_display(quiet) as display:
+    with training_display(quiet, output) as display:
         run = train_on_lines(
             dataclasses.replace(data, path=lines),
             RunOptions(

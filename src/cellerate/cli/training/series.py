@@ -67,7 +67,7 @@ def train_series(
     from cellerate.machine.environment import package_version
 
     check_plot(plot)
-    start_training(backend, parallel, paths, output, quiet)
+    start_training(backend, parallel, paths, output, quiet, resume=resume, overwrite=overwrite)
     draws = plot is not None or package_version("matplotlib") is not None
     if not draws and not quiet:
         notify("no chart will be drawn: pip install 'cellerate[plots]'")
@@ -75,7 +75,7 @@ def train_series(
     from cellerate.tasks.series import train_on_series
     from cellerate.training.run import RunOptions
 
-    with training_display(quiet, "reading rows") as display:
+    with training_display(quiet, output, "reading rows") as display:
         run = train_on_series(
             dataclasses.replace(options, paths=paths, reading=reading),
             RunOptions(

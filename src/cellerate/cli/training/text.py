@@ -71,7 +71,7 @@ def train_text(
         architecture, training, said = _with_preset(preset, context, model, architecture, training)
         if not quiet:
             notify(said)
-    several = start_training(backend, parallel, paths, output, quiet)
+    several = start_training(backend, parallel, paths, output, quiet, resume=resume, overwrite=overwrite)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.text import TextModel, generate_text, load_text_model, train_on_text
     from cellerate.training.run import RunOptions
@@ -93,7 +93,7 @@ def train_text(
         if not several:
             show_sample("before training", untrained)
 
-    with training_display(quiet, "reading", in_bytes=True) as display:
+    with training_display(quiet, output, "reading", in_bytes=True) as display:
         run = train_on_text(
             dataclasses.replace(data, paths=paths),
             RunOptions(

@@ -22,6 +22,7 @@ from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
 from cellerate.layers.engine.step import EngineStep
 
 WHOLE_STEPS = "whole steps in one native call"
+KERASS_OWN = "Keras's own, as the engine does not take the model:"
 _HELD = "_cellerate_engine"
 # What has the values of a model's variables while it trains.
 _lenders: weakref.WeakKeyDictionary[keras.Model, Lender] = weakref.WeakKeyDictionary()
@@ -207,9 +208,7 @@ def described(model: Any) -> str | None:
         reasons = known_reasons(model)
     if not reasons:
         return WHOLE_STEPS
-    return "\n".join(
-        ["Keras's own, as the engine does not take the model:", *(f"- {reason}" for reason in reasons)]
-    )
+    return "\n".join([KERASS_OWN, *(f"- {reason}" for reason in reasons)])
 
 
 def _trained_key(model: keras.Model) -> tuple[int, ...]:

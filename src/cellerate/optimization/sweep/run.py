@@ -15,7 +15,7 @@ from pathlib import Path
 from cellerate.format import duration, times
 from cellerate.listener import Listener
 from cellerate.machine.environment import available_memory_bytes
-from cellerate.messages import Message, argument
+from cellerate.messages import Message
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.sweep.plan import START_S, Plan, Point, point_cost_s, within
 from cellerate.optimization.sweep.points import (
@@ -141,7 +141,7 @@ class Sweep:
                 self._note(
                     Message(
                         f"Each point trains for {seconds:.2g} s in place of {settings.point_s:g} s, so that all fit "
-                        f"into the {duration(budget)} of {argument('time_budget')}."
+                        f"into the time budget of {duration(budget)}."
                     )
                 )
             # Stock Keras may take all the time there is: others come first.
@@ -266,7 +266,7 @@ class Sweep:
             self._note(
                 Message(
                     f"{len(left_out)} of {len(self._plan.points)} points were left out for lack of time: "
-                    f"{'; '.join(left_out)}. A longer {argument('time_budget')} has room for them."
+                    f"{'; '.join(left_out)}. A larger time budget has room for them."
                 )
             )
 

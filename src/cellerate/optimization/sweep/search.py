@@ -34,6 +34,7 @@ from cellerate.optimization.sweep.verdict import difference_of_tests, mean_of_te
 
 _LEAST_TRIALS = 8  # that a budget has room for, unless the seconds of each are given
 _LEAST_PATIENCE_S, _PATIENCE = 180.0, 30.0
+_MOST_REPEATED = 30  # trials in a row that were tried before, after which the search ends
 _FOREVER_S = 1e9
 _CONTROL, _CHOSEN = "control, judged", "chosen, judged"
 
@@ -163,12 +164,18 @@ class Search:
 
     def _trials(self) -> int:
         """Trains one trial after the other; gives how many."""
-        done = 0
+        done = repeated = 0
         while self.study.goes_on and self._has_trials_left():
             if time.time() + self._start_s > self.study.facts["ends"]:
                 break
-            self._trial()
-            done += 1
+            if not self._trial():
+                # A space of few values is tried at some time, or all of it that promises anything.
+                repeated += 1
+                if repeated == _MOST_REPEATED:
+                    self.listener.message("no point is left that was not tried before, so the search ends")
+                    break
+                continue
+            done, repeated = done + 1, 0
             done_by_all = self.study.count()
             # One more than expected is not the end; a process that helps does not know how many there will be.
             self.listener.progress(done_by_all, self._expected and max(self._expected, done_by_all + 1))
@@ -177,8 +184,11 @@ class Search:
     def _has_trials_left(self) -> bool:
         return self.settings.trials is None or self.study.count() < self.settings.trials
 
-    def _trial(self) -> None:
+    def _trial(self) -> bool:
+        """Trains a trial; False if its point was tried before, whose result it takes."""
         trial, values = self.study.ask(self.space)
+        if self.study.repeat(trial, values):
+            return False
         point = Point(values)
         record = PointRecord(point.label, values)
         loss = None
@@ -193,6 +203,7 @@ class Search:
             self.study.tell(trial, record, None)
             raise
         self.study.tell(trial, record, loss)
+        return True
 
     def _begun(self, point: Point, record: PointRecord) -> RunningPoint:
         running = RunningPoint(self.base, point, record, self._files)

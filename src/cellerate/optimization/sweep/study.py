@@ -27,6 +27,7 @@ FILE = "study.db"
 _STARTUP_TRIALS = 6  # drawn at random before any is suggested or stopped
 _PATIENCE_S = 60.0  # for the lock of an SQLite file, and for the study of another process
 _POLL_S = 0.2
+_REPEATS = "repeats"  # the number of the trial whose result another one took
 _MADE = "made"  # when, in UNIX time
 
 
@@ -131,9 +132,24 @@ class Study:
         else:
             self._study.tell(trial, loss)
 
+    def repeat(self, trial: Any, values: Mapping[str, Any]) -> bool:
+        """End a trial with the result of an earlier one of the same values; False if there is none.
+
+        One that failed is tried again: it may have been interrupted, or memory was short.
+        """
+        states = self._optuna.trial.TrialState
+        for one in self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)):
+            record = one.user_attrs.get("record")
+            if record is not None and record["values"] == values:
+                trial.set_user_attr(_REPEATS, one.number)
+                complete = one.state == states.COMPLETE
+                self._study.tell(trial, one.value if complete else None, state=one.state)
+                return True
+        return False
+
     def count(self) -> int:
-        """The trials that have ended or are under way."""
-        return len(self._study.get_trials(deepcopy=False))
+        """The trials that have ended or are under way, without those that took the result of another."""
+        return sum(_REPEATS not in one.user_attrs for one in self._study.get_trials(deepcopy=False))
 
     def wait_for_others(self, seconds: float) -> None:
         """Waits until no trial is under way, or so many seconds; those of processes that were killed never end."""

@@ -29,6 +29,57 @@ _READ_AT_ONCE = 256
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
+UNSUPPORTED = frozenset(
+    {
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "functions",
+        "function_call",
+        "response_format",
+        "guided_json",
+        "guided_regex",
+        "grammar",
+        "json_schema",
+        "messages",
+        "min_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+        "bad_words",
+        "logit_processors",
+        "logits_processors",
+        "use_beam_search",
+        "length_penalty",
+        "typical_p",
+        "mirostat",
+        "repeat_penalty",
+        "prompt_logprobs",
+        "max_completion_tokens",
+    }
+)
+"""Fields of other servers that would change the text: refused, unless they ask for nothing."""
+WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_prompt",
+        "keep_alive",
+        "priority",
+        "request_id",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "add_special_tokens",
+        "detokenize",
+    }
+)
+"""Fields that clients send and that change no text: passed over."""
+
+
 class StreamOptions(msgspec.Struct):
     """The options of a stream."""
 
@@ -218,9 +269,7 @@ _REASONS = {"length": "length", "stop": "stop", "cancelled": "stop"}
 def _choices(asked: CompletionRequest, served: Served, limits: Limits) -> list[_Choice]:
     """The texts that a request asks for: `n` of each prompt."""
     if served.texts is None:
-        raise RequestError(
-            400, f"{served.name} is not a text model; its task is {served.model.task!r}. Use another route."
-        )
+        raise RequestError(400, f"{served.name} continues no texts; it is {served.kind}.")
     for name in ("frequency_penalty", "presence_penalty", "logit_bias", "suffix"):
         if getattr(asked, name):
             raise RequestError(400, f"{name} is not supported: leave it out.")

@@ -38,7 +38,7 @@ async def embed(
     if served.model.task != "embed":
         raise RequestError(
             400,
-            f"{served.name} gives no vectors; its task is {served.model.task!r}. Serve a model of `train embed`.",
+            f"{served.name} gives no vectors; it is {served.kind}. Serve a model of `train embed`.",
         )
     lines = [asked.input] if isinstance(asked.input, str) else asked.input
     if served.size is not None:

@@ -9,9 +9,17 @@ from starlette.responses import Response
 
 from cellerate.runtime.forecast import ForecastSettings
 from cellerate.serving.answer_size import check_numbers
-from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, times_of, unless_gone
+from cellerate.serving.answers import (
+    RequestError,
+    array_of,
+    check_fields,
+    decoded,
+    json_answer,
+    times_of,
+    unless_gone,
+)
 from cellerate.serving.models import Served
-from cellerate.serving.routes.completions import CompletionRequest, complete
+from cellerate.serving.routes.completions import UNSUPPORTED, WITHOUT_EFFECT, CompletionRequest, complete
 from cellerate.serving.routes.embeddings import EmbeddingRequest, embed
 from cellerate.serving.routes.tensorflow import version_status
 from cellerate.serving.server_state import body_of, metrics_of, models_of, served_of
@@ -76,14 +84,18 @@ async def model(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """`POST /v1/completions`."""
     _check_place(request)
-    asked = decoded(await body_of(request), CompletionRequest)
+    body = await body_of(request)
+    asked = decoded(body, CompletionRequest)
+    check_fields(body, CompletionRequest, unsupported=UNSUPPORTED, passed=WITHOUT_EFFECT)
     models = models_of(request)
     return await complete(asked, models.get(asked.model), request, models.limits, metrics_of(request))
 
 
 async def embeddings(request: Request) -> Response:
     """`POST /v1/embeddings`."""
-    asked = decoded(await body_of(request), EmbeddingRequest)
+    body = await body_of(request)
+    asked = decoded(body, EmbeddingRequest)
+    check_fields(body, EmbeddingRequest, passed=WITHOUT_EFFECT)
     models = models_of(request)
     return await embed(asked, models.get(asked.model), request, models.limits, metrics_of(request))
 
@@ -168,7 +180,7 @@ def _text_model(request: Request, name: str | None) -> Served:
         return found[0]
     served = models.get(name)
     if served.texts is None:
-        raise RequestError(400, f"{served.name} is not a text model; its task is {served.model.task!r}.")
+        raise RequestError(400, f"{served.name} has no vocabulary; it is {served.kind}.")
     return served
 
 

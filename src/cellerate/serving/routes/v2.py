@@ -15,7 +15,13 @@ from cellerate.serving.answers import RequestError, json_answer, unless_gone
 from cellerate.serving.compression import packed
 from cellerate.serving.models import Models, Served
 from cellerate.serving.routes.pushing import push_one, worker_of
-from cellerate.serving.routes.v2_tensors import InferRequest, chosen_outputs, read_request, written_response
+from cellerate.serving.routes.v2_tensors import (
+    InferRequest,
+    chosen_outputs,
+    datatype_of,
+    read_request,
+    written_response,
+)
 from cellerate.serving.server_state import VERSION, body_of, metrics_of, models_of, served_of
 
 
@@ -61,10 +67,15 @@ async def metadata(request: Request) -> Response:
                 }
                 for name, at in inputs.items()
             ],
-            # How many axes an output has depends on the inputs; the first is the batch.
-            "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in served.model.outputs],
+            "outputs": [_described(served, name) for name in served.model.outputs],
         }
     )
+
+
+def _described(served: Served, name: str) -> dict[str, Any]:
+    """An output; of a model that does not compute zeros, only the batch is known."""
+    dtype, shape = (served.outputs or {}).get(name, (np.dtype(np.float32), [-1]))
+    return {"name": name, "datatype": datatype_of(dtype), "shape": shape}
 
 
 async def model_ready(request: Request) -> Response:

@@ -29,6 +29,15 @@ DATATYPES = {
 """The types of tensors; those of text (BYTES) and bfloat16 (BF16) are refused."""
 
 _MOST_AXES = 8
+# What NumPy makes of JSON, by the kind of its type.
+_NAMES = {
+    "b": "true or false",
+    "i": "integers",
+    "u": "integers",
+    "f": "fractions",
+    "U": "text",
+    "O": "null or an object",
+}
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -124,8 +133,7 @@ def written_response(
     default = asked.parameters.get("binary_data_output", False)
     described, tail = [], []
     for name, array in outputs.items():
-        # The core computes in float32; ids that a model gives out are int32.
-        datatype = "INT32" if array.dtype.kind in "iu" else "FP32"
+        datatype = datatype_of(array.dtype)
         made = np.ascontiguousarray(array, DATATYPES[datatype])
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(made.shape)}
         wanted = as_bytes.get(name)
@@ -137,6 +145,11 @@ def written_response(
         described.append(tensor)
     head = msgspec.json.encode({**answer, "outputs": described})
     return [head, *tail], len(head) if tail else None
+
+
+def datatype_of(dtype: np.dtype) -> str:
+    """The protocol's name of an output's type: the core computes in float32, and ids that it gives out are int32."""
+    return "INT32" if dtype.kind in "iu" else "FP32"
 
 
 def _of_json(tensor: InputTensor, dtype: np.dtype) -> np.ndarray:
@@ -154,13 +167,17 @@ def _of_json(tensor: InputTensor, dtype: np.dtype) -> np.ndarray:
     if found.size == 0:
         found = found.astype(dtype)
     elif found.dtype.kind not in kinds:
-        raise RequestError(400, f"{wrong}; got {found.dtype}.")
+        raise RequestError(400, f"{wrong}; got {_NAMES.get(found.dtype.kind, found.dtype.name)}.")
     if found.size != math.prod(tensor.shape):
         raise RequestError(400, f"{wrong}; got {found.size}.")
     if dtype.kind in "iu" and found.size and not _holds(dtype, found):
         raise RequestError(400, f"{wrong}; got numbers that {tensor.datatype} cannot hold.")
     with np.errstate(over="ignore"):
-        return found.astype(dtype).reshape(tensor.shape)
+        made = found.astype(dtype).reshape(tensor.shape)
+    # JSON has no infinity, so one here was a number that is too large.
+    if dtype.kind == "f" and not np.isfinite(made).all():
+        raise RequestError(400, f"{wrong}; got numbers that {tensor.datatype} cannot hold.")
+    return made
 
 
 def _holds(dtype: np.dtype, values: np.ndarray) -> bool:
