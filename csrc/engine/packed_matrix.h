@@ -43,7 +43,7 @@ void pack_groups(Weight weight, Index n, const StepMatrix& to) {
       const float quotient = __builtin_nearbyintf(weight(row) / scale);
       const auto found = static_cast<int32_t>(quotient > 7 ? 7.0f : quotient);
       sum += found;
-      return static_cast<uint32_t>(found + 8);
+      return static_cast<uint32_t>(found + kNumberOffset) & 15;
     };
     for (Index pair = group * kGroup / 2; pair < smaller((group + 1) * kGroup / 2, pairs); ++pair) {
       uint32_t word = 0;

@@ -415,7 +415,7 @@ class ProgramJob : AttentionOperations {
       };
       if (kPrecision == Precision::kInt8 && layer.kernel.groups != nullptr) {
         for_groups(
-            left, {0, count}, layer.kernel, panels, false, wide,
+            left, {0, count}, layer.kernel, panels, false,
             [&](Index, Index panel, float* sums) { copy_floats(layer.bias + panel * kWidth, sums, kWidth); },
             [&](Index row, Index tile, Index panel, const float* sums) {
               const Index end = smaller(node.columns, (panel + 1) * kWidth);

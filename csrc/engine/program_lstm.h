@@ -239,7 +239,7 @@ class LstmRun {
                                                : x_.make(team_, count, task_.states, row_at);
     if (kPrecision == Precision::kInt8 && weights_.kernel.groups != nullptr) {
       for_groups(
-          x, {0, count}, weights_.kernel, mine_, false, wide_,
+          x, {0, count}, weights_.kernel, mine_, false,
           [&](Index, Index panel, float* sums) { copy_panel(weights_.bias + panel * kWidth, sums); },
           [&](Index row, Index tile, Index panel, const float* sums) {
             for (Index r = 0; r < tile; ++r) copy_panel(sums + r * kWidth, projected_.at(panel, row + r));
@@ -296,7 +296,7 @@ class LstmRun {
       };
       if (kPrecision == Precision::kInt8 && weights_.recurrent.groups != nullptr) {
         for_groups(
-            h, {0, rows}, weights_.recurrent, mine_, turn_ == 1, wide_,
+            h, {0, rows}, weights_.recurrent, mine_, turn_ == 1,
             [&](Index row, Index panel, float* sums) { copy_panel(start_of_gates(row, panel), sums); },
             [&](Index row, Index count, Index panel, const float* sums) {
               if (tail_ == 0 || panel + 1 < panels_)

@@ -38,26 +38,57 @@ constexpr bool kWidens = !Simd::kBfloat16Products;
 // Vectors of an instruction set's floats as whole numbers.
 typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
-typedef int8_t Bytes __attribute__((vector_size(4 * kLanes)));
 
-// The numbers of int4 in the lower and in the upper half of each byte, which lie there plus 8, as signed bytes.
-inline F lower_numbers(F pairs) { return (F)((Bytes)((Bits)pairs & 0x0f0f0f0f) - 8); }
-inline F upper_numbers(F pairs) { return (F)((Bytes)(((Bits)pairs >> 4) & 0x0f0f0f0f) - 8); }
+// Numbers of int4 are multiplied sixteenfold, as the upper halves of bytes, so that those take no other shift. Where
+// products of bytes take an absolute value, numbers lie there plus 8 and are multiplied as they are, in sums of 16 bits;
+// eight times the sum of the left factor is taken off, and the sum made sixteenfold. The results are the same.
+constexpr int kNumberOffset = Simd::kShortSums ? 8 : 0;
+
+// The numbers in the lower and in the upper half of each byte, as signed bytes.
+inline F lower_numbers(F pairs) {
+  return (F)(Simd::kShortSums ? (Bits)pairs & 0x0f0f0f0f : (Bits)pairs << 4 & 0xf0f0f0f0);
+}
+inline F upper_numbers(F pairs) {
+  return (F)(Simd::kShortSums ? (Bits)pairs >> 4 & 0x0f0f0f0f : (Bits)pairs & 0xf0f0f0f0);
+}
 // What a sum of products of int4 begins with, and its scale, from a word of StepMatrix::groups.
 inline Simd::I start_of([[maybe_unused]] F group) {
   if constexpr (Simd::kByteOffset == 0) return (Simd::I)Ints{};
-  return (Simd::I)(((Ints)((Bits)group << 16) >> 16) * Simd::kByteOffset);
+  return (Simd::I)(((Ints)((Bits)group << 16) >> 16) * (16 * Simd::kByteOffset));
 }
 inline F scale_of(F group) { return (F)((Bits)group & 0xffff0000u); }
 
-// A panel of int4 as int8, whose groups have a start and a scale each.
-struct NumbersPanel {
-  const float* words;
-  const int32_t* starts;
-  const float* scales;
-};
+// sum + the products of a word of bytes and a word of numbers.
+template <class S = Simd>
+inline Simd::I dot_numbers(F x, F numbers, Simd::I sum) {
+  if constexpr (S::kShortSums) return S::dot_shorts(x, numbers, sum);
+  return S::dot_bytes(x, numbers, sum);
+}
+// To be added to all sums of a group with so many words of a row, at most kGroup.
+template <class S = Simd>
+inline Ints taken_off([[maybe_unused]] const float* words, [[maybe_unused]] Index count) {
+  if constexpr (S::kShortSums) {
+    float whole[kGroup] = {};
+    if (count < kGroup) {
+      std::memcpy(whole, words, static_cast<size_t>(count) * sizeof *words);
+      words = whole;
+    }
+    return Ints{} - 16 * kNumberOffset * S::sum_of_bytes(words);
+  }
+  return Ints{};
+}
+// The sums of a group as floats, sixteenfold.
+template <class S = Simd>
+inline F whole_of(Simd::I sums, [[maybe_unused]] Ints off) {
+  if constexpr (S::kShortSums) return S::to_float((Simd::I)((Ints)S::sixteenfold(sums) + off));
+  return S::to_float(sums);
+}
+// sums += the total of all groups of a row.
+inline void add_total(F total, float row_scale, float* sums) {
+  Simd::store(sums, Simd::fma(total, Simd::set(row_scale / 16), Simd::load(sums)));
+}
 
-// A panel of narrow weights as floats or bytes, for all tiles of rows that multiply by it one after another: to widen it
+// A panel of narrow weights as floats, for all tiles of rows that multiply by it one after another: to widen it
 // for each tile would take as long as half of the products.
 class WidePanel {
  public:
@@ -67,8 +98,6 @@ class WidePanel {
     Index most = 0;
     for (const StepMatrix* each : {&matrices...}) {
       if (each->narrow > 0) most = larger(most, 2 * each->depth);
-      if (each->groups != nullptr)
-        most = larger(most, round_up(each->depth, 2) + 2 * ceil_div(each->depth, kGroup));
     }
     if (most == 0) return;
     auto* room = memory.take<float>(count * most * kWidth);
@@ -87,30 +116,6 @@ class WidePanel {
     }
     widened_ = weights;
     return words_;
-  }
-  [[gnu::noinline]] NumbersPanel of_numbers(const StepMatrix& b, Index panel) {
-    const Index pairs = ceil_div(b.depth, 2), count = ceil_div(b.depth, kGroup);
-    const float* weights = b.words + panel * pairs * kWidth;
-    float* const scales = words_ + 2 * pairs * kWidth;
-    auto* const starts = reinterpret_cast<int32_t*>(scales + count * kWidth);
-    const NumbersPanel found{words_, starts, scales};
-    if (weights == widened_) return found;
-    const float* groups = b.groups + panel * count * kWidth;
-    for (Index at = 0; at < count * kWidth; at += kLanes) {
-      const F group = Simd::load(groups + at);
-      const auto start = (F)start_of(group);
-      Simd::store(scales + at, scale_of(group));
-      std::memcpy(starts + at, &start, sizeof start);
-    }
-    for (Index pair = 0; pair < pairs; ++pair) {
-      for (Index at = 0; at < kWidth; at += kLanes) {
-        const F both = Simd::load(weights + pair * kWidth + at);
-        Simd::store(words_ + 2 * pair * kWidth + at, lower_numbers(both));
-        Simd::store(words_ + (2 * pair + 1) * kWidth + at, upper_numbers(both));
-      }
-    }
-    widened_ = weights;
-    return found;
   }
 
  private:
@@ -144,7 +149,7 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
   } else {
     F w[kVectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) w[j] = Simd::load(weights + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) w[j] = Simd::load_shared(weights + j * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
       const F x = Simd::set(words[r * row]);
@@ -167,94 +172,91 @@ inline void add_narrow(const float* x, const float* weights, Index next_panel, I
   }
 }
 
-// sums += the product of a row of bytes and a panel of int4: in each group whole, then scaled, group after group.
-inline void add_groups_of_row(const float* x, float row_scale, const StepMatrix& b, Index panel,
-                              float* sums) {
+// sums += the product of up to three rows of bytes and a panel of int4: in each group whole, then scaled, group after
+// group.
+template <int kCount>
+[[gnu::noinline]] void add_groups_of(const StepRows& a, Index row, const StepMatrix& b, Index panel,
+                                     float* sums) {
+  // Short sums, and those of several rows, are enough to hide the latency of a product.
+  constexpr bool kApart = kCount == 1 && !Simd::kShortSums;
+  const float* x = a.words + row * a.row;
   const float* weights = b.words + panel * ceil_div(b.depth, 2) * kWidth;
   const float* groups = b.groups + panel * ceil_div(b.depth, kGroup) * kWidth;
-  const F scale = Simd::set(row_scale);
-  F local[4];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) local[j] = Simd::load(sums + j * kLanes);
+  F total[kCount][4];
+#pragma GCC unroll 16
+  for (int n = 0; n < 4 * kCount; ++n) total[n / 4][n % 4] = Simd::set(0);
   for (Index first = 0; first < b.depth; first += kGroup, groups += kWidth) {
-    Simd::I lower[4], upper[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      lower[j] = start_of(Simd::load(groups + j * kLanes));
-      upper[j] = (Simd::I)Ints{};
+    Simd::I lower[kCount][4], upper[kCount][4];
+#pragma GCC unroll 16
+    for (int n = 0; n < 4 * kCount; ++n) {
+      lower[n / 4][n % 4] = start_of(Simd::load(groups + n % 4 * kLanes));
+      upper[n / 4][n % 4] = (Simd::I)Ints{};
     }
     const Index end = smaller(first + kGroup, b.depth);
     for (Index k = first; k < end; k += 2, weights += kWidth) {
-      // The upper numbers of the last pair may be zeros, for which any word will do.
-      const F low = Simd::set(x[k]), high = Simd::set(x[smaller(k + 1, end - 1)]);
+      // The upper numbers of a last pair without a second word are zeros, and so is that word.
+      F low[kCount], high[kCount];
+#pragma GCC unroll 4
+      for (int r = 0; r < kCount; ++r) {
+        low[r] = Simd::set(x[r * a.row + k]);
+        high[r] = Simd::set(k + 1 < end ? x[r * a.row + k + 1] : 0.0f);
+      }
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        const F both = Simd::load(weights + j * kLanes);
-        lower[j] = Simd::dot_bytes(low, lower_numbers(both), lower[j]);
-        upper[j] = Simd::dot_bytes(high, upper_numbers(both), upper[j]);
+        const F both = Simd::load_shared(weights + j * kLanes);
+        const F lower_ones = lower_numbers(both), upper_ones = upper_numbers(both);
+#pragma GCC unroll 4
+        for (int r = 0; r < kCount; ++r) {
+          lower[r][j] = dot_numbers(low[r], lower_ones, lower[r][j]);
+          Simd::I& sum = kApart ? upper[r][j] : lower[r][j];
+          sum = dot_numbers(high[r], upper_ones, sum);
+        }
       }
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const F whole = Simd::to_float((Simd::I)((Ints)lower[j] + (Ints)upper[j]));
-      const F factor = Simd::mul(scale_of(Simd::load(groups + j * kLanes)), scale);
-      local[j] = Simd::fma(whole, factor, local[j]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) Simd::store(sums + j * kLanes, local[j]);
-}
-
-// The same of kRows rows and a panel that is widened: the same sums in the same order.
-inline void add_groups_of_rows(const StepRows& a, Index row, const NumbersPanel& numbers, Index depth,
-                               float* sums) {
-  const float *words = a.words + row * a.row, *weights = numbers.words, *scales = numbers.scales;
-  const int32_t* starts = numbers.starts;
-  for (Index first = 0; first < depth; first += kGroup, starts += kWidth, scales += kWidth) {
-    Simd::I whole[kRows][4];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) whole[r][j] = Simd::load_int(starts + j * kLanes);
-    }
-    for (Index k = first; k < smaller(first + kGroup, depth); ++k, weights += kWidth) {
-      add_word<kRows, 1, 4>(words + k, a.row, weights, 0, whole,
-                            [](F x, F w, Simd::I sum) { return Simd::dot_bytes(x, w, sum); });
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const F scale = Simd::set(a.scale_of(row + r));
+    for (int r = 0; r < kCount; ++r) {
+      const Ints off = taken_off(x + r * a.row + first, end - first);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        float* to = sums + r * kWidth + j * kLanes;
-        const F factor = Simd::mul(Simd::load(scales + j * kLanes), scale);
-        Simd::store(to, Simd::fma(Simd::to_float(whole[r][j]), factor, Simd::load(to)));
+        const auto sum = kApart ? (Simd::I)((Ints)lower[r][j] + (Ints)upper[r][j]) : lower[r][j];
+        total[r][j] = Simd::fma(whole_of(sum, off), scale_of(Simd::load(groups + j * kLanes)), total[r][j]);
       }
     }
   }
+#pragma GCC unroll 16
+  for (int n = 0; n < 4 * kCount; ++n)
+    add_total(total[n / 4][n % 4], a.scale_of(row + n / 4), sums + n * kLanes);
 }
 
 // sums += A·B for `count` rows from `row`, at most kRows, and a panel of int4; sums are (count, kWidth). Out of line and
 // for all widths, unlike add_product(): a program in int4 is one in int8 but for this.
-[[gnu::noinline]] inline void add_groups(const StepRows& a, Index row, Index count, const StepMatrix& b,
-                                         Index panel, float* sums, WidePanel& wide) {
-  if (count == kRows) return add_groups_of_rows(a, row, wide.of_numbers(b, panel), b.depth, sums);
-  for (Index r = 0; r < count; ++r)
-    add_groups_of_row(a.words + (row + r) * a.row, a.scale_of(row + r), b, panel, sums + r * kWidth);
+inline void add_groups(const StepRows& a, Index row, Index count, const StepMatrix& b, Index panel,
+                       float* sums) {
+  while (count > 0) {
+    // Four as two and two, since one alone takes as long as two.
+    const Index tile = count == 4 ? 2 : smaller(3, count);
+    if (tile == 3)
+      add_groups_of<3>(a, row, b, panel, sums);
+    else if (tile == 2)
+      add_groups_of<2>(a, row, b, panel, sums);
+    else
+      add_groups_of<1>(a, row, b, panel, sums);
+    row += tile, count -= tile, sums += tile * kWidth;
+  }
 }
 
 // Calls begin(row, panel, sums of the row) for each row and panel, adds A·B in int4, and calls end(first row, how many,
 // panel, sums) for a few rows at once. `backwards` goes from the last panels to the first.
 template <class Begin, class End>
 inline void for_groups(const StepRows& a, Range rows, const StepMatrix& b, Range panels, bool backwards,
-                       WidePanel& wide, Begin begin, End end) {
+                       Begin begin, End end) {
   alignas(64) float sums[kRows * kWidth];
   for (Index n = 0; n < panels.size(); ++n) {
     const Index panel = backwards ? panels.end - 1 - n : panels.begin + n;
     for (Index row = rows.begin; row < rows.end; row += kRows) {
       const Index count = smaller(kRows, rows.end - row);
       for (Index r = 0; r < count; ++r) begin(row + r, panel, sums + r * kWidth);
-      add_groups(a, row, count, b, panel, sums, wide);
+      add_groups(a, row, count, b, panel, sums);
       end(row, count, panel, static_cast<const float*>(sums));
     }
   }

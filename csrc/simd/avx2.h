@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "simd/sums_of_bytes.h"
+
 namespace cellerate::CELLERATE_TARGET {
 
 struct Simd {
@@ -16,6 +18,7 @@ struct Simd {
 
   static F set(float x) { return _mm256_set1_ps(x); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load_shared(const float* p) { return load(p); }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
   static void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
@@ -72,8 +75,19 @@ struct Simd {
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 #ifdef __AVXVNNI__
   static constexpr int kByteOffset = 128;  // vpdpbusd takes unsigned bytes on the left
+  static constexpr bool kShortSums = false;
 #else
   static constexpr int kByteOffset = 0;
+  static constexpr bool kShortSums = true;
+  // sum + two products of bytes in each half of a word, exactly for up to eight sums. Those of a are numbers in
+  // [-127, 127], those of b in [0, 15].
+  static I dot_shorts(F a, F b, I sum) {
+    const I x = _mm256_castps_si256(a), y = _mm256_castps_si256(b);
+    return _mm256_add_epi16(sum, _mm256_maddubs_epi16(y, x));
+  }
+  // Sixteen times the sum of both halves of each word.
+  static I sixteenfold(I sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(16)); }
+  static int32_t sum_of_bytes(const void* p) { return sum_of_32_bytes(p); }
 #endif
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
   // kByteOffset; those of b are signed, in [-127, 127].

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "simd/sums_of_bytes.h"
+
 // GCC 12 warns about the deliberately undefined operands inside its own intrinsics (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -26,6 +28,12 @@ struct Simd {
 
   static F set(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
+  // Weights of several rows: in a register, as otherwise each product would load them again.
+  static F load_shared(const float* p) {
+    F x = load(p);
+    asm("" : "+v"(x));
+    return x;
+  }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static void store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
@@ -84,8 +92,19 @@ struct Simd {
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
 #ifdef __AVX512VNNI__
   static constexpr int kByteOffset = 128;  // vpdpbusd takes unsigned bytes on the left
+  static constexpr bool kShortSums = false;
 #else
   static constexpr int kByteOffset = 0;
+  static constexpr bool kShortSums = true;
+  // sum + two products of bytes in each half of a word, exactly for up to eight sums. Those of a are numbers in
+  // [-127, 127], those of b in [0, 15].
+  static I dot_shorts(F a, F b, I sum) {
+    const I x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
+    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(y, x));
+  }
+  // Sixteen times the sum of both halves of each word.
+  static I sixteenfold(I sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(16)); }
+  static int32_t sum_of_bytes(const void* p) { return sum_of_32_bytes(p); }
 #endif
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
   // kByteOffset; those of b are signed, in [-127, 127].

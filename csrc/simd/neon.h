@@ -16,6 +16,7 @@ struct Simd {
 
   static F set(float x) { return vdupq_n_f32(x); }
   static F load(const float* p) { return vld1q_f32(p); }
+  static F load_shared(const float* p) { return load(p); }
   static void store(float* p, F x) { vst1q_f32(p, x); }
   static F load_n(const float* p, int n) {
     float all[kLanes] = {};
@@ -84,6 +85,7 @@ struct Simd {
   static I load_int(const int32_t* p) { return vld1q_s32(p); }
   static F to_float(I x) { return vcvtq_f32_s32(x); }
   static constexpr int kByteOffset = 0;
+  static constexpr bool kShortSums = false;
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
   // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {

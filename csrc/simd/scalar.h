@@ -24,6 +24,7 @@ struct Simd {
     std::memcpy(&r, p, sizeof r);
     return r;
   }
+  static F load_shared(const float* p) { return load(p); }
   static void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
   static F load_n(const float* p, int n) {
     F r = set(0);
@@ -110,6 +111,7 @@ struct Simd {
   }
   static F to_float(I x) { return __builtin_convertvector(x, F); }
   static constexpr int kByteOffset = 128;
+  static constexpr bool kShortSums = false;
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
   // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {

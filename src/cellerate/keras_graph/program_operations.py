@@ -7,7 +7,7 @@ constants mixed. Some are in a graph only because Keras recorded there how it ma
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -85,12 +85,56 @@ def _part(call: ProgramCall, x: ProgramValue, axis: int, part: Any) -> ProgramVa
         return call.add("take", {"x": x}, indices=(part,), axis=axis)
     if axis == 1 and part.step in (None, 1):
         return call.add("crop", {"x": x}, begin=part.start or 0, end=part.stop)
-    if size is None:
-        raise Refused("takes a range of an axis of unknown size", "Give the model's Input its size.")
-    indices = tuple(range(*part.indices(size)))
+    indices = tuple(range(*part.indices(_known(call, axis))))
     if not indices:
         raise Refused(f"takes no entry of an axis of {size}", "Take at least one.")
     return call.add("take", {"x": x}, indices=indices, axis=axis)
+
+
+def roll(call: ProgramCall) -> ProgramValue:
+    """The input with its entries moved along an axis, the last ones to the front."""
+    axis, shift = call.layer.axis, call.layer.shift
+    if not isinstance(axis, int) or not isinstance(shift, int):
+        raise Refused(f"rolls the axes {axis} by {shift}, where programs roll one axis by one number")
+    axis = inner_axis(axis, len(call.x.shape))
+    size = _known(call, axis)
+    return _picked(call, call.x, axis, [(place - shift) % size for place in range(size)])
+
+
+def tile(call: ProgramCall) -> ProgramValue:
+    """The input several times beside itself, along any axes behind the batch."""
+    repeats, rank = list(tree.flatten(call.layer.repeats)), len(call.x.shape)
+    repeats = [1] * (rank - len(repeats)) + repeats
+    if len(repeats) > rank or repeats[0] != 1 or min(repeats) < 1:
+        raise Refused(
+            f"tiles {rank} axes {call.layer.repeats} times, where programs tile axes behind the batch"
+        )
+    found = call.x
+    for axis, count in enumerate(repeats):
+        if count > 1:
+            found = _picked(call, found, axis, [*range(_known(call, axis))] * count)
+    check_changes(call)
+    return found
+
+
+def repeat(call: ProgramCall) -> ProgramValue:
+    """The input with each entry of an axis several times."""
+    count = call.layer.repeats
+    if not isinstance(count, int) or count < 1:
+        raise Refused(f"repeats entries {count} times, where programs repeat each as often, at least once")
+    axis = inner_axis(call.layer.axis, len(call.x.shape))
+    return _picked(call, call.x, axis, [place for place in range(_known(call, axis)) for _ in range(count)])
+
+
+def _known(call: ProgramCall, axis: int) -> int:
+    size = call.x.shape[axis]
+    if size is None:
+        raise Refused("takes a range of an axis of unknown size", "Give the model's Input its size.")
+    return size
+
+
+def _picked(call: ProgramCall, x: ProgramValue, axis: int, indices: list[int]) -> ProgramValue:
+    return call.add("take", {"x": x}, indices=tuple(indices), axis=axis)
 
 
 def split(call: ProgramCall) -> list[ProgramValue]:
@@ -292,9 +336,34 @@ def reshape(call: ProgramCall) -> ProgramValue:
 
 def transpose(call: ProgramCall) -> ProgramValue:
     """The input with its axes in another order."""
-    axes = tuple(axis % len(call.x.shape) for axis in call.layer.axes or ())
+    return _permuted(call, call.layer.axes or ())
+
+
+def swapaxes(call: ProgramCall) -> ProgramValue:
+    """The input with two axes in each other's place."""
+    rank = len(call.x.shape)
+    axes = list(range(rank))
+    first, second = call.layer.axis1 % rank, call.layer.axis2 % rank
+    axes[first], axes[second] = second, first
+    return _permuted(call, axes)
+
+
+def moveaxis(call: ProgramCall) -> ProgramValue:
+    """The input with some axes moved, and the others in their order."""
+    rank = len(call.x.shape)
+    source, destination = (
+        [axis % rank for axis in tree.flatten(given)] for given in (call.layer.source, call.layer.destination)
+    )
+    axes = [axis for axis in range(rank) if axis not in source]
+    for place, axis in sorted(zip(destination, source, strict=True)):
+        axes.insert(place, axis)
+    return _permuted(call, axes)
+
+
+def _permuted(call: ProgramCall, given: Sequence[int]) -> ProgramValue:
+    axes = tuple(axis % len(call.x.shape) for axis in given)
     if axes[:1] != (0,):
-        raise Refused(f"orders the axes as {call.layer.axes}, where programs leave the batch in front")
+        raise Refused(f"orders the axes as {tuple(given)}, where programs leave the batch in front")
     return call.add("permute", axes=axes[1:])
 
 

@@ -71,6 +71,28 @@ def test_rows_alone_and_step_by_step_give_the_bits_of_many(target):
             np.testing.assert_array_equal(pushed, expected[:rows, step : step + 1])
 
 
+# One group, a group and a part, and a last pair of words without a second one.
+@pytest.mark.parametrize("inputs", [32, 64, 98, 36])
+def test_largest_numbers_of_a_group_overflow_no_sum(inputs):
+    graph = Graph()
+    program = graph.program(y=graph.dense(graph.input("x", inputs), "wide", inputs, 5))
+    (node,) = (one for one in program.nodes if "kernel" in one.arrays)
+    kernel = np.full((inputs, 5), -8.0, np.float32)
+    kernel[:, 1] = 7
+    kernel[::32, 1] = -8
+    kernel[::2, 2] = 7
+    node.arrays["kernel"][:] = kernel
+    node.arrays["bias"][:] = 0
+    x = np.ones((4, inputs), np.float32)
+    x[1] = -1
+    x[2, ::2] = -1
+    for target in TARGETS:
+        native.set_target(target)
+        for rows in (1, 2, 3, 4):
+            found = Engine(program, "int4").run(x[:rows])["y"]
+            np.testing.assert_allclose(found, x[:rows] @ kernel, rtol=1e-6, atol=1e-3)
+
+
 def test_core_rounds_weights_to_the_numbers_of_the_file():
     program = stack(68)
     x = draw(3, T, F)
