@@ -25,8 +25,8 @@ using PassedLoss = std::tuple<std::string, bool, std::vector<float>, std::tuple<
                               std::vector<float>>;
 // Its name, threshold, and whether it is masked and weighted.
 using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
-// The nodes of the output and of its mask; the loss, whether it is a mean, and by weight, and its factor; the measures.
-using PassedHead = std::tuple<int32_t, int32_t, PassedLoss, bool, bool, double, PassedMeasures>;
+// The nodes of the output, its mask and its logits; the loss, whether it is a mean, and by weight, and its factor; the measures.
+using PassedHead = std::tuple<int32_t, int32_t, int32_t, PassedLoss, bool, bool, double, PassedMeasures>;
 // Of a batch normalisation: its node; the moving mean and variance; their momentum.
 using PassedMoments = std::tuple<int32_t, Weight, Weight, float>;
 // The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied; the
@@ -50,10 +50,11 @@ using Found =
     std::tuple<double, double, std::vector<std::tuple<double, std::vector<std::tuple<double, double>>>>>;
 
 LossHead head_of(const PassedHead& passed) {
-  const auto& [output, mask, loss, mean, by_weight, factor, measures] = passed;
+  const auto& [output, mask, logits, loss, mean, by_weight, factor, measures] = passed;
   LossHead head;
   head.output = output;
   head.mask = mask;
+  head.logits = logits;
   const auto& [name, from_logits, numbers, common, kinks, levels] = loss;
   head.loss.kind = named<LossKind>("loss", name, kLossNames);
   head.loss.from_logits = from_logits;

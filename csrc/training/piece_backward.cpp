@@ -17,13 +17,13 @@ void Piece::take_losses(TrainingResult& result) {
 void Piece::take_loss(size_t number, HeadResult& result) {
   const LossHead& head = program_.rules_.heads[number];
   const HeadBatch& part = batch_.heads[number];
-  const int32_t out = head.output;
+  const int32_t out = head.read_by_loss();
   const int64_t first = first_ * part.positions, positions = rows_ * part.positions;
   const TrainingKernels& kernels = *program_.target_->training;
   LossRows rows;
   rows.positions = positions;
   rows.features = part.features;
-  rows.outputs = value(out);
+  rows.outputs = value(head.output);
   if (head.takes_ids()) {
     rows.ids = static_cast<const int32_t*>(part.targets) + first;
   } else {
@@ -52,6 +52,7 @@ void Piece::take_loss(size_t number, HeadResult& result) {
     result.counted = std::accumulate(both, both + positions, 0.0,
                                      [](double sum, float one) { return sum + static_cast<double>(one); });
   rows.weights = both;
+  rows.outputs = value(out);
   if (gradients_ == nullptr || !wants_gradient(out)) {
     result.loss = kernels.loss(head.loss, rows);
     return;

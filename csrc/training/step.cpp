@@ -79,8 +79,9 @@ void TrainingProgram::check_graph() {
   if (rates_.size() != nodes_.size()) throw std::invalid_argument("expected the rates of every node");
   if (rules_.heads.empty()) throw std::invalid_argument("expected an output and its loss");
   for (const LossHead& head : rules_.heads) {
-    if (head.output < 0 || head.output >= count || head.mask < -1 || head.mask >= count)
-      throw std::invalid_argument("outputs and their masks must be nodes");
+    if (head.output < 0 || head.output >= count || head.mask < -1 || head.mask >= count || head.logits < -1 ||
+        head.logits >= count)
+      throw std::invalid_argument("outputs, their masks and their logits must be nodes");
     if ((head.mask >= 0 || head.by_weight) && head.mean && rules_.heads.size() > 1)
       throw std::invalid_argument("of several losses one is the mean over what a mask or weights leave");
     if (head.loss.kind == LossKind::kQuantile && head.levels.empty())
@@ -119,7 +120,7 @@ bool TrainingProgram::is_output(size_t node) const {
   const auto is_it = [&](int32_t n) { return n == static_cast<int32_t>(node); };
   return std::any_of(rules_.copied.begin(), rules_.copied.end(), is_it) ||
          std::any_of(rules_.heads.begin(), rules_.heads.end(),
-                     [&](const LossHead& head) { return is_it(head.output); });
+                     [&](const LossHead& head) { return is_it(head.output) || is_it(head.logits); });
 }
 
 // Finds which weights each node has, and where their gradients lie.
@@ -223,6 +224,9 @@ void TrainingProgram::check_heads(const TrainingBatch& batch) const {
         part.positions * part.features != out.positions() * out.features ||
         (head.loss.kind == LossKind::kQuantile && part.features % head.loss.level_count != 0))
       throw std::invalid_argument("the positions of a loss do not fit its output");
+    const ValueShape& read = batch.shapes[head.read_by_loss()];
+    if (read.positions() != out.positions() || read.features != out.features)
+      throw std::invalid_argument("the logits of an output have another shape");
     if (head.mask >= 0 && batch.shapes[head.mask].positions() != part.positions)
       throw std::invalid_argument("a mask does not fit the positions of its output");
     if (!head.takes_ids()) continue;

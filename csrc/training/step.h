@@ -43,7 +43,8 @@ struct TrainedWeight {
 // An output and the loss that compares it.
 struct LossHead {
   int32_t output = 0;
-  int32_t mask = -1;  // the node of its mask, or -1
+  int32_t mask = -1;    // the node of its mask, or -1
+  int32_t logits = -1;  // the node that the loss reads in the place of the output, of the same shape, or -1
   Loss loss;
   std::vector<float> levels;  // of a loss of quantiles
   // Whether the loss is the mean over the positions that the mask leaves, not the sum.
@@ -53,6 +54,7 @@ struct LossHead {
   double factor = 1;  // of the loss in the sum of all
   std::vector<Measure> measures;
 
+  int32_t read_by_loss() const { return logits < 0 ? output : logits; }
   bool takes_ids() const { return loss.kind == LossKind::kSparse; }
   // How many numbers of a target belong to so many of an output.
   int64_t target_features(int64_t features) const {

@@ -122,6 +122,7 @@ class LossHead(NamedTuple):
     Attributes:
         output: The number of its node.
         mask: The number of its mask's node, or -1.
+        logits: The number of the node that the loss reads in place of the output, or -1.
         loss: The loss.
         mean: Whether the loss is the mean over the positions that the mask leaves, not the sum.
         by_weight: Whether such a mean is divided by the sum of all weights, where there are some, and not by their
@@ -132,6 +133,7 @@ class LossHead(NamedTuple):
 
     output: int
     mask: int
+    logits: int
     loss: LossRule
     mean: bool
     by_weight: bool
@@ -327,6 +329,7 @@ def _native_head(head: LossHead) -> tuple[object, ...]:
     return (
         head.output,
         head.mask,
+        head.logits,
         passed,
         head.mean,
         head.by_weight,

@@ -43,8 +43,10 @@ def weights_for_each(sample_weight: Any, model: keras.Model, count: int) -> list
     return flat
 
 
-def compared_with(objective: Objective, values: Any, weights: Any, output: tuple[int, ...]) -> cpu.Compared:
-    """The targets and weights that a loss compares an output (B, ...) with."""
+def compared_with(
+    objective: Objective, values: Any, weights: Any, output: tuple[int, ...], by_logits: bool
+) -> cpu.Compared:
+    """The targets and weights that a loss compares an output (B, ...) with, or the logits behind it."""
     rows, targets, rule = output[0], _array(values), objective.rule
     wanted = output[:-1] if rule.takes_ids or rule.levels else output
     if rule.levels:
@@ -58,6 +60,9 @@ def compared_with(objective: Objective, values: Any, weights: Any, output: tuple
         positions = math.prod(output[1:-1])
     if not fits:
         raise Misfit(f"its targets are {targets.shape}")
+    if by_logits and 2 < len(output) == targets.ndim + 1 and output[-1] == 1:
+        # Keras reshapes the output, which forgets its logits.
+        raise Misfit(f"its targets are {targets.shape}, without the last axis of the output")
     if objective.by_weight and weights is not None and math.prod(weights.shape) != rows * positions:
         raise Misfit("its weights, which divide the loss, are of rows and not of positions")
     if rule.takes_signs and np.isin(targets, (0, 1)).all():

@@ -29,6 +29,7 @@ from cellerate.keras_graph.to_program import ProgramReading, no_graph, own_graph
 from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
 from cellerate.layers.engine.learned_scores import learned_scores
+from cellerate.layers.engine.logits import split_output
 from cellerate.program import Node
 
 # The type in which LSTMs compute where their policy says so. The rest of a step is float32, which takes no longer.
@@ -73,8 +74,8 @@ class TrainingGraph:
 
     Attributes:
         nodes: In order, each after those it reads.
-        outputs: Of each output of the model, in its order, the number of the node and that of its Keras mask, -1 for
-            none.
+        outputs: Of each output of the model, in its order, the number of the node, that of its Keras mask and that of
+            the logits behind it, -1 for none.
         weights: (the number of a node, the name of an array) → the Keras variable, or a part of it; the others are
             constants.
         fixed: The variables that constants were made of.
@@ -86,7 +87,7 @@ class TrainingGraph:
     """
 
     nodes: tuple[Node, ...]
-    outputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int, int], ...]
     weights: Mapping[tuple[int, str], Weight]
     fixed: tuple[Any, ...]
     drops: Mapping[int, Drops]
@@ -127,7 +128,11 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     values = [reading.model_input(name, tensor) for name, tensor in zip(names, graph.inputs, strict=True)]
     wanted: dict[str, int] = {}
     for place, output in enumerate(walk(graph, values, reading)):
-        wanted[f"output {place}"] = reading.model_output(f"output {place}", output)
+        number = reading.model_output(f"output {place}", output)
+        split = split_output(nodes, graph.outputs[place], number) if not reading.refused else None
+        if split is not None:
+            number, wanted[f"logits {place}"] = split
+        wanted[f"output {place}"] = number
         try:
             mask = _mask_node(reading, output)
         except Refused as refused:
@@ -161,7 +166,11 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     return TrainingGraph(
         found,
         tuple(
-            (numbers[f"output {place}"], numbers.get(f"mask {place}", -1))
+            (
+                numbers[f"output {place}"],
+                numbers.get(f"mask {place}", -1),
+                numbers.get(f"logits {place}", -1),
+            )
             for place in range(len(graph.outputs))
         ),
         {key: weight for key, weight in weights.items() if weight is not None},

@@ -19,6 +19,7 @@ from cellerate.layers.engine.batches import (
 from cellerate.layers.engine.constraints import projection_of
 from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.lending import Lender
+from cellerate.layers.engine.logits import reads_logits
 from cellerate.layers.engine.losses import Measured
 from cellerate.layers.engine.observer import Observer
 from cellerate.layers.engine.parts import StepParts
@@ -103,6 +104,9 @@ class EngineStep:
         self._seen = sorted({one.output for one in parts.observed})
         # Of each loss, the metrics that are averaged beside it.
         self._measured = [self._measures(place) for place in range(len(parts.objectives))]
+        self._logits = [
+            graph.outputs[one.output][2] if reads_logits(one.rule) else -1 for one in parts.objectives
+        ]
         self._states = [self._array(carried.variable) for carried in graph.carried]
         seeds = {id(drops.seed): drops.seed for drops in graph.drops.values()}
         self._seeds = [self._array(seed.state) for seed in seeds.values()]
@@ -150,14 +154,15 @@ class EngineStep:
         outputs = parts.graph.outputs
         heads = [
             cpu.LossHead(
-                *outputs[one.output],
-                one.rule,
+                *outputs[one.output][:2],
+                logits,
+                one.rule if logits < 0 else one.rule._replace(from_logits=True),
                 one.mean,
                 one.by_weight,
                 one.factor,
-                tuple(measured.rule for measured in self._measured[place]),
+                tuple(measured.rule for measured in measures),
             )
-            for place, one in enumerate(parts.objectives)
+            for one, logits, measures in zip(parts.objectives, self._logits, self._measured, strict=True)
         ]
         update = None if parts.update is None else rule_of(optimizer, parts.update)
         divided = parts.graph.divided
@@ -212,8 +217,10 @@ class EngineStep:
         targets = for_each_output(y, self._model, len(shapes))
         weights = weights_for_each(sample_weight, self._model, len(shapes))
         compared = [
-            compared_with(one, targets[one.output], weights[one.output], (rows, *shapes[one.output]))
-            for one in self._parts.objectives
+            compared_with(
+                one, targets[one.output], weights[one.output], (rows, *shapes[one.output]), logits >= 0
+            )
+            for one, logits in zip(self._parts.objectives, self._logits, strict=True)
         ]
         copies = [np.empty((rows, *shapes[place]), np.float32) for place in self._seen]
         after = [np.empty_like(state) for state in self._states]
@@ -275,7 +282,7 @@ class EngineStep:
             found = self._sizes[key] = sizes, known
         if self.watch is not None:
             self.watch.shapes = found[1]
-        return found[0], [found[1][output] for output, _ in self._parts.graph.outputs]
+        return found[0], [found[1][output] for output, *_ in self._parts.graph.outputs]
 
     def _keys(self) -> list[int]:
         """The keys of this step's random numbers."""
