@@ -128,18 +128,7 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     values = [reading.model_input(name, tensor) for name, tensor in zip(names, graph.inputs, strict=True)]
     wanted: dict[str, int] = {}
     for place, output in enumerate(walk(graph, values, reading)):
-        number = reading.model_output(f"output {place}", output)
-        split = split_output(nodes, graph.outputs[place], number) if not reading.refused else None
-        if split is not None:
-            number, wanted[f"logits {place}"] = split
-        wanted[f"output {place}"] = number
-        try:
-            mask = _mask_node(reading, output)
-        except Refused as refused:
-            reading.refuse(f"output {place}", refused)
-            mask = None
-        if mask is not None:
-            wanted[f"mask {place}"] = mask
+        wanted |= _output_nodes(reading, place, graph.outputs[place], output)
     if reading.refused:
         return tuple(reading.refused)
     wanted |= {f"state {place}": carried.node for place, carried in enumerate(nodes.carried)}
@@ -212,6 +201,21 @@ def _other_types(model: keras.Model) -> tuple[str, ...]:
         for layer in model._flatten_layers(include_self=False)
         if layer.compute_dtype not in ("float32", _NARROW) or layer.variable_dtype != "float32"
     )
+
+
+def _output_nodes(reading: ProgramReading, place: int, tensor: Any, output: ProgramValue) -> dict[str, int]:
+    """The nodes of a model's output, of its mask and of the logits behind it, by the names of what there is."""
+    number = reading.model_output(f"output {place}", output)
+    split = None if reading.refused else split_output(reading.nodes, tensor, number)
+    found = {f"output {place}": number}
+    if split is not None:
+        found = {f"output {place}": split[0], f"logits {place}": split[1]}
+    try:
+        mask = _mask_node(reading, output)
+    except Refused as refused:
+        reading.refuse(f"output {place}", refused)
+        mask = None
+    return found if mask is None else {**found, f"mask {place}": mask}
 
 
 def _mask_node(reading: ProgramReading, output: ProgramValue) -> int | None:
