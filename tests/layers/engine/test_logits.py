@@ -114,6 +114,21 @@ def test_outputs_of_0_and_1_have_the_loss_and_the_steps_of_keras(name: str) -> N
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+def test_metrics_that_are_cross_entropies_are_those_of_keras() -> None:
+    found = []
+    for engine in (None, "require"):
+        keras.utils.set_random_seed(1)
+        model = _rows(layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(stddev=2000.0)))
+        model = keras.Sequential([*model.layers, layers.Activation("sigmoid")])
+        model.compile(
+            loss="binary_crossentropy", metrics=[keras.metrics.BinaryCrossentropy(), keras.metrics.AUC()]
+        )
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        found.append(model.evaluate(X, BITS[:, 0], verbose=0))
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-5)
+
+
 def test_targets_without_the_last_axis_go_the_way_of_keras() -> None:
     def make() -> keras.Model:
         return _steps(layers.Dense(1, activation="sigmoid"))

@@ -6,6 +6,7 @@ gradient as large as its logit says; on JAX and torch it is clipped, and the gra
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -56,6 +57,15 @@ def split_output(nodes: Nodes, tensor: Any, number: int) -> tuple[int, int] | No
     linear = dataclasses.replace(node, options={**node.options, "activation": "linear"})
     nodes.found += [linear, Node("activation", node.name, {"x": logits}, {}, {"activation": activation})]
     return logits + 1, logits
+
+
+def activations_of_logits(nodes: Sequence[Node], outputs: Sequence[tuple[int, int, int]]) -> dict[int, str]:
+    """The activations that make outputs of logits, by the places of the outputs, which are those of a graph."""
+    return {
+        place: str(nodes[output].options["activation"])
+        for place, (output, _, logits) in enumerate(outputs)
+        if logits >= 0
+    }
 
 
 def _remembers_logits(tensor: Any) -> bool:

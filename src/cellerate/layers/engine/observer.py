@@ -14,10 +14,13 @@ class Observer:
 
     Args:
         observed: The metrics.
+        activations: Of each output that is given as logits, the name of the activation that makes it of them: Keras
+            finds the logits behind what it has computed itself.
     """
 
-    def __init__(self, observed: Sequence[Observed]) -> None:
+    def __init__(self, observed: Sequence[Observed], activations: Mapping[int, str]) -> None:
         self._observed = observed
+        self._activations = activations
         self._variables = [variable for one in observed for variable in one.metric.variables]
         self._compiled = fused.bridge().compiled(self._updated)
 
@@ -28,7 +31,7 @@ class Observer:
 
         Args:
             targets: Of each output of the model.
-            outputs: By their places, those that metrics compare.
+            outputs: By their places, those that metrics compare, or their logits.
             weights: Of the samples, for each output; None for ones.
         """
         given = [
@@ -55,6 +58,7 @@ class Observer:
                 target, output, weight = (
                     None if array is None else keras.ops.convert_to_tensor(array) for array in arrays
                 )
-                one.metric.update_state(target, output, sample_weight=weight)
+                activation = keras.activations.get(self._activations.get(one.output, "linear"))
+                one.metric.update_state(target, activation(output), sample_weight=weight)
                 results.append(one.metric.result())
         return [scope.get_current_value(variable) for variable in self._variables], results

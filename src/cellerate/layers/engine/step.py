@@ -19,7 +19,7 @@ from cellerate.layers.engine.batches import (
 from cellerate.layers.engine.constraints import projection_of
 from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.lending import Lender
-from cellerate.layers.engine.logits import reads_logits
+from cellerate.layers.engine.logits import activations_of_logits, reads_logits
 from cellerate.layers.engine.losses import Measured
 from cellerate.layers.engine.observer import Observer
 from cellerate.layers.engine.parts import StepParts
@@ -92,7 +92,8 @@ class EngineStep:
         shared = large if keras.backend.backend() == "torch" else []
         self.lender = Lender([*large, *small], shared, graph.fixed)
         self.watch: Watch | None = None
-        self._observer = Observer(parts.observed) if parts.observed else None
+        self._activations = activations_of_logits(graph.nodes, graph.outputs)
+        self._observer = Observer(parts.observed, self._activations) if parts.observed else None
         self._sizes: dict[Any, Any] = {}
         self._nodes = [
             dataclasses.replace(node, arrays={name: self._node_array(number, name) for name in node.arrays})
@@ -182,7 +183,7 @@ class EngineStep:
                 parts.rows_apart,
                 parts.update is not None and norms_of(optimizer) is not None,
                 (
-                    *(outputs[place][0] for place in self._seen),
+                    *(outputs[place][2 if place in self._activations else 0] for place in self._seen),
                     *(carried.node for carried in parts.graph.carried),
                 ),
                 tuple(
