@@ -107,7 +107,7 @@ struct Simd {
   static int32_t sum_of_bytes(const void* p) { return sum_of_32_bytes(p); }
 #endif
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
-  // kByteOffset; those of b are signed, in [-127, 127].
+  // kByteOffset; those of b are signed, also -128 where there is VNNI.
   static I dot_bytes(F a, F b, I sum) {
     const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
 #ifdef __AVX512VNNI__

@@ -87,7 +87,7 @@ struct Simd {
   static constexpr int kByteOffset = 0;
   static constexpr bool kShortSums = false;
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
-  // kByteOffset; those of b are signed, in [-127, 127].
+  // kByteOffset; those of b are signed, also -128.
   static I dot_bytes(F a, F b, I sum) {
     const int8x16_t x = vreinterpretq_s8_f32(a), y = vreinterpretq_s8_f32(b);
 #ifdef __ARM_FEATURE_DOTPROD

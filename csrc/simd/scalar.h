@@ -113,7 +113,7 @@ struct Simd {
   static constexpr int kByteOffset = 128;
   static constexpr bool kShortSums = false;
   // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
-  // kByteOffset; those of b are signed, in [-127, 127].
+  // kByteOffset; those of b are signed, also -128.
   static I dot_bytes(F a, F b, I sum) {
     // A product fits into 16 bits, and two of them lie in each word.
     const Shorts even = ((Shorts)a & 0xff) * ((Shorts)((UnsignedShorts)b << 8) >> 8);
