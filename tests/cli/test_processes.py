@@ -10,6 +10,8 @@ from cellerate.cli import output, running
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.errors import BackendError, ConfigError
 
+NEW = {"resume": False, "overwrite": False}
+
 
 @pytest.fixture(autouse=True)
 def there(monkeypatch, tmp_path):
@@ -45,7 +47,7 @@ def test_tensorflow_is_refused_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "select_backend", lambda _: "tensorflow")
     with pytest.raises(BackendError, match="backend='jax' or 'torch'"):
         running.start_training(
-            "tensorflow", ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=True
+            "tensorflow", ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=True, **NEW
         )
 
 
@@ -72,7 +74,7 @@ def started(monkeypatch):
 def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_path, capsys):
     with pytest.raises(typer.Exit) as ended:
         running.start_training(
-            None, ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=False
+            None, ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=False, **NEW
         )
     assert ended.value.exit_code == 0
     assert started == [(1, ["CELLERATE_PROBE"]), (2, ["CELLERATE_PROBE"]), (2, [])]
@@ -84,7 +86,7 @@ def test_stages_and_copies_are_started_together_and_measured_beside_one_process(
 ):
     parallel = ProcessSettings(processes=2, stages=3, chunks=5)
     with pytest.raises(typer.Exit):
-        running.start_training(None, parallel, ["t.txt"], tmp_path / "m.keras", quiet=True)
+        running.start_training(None, parallel, ["t.txt"], tmp_path / "m.keras", quiet=True, **NEW)
     divided = ["CELLERATE_CHUNKS", "CELLERATE_STAGES"]
     assert started == [(1, ["CELLERATE_PROBE"]), (6, sorted([*divided, "CELLERATE_PROBE"])), (6, divided)]
 
@@ -92,7 +94,12 @@ def test_stages_and_copies_are_started_together_and_measured_beside_one_process(
 def test_probe_can_be_left_out(started, tmp_path):
     with pytest.raises(typer.Exit):
         running.start_training(
-            None, ProcessSettings(processes=3, probe=False), ["t.txt"], tmp_path / "m.keras", quiet=False
+            None,
+            ProcessSettings(processes=3, probe=False),
+            ["t.txt"],
+            tmp_path / "m.keras",
+            quiet=False,
+            **NEW,
         )
     assert started == [(3, [])]
 
@@ -101,7 +108,7 @@ def test_probe_can_be_left_out(started, tmp_path):
 def test_process_that_was_launched_starts_no_others(started, monkeypatch, tmp_path, settings):
     monkeypatch.setenv("CELLERATE_LAUNCHED", "1")
     assert not running.start_training(
-        None, ProcessSettings(**settings), ["t.txt"], tmp_path / "m.keras", quiet=False
+        None, ProcessSettings(**settings), ["t.txt"], tmp_path / "m.keras", quiet=False, **NEW
     )
     assert started == ["backend"]
 
@@ -109,7 +116,7 @@ def test_process_that_was_launched_starts_no_others(started, monkeypatch, tmp_pa
 def test_group_that_is_not_whole_is_an_error(started, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="RANK, MASTER_ADDR, MASTER_PORT is not set"):
-        running.start_training(None, ProcessSettings(), ["t.txt"], tmp_path / "m.keras", quiet=False)
+        running.start_training(None, ProcessSettings(), ["t.txt"], tmp_path / "m.keras", quiet=False, **NEW)
 
 
 def test_only_the_first_process_prints(started, monkeypatch, capsys):

@@ -74,7 +74,8 @@ def test_packed_model_is_profiled_without_keras_options(tmp_path, monkeypatch, c
     [
         (("missing.keras",), "missing.keras"),
         (("mine.keras", "-o", "profile.txt"), "*.html"),
-        (("mine.keras", "--data", "none.txt"), "no Cellerate record"),
+        (("mine.keras", "--data", "none.txt"), "none.txt not found"),
+        (("mine.keras", "--data", "mine.keras"), "no Cellerate record"),
         (("mine.keras", "--trace", "mine.keras"), "name a new folder"),
     ],
 )

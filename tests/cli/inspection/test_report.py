@@ -166,7 +166,7 @@ def measured(monkeypatch):
             write_run(run, output)
             return run
 
-        monkeypatch.setattr(optimize, "start_backend", lambda backend: None)
+        monkeypatch.setattr(optimize, "start_backend_for", lambda *_, **__: None)
         monkeypatch.setitem(sys.modules, "cellerate.optimization.workflow", SimpleNamespace(run=optimized))
         listener = SimpleNamespace(StageListener=object, TerminalListener=lambda *_: None)
         monkeypatch.setitem(sys.modules, "cellerate.optimization.listener", listener)

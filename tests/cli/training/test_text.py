@@ -84,8 +84,8 @@ def test_encoding_that_the_message_offers_reads_the_text(cellerate, here, small)
 
 
 def test_process_that_a_second_ctrl_c_ends_says_so_and_no_more():
-    code = "from cellerate.cli.running import training_display as d\n"
-    code += "with d(True) as shown: shown.end_at_once()\nprint('went on')"
+    code = "from pathlib import Path\nfrom cellerate.cli.running import training_display as d\n"
+    code += "with d(True, Path('m.keras')) as shown: shown.end_at_once()\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "stopped at once: what was saved is as it was.\n"
