@@ -40,10 +40,11 @@ def run_stages(context: Context, began: float, before: float) -> list[str]:
     while waiting or short:
         left = settings.time_budget - before - (time.perf_counter() - began)
         if not waiting:
-            fitting_ones = [one for one, needs_s in short.items() if needs_s <= left - verdict_s(context)]
-            if not fitting_ones:
+            left -= verdict_s(context)
+            again = next((one for one, needs_s in short.items() if needs_s <= left), None)
+            if again is None:
                 break
-            waiting, needed_s = fitting_ones[:1], short.pop(fitting_ones[0])
+            waiting, needed_s = [again], short.pop(again)
             continue
         one, share, spare = _next(context, waiting, left)
         waiting.remove(one)
