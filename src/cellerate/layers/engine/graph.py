@@ -29,7 +29,7 @@ from cellerate.keras_graph.to_program import ProgramReading, no_graph, own_graph
 from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
 from cellerate.layers.engine.learned_scores import learned_scores
-from cellerate.layers.engine.logits import split_output
+from cellerate.layers.engine.logits import OutputNodes, split_output
 from cellerate.program import Node
 
 # The type in which LSTMs compute where their policy says so. The rest of a step is float32, which takes no longer.
@@ -74,8 +74,7 @@ class TrainingGraph:
 
     Attributes:
         nodes: In order, each after those it reads.
-        outputs: Of each output of the model, in its order, the number of the node, that of its Keras mask and that of
-            the logits behind it, -1 for none.
+        outputs: The nodes of each output of the model, in its order.
         weights: (the number of a node, the name of an array) → the Keras variable, or a part of it; the others are
             constants.
         fixed: The variables that constants were made of.
@@ -87,7 +86,7 @@ class TrainingGraph:
     """
 
     nodes: tuple[Node, ...]
-    outputs: tuple[tuple[int, int, int], ...]
+    outputs: tuple[OutputNodes, ...]
     weights: Mapping[tuple[int, str], Weight]
     fixed: tuple[Any, ...]
     drops: Mapping[int, Drops]
@@ -155,7 +154,7 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     return TrainingGraph(
         found,
         tuple(
-            (
+            OutputNodes(
                 numbers[f"output {place}"],
                 numbers.get(f"mask {place}", -1),
                 numbers.get(f"logits {place}", -1),

@@ -7,7 +7,7 @@ gradient as large as its logit says; on JAX and torch it is clipped, and the gra
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import layers
@@ -22,6 +22,20 @@ from cellerate.program import Node
 _KEEPS_LOGITS = (layers.Dense, layers.Activation, layers.Softmax, Sigmoid, Softmax)
 _ACTIVATIONS = ("sigmoid", "softmax")
 _CROSS_ENTROPIES = ("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
+
+
+class OutputNodes(NamedTuple):
+    """The numbers of the nodes of a model's output; -1 for none.
+
+    Attributes:
+        output: Its own.
+        mask: That of its Keras mask.
+        logits: That of the logits behind it.
+    """
+
+    output: int
+    mask: int
+    logits: int
 
 
 def reads_logits(rule: LossRule) -> bool:
@@ -59,12 +73,12 @@ def split_output(nodes: Nodes, tensor: Any, number: int) -> tuple[int, int] | No
     return logits + 1, logits
 
 
-def activations_of_logits(nodes: Sequence[Node], outputs: Sequence[tuple[int, int, int]]) -> dict[int, str]:
+def activations_of_logits(nodes: Sequence[Node], outputs: Sequence[OutputNodes]) -> dict[int, str]:
     """The activations that make outputs of logits, by the places of the outputs, which are those of a graph."""
     return {
-        place: str(nodes[output].options["activation"])
-        for place, (output, _, logits) in enumerate(outputs)
-        if logits >= 0
+        place: str(nodes[found.output].options["activation"])
+        for place, found in enumerate(outputs)
+        if found.logits >= 0
     }
 
 

@@ -80,7 +80,7 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
     """All that keeps parts from working together."""
     graph, objectives = parts.graph, parts.objectives
     reasons = []
-    masked = [one for one in objectives if graph.outputs[one.output][1] >= 0]
+    masked = [one for one in objectives if graph.outputs[one.output].mask >= 0]
     if len(objectives) > 1 and any(one.by_weight or (one.mean and one in masked) for one in objectives):
         reasons.append("one of its several losses is a mean over what a mask or weights leave")
     if sees_masks(parts.update is not None):
@@ -92,14 +92,11 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
         ]
     if parts.update is None:
         return reasons
-    if parts.rows_apart and model.optimizer.clipvalue and any(node.op == "embedding" for node in graph.nodes):
+    rows_apart = parts.rows_apart and any(node.op == "embedding" for node in graph.nodes)
+    if rows_apart and model.optimizer.clipvalue:
         reasons.append("clipvalue clips the rows of an Embedding apart on TensorFlow")
-    if (
-        parts.rows_apart
-        and parts.update.name == "adamax"
-        and (model.optimizer.clipnorm or norms_of(model.optimizer) is not None)
-        and any(node.op == "embedding" for node in graph.nodes)
-    ):
+    wants_norms = model.optimizer.clipnorm or norms_of(model.optimizer) is not None
+    if rows_apart and parts.update.name == "adamax" and wants_norms:
         reasons.append(
             "Adamax adds up the sizes of an Embedding's rows on TensorFlow, and their norm is wanted"
         )

@@ -125,7 +125,6 @@ class _Stepper:
         self.reasons: tuple[str, ...] | None = None
         self._misfits = 0
         self._key: tuple[Any, ...] = ()
-        self._settings: tuple[Any, ...] = ()
 
     def logs(self, data: Any, otherwise: Callable[[], Any]) -> Any:
         """The logs of one step; `otherwise` gives those of Keras's own way."""
@@ -153,11 +152,10 @@ class _Stepper:
     def _step_for(self, data: Any) -> EngineStep | None:
         """The step on the engine; None if the model goes Keras's own way."""
         settings = _eager_settings(self.model.optimizer)
-        if self.step is not None and self.step.lender.lent and settings == self._settings:
+        if self.step is not None and self.step.lender.lent and settings == self._key[0]:
             # Nobody has looked since the last step.
             return self.step
-        self._settings = settings
-        key = (*_trained_key(self.model), *settings)
+        key = (settings, *_trained_key(self.model))
         if self.reasons is not None and self._key == key:
             self._hold()
             return self.step

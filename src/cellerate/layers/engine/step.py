@@ -106,7 +106,7 @@ class EngineStep:
         # Of each loss, the metrics that are averaged beside it.
         self._measured = [self._measures(place) for place in range(len(parts.objectives))]
         self._logits = [
-            graph.outputs[one.output][2] if reads_logits(one.rule) else -1 for one in parts.objectives
+            graph.outputs[one.output].logits if reads_logits(one.rule) else -1 for one in parts.objectives
         ]
         self._states = [self._array(carried.variable) for carried in graph.carried]
         seeds = {id(drops.seed): drops.seed for drops in graph.drops.values()}
@@ -155,7 +155,8 @@ class EngineStep:
         outputs = parts.graph.outputs
         heads = [
             cpu.LossHead(
-                *outputs[one.output][:2],
+                outputs[one.output].output,
+                outputs[one.output].mask,
                 logits,
                 one.rule if logits < 0 else one.rule._replace(from_logits=True),
                 one.mean,
@@ -183,7 +184,10 @@ class EngineStep:
                 parts.rows_apart,
                 parts.update is not None and norms_of(optimizer) is not None,
                 (
-                    *(outputs[place][2 if place in self._activations else 0] for place in self._seen),
+                    *(
+                        outputs[place].logits if place in self._activations else outputs[place].output
+                        for place in self._seen
+                    ),
                     *(carried.node for carried in parts.graph.carried),
                 ),
                 tuple(
@@ -283,7 +287,7 @@ class EngineStep:
             found = self._sizes[key] = sizes, known
         if self.watch is not None:
             self.watch.shapes = found[1]
-        return found[0], [found[1][output] for output, *_ in self._parts.graph.outputs]
+        return found[0], [found[1][one.output] for one in self._parts.graph.outputs]
 
     def _keys(self) -> list[int]:
         """The keys of this step's random numbers."""
