@@ -16,6 +16,7 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.kernels import native
 from cellerate.layers import fused
+from cellerate.layers.engine import datasets
 from cellerate.layers.engine.batches import Misfit
 from cellerate.layers.engine.lending import Lender, Values
 from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
@@ -244,25 +245,15 @@ def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
 def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
     def step(iterator: Iterator[Any]) -> Any:
         logs = None
-        for data in _batches(stepper.model, iterator):
-            present = keras.tree.map_structure(_present, data)
-            logs = stepper.logs(present, functools.partial(_one, stepper.own, present))
-        if not _is_dataset(iterator):
+        for data in _batches(stepper.model, datasets.batches(iterator)):
+            logs = stepper.logs(data, functools.partial(_one, stepper.own, data))
+        if not datasets.is_dataset(iterator):
             # One batch, and nobody knows what comes next.
             stepper.give_back()
         return logs
 
     setattr(step, _HELD, stepper)
     return step
-
-
-def _present(value: Any) -> Any:
-    """The value of an optional of TensorFlow, None for an empty one."""
-    return None if hasattr(value, "has_value") else value
-
-
-def _is_dataset(iterator: Any) -> bool:
-    return hasattr(iterator, "get_next")
 
 
 def _one(own: Callable[..., Any], data: Any) -> Any:

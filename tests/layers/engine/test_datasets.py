@@ -1,0 +1,85 @@
+"""Iterators of TensorFlow's datasets are read as `next` reads them, whatever is in them."""
+
+import gc
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from cellerate.layers.engine import datasets
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.backends,
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="these are TensorFlow's"),
+]
+ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
+
+
+def made_of(values: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [ROWS, (ROWS, ROWS[:, :1]), ({"b": ROWS, "a": (ROWS * 2,)}, ROWS, ROWS[:, 0])],
+    ids=["one", "pair", "nested"],
+)
+def test_dense_batches_are_those_of_next_in_the_same_structure(values: Any) -> None:
+    dataset = made_of(values).batch(4)
+    found = list(datasets.batches(iter(dataset)))
+    assert [len(keras.tree.flatten(one)[0]) for one in found] == [4, 2]
+    keras.tree.map_structure(np.testing.assert_array_equal, found, list(dataset))
+
+
+def test_batches_go_on_where_others_of_the_same_iterator_ended() -> None:
+    iterator = iter(made_of(ROWS).batch(2))
+    first, second = next(datasets.batches(iterator)), next(iterator)
+    third = next(datasets.batches(iterator))
+    np.testing.assert_array_equal(np.concatenate([first, second, third]), ROWS)
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(datasets.batches(iterator))
+
+
+def test_ragged_batches_and_empty_optionals_are_read_too() -> None:
+    import tensorflow as tf
+
+    ragged = made_of(tf.ragged.constant([[1, 2], [3]])).batch(2)
+    assert isinstance(next(datasets.batches(iter(ragged))), tf.RaggedTensor)
+    optional = tf.data.Dataset.from_tensors((ROWS, tf.experimental.Optional.empty(tf.TensorSpec(()))))
+    assert next(datasets.batches(iter(optional)))[1] is None
+
+
+def test_an_iterator_ends_with_its_last_holder() -> None:
+    iterator = iter(made_of(ROWS).batch(2))
+    next(datasets.batches(iterator))
+    held = weakref.ref(iterator)
+    del iterator
+    gc.collect()
+    assert held() is None
+
+
+def test_an_error_of_the_data_is_the_same_as_without_the_engine() -> None:
+    def broken() -> Any:
+        yield ROWS, ROWS[:, :1]
+        raise RuntimeError("the file ends here")
+
+    import tensorflow as tf
+
+    spec = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+    messages = []
+    for engine in (None, "require"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        with pytest.raises(tf.errors.OpError) as error:
+            model.fit(tf.data.Dataset.from_generator(broken, output_signature=spec), shuffle=False, verbose=0)
+        messages.append(type(error.value))
+    assert messages[0] is messages[1]
