@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "products/gemm.h"
 
@@ -126,6 +127,25 @@ void pack_bias(const float* bias, const Columns& columns, float* out, Index pane
   }
 }
 
+// Of each two blocks of kStride lanes the first ones of a and b, or the second ones.
+template <int kStride, bool kSecond, int... kLane>
+F exchange(F a, F b, std::integer_sequence<int, kLane...>) {
+  constexpr int kOfA = kSecond ? kStride : 0, kOfB = kLanes + kOfA - kStride;
+  return __builtin_shufflevector(a, b, ((kLane & kStride) == 0 ? kLane + kOfA : kLane + kOfB)...);
+}
+// Transposes kLanes vectors in place, by blocks that are half as large each time.
+template <int kStride = kLanes / 2>
+void transpose(F (&rows)[kLanes]) {
+  constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+  for (int r = 0; r < kLanes; ++r) {
+    if ((r & kStride) != 0) continue;
+    const F a = rows[r], b = rows[r + kStride];
+    rows[r] = exchange<kStride, false>(a, b, kAll);
+    rows[r + kStride] = exchange<kStride, true>(a, b, kAll);
+  }
+  if constexpr (kStride > 1) transpose<kStride / 2>(rows);
+}
+
 // Packs weights (K, N), transposed, as [panel of K's][words of all blocks][kWidth].
 //
 // A block is a vector of columns: `columns(block)` says from which, and beyond the end it has zeros.
@@ -134,22 +154,21 @@ void pack_transposed(const float* weights, Index k, Index n, Index blocks, const
                      Range panels) {
   constexpr int kEach = kPairs ? 2 : 1;
   constexpr int kWords = kLanes / kEach;
-  float lanes[kLanes][kLanes];  // [column][row]
   for (Index panel = panels.begin; panel < panels.end; ++panel) {
     for (int quarter = 0; quarter < 4; ++quarter) {
       const Index first = panel * kWidth + quarter * kLanes;
       for (Index block = 0; block < blocks; ++block) {
         const Range from = columns(block);
+        F columns_of[kLanes];
         for (int r = 0; r < kLanes; ++r) {
-          float row[kLanes];
-          Simd::store(row, first + r < k
-                               ? load_upto<Storage::kFloat32>(weights + (first + r) * n, from.begin, from.end)
-                               : Simd::set(0));
-          for (int lane = 0; lane < kLanes; ++lane) lanes[lane][r] = row[lane];
+          columns_of[r] = first + r < k
+                              ? load_upto<Storage::kFloat32>(weights + (first + r) * n, from.begin, from.end)
+                              : Simd::set(0);
         }
+        transpose(columns_of);
         float* to = out + (panel * blocks + block) * kWords * kWidth + quarter * kLanes;
         for (int lane = 0; lane < kLanes; lane += kEach, to += kWidth) {
-          Simd::store(to, word<kPairs>(Simd::load(lanes[lane]), Simd::load(lanes[lane + kEach - 1])));
+          Simd::store(to, word<kPairs>(columns_of[lane], columns_of[lane + kEach - 1]));
         }
       }
     }

@@ -1,6 +1,8 @@
 // Sums of gradients, and the updates of Keras's optimizers.
 #pragma once
 
+#include <utility>
+
 #include "training/losses.h"
 
 namespace cellerate::CELLERATE_TARGET {
@@ -125,40 +127,69 @@ inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool
   }
 }
 
+// The vector of an update that `at` loads and stores: a whole one, or the last one, of fewer numbers.
+template <class Vectors>
+void update_at(UpdateKind kind, const UpdateRows& rows, const Vectors& at) {
+  const auto slot = [&](int n) { return rows.slots[n] == nullptr ? set(0.0f) : at.load(rows.slots[n]); };
+  UpdateVector v{at.load(rows.weight),
+                 rows.gradient == nullptr ? set(0.0f) : at.load(rows.gradient),
+                 set(0.0f),
+                 slot(0),
+                 slot(1),
+                 slot(2)};
+  v.g = Simd::mul(v.g, set(rows.scale));
+  if (rows.most != 0) v.g = clamp(v.g, -rows.most, rows.most);
+  const bool sizes = kind == UpdateKind::kAdamax;
+  const float scale = sizes ? std::fabs(rows.scale) : rows.scale * rows.scale;
+  v.square = rows.squares != nullptr ? Simd::mul(at.load(rows.squares), set(scale))
+             : sizes                 ? size_of(v.g)
+                                     : Simd::mul(v.g, v.g);
+  if (rows.decay != 0) v.w = Simd::sub(v.w, Simd::mul(v.w, set(rows.decay)));
+  update_vector(kind, rows.numbers, rows.slots[1] != nullptr, rows.slots[2] != nullptr, v);
+  if (rows.average != nullptr) {
+    const F before = at.load(rows.average);
+    const F average = Simd::add(Simd::mul(before, set(rows.kept)), Simd::mul(v.w, set(1 - rows.kept)));
+    at.store(rows.average, average);
+    if (rows.averaged) v.w = average;
+  }
+  at.store(rows.weight, v.w);
+  const F slots[] = {v.a, v.b, v.c};
+  for (int n = 0; n < kMostSlots; ++n) {
+    if (rows.slots[n] != nullptr) at.store(rows.slots[n], slots[n]);
+  }
+}
+
+// All whole vectors; returns where they end.
+template <UpdateKind kKind>
+Index update_whole(const UpdateRows& passed) {
+  // A copy, in which the numbers that are written cannot lie: so it is not read again for each vector.
+  const UpdateRows rows = passed;
+  struct Whole {
+    Index first;
+    F load(const float* from) const { return Simd::load(from + first); }
+    void store(float* to, F x) const { Simd::store(to + first, x); }
+  };
+  Index first = rows.begin;
+  for (; first + kLanes <= rows.end; first += kLanes) update_at(kKind, rows, Whole{first});
+  return first;
+}
+// For each kind, so that none is told from the others for each vector.
+template <int... kKinds>
+Index update_whole(UpdateKind kind, const UpdateRows& rows, std::integer_sequence<int, kKinds...>) {
+  constexpr Index (*kUpdates[])(const UpdateRows&) = {update_whole<static_cast<UpdateKind>(kKinds)>...};
+  return kUpdates[static_cast<int>(kind)](rows);
+}
+
 inline void update_rows(UpdateKind kind, const UpdateRows& rows) {
   const WithoutDenormals without_denormals;
-  for (Index first = rows.begin; first < rows.end; first += kLanes) {
-    const Index end = smaller(first + kLanes, rows.end);
-    const auto slot = [&](int n) {
-      return rows.slots[n] == nullptr ? set(0.0f) : load_at(rows.slots[n], first, end);
-    };
-    UpdateVector v{load_at(rows.weight, first, end),
-                   rows.gradient == nullptr ? set(0.0f) : load_at(rows.gradient, first, end),
-                   set(0.0f),
-                   slot(0),
-                   slot(1),
-                   slot(2)};
-    v.g = Simd::mul(v.g, set(rows.scale));
-    if (rows.most != 0) v.g = clamp(v.g, -rows.most, rows.most);
-    const bool sizes = kind == UpdateKind::kAdamax;
-    const float scale = sizes ? std::fabs(rows.scale) : rows.scale * rows.scale;
-    v.square = rows.squares != nullptr ? Simd::mul(load_at(rows.squares, first, end), set(scale))
-               : sizes                 ? size_of(v.g)
-                                       : Simd::mul(v.g, v.g);
-    if (rows.decay != 0) v.w = Simd::sub(v.w, Simd::mul(v.w, set(rows.decay)));
-    update_vector(kind, rows.numbers, rows.slots[1] != nullptr, rows.slots[2] != nullptr, v);
-    if (rows.average != nullptr) {
-      const F before = load_at(rows.average, first, end);
-      const F average = Simd::add(Simd::mul(before, set(rows.kept)), Simd::mul(v.w, set(1 - rows.kept)));
-      store_at(rows.average, average, first, end);
-      if (rows.averaged) v.w = average;
-    }
-    store_at(rows.weight, v.w, first, end);
-    const F slots[] = {v.a, v.b, v.c};
-    for (int n = 0; n < kMostSlots; ++n) {
-      if (rows.slots[n] != nullptr) store_at(rows.slots[n], slots[n], first, end);
-    }
-  }
+  struct Last {
+    Index first, end;
+    F load(const float* from) const { return load_at(from, first, end); }
+    void store(float* to, F x) const { store_at(to, x, first, end); }
+  };
+  const auto kinds = std::make_integer_sequence<int, static_cast<int>(UpdateKind::kCount)>();
+  const Index first = update_whole(kind, rows, kinds);
+  if (first < rows.end) update_at(kind, rows, Last{first, rows.end});
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -95,6 +95,7 @@ float* WeightUpdates::sums(size_t n) const {
 void WeightUpdates::sum(const Chunk& chunk) {
   const Use& use = program_.uses_[chunk.use];
   if (use.by_rows) return sum_rows(chunk);
+  if (pieces_ == 1) return;
   const TrainingKernels& kernels = *program_.target_->training;
   const auto stride = static_cast<int64_t>(program_.gradient_floats_);
   float* to = sums(chunk.use);
