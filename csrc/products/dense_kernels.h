@@ -237,7 +237,7 @@ class DenseBackwardJob {
       for (Index row = tiles.begin * kRows; row < smaller(tiles.end * kRows, x_rows_); row += kRows) {
         Tile<kPairs, kRows> tile;
         tile.clear();
-        tile.add_packed(x_ + row * depth_, paired_ + panel * depth_ * kWidth, deep);
+        tile.add_packed(x_ + row * packed_depth_, paired_ + panel * depth_ * kWidth, deep);
         alignas(64) float sums[kWidth];
         for (int r = 0; r < smaller(kRows, x_rows_ - row); ++r) {
           tile.store(r, sums);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "products/gemm.h"
@@ -223,10 +224,11 @@ Index packed_words(Index n, Index depth) {
   const Index rows = round_up(n, kRows);
   return (kTiled<kPairs> ? larger(rows, round_up(n, kBlockRows)) : rows) * depth;
 }
-// The words from row to row of it.
+// The words from row to row of it: also from one tile of rows to the next, there are an odd number of cache lines.
 template <bool kPairs>
 Index packed_depth(Index k) {
-  return kTiled<kPairs> ? spread(k) : k;
+  constexpr Index kWhole = 16 / std::gcd(16, kRows);
+  return kTiled<kPairs> ? spread(k) : (ceil_div(k, kWhole) | 1) * kWhole;
 }
 
 // Writes n elements as column k of a packed left factor, from row `first_row` (a multiple of kRows) on. With pairs,
@@ -237,9 +239,14 @@ void pack_column(const typename Element<kStorage>::Type* even, const typename El
                  Index n, float* data, Index depth, Index first_row, Index k, const float* scale = nullptr,
                  Index scale_stride = 0) {
   float* to = packed_at<kPairs>(data, depth, first_row, k);
+  Index first = 0;
+  if constexpr (kStorage == Storage::kFloat32 && !kPairs) {
+    for (; scale == nullptr && first + kRows <= n; first += kRows, to += depth * kRows)
+      std::memcpy(to, even + first, kRows * sizeof(float));
+  }
   int in_tile = 0;
   float lanes[kLanes];
-  for (Index first = 0; first < n; first += kLanes) {
+  for (; first < n; first += kLanes) {
     F low = load_upto<kStorage>(even, first, n);
     F high = Simd::set(0);
     if (kPairs && odd != nullptr) high = load_upto<kStorage>(odd, first, n);

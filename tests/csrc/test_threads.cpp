@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -409,17 +410,25 @@ TEST(worker_that_loses_its_core_in_a_part_makes_calls_careful_for_a_while) {
   lose();
   const auto after = Clock::now();
   CHECK(cores_are_wanted());
-  while (cores_are_wanted() && Clock::now() - after < std::chrono::seconds(5))
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  Clock::duration longest_sleep{};
+  const auto wait = [&] {
+    auto now = Clock::now();
+    for (const auto begun = now; cores_are_wanted() && now - begun < std::chrono::seconds(5);) {
+      const auto last = now;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      now = Clock::now();
+      longest_sleep = std::max(longest_sleep, now - last);
+    }
+  };
+  wait();
   CHECK(Clock::now() - before > std::chrono::milliseconds(50));
   const auto first = Clock::now() - after;
-  CHECK(first < std::chrono::milliseconds(1100));
-  // Again at once: it holds for longer.
+  CHECK(first < std::chrono::milliseconds(1000) + longest_sleep);
+  // Again at once: it holds for longer, which a thread that is kept from the clock cannot tell.
   const auto again = Clock::now();
   lose();
-  while (cores_are_wanted() && Clock::now() - again < std::chrono::seconds(5))
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(Clock::now() - again > first * 5 / 4 || first > std::chrono::milliseconds(700));
+  wait();
+  CHECK(Clock::now() - again > first * 5 / 4 || longest_sleep > std::chrono::milliseconds(20));
 }
 
 TEST(fork_after_a_crew_leaves_a_working_pool_on_both_sides) {
