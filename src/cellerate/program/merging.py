@@ -15,7 +15,6 @@ from cellerate.program.operation import (
     Stepped,
     axis_of,
     in_order,
-    option,
     step_by_step,
 )
 
@@ -89,7 +88,7 @@ ROWS = {
         options={"axis": int},
         gives=AS_READ,
         shape=_concatenated,
-        run=lambda node, given, _: np.concatenate(in_order(given), axis=option(node, "axis")),
+        run=lambda node, given, _: np.concatenate(in_order(given), axis=node.options["axis"]),
         step=_join_steps,
     ),
 }

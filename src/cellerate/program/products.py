@@ -12,7 +12,6 @@ from cellerate.program.operation import (
     Shape,
     Shapes,
     check_last,
-    option,
     step_by_step,
 )
 
@@ -29,11 +28,11 @@ def _dense_products(node: Node, read: Shapes, result: Shape) -> int:
 
 def _dense(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
     y = arithmetic.product(given["x"], node.arrays["kernel"], node.arrays.get("bias"))
-    return arithmetic.activate(option(node, "activation"), y)
+    return arithmetic.activate(node.options["activation"], y)
 
 
 def _unembedding(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    logits, soft_cap = arithmetic.product(given["x"], node.arrays["kernel"], None), option(node, "soft_cap")
+    logits, soft_cap = arithmetic.product(given["x"], node.arrays["kernel"], None), node.options["soft_cap"]
     return logits if soft_cap is None else np.tanh(logits / soft_cap) * soft_cap
 
 
