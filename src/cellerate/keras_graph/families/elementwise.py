@@ -82,14 +82,9 @@ def as_numbers(call: ProgramCall) -> ProgramValue:
     return truth(call, call.x)
 
 
-def logical_and(call: ProgramCall) -> ProgramValue:
-    """1 where both are True."""
-    return call.add("multiply", numbered(_both(call)))
-
-
-def logical_or(call: ProgramCall) -> ProgramValue:
-    """1 where one of both is True."""
-    return call.add("maximum", numbered(_both(call)))
+def joined_truths(op: str) -> ReadOne:
+    """A reader of operations on two booleans: their product is 1 where both are True, their maximum where one is."""
+    return lambda call: call.add(op, numbered(_both(call)))
 
 
 def logical_not(call: ProgramCall) -> ProgramValue:
