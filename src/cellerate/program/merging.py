@@ -45,7 +45,6 @@ def merge(
     """The row of an operation that joins all inputs, two by two, stretched to one shape."""
 
     def run(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-        del node, arithmetic
         merged, *others = aligned(in_order(given))
         for other in others:
             merged = function(merged, other)

@@ -57,13 +57,11 @@ class Stepped(NamedTuple):
 
 def needs_all_steps(node: Node, steps: int) -> Stepped:
     """Refuse a push, as an operation does that needs the whole sequence."""
-    del steps
     raise ValueError(f"{node.op} needs the whole sequence")
 
 
 def step_by_step(node: Node, steps: int) -> Stepped:
     """Take each step of a push by itself."""
-    del node, steps
     return Stepped()
 
 

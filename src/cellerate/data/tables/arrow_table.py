@@ -51,7 +51,6 @@ class ArrowTable(TableFile):
         raise NotImplementedError
 
     def _first_row(self, part: int) -> int:
-        del part
         return 0
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
