@@ -10,15 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from benchmarks.precisions import PRECISIONS
-from benchmarks.tables.standings import (
-    SAME_WORK,
-    WAYS,
-    Contest,
-    Entry,
-    generating,
-    inferring,
-    typical,
-)
+from benchmarks.tables.standings import SAME_WORK, WAYS, Contest, Entry, generating, inferring, typical
 from cellerate.format import percent, rounded, short, size
 
 Records = dict[str, list[dict[str, Any]]]

@@ -234,9 +234,7 @@ class DartsLSTM(GlobalForecastingModel):
         return (-window, horizon - 1, *past, *known, 0)
 
     @property
-    def _model_encoder_settings(
-        self,
-    ) -> tuple[int, int, bool, bool, list[int] | None, list[int] | None]:
+    def _model_encoder_settings(self) -> tuple[int, int, bool, bool, list[int] | None, list[int] | None]:
         return (*self._lengths, True, True, None, None)
 
 

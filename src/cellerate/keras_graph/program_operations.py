@@ -397,11 +397,9 @@ def _nonzero(call: ProgramCall, x: ProgramValue) -> ProgramValue:
 
 def any_feature(call: ProgramCall) -> ProgramValue:
     """The mask of steps where any feature counts, which `not_equal` has already made."""
-    return (
-        call.x
-        if len(call.x.shape) == 3 and list(call.layer.axis or []) in ([-1], [2])
-        else ProgramValue(None)
-    )
+    if len(call.x.shape) == 3 and list(call.layer.axis or []) in ([-1], [2]):
+        return call.x
+    return ProgramValue(None)
 
 
 def joined_masks(call: ProgramCall) -> ProgramValue:

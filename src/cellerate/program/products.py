@@ -5,15 +5,7 @@ import math
 import numpy as np
 
 from cellerate.program.node import Node
-from cellerate.program.operation import (
-    Arithmetic,
-    Given,
-    Operation,
-    Shape,
-    Shapes,
-    check_last,
-    step_by_step,
-)
+from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, check_last, step_by_step
 
 
 def _dense_shape(node: Node, read: Shapes) -> Shape:

@@ -158,10 +158,8 @@ def put_together(parts: Parts, order: str) -> tuple[np.ndarray, np.ndarray]:
     day = numbers.get("d", one)
     good = parts.good & (month >= 1) & (month <= 12) & (day >= 1)
     months = ((year - 1970) * 12 + np.clip(month, 1, 12) - 1).astype("datetime64[M]")
-    first_day, next_day = (
-        months.astype("datetime64[D]"),
-        (months + np.timedelta64(1, "M")).astype("datetime64[D]"),
-    )
+    first_day = months.astype("datetime64[D]")
+    next_day = (months + np.timedelta64(1, "M")).astype("datetime64[D]")
     good &= first_day + (day - 1).astype("timedelta64[D]") < next_day
     days = first_day + (day - 1).astype("timedelta64[D]")
     if "w" in numbers:

@@ -107,11 +107,9 @@ def where(call: ProgramCall) -> ProgramValue:
 
 def truth(call: ProgramCall, x: ProgramValue) -> ProgramValue:
     """The booleans that numbers are; booleans stay as they are."""
-    return (
-        x
-        if x.boolean
-        else dataclasses.replace(function_of(call, "not_equal", x), shape=x.shape, boolean=True)
-    )
+    if x.boolean:
+        return x
+    return dataclasses.replace(function_of(call, "not_equal", x), shape=x.shape, boolean=True)
 
 
 def squared(call: ProgramCall, x: ProgramValue) -> ProgramValue:
