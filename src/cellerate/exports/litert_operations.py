@@ -129,10 +129,6 @@ def _sparse_plus(graph: LiteRtGraph, x: Value) -> Value:
     return _where(graph, "LESS", x, -1.0, 0.0, _where(graph, "LESS", x, 1.0, curve, x))
 
 
-def _sparse_sigmoid(graph: LiteRtGraph, x: Value) -> Value:
-    return _clip(graph, graph.binary("ADD", graph.binary("MUL", x, 0.5), 0.5), 0.0, 1.0)
-
-
 _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "tanh": _named("TANH"),
     "sigmoid": _named("LOGISTIC"),
@@ -159,7 +155,9 @@ _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "tanh_shrink": lambda graph, x: graph.binary("SUB", x, graph.unary("TANH", x)),
     "squareplus": _squareplus,
     "sparse_plus": _sparse_plus,
-    "sparse_sigmoid": _sparse_sigmoid,
+    "sparse_sigmoid": lambda graph, x: _clip(
+        graph, graph.binary("ADD", graph.binary("MUL", x, 0.5), 0.5), 0.0, 1.0
+    ),
     "threshold": lambda graph, x, threshold, default_value: _where(
         graph, "GREATER", x, threshold, x, default_value
     ),

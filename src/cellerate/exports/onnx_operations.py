@@ -127,10 +127,6 @@ def _features_mask(graph: OnnxGraph, node: Node, given: Given) -> str:
     return graph.cast(any_other, TensorProto.BOOL)
 
 
-def _masked(graph: OnnxGraph, node: Node, given: Given) -> str:
-    return graph.add("Where", _over_features(graph, given), given.values["x"], graph.number(0))
-
-
 def _by_mask(graph: OnnxGraph, node: Node, given: Given) -> str:
     x, other = _aligned(graph, given, ("x", "other"))
     return graph.add("Where", _over_features(graph, given), x, other)
@@ -272,7 +268,9 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
         "Not", graph.add("Equal", given.values["ids"], graph.number(0, np.int32))
     ),
     "features_mask": _features_mask,
-    "masked": _masked,
+    "masked": lambda graph, node, given: graph.add(
+        "Where", _over_features(graph, given), given.values["x"], graph.number(0)
+    ),
     "where": _by_mask,
     "dense": _dense,
     "activation": lambda graph, node, given: activate(graph, node.options["activation"], given.values["x"]),

@@ -118,7 +118,11 @@ def parts_of(texts: Any, way: str) -> Parts:
             if isinstance(coded, pa.ChunkedArray):
                 coded = coded.combine_chunks()
             words, codes = coded.dictionary.to_pylist(), np.asarray(coded.indices)
-            meant = {"B": month_number, "p": _afternoon, "z": _minutes_ahead}[name]
+            meant = {
+                "B": month_number,
+                "p": lambda text: {"": 0, "a": 1, "p": 2}[text[:1].lower()],
+                "z": _minutes_ahead,
+            }[name]
             values = np.array([meant(word) for word in words] or [0], np.int64)[codes]
             if name == "z":
                 ahead, zoned = values, np.array([word != "" for word in words] or [False])[codes]
@@ -227,10 +231,6 @@ def pattern_of(texts: list[str], way: str, order: str = "dmy") -> str:
             pattern += f"%-{token}" if name in short else f"%{token}"
         at = end
     return pattern + example.string[at:]
-
-
-def _afternoon(text: str) -> int:
-    return {"": 0, "a": 1, "p": 2}[text[:1].lower()]
 
 
 def _minutes_ahead(text: str) -> int:
