@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,12 @@ def result_of(module: str, *arguments: str, environment: Mapping[str, str] | Non
     return found
 
 
+def build(module: str, *arguments: str) -> None:
+    """Run a program of the benchmarks that makes what contestants read; it has Keras on JAX."""
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    subprocess.run(program(module, *arguments), check=True, cwd=ROOT, env=environment)
+
+
 def cellerate(*arguments: Any) -> list[str]:
     """The command `cellerate` of this environment with its arguments."""
     return [str(Path(sys.executable).parent / "cellerate"), *map(str, arguments)]
@@ -129,6 +136,16 @@ def two_at_a_time(makers: Sequence[Callable[[], Any]]) -> list[Any]:
     """Start contestants, which takes longer than to time them; the results in order."""
     with ThreadPoolExecutor(2) as pool:
         return [each.result() for each in [pool.submit(make) for make in makers]]
+
+
+def in_turn(jobs: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
+    """A turn of each job, a contestant and its work; the threads of one contestant are at rest before the next."""
+    last = None
+    for job in jobs:
+        if job[0] != last:
+            time.sleep(SPINNING_S)
+        last = job[0]
+        yield job
 
 
 @contextlib.contextmanager

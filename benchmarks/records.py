@@ -45,11 +45,9 @@ def new_record(case: str) -> dict[str, Any]:
 def _program(path: Path) -> list[str]:
     """The words that start a program of the benchmarks from the project's root: one in a folder by `-m`."""
     folder = path.resolve().parent
-    return (
-        ["-m", f"benchmarks.{folder.name}.{path.stem}"]
-        if folder.parent == RESULTS.parent
-        else [f"benchmarks/{path.name}"]
-    )
+    if folder.parent == RESULTS.parent:
+        return ["-m", f"benchmarks.{folder.name}.{path.stem}"]
+    return [f"benchmarks/{path.name}"]
 
 
 def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:

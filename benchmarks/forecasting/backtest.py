@@ -9,16 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.forecasting.data import (
-    ROWS,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    WINDOW,
-    middle,
-    read_series,
-    truth_at,
-)
+from benchmarks.forecasting.data import ROWS, TEST, TRAIN, VALIDATION, WINDOW, middle, read_series, truth_at
 from benchmarks.forecasting.race import Field, open_field
 
 TASK, HORIZON, UNITS = "OT", 24, 64

@@ -13,6 +13,9 @@ import numpy as np
 from benchmarks.generation.peers import CHUNK, EMBEDDING, TEMPERATURE, Job, V, clocked, error_of
 from benchmarks.generation.ways import THREADS, Jobs, Ways, jobs_of
 
+OPERATORS = ["LSTM", "MatMul"]
+"""The operators of whole models that are quantised."""
+
 
 def gates(array: np.ndarray) -> np.ndarray:
     """A kernel, or a bias, as ONNX wants it: the gates first, in its own order."""
@@ -185,6 +188,16 @@ def session_of(path: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
+def quantized(path: Path, into: Path, **options: Any) -> Path:
+    """A model in int8 by ONNX Runtime's own dynamic quantisation, a scale a channel."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # It advises to optimise the graph first, which it does itself when it loads it.
+    logging.getLogger().setLevel(logging.ERROR)
+    quantize_dynamic(path, into, weight_type=QuantType.QInt8, per_channel=True, **options)
+    return into
+
+
 def request_of(core: Any, model: Any, precision: str, threads: int) -> Any:
     """A request to a model of OpenVINO's, compiled for so many threads, with the hint to compute in a precision."""
     settings = {
@@ -198,22 +211,14 @@ def request_of(core: Any, model: Any, precision: str, threads: int) -> Any:
 def onnxruntime_jobs(folder: Path) -> Jobs:
     """ONNX Runtime with the whole model: float32, and int8 by its own dynamic quantisation."""
     import onnxruntime
-    from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    files = onnx_files(folder)
-    # It advises to optimise the graph first, which it does itself when it loads it.
-    logging.getLogger().setLevel(logging.ERROR)
-    small = {}
-    for name, path in files.items():
-        small[name] = folder / f"whole-{name}-int8.onnx"
-        quantize_dynamic(
-            path,
-            small[name],
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            op_types_to_quantize=["LSTM", "MatMul"],
-            extra_options={"EnableSubgraph": True},
+    files, inside = onnx_files(folder), {"EnableSubgraph": True}
+    small = {
+        name: quantized(
+            path, folder / f"whole-{name}-int8.onnx", op_types_to_quantize=OPERATORS, extra_options=inside
         )
+        for name, path in files.items()
+    }
 
     def ways(paths: dict[str, Path], threads: int) -> Ways:
         step, sequence, loop = (session_of(paths[name], threads) for name in ("step", "sequence", "loop"))
@@ -300,31 +305,22 @@ def _bind(session: Any, x: np.ndarray, count: int) -> int:
 def _node_files(folder: Path) -> dict[str, Path]:
     """The node as a model, in float32 and by ONNX Runtime's own quantisation."""
     import onnx
-    from onnx import TensorProto, helper
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnx import helper
 
     truth = np.load(folder / "truth.npz")
-
     units = truth["h"].size
-
-    def value(name: str, width: int) -> Any:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 1, width))
-
     inputs = ["x", "W", "R", "B", "", "h", "c"]
     node = helper.make_node("LSTM", inputs, ["", "h_new", "c_new"], hidden_size=units)
     graph = helper.make_graph(
         [node],
         "lstm",
-        [value("x", EMBEDDING), value("h", units), value("c", units)],
-        [value("h_new", units), value("c_new", units)],
+        [_value(name, [1, 1, width]) for name, width in (("x", EMBEDDING), ("h", units), ("c", units))],
+        [_value(name, [1, 1, units]) for name in ("h_new", "c_new")],
         [onnx.numpy_helper.from_array(array, name) for name, array in _weights_of(truth).items()],
     )
-    files = {precision: folder / f"{precision}.onnx" for precision in ("float32", "int8")}
-    onnx.save(as_model(graph), files["float32"])
-    # It advises to optimise the graph first; of one node there is nothing to optimise.
-    logging.getLogger().setLevel(logging.ERROR)
-    quantize_dynamic(files["float32"], files["int8"], weight_type=QuantType.QInt8, per_channel=True)
-    return files
+    path = folder / "float32.onnx"
+    onnx.save(as_model(graph), path)
+    return {"float32": path, "int8": quantized(path, folder / "int8.onnx")}
 
 
 def _quantized(core: Any, files: dict[str, Path], truth: Any) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import argparse
 import functools
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT
 from benchmarks.generation.model import truth_of
 from benchmarks.generation.peers import (
     CHARACTERS,
@@ -48,7 +46,7 @@ from benchmarks.generation.peers import (
 from benchmarks.generation.runtimes import RUNTIMES, runtime_jobs
 from benchmarks.generation.ways import sequences
 from benchmarks.precisions import PRECISIONS
-from benchmarks.processes import SPINNING_S, Process, cellerate, program, refusal, same_allocator
+from benchmarks.processes import Process, build, cellerate, in_turn, program, refusal, same_allocator
 from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
 
@@ -255,12 +253,8 @@ def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[
     taken: dict[tuple[Contestant, str], list[float]] = {turn: [] for turn in turns}
     sizes: dict[tuple[Contestant, str], int] = {}
     for _ in range(rounds):
-        last = None
-        for (each, job), count in turns.items():
-            if each is not last:
-                time.sleep(SPINNING_S)
-            last = each
-            times, sizes[each, job] = each.run(job, count)
+        for each, job in in_turn(turns):
+            times, sizes[each, job] = each.run(job, turns[each, job])
             taken[each, job] += times
     records = []
     for (each, job), times in taken.items():
@@ -315,12 +309,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     for units in (128,) if quick else (128, 512):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            subprocess.run(
-                program("generation.model", str(units), name),
-                check=True,
-                cwd=ROOT,
-                env=os.environ | {"KERAS_BACKEND": "jax"},
-            )
+            build("generation.model", str(units), name)
             contestants: list[Contestant] = []
             left_out: dict[str, Any] = {}
             try:

@@ -9,8 +9,6 @@ busy. Ours is also timed without Python around it, and beside the time that read
 import argparse
 import functools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,19 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT
+from benchmarks import processes
 from benchmarks.inference.models import cell_file, truth_of
 from benchmarks.inference.race import TOLERANCES
-from benchmarks.inference.stacks import (
-    PUBLISHED,
-    STACKS,
-    Stack,
-    build,
-    inputs_of,
-)
+from benchmarks.inference.stacks import PUBLISHED, STACKS, Stack, build, inputs_of
 from benchmarks.inference.steppers import CONTESTANTS, OUTPUTS, Step
 from benchmarks.precisions import PRECISIONS
-from benchmarks.processes import SPINNING_S, Process, busy_process, program, refusal, same_allocator
+from benchmarks.processes import Process, busy_process, in_turn, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 START_LIMIT_S = 300
@@ -44,12 +36,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"tolerances": TOLERANCES, "published": PUBLISHED, "stacks": []}
     names = [*STACKS][:1] if quick else [*STACKS]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            program("inference.latency", "--build", folder),
-            check=True,
-            cwd=ROOT,
-            env=os.environ | {"KERAS_BACKEND": "jax"},
-        )
+        processes.build("inference.latency", "--build", folder)
         for name in names:
             contestants: dict[str, Process] = {}
             try:
@@ -115,12 +102,8 @@ def _turns(
     """The seconds of each step of each job, which take turns."""
     found: dict[tuple[str, str], list[float]] = {key: [] for key in jobs}
     for _ in range(rounds):
-        last = None
-        for (who, precision), job in jobs.items():
-            if who != last:
-                time.sleep(SPINNING_S)
-            last = who
-            count = min(50_000, max(8, round(seconds / job["about_s"])))
+        for who, precision in in_turn(jobs):
+            count = min(50_000, max(8, round(seconds / jobs[who, precision]["about_s"])))
             found[who, precision] += contestants[who].ask({"precision": precision, "steps": count})
     return found
 

@@ -1,6 +1,5 @@
 """The peers of the inference contest: how each runs a model, with each precision and number of threads it has."""
 
-import logging
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -188,17 +187,10 @@ def onnx_file(name: str, model: Model, folder: Path) -> Path:
 
 def onnxruntime_ways(name: str, model: Model, folder: Path) -> Ways:
     """ONNX Runtime: float32, and int8 by its own dynamic quantisation."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from benchmarks.generation.onnx import OPERATORS, quantized, session_of
 
-    from benchmarks.generation.onnx import session_of
-
-    # It advises to optimise the graph first, which it does itself when it loads it.
-    logging.getLogger().setLevel(logging.ERROR)
     path = onnx_file(name, model, folder)
-    small = path.with_suffix(".int8.onnx")
-    quantize_dynamic(
-        path, small, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["LSTM", "MatMul"]
-    )
+    small = quantized(path, path.with_suffix(".int8.onnx"), op_types_to_quantize=OPERATORS)
 
     def run(file: Path, threads: int) -> Run:
         session = session_of(file, threads)

@@ -10,8 +10,6 @@ import argparse
 import functools
 import itertools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT
+from benchmarks import processes
 from benchmarks.inference.models import (
     BATCHES,
     CHECKED,
@@ -35,7 +33,7 @@ from benchmarks.inference.models import (
 )
 from benchmarks.inference.peers import PEERS, versions
 from benchmarks.precisions import PRECISIONS
-from benchmarks.processes import SPINNING_S, Process, program, refusal, same_allocator
+from benchmarks.processes import Process, in_turn, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 # The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
@@ -54,12 +52,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     found["products"] = {name: products(model) for name, model in MODELS.items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        subprocess.run(
-            program("inference.race", "--build", name),
-            check=True,
-            cwd=ROOT,
-            env=os.environ | {"KERAS_BACKEND": "jax"},
-        )
+        processes.build("inference.race", "--build", name)
         contestants: dict[str, Process] = {}
         try:
             for name in PEERS:
@@ -131,15 +124,10 @@ def race(
                 jobs[name, precision] = job
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in jobs}
     for turn in range(rounds):
-        last = None
-        for (name, precision), job in jobs.items():
-            # Three calls of what takes long tell enough.
-            if turn >= 3 and job["about_s"] > seconds:
-                continue
-            if name != last:
-                time.sleep(SPINNING_S)
-            last = name
-            calls = min(2000, max(1, round(seconds / job["about_s"])))
+        # Three calls of what takes long tell enough.
+        due = [key for key, job in jobs.items() if turn < 3 or job["about_s"] <= seconds]
+        for name, precision in in_turn(due):
+            calls = min(2000, max(1, round(seconds / jobs[name, precision]["about_s"])))
             taken[name, precision] += contestants[name].ask({"precision": precision, "calls": calls})
     records = []
     for (name, precision), times in taken.items():

@@ -3,7 +3,6 @@
 A way is a function without arguments that gives a step: (1, units) float32 to (OUTPUTS,), from zero states on.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,17 +88,11 @@ def _zeros(stack: Stack) -> list[np.ndarray]:
 def onnxruntime_ways(stack: Stack, folder: Path) -> Ways:
     """ONNX Runtime: float32, and int8 by its own dynamic quantisation; states handed back, or bound to two places."""
     from onnxruntime import OrtValue
-    from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from benchmarks.generation.onnx import session_of
+    from benchmarks.generation.onnx import OPERATORS, quantized, session_of
 
-    # It advises to optimise the graph first, which it does itself when it loads it.
-    logging.getLogger().setLevel(logging.ERROR)
     path = onnx_file(stack, folder)
-    small = path.with_suffix(".int8.onnx")
-    quantize_dynamic(
-        path, small, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["LSTM", "MatMul"]
-    )
+    small = quantized(path, path.with_suffix(".int8.onnx"), op_types_to_quantize=OPERATORS)
 
     def run(session: Any) -> Step:
         names, states = [each.name for each in session.get_inputs()], _zeros(stack)

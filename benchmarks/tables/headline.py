@@ -10,15 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from benchmarks.precisions import PRECISIONS
-from benchmarks.tables.standings import (
-    SAME_WORK,
-    WAYS,
-    Contest,
-    Entry,
-    generating,
-    inferring,
-    typical,
-)
+from benchmarks.tables.standings import SAME_WORK, WAYS, Contest, Entry, generating, inferring, typical
 from cellerate.format import percent, rounded, short, size
 
 Records = dict[str, list[dict[str, Any]]]
@@ -111,15 +103,12 @@ def _trained(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
 def _generating(result: dict[str, Any]) -> Iterator[Row]:
     """The largest layer."""
     contest = generating(max(result["sizes"], key=lambda found: found["units"]))
-    yield from _beside_keras(contest, "loop")
-    predict, ours = (
-        contest.best("keras", "float32", ["predict"]),
-        contest.best("ours", "float32", ["loop"]),
-    )
+    yield from _beside_keras(contest)
+    predict, ours = contest.best("keras", "float32", ["predict"]), contest.best("ours", "float32", ["loop"])
     if predict and ours:
         what = f"{contest.what}, float32, beside `predict` a character, which many people do"
         yield Row(what, _told(predict), _told(ours), contest.ratio(ours, predict))
-    yield from _added(contest, "loop", ("bfloat16", "int8"))
+    yield from _added(contest)
 
 
 def _predicting(result: dict[str, Any]) -> Iterator[Row]:
@@ -169,27 +158,23 @@ ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
 """The cases that the headline is made of."""
 
 
-def _beside_keras(contest: Contest, way: str) -> Iterator[Row]:
+def _beside_keras(contest: Contest) -> Iterator[Row]:
     """In each precision that both were measured in."""
     for precision in PRECISIONS:
-        keras = contest.best("keras", precision, SAME_WORK.get(way, [way]))
-        ours = contest.best("ours", precision, [way])
+        keras = contest.best("keras", precision, SAME_WORK["loop"])
+        ours = contest.best("ours", precision, ["loop"])
         if keras and ours:
             yield Row(f"{contest.what}, {precision}", _told(keras), _told(ours), contest.ratio(ours, keras))
 
 
-def _added(contest: Contest, way: str, precisions: tuple[str, ...]) -> Iterator[Row]:
+def _added(contest: Contest) -> Iterator[Row]:
     """The gain of narrower types on our own kernels."""
-    wide = contest.best("ours", "float32", [way])
-    for precision in precisions:
-        narrow = contest.best("ours", precision, [way])
+    wide = contest.best("ours", "float32", ["loop"])
+    for precision in PRECISIONS[1:]:
+        narrow = contest.best("ours", precision, ["loop"])
         if wide and narrow:
-            yield Row(
-                f"{contest.what}, {precision} in place of float32",
-                _told(wide),
-                _told(narrow),
-                contest.ratio(narrow, wide),
-            )
+            what = f"{contest.what}, {precision} in place of float32"
+            yield Row(what, _told(wide), _told(narrow), contest.ratio(narrow, wide))
 
 
 def _told(entry: Entry) -> str:
@@ -295,7 +280,7 @@ def _panels(records: Records) -> list[Panel]:
     if repeats := records.get("generate"):
         found = max(repeats[0]["result"]["sizes"], key=lambda found: found["units"])
         head = f"Generating, {found['units']} units, one stream"
-        panels.append(Panel(head, "characters/s", _bars(generating(found), "loop")))
+        panels.append(Panel(head, "characters/s", _bars(generating(found))))
     return panels
 
 
@@ -312,15 +297,14 @@ def _steps(races: list[list[dict[str, Any]]]) -> list[Bar]:
     return bars
 
 
-def _bars(contest: Contest, way: str) -> list[Bar]:
+def _bars(contest: Contest) -> list[Bar]:
     """In each precision the fastest of each side; of Keras in float32 a `predict` a character, too."""
     bars = []
     for precision in PRECISIONS:
-        ways = SAME_WORK.get(way, [way])
-        found = [contest.best(side, precision, ways) for side in ("keras", "other")]
-        if precision == "float32" and way:
+        found = [contest.best(side, precision, SAME_WORK["loop"]) for side in ("keras", "other")]
+        if precision == "float32":
             found.insert(0, contest.best("keras", precision, ["predict"]))
-        ours = contest.best("ours", precision, [way])
+        ours = contest.best("ours", precision, ["loop"])
         bars += [
             Bar(precision, _label(one), one.value, one is ours)
             for one in dict.fromkeys([*found, ours])

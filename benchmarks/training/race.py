@@ -38,14 +38,7 @@ class Contestant:
 
     def __init__(self, book: Path, **settings: Any) -> None:
         self.settings = settings
-        environment = {"KERAS_BACKEND": settings["backend"]}
-        if settings.get("device") == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        if settings["policy"] == "float64":
-            environment["JAX_ENABLE_X64"] = "1"
-        command = program("training.contestant", json.dumps(settings), str(book))
-        name = f"{settings['implementation']} on {settings['backend']}"
-        self._process = Process(command, name, settings["allocator"], **environment)
+        self._process = process_of(settings, "training.contestant", str(book))
         self.seconds: dict[int, list[float]] = {}
         self.losses: list[float] = []
         self.peak_bytes = 0
@@ -92,6 +85,18 @@ class Contestant:
     def close(self) -> None:
         """End the process."""
         self._process.close()
+
+
+def process_of(settings: Settings, module: str, *arguments: str) -> Process:
+    """The process of a contestant, a program that takes its settings and more arguments."""
+    environment = {"KERAS_BACKEND": settings["backend"]}
+    if settings.get("device") == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    if settings["policy"] == "float64":
+        environment["JAX_ENABLE_X64"] = "1"
+    command = program(module, json.dumps(settings), *arguments)
+    name = f"{settings['implementation']} on {settings['backend']}"
+    return Process(command, name, settings["allocator"], **environment)
 
 
 def in_words(settings: Settings) -> str:

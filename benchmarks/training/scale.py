@@ -100,7 +100,6 @@ def train(data: Path, output: Path) -> dict[str, Any]:
             self.waited = share
 
         def step(self, epoch: int, step: int, logs: Any) -> None:
-            del epoch, logs
             if self.first_s is None:
                 self.first_s = since_start()
             if step >= STEPS:
@@ -125,7 +124,6 @@ def train(data: Path, output: Path) -> dict[str, Any]:
 
 def load(data: Path, output: Path) -> dict[str, Any]:
     """Windows a second, scaled and shuffled, as training gets them."""
-    del output
     from cellerate.data.series import open_series
     from cellerate.data.settings import Reading
     from cellerate.data.windows import Scaler, SeriesBatches, WindowSettings
@@ -203,7 +201,6 @@ def huge(data: Path, output: Path) -> dict[str, Any]:
 
 def keras_way(data: Path, output: Path) -> dict[str, Any]:
     """`keras.utils.timeseries_dataset_from_array`, shuffled, of the whole matrix in memory."""
-    del output
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import keras
@@ -221,7 +218,6 @@ def keras_way(data: Path, output: Path) -> dict[str, Any]:
 
 def torch_way(data: Path, output: Path) -> dict[str, Any]:
     """A torch `Dataset` over the memory map, a window an item, shuffled by `DataLoader` with a worker a core."""
-    del output
     import torch
 
     class Windows(torch.utils.data.Dataset[Any]):

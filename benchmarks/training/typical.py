@@ -6,14 +6,13 @@ has its turns on the quiet machine, and some once more while another process kee
 """
 
 import functools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.processes import Process, busy_process, program, same_allocator, two_at_a_time
+from benchmarks.processes import busy_process, same_allocator, two_at_a_time
 from benchmarks.training.contestant import Settings
-from benchmarks.training.race import CHECKED_STEPS, COMPILE_LIMIT_S, check, in_words
+from benchmarks.training.race import CHECKED_STEPS, COMPILE_LIMIT_S, check, in_words, process_of
 from benchmarks.training.typical_models import MODELS, SMALL
 from cellerate.kernels import native
 from cellerate.measure import as_timing
@@ -34,12 +33,7 @@ class Contestant:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
-        environment = {"KERAS_BACKEND": settings["backend"]}
-        if settings["policy"] == "float64":
-            environment["JAX_ENABLE_X64"] = "1"
-        name = f"{settings['implementation']} on {settings['backend']}"
-        command = program("training.typical_contestant", json.dumps(settings))
-        self._process = Process(command, name, settings["allocator"], **environment)
+        self._process = process_of(settings, "training.typical_contestant")
         self.allocator = ""
         self.peak_bytes = 0
 

@@ -255,8 +255,6 @@ def keras_loss(model: Typical) -> Any:
     """The loss as a user of Keras writes it."""
     import keras
 
-    return (
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        if model.loss == "next id"
-        else model.loss
-    )
+    if model.loss == "next id":
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return model.loss

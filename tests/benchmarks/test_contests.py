@@ -255,7 +255,7 @@ def fake_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "Contestant", FakeGenerator)
     monkeypatch.setattr(generation.subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(generation, "process", lambda folder, runs: {"int8": {"median_s": 0.2}})
-    monkeypatch.setattr(generation, "SPINNING_S", 0)
+    monkeypatch.setattr(processes, "SPINNING_S", 0)
 
 
 def test_generation_records_everybody_and_the_table_shows_who_could_not(fake_generation):

@@ -212,35 +212,12 @@ class DartsLSTM(GlobalForecastingModel):
         """Rows it sees."""
         return self._lengths[0]
 
-    @property
-    def supports_multivariate(self) -> bool:
-        """It forecasts all components together."""
-        return True
-
-    @property
-    def supports_past_covariates(self) -> bool:
-        """It sees them in the window."""
-        return True
-
-    @property
-    def supports_future_covariates(self) -> bool:
-        """It sees them in the window and in the rows to forecast."""
-        return True
-
-    @property
-    def supports_sample_weight(self) -> bool:
-        """All windows count alike."""
-        return False
-
-    @property
-    def supports_optimized_historical_forecasts(self) -> bool:
-        """Darts asks for each origin by itself."""
-        return False
-
-    @property
-    def min_train_samples(self) -> int:
-        """A window to train on, and one to judge by."""
-        return 2
+    # All components are forecast together. Covariates are seen in the window, future ones after it, too.
+    supports_multivariate = supports_past_covariates = supports_future_covariates = True
+    # All windows count alike, and Darts asks for each origin by itself.
+    supports_sample_weight = supports_optimized_historical_forecasts = False
+    min_train_samples = 2
+    """A window to train on, and one to judge by."""
 
     @property
     def _target_window_lengths(self) -> tuple[int, int]:
@@ -257,9 +234,7 @@ class DartsLSTM(GlobalForecastingModel):
         return (-window, horizon - 1, *past, *known, 0)
 
     @property
-    def _model_encoder_settings(
-        self,
-    ) -> tuple[int, int, bool, bool, list[int] | None, list[int] | None]:
+    def _model_encoder_settings(self) -> tuple[int, int, bool, bool, list[int] | None, list[int] | None]:
         return (*self._lengths, True, True, None, None)
 
 

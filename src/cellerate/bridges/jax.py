@@ -52,7 +52,6 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
     Returns:
         `(state, ids) -> (state, logits)` with the logits as a NumPy array; the state stays on the device.
     """
-    del loops
     compiled = jax.jit(function)
 
     def run(state: tuple[Any, ...], ids: np.ndarray) -> tuple[tuple[Any, ...], np.ndarray | None]:
@@ -69,7 +68,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def in_place_changes(tensor: Any) -> int:
     """The number of times a tensor was changed in place: JAX's arrays never are."""
-    del tensor
     return 0
 
 
@@ -87,7 +85,6 @@ def run(
     Returns:
         Its results. First derivatives in reverse mode are defined for its differentiable arguments.
     """
-    del training
     _register()
     return _apply(_OnCore(operation, codes), arrays)
 
@@ -108,7 +105,6 @@ def cuda_precision(dtype: str) -> str:
 
 def can_measure(array: Any) -> bool:
     """True if something can be timed during a call with this array: in JAX always, even while it is traced."""
-    del array
     return True
 
 
@@ -209,7 +205,6 @@ class _OnCore:
         return found
 
     def _backward(self, given: Mapping[str, Any], pieces: int) -> dict[str, Any]:
-        del pieces
         if "reserve" in given:
             given = {**given, "reserve": given["reserve"].reshape(-1)[: self._reserve_bytes(given, 1)]}
         wanted = {f"d_{name}": given[name] for name in self.operation.with_gradients(given)}

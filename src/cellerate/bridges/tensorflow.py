@@ -51,7 +51,6 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
     Returns:
         `(state, ids) -> (state, logits)` with the logits as a NumPy array; the state stays on the device.
     """
-    del variables
     programs: dict[tuple[int, ...], Any] = {}
 
     def flat(*tensors: Any) -> tuple[Any, ...]:
@@ -119,7 +118,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def in_place_changes(tensor: Any) -> int:
     """The number of times a tensor was changed in place: TensorFlow's tensors never are."""
-    del tensor
     return 0
 
 

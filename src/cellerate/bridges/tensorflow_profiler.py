@@ -88,11 +88,9 @@ def _source(name: str, plane: Any, event: Any, compiled: dict[str, str], *, gpu:
     if gpu:
         stats = {plane.stat_metadata[one.metadata_id].name: one for one in event.stats}
         operation = stats.get("tf_op")
-        return (
-            name
-            if operation is None
-            else operation.str_value or plane.stat_metadata[operation.ref_value].name
-        )
+        if operation is None:
+            return name
+        return operation.str_value or plane.stat_metadata[operation.ref_value].name
     if name in compiled:
         return compiled[name]
     if name.startswith(_EAGER) and not name.startswith(_GRAPHS, len(_EAGER)):

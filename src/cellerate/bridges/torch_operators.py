@@ -39,7 +39,6 @@ def run(
     Returns:
         Its results. First derivatives are defined for its differentiable arguments.
     """
-    del training
     _make_idle_threads_sleep()
     if operation.name not in _defined:
         _define(operation.name, operation, "CPU", _forward, _backward, _results)

@@ -360,7 +360,7 @@ def _by_name(model: keras.Model, program: Program, x: Any) -> dict[str, np.ndarr
     found = {}
     for (name, number), values in zip(program.inputs.items(), arrays, strict=True):
         options = program.nodes[number].options
-        shape, dtype = options["shape"], str(options["dtype"])
+        shape, dtype = options["shape"], options["dtype"]
         array = np.asarray(keras.ops.convert_to_numpy(values))
         # As Keras accepts them: ids in any dtype, a last axis of 1 left out.
         array = array.astype(dtype, copy=False)

@@ -96,7 +96,7 @@ def _build(program: Program, batch: int, length: int, precision: str) -> _Built:
         given = {name: values[source] for name, source in node.inputs.items()}
         if node.op == "input":
             shape = (batch, *(length if size == -1 else size for size in shapes[node.name][1:]))
-            values[number] = inputs[node.name] = graph.input(node.name, shape, str(node.options["dtype"]))
+            values[number] = inputs[node.name] = graph.input(node.name, shape, node.options["dtype"])
         elif node.op == "lstm":
             lstms[number] = _lstm(graph, node, given)
             values[number] = lstms[number].result
@@ -184,10 +184,10 @@ def _one_step(graph: LiteRtGraph, node: Node, given: Mapping[str, Value]) -> _Ls
     options = schema.SplitOptionsT()
     options.numSplits = 4
     z_i, z_f, z_c, z_o = graph.add("SPLIT", [graph.constant(1, "int32"), z], (B, H), options, outputs=4)
-    i, f, o = (activate(graph, str(node.options["recurrent_activation"]), each) for each in (z_i, z_f, z_o))
-    added = graph.binary("MUL", i, activate(graph, str(node.options["activation"]), z_c))
+    i, f, o = (activate(graph, node.options["recurrent_activation"], each) for each in (z_i, z_f, z_o))
+    added = graph.binary("MUL", i, activate(graph, node.options["activation"], z_c))
     c = graph.binary("ADD", graph.binary("MUL", f, c), added)
-    h = graph.binary("MUL", o, activate(graph, str(node.options["activation"]), c))
+    h = graph.binary("MUL", o, activate(graph, node.options["activation"], c))
     sequence = graph.reshape(h, (B, 1, H), (B, 1, H))
     return _Lstm(sequence if node.options["return_sequences"] else h, h, c)
 

@@ -81,7 +81,7 @@ class LiteRtGraph:
             }[narrow](made)
         return self._constants[key]
 
-    def constant(self, values: float | bool | Sequence[int] | np.ndarray, dtype: str = "float32") -> Value:
+    def constant(self, values: float | bool | Sequence[Any] | np.ndarray, dtype: str = "float32") -> Value:
         """Numbers: a scalar, sizes, or axes."""
         array = np.array(values, dtype)
         key = (dtype, array.shape, array.tobytes())

@@ -103,10 +103,6 @@ def _elu(graph: LiteRtGraph, x: Value, alpha: float) -> Value:
     return graph.binary("ADD", graph.unary("RELU", x), below)
 
 
-def _softsign(graph: LiteRtGraph, x: Value) -> Value:
-    return graph.binary("DIV", x, graph.binary("ADD", graph.unary("ABS", x), 1.0))
-
-
 def _selu(graph: LiteRtGraph, x: Value) -> Value:
     below = graph.binary("MUL", graph.unary("ELU", graph.binary("MINIMUM", x, 0.0)), 1.6732632423543772)
     return graph.binary("MUL", graph.binary("ADD", graph.unary("RELU", x), below), 1.0507009873554805)
@@ -122,14 +118,6 @@ def _gelu(graph: LiteRtGraph, x: Value, approximate: float) -> Value:
     return graph.unary("GELU", x, options)
 
 
-def _silu(graph: LiteRtGraph, x: Value) -> Value:
-    return graph.binary("MUL", x, graph.unary("LOGISTIC", x))
-
-
-def _mish(graph: LiteRtGraph, x: Value) -> Value:
-    return graph.binary("MUL", x, graph.unary("TANH", _softplus(graph, x)))
-
-
 def _squareplus(graph: LiteRtGraph, x: Value, b: float) -> Value:
     root = graph.unary("SQRT", graph.binary("ADD", graph.binary("MUL", x, x), b))
     return graph.binary("MUL", graph.binary("ADD", x, root), 0.5)
@@ -141,27 +129,23 @@ def _sparse_plus(graph: LiteRtGraph, x: Value) -> Value:
     return _where(graph, "LESS", x, -1.0, 0.0, _where(graph, "LESS", x, 1.0, curve, x))
 
 
-def _sparse_sigmoid(graph: LiteRtGraph, x: Value) -> Value:
-    return _clip(graph, graph.binary("ADD", graph.binary("MUL", x, 0.5), 0.5), 0.0, 1.0)
-
-
 _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "tanh": _named("TANH"),
     "sigmoid": _named("LOGISTIC"),
     "relu": _relu,
     "hard_sigmoid": _hard_sigmoid,
     "softplus": _softplus,
-    "softsign": _softsign,
+    "softsign": lambda graph, x: graph.binary("DIV", x, graph.binary("ADD", graph.unary("ABS", x), 1.0)),
     "elu": _elu,
     "selu": _selu,
     "exponential": _named("EXP"),
     "relu6": _named("RELU6"),
     "leaky_relu": _leaky_relu,
-    "silu": _silu,
+    "silu": lambda graph, x: graph.binary("MUL", x, graph.unary("LOGISTIC", x)),
     "gelu": _gelu,
     "hard_silu": _named("HARD_SWISH"),
     "hard_tanh": _named("RELU_N1_TO_1"),
-    "mish": _mish,
+    "mish": lambda graph, x: graph.binary("MUL", x, graph.unary("TANH", _softplus(graph, x))),
     "celu": _celu,
     "log_sigmoid": lambda graph, x: graph.unary("NEG", _softplus(graph, graph.unary("NEG", x))),
     "hard_shrink": lambda graph, x, threshold: _where(
@@ -171,7 +155,9 @@ _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "tanh_shrink": lambda graph, x: graph.binary("SUB", x, graph.unary("TANH", x)),
     "squareplus": _squareplus,
     "sparse_plus": _sparse_plus,
-    "sparse_sigmoid": _sparse_sigmoid,
+    "sparse_sigmoid": lambda graph, x: _clip(
+        graph, graph.binary("ADD", graph.binary("MUL", x, 0.5), 0.5), 0.0, 1.0
+    ),
     "threshold": lambda graph, x, threshold, default_value: _where(
         graph, "GREATER", x, threshold, x, default_value
     ),
@@ -180,22 +166,18 @@ _ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
 }
 
 
-def _embedding(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    return graph.rows_of(graph.weight(node.arrays["embeddings"]), given["ids"])
-
-
 def _dense(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     bias = node.arrays.get("bias")
     columns = node.arrays["kernel"].shape[1]
     added = graph.constant(np.zeros(columns)) if bias is None else graph.weight(bias)
     y = product(graph, given["x"], graph.weight(node.arrays["kernel"], np.transpose), added)
-    return activate(graph, str(node.options["activation"]), y)
+    return activate(graph, node.options["activation"], y)
 
 
 def _unembedding(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     table = node.arrays["embeddings"]
     logits = product(graph, given["x"], graph.weight(table), graph.constant(np.zeros(len(table))))
-    soft_cap: Any = node.options["soft_cap"]
+    soft_cap = node.options["soft_cap"]
     if soft_cap is None:
         return logits
     return graph.binary("MUL", graph.unary("TANH", graph.binary("DIV", logits, soft_cap)), soft_cap)
@@ -205,8 +187,8 @@ def _layer_norm(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x = given["x"]
     centred = graph.binary("SUB", x, graph.reduce("MEAN", x, -1, keep=True))
     variance = graph.reduce("MEAN", graph.binary("MUL", centred, centred), -1, keep=True)
-    epsilon: Any = node.options["epsilon"]
-    y = graph.binary("DIV", centred, graph.unary("SQRT", graph.binary("ADD", variance, epsilon)))
+    above_zero = graph.binary("ADD", variance, node.options["epsilon"])
+    y = graph.binary("DIV", centred, graph.unary("SQRT", above_zero))
     for name, op in (("gamma", "MUL"), ("beta", "ADD")):
         if name in node.arrays:
             y = graph.binary(op, y, graph.weight(node.arrays[name]))
@@ -260,17 +242,16 @@ def _average(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 def _concatenate(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     values = _all(given)
-    axis: Any = node.options["axis"]
     options = schema.ConcatenationOptionsT()
-    options.axis = place = axis % len(values[0].shape)
+    options.axis = place = node.options["axis"] % len(values[0].shape)
     shape = list(values[0].shape)
     shape[place] = sum(value.shape[place] for value in values)
     return graph.add("CONCATENATION", values, shape, options, dtype=values[0].dtype)
 
 
 def _reshape(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    x, wanted = given["x"], node.options["shape"]
-    sizes: Any = (x.shape[0], *tuple(wanted))  # type: ignore[arg-type]
+    x = given["x"]
+    sizes = (x.shape[0], *node.options["shape"])
     known = math.prod(size for size in sizes if size != -1)
     shape = [math.prod(x.shape) // known if size == -1 else size for size in sizes]
     return graph.reshape(x, shape, sizes)
@@ -278,8 +259,8 @@ def _reshape(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 def _repeat_vector(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x, n = _with_axis(graph, given["x"]), node.options["n"]
-    times = graph.constant([1, n, *[1] * (len(x.shape) - 2)], "int32")  # type: ignore[list-item]
-    return graph.add("TILE", [x, times], (x.shape[0], n, *x.shape[2:]), dtype=x.dtype)  # type: ignore[arg-type]
+    times = graph.constant([1, n, *[1] * (len(x.shape) - 2)], "int32")
+    return graph.add("TILE", [x, times], (x.shape[0], n, *x.shape[2:]), dtype=x.dtype)
 
 
 def crop(graph: LiteRtGraph, x: Value, begin: int, end: int | None) -> Value:
@@ -296,15 +277,9 @@ def crop(graph: LiteRtGraph, x: Value, begin: int, end: int | None) -> Value:
     return graph.add("STRIDED_SLICE", inputs, (x.shape[0], left, *x.shape[2:]), options, dtype=x.dtype)
 
 
-def _crop(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    begin: Any = node.options["begin"]
-    end: Any = node.options["end"]
-    return crop(graph, given["x"], begin, end)
-
-
 def _function(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    x, name = given["x"], str(node.options["function"])
-    number = graph.constant(float(node.options["number"]))  # type: ignore[arg-type]
+    x, name = given["x"], node.options["function"]
+    number = graph.constant(float(node.options["number"]))
     if name in RELATIONS:
         return _relation(graph, name, x, number)
     if name == "power":
@@ -327,7 +302,7 @@ def _relation(graph: LiteRtGraph, name: str, left: Value, right: Value) -> Value
 
 def _compare(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     left, right = _aligned(graph, given)
-    return _relation(graph, str(node.options["relation"]), left, right)
+    return _relation(graph, node.options["relation"], left, right)
 
 
 def _choose(graph: LiteRtGraph, node: Node, given: Given) -> Value:
@@ -338,18 +313,15 @@ def _choose(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def _pad(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    x = given["x"]
-    before: Any = node.options["before"]
-    after: Any = node.options["after"]
+    x, before, after = given["x"], node.options["before"], node.options["after"]
     paddings = [[0, 0], [before, after], *[[0, 0]] * (len(x.shape) - 2)]
     shape = (x.shape[0], x.shape[1] + before + after, *x.shape[2:])
     return graph.add("PAD", [x, graph.constant(np.array(paddings), "int32")], shape, schema.PadOptionsT())
 
 
 def _take(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    x, axis = given["x"], node.options["axis"]
-    place: int = axis % len(x.shape)  # type: ignore[operator, assignment]
-    indices: Any = node.options["indices"]
+    x, indices = given["x"], node.options["indices"]
+    place = node.options["axis"] % len(x.shape)
     if graph.free_length and place == 1 and min(indices) < 0:
         raise ModelError(
             f"{node.name}: LiteRT cannot take steps counted from the end; export the model to onnx or savedmodel."
@@ -362,8 +334,8 @@ def _take(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def _cumsum(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    x, axis = given["x"], node.options["axis"]
-    inputs = [x, graph.constant(axis % len(x.shape), "int32")]  # type: ignore[operator, arg-type]
+    x = given["x"]
+    inputs = [x, graph.constant(node.options["axis"] % len(x.shape), "int32")]
     return graph.add("CUMSUM", inputs, x.shape, schema.CumsumOptionsT())
 
 
@@ -374,23 +346,20 @@ def flip(graph: LiteRtGraph, x: Value, axis: int) -> Value:
     )
 
 
-def _flip(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    axis: Any = node.options["axis"]
-    return flip(graph, given["x"], axis)
-
-
 def _permute(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x = given["x"]
-    axes: Any = (0, *tuple(node.options["axes"]))  # type: ignore[arg-type]
+    axes = (0, *node.options["axes"])
     shape = [x.shape[axis] for axis in axes]
     return graph.add("TRANSPOSE", [x, graph.constant(axes, "int32")], shape, dtype=x.dtype)
 
 
 _OPERATIONS: Mapping[str, Callable[[LiteRtGraph, Node, Given], Value]] = {
-    "embedding": _embedding,
+    "embedding": lambda graph, node, given: graph.rows_of(
+        graph.weight(node.arrays["embeddings"]), given["ids"]
+    ),
     "unembedding": _unembedding,
     "dense": _dense,
-    "activation": lambda graph, node, given: activate(graph, str(node.options["activation"]), given["x"]),
+    "activation": lambda graph, node, given: activate(graph, node.options["activation"], given["x"]),
     "layer_norm": _layer_norm,
     "affine": _affine,
     "function": _function,
@@ -407,11 +376,11 @@ _OPERATIONS: Mapping[str, Callable[[LiteRtGraph, Node, Given], Value]] = {
     "reshape": _reshape,
     "flatten_steps": sequences.flatten_steps,
     "repeat_vector": _repeat_vector,
-    "crop": _crop,
+    "crop": lambda graph, node, given: crop(graph, given["x"], node.options["begin"], node.options["end"]),
     "pad": _pad,
     "take": _take,
     "cumsum": _cumsum,
-    "flip": _flip,
+    "flip": lambda graph, node, given: flip(graph, given["x"], node.options["axis"]),
     "permute": _permute,
     "softmax": sequences.softmax,
     "sum": sequences.reduce("SUM"),

@@ -1,8 +1,7 @@
 """The operations of a program that look across steps, as operators of LiteRT: windows, pooling, attention."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ai_edge_litert import schema_py_generated as schema
 
@@ -15,7 +14,7 @@ _FREE = -1
 
 def windows(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     """The steps of each window side by side."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     x, axis, size, dilation = given["x"], options["axis"], options["size"], options["dilation"]
     if options["padding"] == "same" and options["strides"] > 1 and graph.free_length and axis == 1:
         raise ModelError(
@@ -38,7 +37,7 @@ def windows(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 def _padded(graph: LiteRtGraph, x: Value, axis: int, sides: tuple[int, int]) -> Value:
     paddings = [sides if place == axis else (0, 0) for place in range(len(x.shape))]
     shape = [size + sum(both) for size, both in zip(x.shape, paddings, strict=True)]
-    return graph.add("PAD", [x, graph.constant(paddings, "int32")], shape, schema.PadOptionsT())  # type: ignore[arg-type]
+    return graph.add("PAD", [x, graph.constant(paddings, "int32")], shape, schema.PadOptionsT())
 
 
 def _part(graph: LiteRtGraph, x: Value, axis: int, part: tuple[int, int | None, int]) -> Value:
@@ -70,7 +69,7 @@ def pool(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
     """Pooling by LiteRT's own operator, of images that are one pixel wide."""
 
     def write(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-        chosen: Mapping[str, Any] = node.options
+        chosen = node.options
         x, count = given["x"], window_steps(node, given["x"].shape[-2])[0]
         *outer, steps, features = x.shape
         rows = math.prod(outer)
@@ -99,8 +98,7 @@ def reduce(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
     """Sums and their like along an axis."""
 
     def write(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-        axis: Any = node.options["axis"]
-        return graph.reduce(op, given["x"], axis, keep=bool(node.options["keepdims"]))
+        return graph.reduce(op, given["x"], node.options["axis"], keep=bool(node.options["keepdims"]))
 
     return write
 
@@ -110,7 +108,7 @@ def softmax(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     x, axis = given["x"], node.options["axis"]
     order = [place for place in range(len(x.shape)) if place != axis] + [axis]
     back = [order.index(place) for place in range(len(x.shape))]
-    return _turned(graph, last_softmax(graph, _turned(graph, x, order)), back)  # type: ignore[arg-type]
+    return _turned(graph, last_softmax(graph, _turned(graph, x, order)), back)
 
 
 def last_softmax(graph: LiteRtGraph, x: Value) -> Value:
@@ -135,7 +133,7 @@ def _products(graph: LiteRtGraph, x: Value, y: Value, turned: tuple[bool, bool])
 
 def dot(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     """The sums of products over an axis of each of two values."""
-    axes: Any = node.options["axes"]
+    axes = node.options["axes"]
     sides, rests = [], []
     for name in "01":
         x = given[name]
@@ -153,7 +151,7 @@ def dot(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 def attention(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     """The mean of the values by the softmax of each query's scores."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     heads = options["heads"]
     query, key, value = (_heads(graph, given[name], heads) for name in ("query", "key", "value"))
     if "additive" in node.arrays:

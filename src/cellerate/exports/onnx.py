@@ -117,12 +117,12 @@ class OnnxRuntime:
 
 
 def _input(node: Node, *, alone: bool) -> onnx.ValueInfoProto:
-    shape: Any = node.options["shape"]
+    shape = node.options["shape"]
     # Sizes of one name are taken for equal, and two inputs may have different lengths.
     time = "time" if alone else f"{node.name} time"
     free = ["batch", time, *(f"{node.name} {axis}" for axis in range(2, len(shape)))]
     sizes = tuple(free[axis] if size == -1 else size for axis, size in enumerate(shape))
-    return value_info(node.name, _TYPES[str(node.options["dtype"])], sizes)
+    return value_info(node.name, _TYPES[node.options["dtype"]], sizes)
 
 
 def _put_back(node: Node, lstms: Mapping[int, LstmValues]) -> str | None:
@@ -133,7 +133,7 @@ def _put_back(node: Node, lstms: Mapping[int, LstmValues]) -> str | None:
 
 def _axes(node: Node, read: Mapping[str, int]) -> int:
     """The number of axes of a node's result."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     match node.op:
         case "input":
             return len(options["shape"])

@@ -46,21 +46,24 @@ class OnnxGraph:
         # So that no array is freed and its `id` given to another.
         self._kept: list[np.ndarray] = []
 
-    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Adds a node.
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Adds a node of one output, and gives that one's name.
 
         Args:
             op: An operator of ONNX.
             inputs: The names of its inputs; "" where an optional one is missing.
-            outputs: How many outputs it has.
             attributes: Its attributes.
-
-        Returns:
-            The name of its output, or a tuple of names if there are several.
         """
-        names = tuple(f"{op}_{len(self.nodes)}" + (f"_{n}" if outputs > 1 else "") for n in range(outputs))
-        self.nodes.append(helper.make_node(op, inputs, names, name=f"{op}_{len(self.nodes)}", **attributes))
-        return names if outputs > 1 else names[0]
+        name = f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
+
+    def add_three(self, op: str, *inputs: str, **attributes: Any) -> list[str]:
+        """As `add`, of a node of three outputs."""
+        name = f"{op}_{len(self.nodes)}"
+        names = [f"{name}_{n}" for n in range(3)]
+        self.nodes.append(helper.make_node(op, inputs, names, name=name, **attributes))
+        return names
 
     def weight(self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None) -> str:
         """The name of an array, in another form if need be; it is written once however often it is asked for."""
@@ -96,12 +99,12 @@ class OnnxGraph:
     ) -> str:
         """A value times a matrix, which may be in another form."""
         if not self.narrow:
-            return str(self.add("MatMul", x, self.weight(array, form)))
+            return self.add("MatMul", x, self.weight(array, form))
         columns, scales, _ = self.columns(array, form)
         # The four nodes that ONNX Runtime computes as one.
-        values, scale, zero = self.add("DynamicQuantizeLinear", x, outputs=3)
+        values, scale, zero = self.add_three("DynamicQuantizeLinear", x)
         sums = self.cast(self.add("MatMulInteger", values, columns, zero), TensorProto.FLOAT)
-        return str(self.add("Mul", sums, self.add("Mul", scale, scales)))
+        return self.add("Mul", sums, self.add("Mul", scale, scales))
 
     def number(self, value: float | bool, dtype: type = np.float32) -> str:
         """The name of a single number."""
@@ -114,7 +117,7 @@ class OnnxGraph:
     def slice(self, x: str, begin: int, end: int, axis: int, step: int = 1) -> str:
         """A part of an axis, as in NumPy."""
         each = (self.sizes(value) for value in (begin, end, axis, step))
-        return str(self.add("Slice", x, *each))
+        return self.add("Slice", x, *each)
 
     def flip(self, x: str, axis: int) -> str:
         """An axis backwards."""
@@ -122,7 +125,7 @@ class OnnxGraph:
 
     def cast(self, x: str, dtype: int) -> str:
         """Another type: one of `onnx.TensorProto`."""
-        return str(self.add("Cast", x, to=dtype))
+        return self.add("Cast", x, to=dtype)
 
     def output(self, x: str, name: str) -> None:
         """Gives a value the name of an output."""

@@ -78,7 +78,7 @@ def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
     any_live = graph.add("Unsqueeze", live.any, graph.sizes(1))
     h = graph.add("Where", any_live, h, given.get("h0", zero))
     c = graph.add("Where", any_live, c, given.get("c0", zero))
-    kept = str(node.options["masked_output"])
+    kept = node.options["masked_output"]
     otherwise = given.get("h0", zero) if kept == "previous_state" else zero
     if node.options["return_sequences"]:
         if "h0" in given and kept == "previous_state":
@@ -150,8 +150,7 @@ def _node(
     states = [graph.add("Unsqueeze", given[name], ahead) if name in given else "" for name in ("h0", "c0")]
     attributes: dict[str, Any] = {}
     used = [
-        _activation(node, str(node.options[name]))
-        for name in ("recurrent_activation", "activation", "activation")
+        _activation(node, node.options[name]) for name in ("recurrent_activation", "activation", "activation")
     ]
     if [name for name, _ in used] != ["Sigmoid", "Tanh", "Tanh"]:
         attributes["activations"] = [name for name, _ in used]
@@ -171,11 +170,10 @@ def _node(
         kernel, recurrent = (
             graph.weight(node.arrays[name], _gates) for name in ("kernel", "recurrent_kernel")
         )
-    y, h, c = graph.add(
+    y, h, c = graph.add_three(
         op,
         graph.add("Transpose", x, perm=[1, 0, 2]),
         *(kernel, recurrent, bias, lengths, *states, *scales),
-        outputs=3,
         hidden_size=node.arrays["recurrent_kernel"].shape[0],
         direction="reverse" if reverse else "forward",
         **attributes,

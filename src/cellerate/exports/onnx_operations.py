@@ -14,41 +14,33 @@ from cellerate.program import RELATIONS, Node, named_activation
 
 def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
     """Adds an operation, not an "input", "lstm" or "lstm_state", and gives the value of its result."""
-    return str(_OPERATIONS[node.op](graph, node, given))
+    return _OPERATIONS[node.op](graph, node, given)
 
 
 def activate(graph: OnnxGraph, activation: str, x: str) -> str:
     """An activation of a node, with its parameters."""
     name, parameters = named_activation(activation)
-    return x if name == "linear" else str(_ACTIVATIONS[name](graph, x, **parameters))
+    return x if name == "linear" else _ACTIVATIONS[name](graph, x, **parameters)
 
 
 def _named(op: str, **attributes: Any) -> Callable[[OnnxGraph, str], str]:
     return lambda graph, x: graph.add(op, x, **attributes)
 
 
-def _softplus(graph: OnnxGraph, x: str) -> str:
-    return str(graph.add("Softplus", x))
-
-
 def _clip(graph: OnnxGraph, x: str, low: float, high: float) -> str:
-    return str(graph.add("Clip", x, graph.number(low), graph.number(high)))
+    return graph.add("Clip", x, graph.number(low), graph.number(high))
 
 
-def _where_below(graph: OnnxGraph, x: str, limit: float, below: str, otherwise: str) -> str:
-    return str(graph.add("Where", graph.add("Less", x, graph.number(limit)), below, otherwise))
-
-
-def _where_above(graph: OnnxGraph, x: str, limit: float, above: str, otherwise: str) -> str:
-    return str(graph.add("Where", graph.add("Greater", x, graph.number(limit)), above, otherwise))
+def _where(graph: OnnxGraph, op: str, x: str, limit: float, yes: str, no: str) -> str:
+    return graph.add("Where", graph.add(op, x, graph.number(limit)), yes, no)
 
 
 def _relu(graph: OnnxGraph, x: str, negative_slope: float, max_value: float, threshold: float) -> str:
     if not negative_slope and not threshold and max_value == math.inf:
-        return str(graph.add("Relu", x))
+        return graph.add("Relu", x)
     above = x if max_value == math.inf else _clip(graph, x, 0, max_value)
     below = graph.add("Mul", graph.add("Sub", x, graph.number(threshold)), graph.number(negative_slope))
-    return _where_above(graph, x, threshold, above, below)
+    return _where(graph, "Greater", x, threshold, above, below)
 
 
 def _gelu(graph: OnnxGraph, x: str, approximate: float) -> str:
@@ -57,42 +49,25 @@ def _gelu(graph: OnnxGraph, x: str, approximate: float) -> str:
         scale = 2 * math.sqrt(2 / math.pi)
         curve = graph.add("Mul", graph.add("Mul", x, x), graph.number(0.044715 * scale))
         inner = graph.add("Mul", x, graph.add("Add", curve, graph.number(scale)))
-        return str(graph.add("Mul", x, graph.add("Sigmoid", inner)))
+        return graph.add("Mul", x, graph.add("Sigmoid", inner))
     share = graph.add("Erf", graph.add("Mul", x, graph.number(1 / math.sqrt(2))))
     half = graph.add("Mul", x, graph.number(0.5))
-    return str(graph.add("Mul", half, graph.add("Add", share, graph.number(1))))
+    return graph.add("Mul", half, graph.add("Add", share, graph.number(1)))
 
 
 def _hard_sigmoid(graph: OnnxGraph, x: str) -> str:
-    return str(graph.add("HardSigmoid", x, alpha=1 / 6, beta=0.5))
-
-
-def _hard_shrink(graph: OnnxGraph, x: str, threshold: float) -> str:
-    small = graph.add("LessOrEqual", graph.add("Abs", x), graph.number(threshold))
-    return str(graph.add("Where", small, graph.number(0), x))
-
-
-def _soft_shrink(graph: OnnxGraph, x: str, threshold: float) -> str:
-    return str(graph.add("Sub", x, _clip(graph, x, -threshold, threshold)))
-
-
-def _threshold(graph: OnnxGraph, x: str, threshold: float, default_value: float) -> str:
-    return _where_above(graph, x, threshold, x, graph.number(default_value))
+    return graph.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
 
 def _squareplus(graph: OnnxGraph, x: str, b: float) -> str:
     root = graph.add("Sqrt", graph.add("Add", graph.add("Mul", x, x), graph.number(b)))
-    return str(graph.add("Mul", graph.add("Add", x, root), graph.number(0.5)))
+    return graph.add("Mul", graph.add("Add", x, root), graph.number(0.5))
 
 
 def _sparse_plus(graph: OnnxGraph, x: str) -> str:
     more = graph.add("Add", x, graph.number(1))
     curve = graph.add("Mul", graph.add("Mul", more, more), graph.number(0.25))
-    return _where_below(graph, x, -1, graph.number(0), _where_below(graph, x, 1, curve, x))
-
-
-def _log_sigmoid(graph: OnnxGraph, x: str) -> str:
-    return str(graph.add("Neg", _softplus(graph, graph.add("Neg", x))))
+    return _where(graph, "Less", x, -1, graph.number(0), _where(graph, "Less", x, 1, curve, x))
 
 
 _ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
@@ -100,7 +75,7 @@ _ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "sigmoid": _named("Sigmoid"),
     "relu": _relu,
     "hard_sigmoid": _hard_sigmoid,
-    "softplus": _softplus,
+    "softplus": _named("Softplus"),
     "softsign": _named("Softsign"),
     "elu": lambda graph, x, alpha: graph.add("Elu", x, alpha=alpha),
     "selu": _named("Selu", alpha=1.6732632423543772, gamma=1.0507009873554805),
@@ -111,16 +86,20 @@ _ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "hard_silu": lambda graph, x: graph.add("Mul", x, _hard_sigmoid(graph, x)),
     "hard_tanh": lambda graph, x: _clip(graph, x, -1, 1),
-    "mish": lambda graph, x: graph.add("Mul", x, graph.add("Tanh", _softplus(graph, x))),
+    "mish": lambda graph, x: graph.add("Mul", x, graph.add("Tanh", graph.add("Softplus", x))),
     "celu": lambda graph, x, alpha: graph.add("Celu", x, alpha=alpha),
-    "log_sigmoid": _log_sigmoid,
-    "hard_shrink": _hard_shrink,
-    "soft_shrink": _soft_shrink,
+    "log_sigmoid": lambda graph, x: graph.add("Neg", graph.add("Softplus", graph.add("Neg", x))),
+    "hard_shrink": lambda graph, x, threshold: _where(
+        graph, "LessOrEqual", graph.add("Abs", x), threshold, graph.number(0), x
+    ),
+    "soft_shrink": lambda graph, x, threshold: graph.add("Sub", x, _clip(graph, x, -threshold, threshold)),
     "tanh_shrink": lambda graph, x: graph.add("Sub", x, graph.add("Tanh", x)),
     "squareplus": _squareplus,
     "sparse_plus": _sparse_plus,
     "sparse_sigmoid": _named("HardSigmoid", alpha=0.5, beta=0.5),
-    "threshold": _threshold,
+    "threshold": lambda graph, x, threshold, default_value: _where(
+        graph, "Greater", x, threshold, x, graph.number(default_value)
+    ),
     "softmax": _named("Softmax", axis=-1),
     "log_softmax": _named("LogSoftmax", axis=-1),
 }
@@ -130,45 +109,40 @@ def _dense(graph: OnnxGraph, node: Node, given: Given) -> str:
     y = graph.product(given.values["x"], node.arrays["kernel"])
     if "bias" in node.arrays:
         y = graph.add("Add", y, graph.weight(node.arrays["bias"]))
-    return activate(graph, str(node.options["activation"]), y)
+    return activate(graph, node.options["activation"], y)
 
 
 def _unembedding(graph: OnnxGraph, node: Node, given: Given) -> str:
     logits = graph.product(given.values["x"], node.arrays["embeddings"], np.transpose)
-    soft_cap: Any = node.options["soft_cap"]
+    soft_cap = node.options["soft_cap"]
     if soft_cap is None:
         return logits
     cap = graph.number(soft_cap)
-    return str(graph.add("Mul", graph.add("Tanh", graph.add("Div", logits, cap)), cap))
+    return graph.add("Mul", graph.add("Tanh", graph.add("Div", logits, cap)), cap)
 
 
 def _features_mask(graph: OnnxGraph, node: Node, given: Given) -> str:
-    value: Any = node.options["mask_value"]
-    other = graph.add("Not", graph.add("Equal", given.values["x"], graph.number(value)))
+    other = graph.add("Not", graph.add("Equal", given.values["x"], graph.number(node.options["mask_value"])))
     any_other = graph.add("ReduceMax", graph.cast(other, TensorProto.FLOAT), axes=[-1], keepdims=0)
     return graph.cast(any_other, TensorProto.BOOL)
 
 
-def _masked(graph: OnnxGraph, node: Node, given: Given) -> str:
-    return str(graph.add("Where", _over_features(graph, given), given.values["x"], graph.number(0)))
-
-
-def _where(graph: OnnxGraph, node: Node, given: Given) -> str:
+def _by_mask(graph: OnnxGraph, node: Node, given: Given) -> str:
     x, other = _aligned(graph, given, ("x", "other"))
-    return str(graph.add("Where", _over_features(graph, given), x, other))
+    return graph.add("Where", _over_features(graph, given), x, other)
 
 
 def _over_features(graph: OnnxGraph, given: Given) -> str:
     """The mask with one more axis."""
-    return str(graph.add("Unsqueeze", given.values["mask"], graph.sizes(2)))
+    return graph.add("Unsqueeze", given.values["mask"], graph.sizes(2))
 
 
 def _layer_norm(graph: OnnxGraph, node: Node, given: Given) -> str:
     x, axes = given.values["x"], [-1]
     centred = graph.add("Sub", x, graph.add("ReduceMean", x, axes=axes))
     variance = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=axes)
-    epsilon: Any = node.options["epsilon"]
-    y = graph.add("Div", centred, graph.add("Sqrt", graph.add("Add", variance, graph.number(epsilon))))
+    above_zero = graph.add("Add", variance, graph.number(node.options["epsilon"]))
+    y = graph.add("Div", centred, graph.add("Sqrt", above_zero))
     for name, op in (("gamma", "Mul"), ("beta", "Add")):
         if name in node.arrays:
             y = graph.add(op, y, graph.weight(node.arrays[name]))
@@ -177,7 +151,7 @@ def _layer_norm(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 def _affine(graph: OnnxGraph, node: Node, given: Given) -> str:
     scaled = graph.add("Mul", given.values["x"], graph.weight(node.arrays["scale"]))
-    return str(graph.add("Add", scaled, graph.weight(node.arrays["offset"])))
+    return graph.add("Add", scaled, graph.weight(node.arrays["offset"]))
 
 
 def _all(given: Given) -> list[str]:
@@ -213,63 +187,32 @@ _add = _merge("Add")
 
 
 def _average(graph: OnnxGraph, node: Node, given: Given) -> str:
-    return str(graph.add("Div", _add(graph, node, given), graph.number(len(given.values))))
-
-
-def _concatenate(graph: OnnxGraph, node: Node, given: Given) -> str:
-    return str(graph.add("Concat", *_all(given), axis=node.options["axis"]))
-
-
-def _reshape(graph: OnnxGraph, node: Node, given: Given) -> str:
-    shape: Any = node.options["shape"]
-    return str(graph.add("Reshape", given.values["x"], graph.sizes(0, *shape)))  # 0: as it is
+    return graph.add("Div", _add(graph, node, given), graph.number(len(given.values)))
 
 
 def _repeat_vector(graph: OnnxGraph, node: Node, given: Given) -> str:
-    n: Any = node.options["n"]
-    shape = graph.sizes(1, n, *[1] * (given.axes["x"] - 1))
-    return str(graph.add("Expand", graph.add("Unsqueeze", given.values["x"], graph.sizes(1)), shape))
+    shape = graph.sizes(1, node.options["n"], *[1] * (given.axes["x"] - 1))
+    return graph.add("Expand", graph.add("Unsqueeze", given.values["x"], graph.sizes(1)), shape)
 
 
 def _crop(graph: OnnxGraph, node: Node, given: Given) -> str:
-    begin: Any = node.options["begin"]
-    end: Any = node.options["end"]
-    return graph.slice(given.values["x"], begin, TO_THE_END if end is None else end, 1)
-
-
-def _take(graph: OnnxGraph, node: Node, given: Given) -> str:
-    indices: Any = node.options["indices"]
-    return str(graph.add("Gather", given.values["x"], graph.sizes(*indices), axis=node.options["axis"]))
-
-
-def _permute(graph: OnnxGraph, node: Node, given: Given) -> str:
-    axes: Any = node.options["axes"]
-    return str(graph.add("Transpose", given.values["x"], perm=[0, *axes]))
-
-
-def _cumsum(graph: OnnxGraph, node: Node, given: Given) -> str:
-    axis: Any = node.options["axis"]
-    return str(graph.add("CumSum", given.values["x"], graph.number(axis, np.int64)))
-
-
-def _flip(graph: OnnxGraph, node: Node, given: Given) -> str:
-    axis: Any = node.options["axis"]
-    return graph.flip(given.values["x"], axis)
+    end = node.options["end"]
+    return graph.slice(given.values["x"], node.options["begin"], TO_THE_END if end is None else end, 1)
 
 
 def _function(graph: OnnxGraph, node: Node, given: Given) -> str:
-    x, name, number = given.values["x"], str(node.options["function"]), node.options["number"]
+    x, name, number = given.values["x"], node.options["function"], node.options["number"]
     if name in RELATIONS:
-        return _relation(graph, name, x, graph.number(float(number)))  # type: ignore[arg-type]
+        return _relation(graph, name, x, graph.number(float(number)))
     if name == "power":
-        return str(graph.add("Pow", x, graph.number(float(number))))  # type: ignore[arg-type]
+        return graph.add("Pow", x, graph.number(float(number)))
     if name == "rsqrt":
-        return str(graph.add("Reciprocal", graph.add("Sqrt", x)))
+        return graph.add("Reciprocal", graph.add("Sqrt", x))
     if name == "log1p":
-        return str(graph.add("Log", graph.add("Add", x, graph.number(1))))
+        return graph.add("Log", graph.add("Add", x, graph.number(1)))
     if name == "expm1":
-        return str(graph.add("Sub", graph.add("Exp", x), graph.number(1)))
-    return str(graph.add(name.capitalize(), x))
+        return graph.add("Sub", graph.add("Exp", x), graph.number(1))
+    return graph.add(name.capitalize(), x)
 
 
 _RELATIONS = {
@@ -291,30 +234,29 @@ def _relation(graph: OnnxGraph, name: str, left: str, right: str) -> str:
 
 def _compare(graph: OnnxGraph, node: Node, given: Given) -> str:
     left, right = _aligned(graph, given, ("0", "1"))
-    return _relation(graph, str(node.options["relation"]), left, right)
+    return _relation(graph, node.options["relation"], left, right)
 
 
 def _choose(graph: OnnxGraph, node: Node, given: Given) -> str:
     condition, yes, no = _aligned(graph, given, ("0", "1", "2"))
-    return str(graph.add("Where", graph.cast(condition, TensorProto.BOOL), yes, no))
+    return graph.add("Where", graph.cast(condition, TensorProto.BOOL), yes, no)
 
 
 def _pad(graph: OnnxGraph, node: Node, given: Given) -> str:
-    before: Any = node.options["before"]
-    after: Any = node.options["after"]
     rest = [0] * (given.axes["x"] - 2)
-    return str(graph.add("Pad", given.values["x"], graph.sizes(0, before, *rest, 0, after, *rest)))
+    sizes = graph.sizes(0, node.options["before"], *rest, 0, node.options["after"], *rest)
+    return graph.add("Pad", given.values["x"], sizes)
 
 
 def _mean_over_time(graph: OnnxGraph, node: Node, given: Given) -> str:
     if "mask" not in given.values:
-        return str(graph.add("ReduceMean", given.values["x"], axes=[1], keepdims=0))
+        return graph.add("ReduceMean", given.values["x"], axes=[1], keepdims=0)
     live = _over_features(graph, given)
     shown = graph.add("Where", live, given.values["x"], graph.number(0))
     time = graph.sizes(1)
     total = graph.add("ReduceSum", shown, time, keepdims=0)
     count = graph.add("ReduceSum", graph.cast(live, TensorProto.FLOAT), time, keepdims=0)
-    return str(graph.add("Div", total, count))
+    return graph.add("Div", total, count)
 
 
 _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
@@ -326,12 +268,12 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
         "Not", graph.add("Equal", given.values["ids"], graph.number(0, np.int32))
     ),
     "features_mask": _features_mask,
-    "masked": _masked,
-    "where": _where,
-    "dense": _dense,
-    "activation": lambda graph, node, given: activate(
-        graph, str(node.options["activation"]), given.values["x"]
+    "masked": lambda graph, node, given: graph.add(
+        "Where", _over_features(graph, given), given.values["x"], graph.number(0)
     ),
+    "where": _by_mask,
+    "dense": _dense,
+    "activation": lambda graph, node, given: activate(graph, node.options["activation"], given.values["x"]),
     "layer_norm": _layer_norm,
     "affine": _affine,
     "function": _function,
@@ -344,18 +286,27 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     "average": _average,
     "maximum": _merge("Max"),
     "minimum": _merge("Min"),
-    "concatenate": _concatenate,
-    "reshape": _reshape,
+    "concatenate": lambda graph, node, given: graph.add("Concat", *_all(given), axis=node.options["axis"]),
+    # A size of 0 stays as it is.
+    "reshape": lambda graph, node, given: graph.add(
+        "Reshape", given.values["x"], graph.sizes(0, *node.options["shape"])
+    ),
     "flatten_steps": lambda graph, node, given: graph.add(
         "Reshape", given.values["x"], graph.sizes(0, 0, -1)
     ),
     "repeat_vector": _repeat_vector,
     "crop": _crop,
     "pad": _pad,
-    "take": _take,
-    "cumsum": _cumsum,
-    "flip": _flip,
-    "permute": _permute,
+    "take": lambda graph, node, given: graph.add(
+        "Gather", given.values["x"], graph.sizes(*node.options["indices"]), axis=node.options["axis"]
+    ),
+    "cumsum": lambda graph, node, given: graph.add(
+        "CumSum", given.values["x"], graph.number(node.options["axis"], np.int64)
+    ),
+    "flip": lambda graph, node, given: graph.flip(given.values["x"], node.options["axis"]),
+    "permute": lambda graph, node, given: graph.add(
+        "Transpose", given.values["x"], perm=[0, *node.options["axes"]]
+    ),
     "mean_over_time": _mean_over_time,
     "max_over_time": lambda graph, node, given: graph.add(
         "ReduceMax", given.values["x"], axes=[1], keepdims=0

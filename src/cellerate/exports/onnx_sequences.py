@@ -1,6 +1,5 @@
 """The operations of a program that look across steps, as nodes of ONNX: windows, pooling, attention."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ from cellerate.program import Node
 def windows(graph: OnnxGraph, node: Node, given: Given) -> str:
     """The steps of each window side by side."""
     taps = _taps(graph, node, given.values["x"], given.axes["x"], 0.0)
-    return taps[0] if len(taps) == 1 else str(graph.add("Concat", *taps, axis=-1))
+    return taps[0] if len(taps) == 1 else graph.add("Concat", *taps, axis=-1)
 
 
 def max_pool(graph: OnnxGraph, node: Node, given: Given) -> str:
     """The largest of each window."""
-    return str(graph.add("Max", *_taps(graph, node, given.values["x"], given.axes["x"], -np.inf)))
+    return graph.add("Max", *_taps(graph, node, given.values["x"], given.axes["x"], -np.inf))
 
 
 def average_pool(graph: OnnxGraph, node: Node, given: Given) -> str:
@@ -28,7 +27,7 @@ def average_pool(graph: OnnxGraph, node: Node, given: Given) -> str:
     # Numbers of each step by which those beyond the ends can be told from the others.
     first = graph.add("Slice", x, graph.sizes(0), graph.sizes(1), graph.sizes(rank - 1))
     ones = graph.add("ConstantOfShape", graph.add("Shape", first), value=_one())
-    return str(graph.add("Div", total, graph.add("Sum", *_taps(graph, node, ones, rank, 0.0))))
+    return graph.add("Div", total, graph.add("Sum", *_taps(graph, node, ones, rank, 0.0)))
 
 
 def _one() -> TensorProto:
@@ -37,7 +36,7 @@ def _one() -> TensorProto:
 
 def _taps(graph: OnnxGraph, node: Node, x: str, rank: int, padding: float) -> list[str]:
     """The first steps of all windows, their second steps, and so on."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     axis, size, strides = options["axis"], options["size"], options["strides"]
     dilation = options["dilation"]
     reach = (size - 1) * dilation + 1
@@ -69,25 +68,25 @@ def _padded(graph: OnnxGraph, x: str, place: tuple[int, int], sides: tuple[str, 
     for side in sides:
         around = [graph.sizes(*[0] * zeros) if zeros else "" for zeros in (axis, rank - 1 - axis)]
         parts += [part for part in (around[0], side, around[1]) if part]
-    return str(graph.add("Pad", x, graph.add("Concat", *parts, axis=0), graph.number(padding)))
+    return graph.add("Pad", x, graph.add("Concat", *parts, axis=0), graph.number(padding))
 
 
 def reduce(op: str) -> Any:
     """A writer of sums and their like along an axis."""
 
     def write(graph: OnnxGraph, node: Node, given: Given) -> str:
-        options: Mapping[str, Any] = node.options
+        options = node.options
         x, keepdims = given.values["x"], int(options["keepdims"])
         if op == "ReduceSum":
-            return str(graph.add(op, x, graph.sizes(options["axis"]), keepdims=keepdims))
-        return str(graph.add(op, x, axes=[options["axis"]], keepdims=keepdims))
+            return graph.add(op, x, graph.sizes(options["axis"]), keepdims=keepdims)
+        return graph.add(op, x, axes=[options["axis"]], keepdims=keepdims)
 
     return write
 
 
 def dot(graph: OnnxGraph, node: Node, given: Given) -> str:
     """The sums of products over an axis of each of two values."""
-    axes: Any = node.options["axes"]
+    axes = node.options["axes"]
     sides, rests = [], []
     for name, axis in zip("01", axes, strict=True):
         x = given.values[name]
@@ -109,7 +108,7 @@ def dot(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 def attention(graph: OnnxGraph, node: Node, given: Given) -> str:
     """The mean of the values by the softmax of each query's scores."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     split = graph.sizes(0, 0, options["heads"], -1)
     query, key, value = (
         graph.add("Transpose", graph.add("Reshape", given.values[name], split), perm=perm)
@@ -133,7 +132,7 @@ def attention(graph: OnnxGraph, node: Node, given: Given) -> str:
     if counts is not None and options["zeros"]:
         weights = graph.add("Where", counts, weights, graph.number(0))
     joined = graph.add("Transpose", graph.add("MatMul", weights, value), perm=[0, 2, 1, 3])
-    return str(graph.add("Reshape", joined, graph.sizes(0, 0, -1)))
+    return graph.add("Reshape", joined, graph.sizes(0, 0, -1))
 
 
 def _counts(graph: OnnxGraph, node: Node, given: Given) -> str | None:
@@ -156,4 +155,4 @@ def _counts(graph: OnnxGraph, node: Node, given: Given) -> str | None:
 def _range(graph: OnnxGraph, x: str) -> str:
     """The numbers of the steps of a value."""
     steps = graph.add("Squeeze", graph.slice(graph.add("Shape", x), 1, 2, 0), graph.sizes(0))
-    return str(graph.add("Range", graph.number(0, np.int64), steps, graph.number(1, np.int64)))
+    return graph.add("Range", graph.number(0, np.int64), steps, graph.number(1, np.int64))

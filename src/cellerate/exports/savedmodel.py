@@ -110,7 +110,7 @@ def _run(program: Program, variables: list[dict[str, Any]], given: Mapping[str, 
             lstms[number] = tensorflow_operations.lstm(node, read)
             values.append(lstms[number][0])
         elif node.op == "lstm_state":
-            values.append(lstms[node.inputs["lstm"]]["hc".index(str(node.options["state"])) + 1])
+            values.append(lstms[node.inputs["lstm"]]["hc".index(node.options["state"]) + 1])
         else:
             values.append(tensorflow_operations.run(node, read))
     return {name: tf.identity(values[number]) for name, number in program.outputs.items()}

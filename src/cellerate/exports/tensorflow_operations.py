@@ -39,15 +39,15 @@ def lstm(node: Node, given: Given) -> tuple[Any, Any, Any]:
 
     def step(t: Any, h: Any, c: Any, output: Any, outputs: Any) -> tuple[Any, ...]:
         z_i, z_f, z_c, z_o = tf.split(projected[t] + tf.matmul(h, recurrent), 4, axis=1)
-        i, f, o = (activate(str(options["recurrent_activation"]), each) for each in (z_i, z_f, z_o))
-        c_new = f * c + i * activate(str(options["activation"]), z_c)
-        h_new = o * activate(str(options["activation"]), c_new)
+        i, f, o = (activate(options["recurrent_activation"], each) for each in (z_i, z_f, z_o))
+        c_new = f * c + i * activate(options["activation"], z_c)
+        h_new = o * activate(options["activation"], c_new)
         if mask is None:
             h, c, output = h_new, c_new, h_new
         else:
             live = mask[t]
             otherwise = {"previous_output": output, "previous_state": h, "zero": zeros}
-            output = tf.where(live, h_new, otherwise[str(options["masked_output"])])
+            output = tf.where(live, h_new, otherwise[options["masked_output"]])
             h, c = tf.where(live, h_new, h), tf.where(live, c_new, c)
         return t + 1, h, c, output, outputs.write(t, output) if sequences else outputs
 
@@ -131,12 +131,8 @@ def _embedding(node: Node, given: Given) -> Any:
 
 def _unembedding(node: Node, given: Given) -> Any:
     logits = tf.tensordot(given["x"], tf.transpose(given["embeddings"]), 1)
-    soft_cap: Any = node.options["soft_cap"]
+    soft_cap = node.options["soft_cap"]
     return logits if soft_cap is None else tf.tanh(logits / soft_cap) * soft_cap
-
-
-def _masked(node: Node, given: Given) -> Any:
-    return tf.where(given["mask"][..., tf.newaxis], given["x"], 0.0)
 
 
 def _where(node: Node, given: Given) -> Any:
@@ -188,34 +184,25 @@ def _all(given: Given) -> list[Any]:
 
 def _reshape(node: Node, given: Given) -> Any:
     x, shape = given["x"], node.options["shape"]
-    return tf.reshape(x, tf.concat([tf.shape(x)[:1], tf.constant(shape, tf.int32, [len(tuple(shape))])], 0))  # type: ignore[arg-type]
-
-
-def _repeat_vector(node: Node, given: Given) -> Any:
-    return tf.repeat(given["x"][:, tf.newaxis], node.options["n"], axis=1)
+    return tf.reshape(x, tf.concat([tf.shape(x)[:1], tf.constant(shape, tf.int32, [len(shape)])], 0))
 
 
 def _take(node: Node, given: Given) -> Any:
-    axis: Any = node.options["axis"]
+    axis = node.options["axis"]
     indices = tf.constant(node.options["indices"], tf.int32)
     size = tf.shape(given["x"])[axis]
     return tf.gather(given["x"], tf.where(indices < 0, indices + size, indices), axis=axis)
 
 
-def _permute(node: Node, given: Given) -> Any:
-    axes: Any = node.options["axes"]
-    return tf.transpose(given["x"], [0, *axes])
-
-
 def _function(node: Node, given: Given) -> Any:
-    x, name, number = given["x"], str(node.options["function"]), tf.constant(node.options["number"])
+    x, name, number = given["x"], node.options["function"], tf.constant(node.options["number"])
     if name in RELATIONS:
         return _relation(name, x, number)
     return tf.pow(x, number) if name == "power" else getattr(tf.math, name)(x)
 
 
 def _compare(node: Node, given: Given) -> Any:
-    return _relation(str(node.options["relation"]), *_aligned(_all(given)))
+    return _relation(node.options["relation"], *_aligned(_all(given)))
 
 
 def _relation(name: str, left: Any, right: Any) -> Any:
@@ -246,12 +233,12 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "unembedding": _unembedding,
     "ids_mask": lambda node, given: tf.not_equal(given["ids"], 0),
     "features_mask": lambda node, given: tf.reduce_any(given["x"] != node.options["mask_value"], axis=-1),
-    "masked": _masked,
+    "masked": lambda node, given: tf.where(given["mask"][..., tf.newaxis], given["x"], 0.0),
     "where": _where,
     "dense": lambda node, given: activate(
-        str(node.options["activation"]), _project(given["x"], given["kernel"], given.get("bias"))
+        node.options["activation"], _project(given["x"], given["kernel"], given.get("bias"))
     ),
-    "activation": lambda node, given: activate(str(node.options["activation"]), given["x"]),
+    "activation": lambda node, given: activate(node.options["activation"], given["x"]),
     "layer_norm": _layer_norm,
     "affine": lambda node, given: given["x"] * given["scale"] + given["offset"],
     "function": _function,
@@ -267,13 +254,13 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "concatenate": lambda node, given: tf.concat(_all(given), axis=node.options["axis"]),
     "reshape": _reshape,
     "flatten_steps": sequences.flatten_steps,
-    "repeat_vector": _repeat_vector,
+    "repeat_vector": lambda node, given: tf.repeat(given["x"][:, tf.newaxis], node.options["n"], axis=1),
     "crop": lambda node, given: given["x"][:, node.options["begin"] : node.options["end"]],
     "pad": _pad,
     "take": _take,
     "cumsum": lambda node, given: tf.cumsum(given["x"], axis=node.options["axis"]),
     "flip": lambda node, given: tf.reverse(given["x"], [node.options["axis"]]),
-    "permute": _permute,
+    "permute": lambda node, given: tf.transpose(given["x"], [0, *node.options["axes"]]),
     "mean_over_time": _mean_over_time,
     "max_over_time": lambda node, given: tf.reduce_max(given["x"], axis=1),
     "flip_mask": lambda node, given: tf.reverse(given["mask"], [1]),

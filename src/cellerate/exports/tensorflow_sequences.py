@@ -20,7 +20,7 @@ def taps(node: Node, x: Any, padding: float) -> list[Any]:
         x: (..., T, F).
         padding: The number that stands where there is no step.
     """
-    options: Mapping[str, Any] = node.options
+    options = node.options
     size, strides, dilation = options["size"], options["strides"], options["dilation"]
     reach, steps = (size - 1) * dilation + 1, tf.shape(x)[-2]
     if options["padding"] == "valid":
@@ -74,7 +74,7 @@ def reduce(function: Callable[..., Any]) -> Callable[[Node, Given], Any]:
 
 def dot(node: Node, given: Given) -> Any:
     """The sums of products over an axis of each of two values."""
-    axes: Any = node.options["axes"]
+    axes = node.options["axes"]
     flat = [len(given[name].shape) == 2 for name in "01"]
     x, y = (given[name][:, tf.newaxis] if one else given[name] for name, one in zip("01", flat, strict=True))
     products = tf.matmul(x, y, transpose_a=not flat[0] and axes[0] == 1, transpose_b=flat[1] or axes[1] == 2)
@@ -85,7 +85,7 @@ def dot(node: Node, given: Given) -> Any:
 
 def attention(node: Node, given: Given) -> Any:
     """The mean of the values by the softmax of each query's scores."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     query, key, value = (_heads(given[name], options["heads"]) for name in ("query", "key", "value"))
     if "additive" in given:
         pairs = tf.tanh(query[:, :, :, tf.newaxis] + key[:, :, tf.newaxis])

@@ -210,11 +210,9 @@ def _mask_after(operation: Any, node: Any, inputs: Sequence[str | None]) -> str 
         return f"Masking {operation.name!r}"
     if isinstance(operation, keras.layers.Embedding):
         reverse = node.arguments.kwargs.get("reverse", False)
-        return (
-            f"{type(operation).__name__} {operation.name!r} (mask_zero=True)"
-            if (operation.mask_zero and not reverse)
-            else None
-        )
+        if operation.mask_zero and not reverse:
+            return f"{type(operation).__name__} {operation.name!r} (mask_zero=True)"
+        return None
     if not isinstance(operation, keras.Layer) or not operation.supports_masking:
         return None
     if isinstance(operation, keras.layers.Concatenate):

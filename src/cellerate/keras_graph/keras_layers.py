@@ -178,35 +178,14 @@ OPERATIONS: dict[str, OperationRow] = {
     "Negative": OperationRow(ALIKE, operations.negative, ties.passes),
     **dict.fromkeys(
         (
-            *(
-                "Relu",
-                "Relu6",
-                "ReLU",
-                "LeakyRelu",
-                "Elu",
-                "Selu",
-                "Celu",
-                "Gelu",
-                "Silu",
-                "Softplus",
-                "Softsign",
-            ),
-            *(
-                "Sigmoid",
-                "LogSigmoid",
-                "HardSigmoid",
-                "HardSilu",
-                "Tanh",
-                "HardTanh",
-                "Squareplus",
-                "Threshold",
-            ),
+            *("Relu", "Relu6", "ReLU", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "Silu", "Softplus"),
+            *("Softsign", "Sigmoid", "LogSigmoid", "HardSigmoid", "HardSilu", "Tanh", "HardTanh"),
+            *("Squareplus", "Threshold", "Exp"),
         ),
         OperationRow(ALIKE, operations.activation, ties.passes),
     ),
     "Clip": OperationRow(ALIKE, operations.clip, ties.passes),
     "Power": OperationRow(None, elementwise.power),
-    "Exp": OperationRow(ALIKE, operations.exponential, ties.passes),
     **{
         name: OperationRow(ALIKE, elementwise.function(function), ties.passes)
         for name, function in {
@@ -223,10 +202,10 @@ OPERATIONS: dict[str, OperationRow] = {
         }.items()
     },
     "Isnan": OperationRow(ALIKE, numbers=elementwise.is_nan),
-    "LogicalAnd": OperationRow(ALIKE, numbers=elementwise.logical_and),
+    "LogicalAnd": OperationRow(ALIKE, numbers=elementwise.joined_truths("multiply")),
     "LogicalNot": OperationRow(ALIKE, numbers=elementwise.logical_not),
     "Where": _moves(elementwise.where),
-    "Square": OperationRow(ALIKE, operations.square, ties.passes),
+    "Square": OperationRow(ALIKE, lambda call: elementwise.squared(call, call.x), ties.passes),
     "Mean": OperationRow(None, operations.reduce("mean"), ties.along_axis),
     "Max": OperationRow(None, operations.reduce("max"), ties.along_axis),
     "Min": OperationRow(None, operations.reduce("min"), ties.along_axis),
@@ -243,24 +222,26 @@ OPERATIONS: dict[str, OperationRow] = {
     "Roll": _moves(operations.roll),
     "Tile": _moves(operations.tile),
     "Repeat": _moves(operations.repeat),
-    "Cumsum": OperationRow(None, operations.cumsum),
-    "Flip": _moves(operations.flip, ties.along_axis),
+    "Cumsum": OperationRow(None, operations.along_axis("cumsum")),
+    "Flip": _moves(operations.along_axis("flip"), ties.along_axis),
     "Take": _moves(operations.take, ties.along_axis),
     "GetItem": _moves(operations.get_item, ties.item),
     "Squeeze": _moves(operations.squeeze, ties.along_axis),
     "ExpandDims": _moves(operations.expand_dims, ties.along_axis, operations.same_mask),
-    "Concatenate": _moves(operations.concatenate, ties.joined, operations.joined_masks),
+    "Concatenate": _moves(program.concatenate, ties.joined, operations.joined_masks),
     "ConvertToTensor": OperationRow(mask=operations.same_mask),
     "NotEqual": OperationRow(
         ALIKE, None, ties.arithmetic, operations.not_equal, elementwise.compare("not_equal")
     ),
-    "LogicalOr": OperationRow(ALIKE, mask=operations.logical_or, numbers=elementwise.logical_or),
+    "LogicalOr": OperationRow(
+        ALIKE, mask=operations.logical_or, numbers=elementwise.joined_truths("maximum")
+    ),
     "Any": OperationRow(
         LAST_AXIS, mask=operations.any_feature, numbers=operations.extreme_of_booleans("max")
     ),
     "All": OperationRow(LAST_AXIS, numbers=operations.extreme_of_booleans("min")),
-    "OnesLike": OperationRow(mask=operations.all_count),
-    "ZerosLike": OperationRow(mask=operations.none_count),
+    "OnesLike": OperationRow(mask=operations.constant_mask(counts=True)),
+    "ZerosLike": OperationRow(mask=operations.constant_mask(counts=False)),
 }
 """By the names of the operations' classes, as Keras exports no classes for them."""
 

@@ -159,14 +159,9 @@ def stack(call: ProgramCall) -> ProgramValue:
     return call.add("concatenate", numbered(expanded), axis=axis)
 
 
-def flip(call: ProgramCall) -> ProgramValue:
-    """The input with one axis reversed."""
-    return call.add("flip", axis=inner_axis(call.layer.axis, len(call.x.shape)))
-
-
-def cumsum(call: ProgramCall) -> ProgramValue:
-    """A running sum."""
-    return call.add("cumsum", axis=inner_axis(call.layer.axis, len(call.x.shape)))
+def along_axis(op: str) -> ReadOne:
+    """A reader of operations along one axis that keep the shape."""
+    return lambda call: call.add(op, axis=inner_axis(call.layer.axis, len(call.x.shape)))
 
 
 def negative(call: ProgramCall) -> ProgramValue:
@@ -274,16 +269,6 @@ def einsum(call: ProgramCall) -> ProgramValue:
     return products if kept else reshaped(call, products)
 
 
-def exponential(call: ProgramCall) -> ProgramValue:
-    """The exponential of each number."""
-    return call.add("activation", activation="exponential")
-
-
-def square(call: ProgramCall) -> ProgramValue:
-    """The square of each number."""
-    return call.add("multiply", numbered([call.x, call.x]))
-
-
 def reduce(op: str) -> ReadOne:
     """A reader of operations that make one number of those along one axis or several."""
 
@@ -386,12 +371,6 @@ def cast(call: ProgramCall) -> ProgramValue:
     return dataclasses.replace(call.x, boolean=False)
 
 
-def concatenate(call: ProgramCall) -> ProgramValue:
-    """The inputs side by side."""
-    values = call.arguments["xs"]
-    return call.add("concatenate", numbered(values), axis=inner_axis(call.layer.axis, len(values[0].shape)))
-
-
 def not_equal(call: ProgramCall) -> ProgramValue:
     """The masks that Keras makes: ids that are not 0, and steps where any feature differs from the mask value."""
     x, other = call.arguments["x1"], call.arguments["x2"]
@@ -418,11 +397,9 @@ def _nonzero(call: ProgramCall, x: ProgramValue) -> ProgramValue:
 
 def any_feature(call: ProgramCall) -> ProgramValue:
     """The mask of steps where any feature counts, which `not_equal` has already made."""
-    return (
-        call.x
-        if len(call.x.shape) == 3 and list(call.layer.axis or []) in ([-1], [2])
-        else ProgramValue(None)
-    )
+    if len(call.x.shape) == 3 and list(call.layer.axis or []) in ([-1], [2]):
+        return call.x
+    return ProgramValue(None)
 
 
 def joined_masks(call: ProgramCall) -> ProgramValue:
@@ -430,14 +407,9 @@ def joined_masks(call: ProgramCall) -> ProgramValue:
     return either(call.arguments["xs"]) if call.layer.axis in (-1, 2) else ProgramValue(None)
 
 
-def all_count(call: ProgramCall) -> ProgramValue:
-    """A mask that is True everywhere."""
-    return ProgramValue(None, masks=frozenset([ALL_COUNT]))
-
-
-def none_count(call: ProgramCall) -> ProgramValue:
-    """A mask that is False everywhere."""
-    return ProgramValue(None, masks=frozenset())
+def constant_mask(*, counts: bool) -> ReadOne:
+    """A reader of operations that give a mask that is True everywhere, or nowhere."""
+    return lambda call: ProgramValue(None, masks=frozenset([ALL_COUNT] if counts else []))
 
 
 def same_mask(call: ProgramCall) -> ProgramValue:

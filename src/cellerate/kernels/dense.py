@@ -6,7 +6,6 @@ from cellerate.kernels.operation import Codes, CoreOperation, Given, backward, f
 
 
 def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
-    del codes
     return {"y": (*given["x"].shape[:1], *given["kernel"].shape[1:])}
 
 

@@ -12,21 +12,8 @@ what it computes. Kernels, and a row of each export that has it, are all that li
 """
 
 from cellerate.program.elementwise import RELATIONS
-from cellerate.program.node import (
-    MASKED_OUTPUTS,
-    NORMALIZERS,
-    PRECISIONS,
-    Node,
-    Option,
-    named_activation,
-)
-from cellerate.program.operation import (
-    AS_READ,
-    MOST_AXES,
-    Arithmetic,
-    Given,
-    Shape,
-)
+from cellerate.program.node import MASKED_OUTPUTS, NORMALIZERS, PRECISIONS, Node, Option, named_activation
+from cellerate.program.operation import AS_READ, MOST_AXES, Arithmetic, Given, Shape
 from cellerate.program.program import Program
 from cellerate.program.table import LAST_STATES, MASKS, OPERATIONS, RECURRENT
 from cellerate.program.windows import window_steps

@@ -6,7 +6,7 @@ import numpy as np
 
 from cellerate.errors import ModelError
 from cellerate.program.node import Node
-from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, check_numbers, option
+from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, check_numbers
 
 # Keras takes this from the scores of keys that do not count.
 _HIDDEN = np.float32(1e9)
@@ -22,7 +22,7 @@ def _check_dot(node: Node) -> None:
 def _dot_shape(node: Node, read: Shapes) -> Shape:
     rests: Shape = ()
     sizes = []
-    for name, axis in zip("01", option(node, "axes"), strict=True):
+    for name, axis in zip("01", node.options["axes"], strict=True):
         x = read[name]
         if not axis <= len(x) <= 2:
             raise ValueError(f"input {name} must have an axis {axis} and at most 3 axes, the batch included")
@@ -37,7 +37,7 @@ def _dot(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
     # Of each the axis that is summed over comes last, with one before it.
     x, y = (
         np.moveaxis(given[name], axis, -1).reshape(len(given[name]), -1, given[name].shape[axis])
-        for name, axis in zip("01", option(node, "axes"), strict=True)
+        for name, axis in zip("01", node.options["axes"], strict=True)
     )
     products = np.matmul(np.ascontiguousarray(x), np.ascontiguousarray(y).swapaxes(1, 2))
     rest = [size for name, size in zip("01", products.shape[1:], strict=True) if given[name].ndim == 3]
@@ -45,7 +45,7 @@ def _dot(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
 
 
 def _check_attention(node: Node) -> None:
-    if not 1 <= option(node, "heads") <= _MOST_HEADS:
+    if not 1 <= node.options["heads"] <= _MOST_HEADS:
         raise ModelError(
             f"{node.name}: heads must be from 1 to {_MOST_HEADS}, not {node.options['heads']!r}."
         )
@@ -54,7 +54,7 @@ def _check_attention(node: Node) -> None:
 
 
 def _attention_shape(node: Node, read: Shapes) -> Shape:
-    query, key, value, heads = read["query"], read["key"], read["value"], option(node, "heads")
+    query, key, value, heads = read["query"], read["key"], read["value"], node.options["heads"]
     if any(len(x) != 2 for x in (query, key, value)):
         raise ValueError("query, key and value must be (B, T, F)")
     if query[1] != key[1] or key[0] != value[0]:
@@ -76,7 +76,7 @@ def _attention_products(node: Node, read: Shapes, result: Shape) -> int:
 
 
 def _attention(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    heads, key, value = option(node, "heads"), given["key"], given["value"]
+    heads, key, value = node.options["heads"], given["key"], given["value"]
     queries, keys = given["query"].shape[1], key.shape[1]
     each = keys * (key.shape[2] if "additive" in node.arrays else heads)
     most = max(1, _AT_ONCE // each)
@@ -90,7 +90,7 @@ def _attention(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
 def _attended(node: Node, given: Given, arithmetic: Arithmetic, part: tuple[int, int]) -> np.ndarray:
     """The results of some queries, (B, queries, heads, features of a head)."""
     begin, end = part
-    heads, query = option(node, "heads"), given["query"][:, begin:end]
+    heads, query = node.options["heads"], given["query"][:, begin:end]
     q, k, v = (
         np.ascontiguousarray(x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2))
         for x in (query, given["key"], given["value"])
@@ -100,12 +100,12 @@ def _attended(node: Node, given: Given, arithmetic: Arithmetic, part: tuple[int,
         scores = np.matmul(q, k.swapaxes(2, 3))
     else:
         scores = (np.tanh(q[:, :, :, np.newaxis] + k[:, :, np.newaxis]) * additive).sum(axis=-1)
-    scores *= np.float32(option(node, "scale"))
+    scores *= np.float32(node.options["scale"])
     counts = _counts(node, given, begin, end)
     if counts is not None:
         scores = np.where(counts, scores, scores - _HIDDEN)
     weights = arithmetic.activate("softmax", scores)
-    if counts is not None and option(node, "zeros"):
+    if counts is not None and node.options["zeros"]:
         weights = np.where(counts, weights, np.float32(0))
     return np.matmul(weights, v).swapaxes(1, 2)
 
@@ -118,7 +118,7 @@ def _counts(node: Node, given: Given, begin: int, end: int) -> np.ndarray | None
     if "mask_of_queries" in given:
         own = given["mask_of_queries"][:, np.newaxis, begin:end, np.newaxis]
         counts = own if counts is None else counts & own
-    if option(node, "causal"):
+    if node.options["causal"]:
         earlier = np.arange(begin, end)[:, np.newaxis] >= np.arange(given["key"].shape[1])
         counts = earlier[np.newaxis, np.newaxis] if counts is None else counts & earlier
     return counts
@@ -132,7 +132,7 @@ ROWS = {
         check=_check_dot,
         shape=_dot_shape,
         run=_dot,
-        products=lambda node, read, result: math.prod(result) * read["0"][option(node, "axes")[0] - 1],
+        products=lambda node, read, result: math.prod(result) * read["0"][node.options["axes"][0] - 1],
     ),
     # query (B, T, K), key (B, S, K), value (B, S, V) -> (B, T, V): the mean of the values, weighted by the softmax of
     # each query's scores. A score is scale · q·k, in heads that have their part of the features each; with additive

@@ -13,7 +13,7 @@ import numpy as np
 from cellerate.errors import ModelError
 from cellerate.program.merging import aligned, merged_shape
 from cellerate.program.node import Node
-from cellerate.program.operation import Arithmetic, Given, Operation, in_order, option, step_by_step
+from cellerate.program.operation import Arithmetic, Given, Operation, in_order, step_by_step
 
 RELATIONS: Mapping[str, Callable[[np.ndarray, Any], np.ndarray]] = MappingProxyType(
     {
@@ -62,13 +62,13 @@ def _check_name(name: str, known: Mapping[str, object]) -> Callable[[Node], None
 
 
 def _function(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    compute = FUNCTIONS[option(node, "function")]
-    return np.asarray(compute(given["x"], np.float32(option(node, "number"))), np.float32)
+    compute = FUNCTIONS[node.options["function"]]
+    return np.asarray(compute(given["x"], np.float32(node.options["number"])), np.float32)
 
 
 def _compare(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
     left, right = aligned(in_order(given))
-    return np.asarray(RELATIONS[option(node, "relation")](left, right), np.float32)
+    return np.asarray(RELATIONS[node.options["relation"]](left, right), np.float32)
 
 
 def _choose(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:

@@ -18,7 +18,6 @@ from cellerate.program.operation import (
     axis_of,
     check_last,
     check_mask,
-    option,
     same_shape,
     step_by_step,
 )
@@ -29,7 +28,7 @@ def _activated(node: Node, read: Shapes) -> Shape:
 
 
 def _layer_norm(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    x, epsilon = given["x"], option(node, "epsilon")
+    x, epsilon = given["x"], node.options["epsilon"]
     gamma, beta = node.arrays.get("gamma"), node.arrays.get("beta")
     centred = x - x.mean(axis=-1, keepdims=True)
     y: np.ndarray = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
@@ -58,7 +57,7 @@ def _mean_over_time(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndar
 
 def _reduced(node: Node, read: Shapes) -> Shape:
     x, place = read["x"], axis_of(node, read["x"])
-    return (*x[:place], *((1,) if option(node, "keepdims") else ()), *x[place + 1 :])
+    return (*x[:place], *((1,) if node.options["keepdims"] else ()), *x[place + 1 :])
 
 
 def _within_a_step(node: Node, steps: int) -> Stepped:
@@ -71,7 +70,7 @@ def _reduce(function: Callable[..., np.ndarray], **exactly: Any) -> Operation:
     """The row of an operation that makes one number of those along an axis."""
 
     def run(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-        axis, keepdims = option(node, "axis"), option(node, "keepdims")
+        axis, keepdims = node.options["axis"], node.options["keepdims"]
         return np.asarray(function(given["x"], axis=axis, keepdims=keepdims, **exactly), np.float32)
 
     return Operation(
@@ -84,12 +83,12 @@ def _reduce(function: Callable[..., np.ndarray], **exactly: Any) -> Operation:
 
 
 def _softmax(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    last = np.moveaxis(given["x"], option(node, "axis"), -1)
-    return np.moveaxis(arithmetic.activate("softmax", last), -1, option(node, "axis"))
+    last = np.moveaxis(given["x"], node.options["axis"], -1)
+    return np.moveaxis(arithmetic.activate("softmax", last), -1, node.options["axis"])
 
 
 def _check_axis(node: Node) -> None:
-    if option(node, "axis") < 1:
+    if node.options["axis"] < 1:
         raise ModelError(f"{node.name}: axis must be at least 1, not {node.options['axis']!r}.")
 
 
@@ -97,7 +96,7 @@ ROWS = {
     "activation": Operation(
         options={"activation": str},
         shape=_activated,
-        run=lambda node, given, arithmetic: arithmetic.activate(option(node, "activation"), given["x"]),
+        run=lambda node, given, arithmetic: arithmetic.activate(node.options["activation"], given["x"]),
         step=step_by_step,
     ),
     # Over the last axis.
@@ -118,7 +117,7 @@ ROWS = {
     "cumsum": Operation(
         options={"axis": int},
         shape=along_axis,
-        run=lambda node, given, _: np.cumsum(given["x"], axis=option(node, "axis")),
+        run=lambda node, given, _: np.cumsum(given["x"], axis=node.options["axis"]),
     ),
     # Along any axis; an activation has it along the last one.
     "softmax": Operation(

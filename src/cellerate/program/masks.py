@@ -12,7 +12,6 @@ from cellerate.program.operation import (
     Shapes,
     check_last,
     check_mask,
-    option,
     step_by_step,
 )
 
@@ -58,7 +57,7 @@ ROWS = {
         options={"mask_value": float},
         gives="bool",
         shape=_features_mask_shape,
-        run=lambda node, given, _: np.any(given["x"] != option(node, "mask_value"), axis=-1),
+        run=lambda node, given, _: np.any(given["x"] != node.options["mask_value"], axis=-1),
         step=step_by_step,
     ),
     # x (B, T, F), mask -> x with zeros where the mask is False.

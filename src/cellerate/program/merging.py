@@ -15,7 +15,6 @@ from cellerate.program.operation import (
     Stepped,
     axis_of,
     in_order,
-    option,
     step_by_step,
 )
 
@@ -46,7 +45,6 @@ def merge(
     """The row of an operation that joins all inputs, two by two, stretched to one shape."""
 
     def run(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-        del node, arithmetic
         merged, *others = aligned(in_order(given))
         for other in others:
             merged = function(merged, other)
@@ -89,7 +87,7 @@ ROWS = {
         options={"axis": int},
         gives=AS_READ,
         shape=_concatenated,
-        run=lambda node, given, _: np.concatenate(in_order(given), axis=option(node, "axis")),
+        run=lambda node, given, _: np.concatenate(in_order(given), axis=node.options["axis"]),
         step=_join_steps,
     ),
 }

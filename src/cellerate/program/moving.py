@@ -22,7 +22,6 @@ from cellerate.program.operation import (
     check_last,
     check_numbers,
     needs_all_steps,
-    option,
     step_by_step,
 )
 
@@ -41,12 +40,12 @@ def _check_permute(node: Node) -> None:
 
 
 def _check_repeat_vector(node: Node) -> None:
-    if not 1 <= option(node, "n") <= _MOST_REPEATED:
+    if not 1 <= node.options["n"] <= _MOST_REPEATED:
         raise ModelError(f"{node.name}: n must be from 1 to {_MOST_REPEATED}, not {node.options['n']!r}.")
 
 
 def _reshaped(node: Node, read: Shapes) -> Shape:
-    shape: Shape = option(node, "shape")
+    shape = node.options["shape"]
     elements, known = math.prod(read["x"]), math.prod(size for size in shape if size != -1)
     if elements % known or (-1 not in shape and elements != known):
         raise ValueError(f"{elements} elements a row cannot become {shape}")
@@ -54,7 +53,7 @@ def _reshaped(node: Node, read: Shapes) -> Shape:
 
 
 def _cropped(node: Node, read: Shapes) -> Shape:
-    x, begin, end = read["x"], option(node, "begin"), option(node, "end")
+    x, begin, end = read["x"], node.options["begin"], node.options["end"]
     check_last(x)
     left = len(range(x[0])[begin:end])
     if left == 0:
@@ -63,7 +62,7 @@ def _cropped(node: Node, read: Shapes) -> Shape:
 
 
 def _taken(node: Node, read: Shapes) -> Shape:
-    x, indices = read["x"], option(node, "indices")
+    x, indices = read["x"], node.options["indices"]
     place = axis_of(node, x)
     if not all(-x[place] <= index < x[place] for index in indices):
         raise ValueError(f"an index is not one of the {x[place]} along the axis")
@@ -71,7 +70,7 @@ def _taken(node: Node, read: Shapes) -> Shape:
 
 
 def _permuted(node: Node, read: Shapes) -> Shape:
-    x, axes = read["x"], option(node, "axes")
+    x, axes = read["x"], node.options["axes"]
     if len(axes) != len(x):
         raise ValueError(f"it orders {len(axes)} axes after the batch")
     return tuple(x[axis - 1] for axis in axes)
@@ -83,7 +82,7 @@ def _last_of(steps: int) -> tuple[int, ...]:
 
 
 def _check_pad(node: Node) -> None:
-    before, after = option(node, "before"), option(node, "after")
+    before, after = node.options["before"], node.options["after"]
     if not (0 <= before <= _MOST_REPEATED and 0 <= after <= _MOST_REPEATED):
         raise ModelError(
             f"{node.name}: before and after must be from 0 to {_MOST_REPEATED}, not {before!r} and {after!r}."
@@ -93,12 +92,12 @@ def _check_pad(node: Node) -> None:
 def _padded(node: Node, read: Shapes) -> Shape:
     x = read["x"]
     check_last(x)
-    return (option(node, "before") + x[0] + option(node, "after"), *x[1:])
+    return (node.options["before"] + x[0] + node.options["after"], *x[1:])
 
 
 def _pad(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
     x = given["x"]
-    return np.pad(x, [(0, 0), (option(node, "before"), option(node, "after")), *[(0, 0)] * (x.ndim - 2)])
+    return np.pad(x, [(0, 0), (node.options["before"], node.options["after"]), *[(0, 0)] * (x.ndim - 2)])
 
 
 def _crop_step(node: Node, steps: int) -> Stepped:
@@ -134,22 +133,22 @@ ROWS = {
         check=_check_reshape,
         gives=AS_READ,
         shape=_reshaped,
-        run=lambda node, given, _: given["x"].reshape(len(given["x"]), *option(node, "shape")),
+        run=lambda node, given, _: given["x"].reshape(len(given["x"]), *node.options["shape"]),
     ),
     # (B, F) -> (B, n, F).
     "repeat_vector": Operation(
         options={"n": int},
         check=_check_repeat_vector,
         gives=AS_READ,
-        shape=lambda node, read: (option(node, "n"), *read["x"]),
-        run=lambda node, given, _: np.repeat(given["x"][:, np.newaxis], option(node, "n"), axis=1),
+        shape=lambda node, read: (node.options["n"], *read["x"]),
+        run=lambda node, given, _: np.repeat(given["x"][:, np.newaxis], node.options["n"], axis=1),
     ),
     # Steps from begin to end on axis 1; end may be None.
     "crop": Operation(
         options={"begin": int, "end": (int, type(None))},
         gives=AS_READ,
         shape=_cropped,
-        run=lambda node, given, _: given["x"][:, option(node, "begin") : option(node, "end")],
+        run=lambda node, given, _: given["x"][:, node.options["begin"] : node.options["end"]],
         step=_crop_step,
     ),
     # Steps of zeros before and after those on axis 1.
@@ -159,14 +158,14 @@ ROWS = {
         check=lambda node: check_numbers(node, "indices", lambda indices: len(indices) > 0),
         gives=AS_READ,
         shape=_taken,
-        run=lambda node, given, _: np.take(given["x"], option(node, "indices"), axis=option(node, "axis")),
+        run=lambda node, given, _: np.take(given["x"], node.options["indices"], axis=node.options["axis"]),
         step=_take_step,
     ),
     "flip": Operation(
         options={"axis": int},
         gives=AS_READ,
         shape=along_axis,
-        run=lambda node, given, _: np.flip(given["x"], axis=option(node, "axis")),
+        run=lambda node, given, _: np.flip(given["x"], axis=node.options["axis"]),
     ),
     # axes without the batch, counted from 1, as in keras.layers.Permute.
     "permute": Operation(
@@ -174,6 +173,6 @@ ROWS = {
         check=_check_permute,
         gives=AS_READ,
         shape=_permuted,
-        run=lambda node, given, _: given["x"].transpose(0, *option(node, "axes")),
+        run=lambda node, given, _: given["x"].transpose(0, *node.options["axes"]),
     ),
 }

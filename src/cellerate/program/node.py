@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +30,14 @@ class Node:
         name: Where it came from, for messages: the path of a Keras layer.
         inputs: The name of an input → the number of the earlier node it reads.
         arrays: Its weights, float32, contiguous. Nodes may share one array.
-        options: Its options.
+        options: Its options, each an `Option` of the type that `Program` has checked.
     """
 
     op: str
     name: str
     inputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def named_activation(activation: Option) -> tuple[str, Mapping[str, float]]:

@@ -57,13 +57,11 @@ class Stepped(NamedTuple):
 
 def needs_all_steps(node: Node, steps: int) -> Stepped:
     """Refuse a push, as an operation does that needs the whole sequence."""
-    del steps
     raise ValueError(f"{node.op} needs the whole sequence")
 
 
 def step_by_step(node: Node, steps: int) -> Stepped:
     """Take each step of a push by itself."""
-    del node, steps
     return Stepped()
 
 
@@ -105,11 +103,6 @@ class Operation:
     state_of: tuple[str, ...] = ()
 
 
-def option(node: Node, name: str) -> Any:
-    """An option, whose type `Program` has checked."""
-    return node.options[name]
-
-
 def in_order(read: Mapping[str, Any]) -> list[Any]:
     """The inputs of an operation that takes any number of them."""
     return [read[name] for name in map(str, range(len(read)))]
@@ -129,7 +122,7 @@ def along_axis(node: Node, read: Shapes) -> Shape:
 
 def axis_of(node: Node, x: Shape) -> int:
     """The axis that a node works along, among those after the batch."""
-    axis: int = option(node, "axis")
+    axis = node.options["axis"]
     place = axis + len(x) if axis < 0 else axis - 1
     if not 0 <= place < len(x):
         raise ValueError(f"there is no axis {axis} after the batch")
@@ -150,7 +143,7 @@ def check_mask(x: Shape, mask: Shape | None) -> None:
 
 def check_numbers(node: Node, name: str, fits: Callable[[Sequence[int]], bool]) -> None:
     """Refuse a node whose option, a tuple, does not hold whole numbers that fit."""
-    values: Any = node.options[name]
+    values = node.options[name]
     if not all(is_whole(value) for value in values):
         raise ModelError(f"{node.name}: {name} must be whole numbers, not {values!r}.")
     if not fits(values):

@@ -5,16 +5,7 @@ import math
 import numpy as np
 
 from cellerate.program.node import Node
-from cellerate.program.operation import (
-    Arithmetic,
-    Given,
-    Operation,
-    Shape,
-    Shapes,
-    check_last,
-    option,
-    step_by_step,
-)
+from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, check_last, step_by_step
 
 
 def _dense_shape(node: Node, read: Shapes) -> Shape:
@@ -29,11 +20,11 @@ def _dense_products(node: Node, read: Shapes, result: Shape) -> int:
 
 def _dense(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
     y = arithmetic.product(given["x"], node.arrays["kernel"], node.arrays.get("bias"))
-    return arithmetic.activate(option(node, "activation"), y)
+    return arithmetic.activate(node.options["activation"], y)
 
 
 def _unembedding(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    logits, soft_cap = arithmetic.product(given["x"], node.arrays["kernel"], None), option(node, "soft_cap")
+    logits, soft_cap = arithmetic.product(given["x"], node.arrays["kernel"], None), node.options["soft_cap"]
     return logits if soft_cap is None else np.tanh(logits / soft_cap) * soft_cap
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cellerate.errors import ModelError
 from cellerate.program.node import Node
-from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, Stepped, option
+from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, Stepped
 
 PADDINGS = ("valid", "same", "causal")
 """The steps that count as being before and behind a sequence, in the words of Keras: none; so many that strides of 1
@@ -34,8 +34,8 @@ def window_steps(node: Node, steps: int) -> tuple[int, int]:
     Raises:
         ValueError: The sequence is shorter than a window.
     """
-    size, strides = option(node, "size"), option(node, "strides")
-    reach = (size - 1) * option(node, "dilation") + 1
+    size, strides = node.options["size"], node.options["strides"]
+    reach = (size - 1) * node.options["dilation"] + 1
     if node.options["padding"] == "same":
         windows = -(-steps // strides)
         return windows, max((windows - 1) * strides + reach - steps, 0) // 2
@@ -61,13 +61,13 @@ def _check(node: Node) -> None:
 
 
 def _shape(node: Node, read: Shapes) -> Shape:
-    x, axis = read["x"], option(node, "axis")
+    x, axis = read["x"], node.options["axis"]
     if len(x) != axis + 1:
         raise ValueError(f"x must have {axis + 2} axes, the batch included")
     if (features := node.options.get("features", x[-1])) != x[-1]:
         raise ValueError(f"x must have {features} features")
     windows, _ = window_steps(node, x[-2])
-    return (*x[:-2], windows, x[-1] * (option(node, "size") if "features" in node.options else 1))
+    return (*x[:-2], windows, x[-1] * (node.options["size"] if "features" in node.options else 1))
 
 
 def _taps(node: Node, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -77,8 +77,8 @@ def _taps(node: Node, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """
     steps = x.shape[-2]
     windows, before = window_steps(node, steps)
-    for tap in range(option(node, "size")):
-        places = np.arange(windows) * option(node, "strides") + tap * option(node, "dilation") - before
+    for tap in range(node.options["size"]):
+        places = np.arange(windows) * node.options["strides"] + tap * node.options["dilation"] - before
         inside = (places >= 0) & (places < steps)
         yield x.take(np.where(inside, places, 0), axis=-2), inside[:, np.newaxis]
 
@@ -103,7 +103,7 @@ def _average_pool(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarra
 def _step(node: Node, steps: int) -> Stepped:
     if node.options["axis"] == 2:
         return Stepped()
-    size, strides = option(node, "size"), option(node, "strides")
+    size, strides = node.options["size"], node.options["strides"]
     if strides > 1:
         raise ValueError(f"it has strides={strides}, so most steps have no result")
     if size > 1 and node.options["padding"] != "causal":
@@ -111,9 +111,9 @@ def _step(node: Node, steps: int) -> Stepped:
             f'its windows hold steps that are still to come (padding="{node.options["padding"]}"; with '
             'padding="causal" they do not)'
         )
-    earlier = (size - 1) * option(node, "dilation")
+    earlier = (size - 1) * node.options["dilation"]
     return Stepped(
-        options={"padding": "valid"}, earlier=(earlier, option(node, "features") if earlier else 0)
+        options={"padding": "valid"}, earlier=(earlier, node.options["features"] if earlier else 0)
     )
 
 
@@ -123,7 +123,7 @@ def _pool(run: Callable[[Node, Given, Arithmetic], np.ndarray]) -> Operation:
         check=_check,
         shape=_shape,
         run=run,
-        products=lambda node, read, result: math.prod(result) * option(node, "size"),
+        products=lambda node, read, result: math.prod(result) * node.options["size"],
         step=_step,
     )
 

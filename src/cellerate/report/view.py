@@ -351,11 +351,9 @@ def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool
 
 
 def _loss(loss: Interval | None) -> TableCell:
-    return (
-        TableCell(NONE)
-        if loss is None
-        else TableCell(loss_in_words(loss.value, "equal"), note=loss_reach(loss))
-    )
+    if loss is None:
+        return TableCell(NONE)
+    return TableCell(loss_in_words(loss.value, "equal"), note=loss_reach(loss))
 
 
 def speeds_table(run: Run) -> FigureTable | None:

@@ -235,11 +235,9 @@ def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: st
         inputs, units = len(node.arrays["kernel"]), len(node.arrays["recurrent_kernel"])
         description = f"{precision}, {units} units"
         description += ", inputs from a table" if way is not None and way.tabled else f", {inputs} inputs"
-        return (
-            description
-            if way is None or way.partner is None
-            else f"{description}, beside {names[way.partner]}"
-        )
+        if way is None or way.partner is None:
+            return description
+        return f"{description}, beside {names[way.partner]}"
     if "kernel" in node.arrays:
         rows, columns = node.arrays["kernel"].shape
         return f"{precision}, {rows} x {columns}"

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
@@ -141,7 +141,8 @@ def export(
     programs = form.programs(cell.program, stateful)
     rows = batch_size if form.fixed_rows else None
     trials = {name: trials_of(each, (rows,) if rows else ANY_ROWS) for name, each in programs.items()}
-    source = ExportSource(programs=programs, trials=trials, metadata=_metadata(cell), rows=rows)
+    metadata = {"exported_by": cellerate.__version__} | dict(cell.header)
+    source = ExportSource(programs=programs, trials=trials, metadata=metadata, rows=rows)
     path, written_whole = form.place(target)
     with written_whole as beside:
         done = _written(form, source, precision, beside, judge)
@@ -243,10 +244,6 @@ def _exportable(cell: Cell) -> Cell:
             "model.export, or pack the model."
         )
     return cell
-
-
-def _metadata(cell: Cell) -> dict[str, Any]:
-    return {"exported_by": cellerate.__version__} | dict(cell.header)
 
 
 def _check_error(found: Deviation, tolerance: float) -> None:

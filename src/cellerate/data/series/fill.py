@@ -113,10 +113,8 @@ class Filler:
                 for column in list(wanted):
                     good = np.flatnonzero(~np.isnan(part[:, column]))
                     if len(good):
-                        self._after[column], self._after_row[column] = (
-                            part[good[0], column],
-                            row + int(good[0]),
-                        )
+                        self._after[column] = part[good[0], column]
+                        self._after_row[column] = row + int(good[0])
                         wanted.remove(column)
             row = stop
             if len(begins):

@@ -139,10 +139,8 @@ def lay_out(
         starts.append(first + np.flatnonzero(kept & (cut | ~before)))
         stops.append(first + np.flatnonzero(before & (cut | ~kept)))
         kept_before = bool(kept[-1])
-    begin, end = (
-        np.concatenate(starts),
-        np.concatenate([*stops, [ends[-1]] if kept_before else []]).astype(np.int64),
-    )
+    begin = np.concatenate(starts)
+    end = np.concatenate([*stops, [ends[-1]] if kept_before else []]).astype(np.int64)
     if not len(begin):
         raise DataError(
             "no row is left: every row misses a value. Leave out the columns that are mostly empty."

@@ -51,7 +51,6 @@ class ArrowTable(TableFile):
         raise NotImplementedError
 
     def _first_row(self, part: int) -> int:
-        del part
         return 0
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
@@ -89,7 +88,8 @@ class ArrowTable(TableFile):
         self.read_as = ", ".join(filter(None, [self.read_as, *words]))
 
     def _take_schema(self, schema: Any) -> None:
-        self.columns, self.kinds = tuple(schema.names), kinds_of(schema)
+        self.columns = tuple(schema.names)
+        self.kinds = {field.name: _kind(field.type) for field in schema}
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
     def _look_at_texts(self) -> None:
@@ -254,11 +254,6 @@ def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
         if rows >= _PART_ROWS or group == len(groups) - 1:
             yield range(first, group + 1), before
             first, before, rows = group + 1, before + rows, 0
-
-
-def kinds_of(schema: Any) -> dict[str, Kind]:
-    """The kind of each column of an Arrow schema."""
-    return {field.name: _kind(field.type) for field in schema}
 
 
 def _held(kind: Any) -> str:

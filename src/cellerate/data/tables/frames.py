@@ -62,7 +62,6 @@ class FrameTable(ArrowTable):
         return other
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
-        del numbers, part
         yield from self._table.select(columns).to_batches(max_chunksize=_BLOCK_ROWS)
 
     def digest(self) -> str:

@@ -48,7 +48,6 @@ class NpyTable(TableFile):
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
     ) -> Iterator[Block]:
         """See `Table.blocks`. Here a time or series column always holds numbers."""
-        del part
         places = [self.columns.index(name) for name in numbers]
         keys = [self.columns.index(name) for name in series]
         rows = max(1, _BLOCK_BYTES // (8 * self.values.shape[1]))

@@ -74,7 +74,6 @@ class WideTable:
 
     def left_out(self, columns: Sequence[str]) -> list[str]:
         """See `Table.left_out`; all columns of numbers are read."""
-        del columns
         return self._table.left_out(
             [name for name in self._table.columns if name not in (*self._names, *self._of_time)]
         )

@@ -267,12 +267,7 @@ def _documents(texts: Iterator[str]) -> Iterator[str]:
         between = "\n"
 
 
-def _encode(
-    target: Path,
-    source: _Source,
-    tokenizer: Tokenizer,
-    digests: list[str],
-) -> None:
+def _encode(target: Path, source: _Source, tokenizer: Tokenizer, digests: list[str]) -> None:
     """Writes the ids of the joined text, followed by a header that describes them."""
     count = characters = checksum = 0
     found: list[str] = []

@@ -353,11 +353,9 @@ def _first_bad(texts: Any, way: str) -> int:
 
 
 def _offset(minutes: int) -> str:
-    return (
-        "UTC"
-        if not minutes
-        else f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
-    )
+    if not minutes:
+        return "UTC"
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
 
 def _known(zone: str) -> str:

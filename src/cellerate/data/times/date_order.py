@@ -48,7 +48,9 @@ def decide_order(
     if bool(found[0]) != bool(found[1]):
         chosen = found[0] or found[1]
         assert chosen is not None  # noqa: S101 (one is)
-        first, decided = ("day", _day_first(form)) if found[0] else ("month", form.month_first())
+        first, decided = (
+            ("day", dataclasses.replace(form, order="dmy")) if found[0] else ("month", form.month_first())
+        )
         return decided, f"dates {first} first, because only so the steps are regular ({chosen.name})"
     at = int(np.argmax(times != other))
     text = form.write(times[at : at + 1])[0]
@@ -58,10 +60,6 @@ def decide_order(
         f"be {str(times[at])[:10]} (day first, {steps[0]}) or {str(other[at])[:10]} (month first, {steps[1]}). Say "
         f"which: {argument('date_order', 'dmy', 'mdy')}."
     )
-
-
-def _day_first(form: TimeForm) -> TimeForm:
-    return dataclasses.replace(form, order="dmy")
 
 
 def _regular(times: np.ndarray, series: np.ndarray) -> Frequency | None:

@@ -165,12 +165,10 @@ def _written(time: np.datetime64, ahead: int, pattern: str) -> str:
         return str(time).replace("T", " ")
     year, month = date.year, date.month
     rest = int((time - day.astype("datetime64[us]")).astype(np.int64))
-    hour, minute, second, micro = (
-        rest // 3600_000_000,
-        rest // 60_000_000 % 60,
-        rest // 10**6 % 60,
-        rest % 10**6,
-    )
+    hour = rest // 3600_000_000
+    minute = rest // 60_000_000 % 60
+    second = rest // 10**6 % 60
+    micro = rest % 10**6
     iso = date.isocalendar()
     sign = "-" if ahead < 0 else "+"
     hours, minutes = divmod(abs(ahead), 60)

@@ -118,7 +118,11 @@ def parts_of(texts: Any, way: str) -> Parts:
             if isinstance(coded, pa.ChunkedArray):
                 coded = coded.combine_chunks()
             words, codes = coded.dictionary.to_pylist(), np.asarray(coded.indices)
-            meant = {"B": month_number, "p": _afternoon, "z": _minutes_ahead}[name]
+            meant = {
+                "B": month_number,
+                "p": lambda text: {"": 0, "a": 1, "p": 2}[text[:1].lower()],
+                "z": _minutes_ahead,
+            }[name]
             values = np.array([meant(word) for word in words] or [0], np.int64)[codes]
             if name == "z":
                 ahead, zoned = values, np.array([word != "" for word in words] or [False])[codes]
@@ -158,10 +162,8 @@ def put_together(parts: Parts, order: str) -> tuple[np.ndarray, np.ndarray]:
     day = numbers.get("d", one)
     good = parts.good & (month >= 1) & (month <= 12) & (day >= 1)
     months = ((year - 1970) * 12 + np.clip(month, 1, 12) - 1).astype("datetime64[M]")
-    first_day, next_day = (
-        months.astype("datetime64[D]"),
-        (months + np.timedelta64(1, "M")).astype("datetime64[D]"),
-    )
+    first_day = months.astype("datetime64[D]")
+    next_day = (months + np.timedelta64(1, "M")).astype("datetime64[D]")
     good &= first_day + (day - 1).astype("timedelta64[D]") < next_day
     days = first_day + (day - 1).astype("timedelta64[D]")
     if "w" in numbers:
@@ -229,10 +231,6 @@ def pattern_of(texts: list[str], way: str, order: str = "dmy") -> str:
             pattern += f"%-{token}" if name in short else f"%{token}"
         at = end
     return pattern + example.string[at:]
-
-
-def _afternoon(text: str) -> int:
-    return {"": 0, "a": 1, "p": 2}[text[:1].lower()]
 
 
 def _minutes_ahead(text: str) -> int:

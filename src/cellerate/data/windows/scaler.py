@@ -54,24 +54,9 @@ class Scaler:
 
         Raises:
             DataError: The part is empty.
-
-        Source:
-            T. Chan, G. Golub and R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
-            Sample Variances", 1979.
         """
         columns = part.data.columns
-        count = 0
-        mean = np.zeros(len(columns))
-        squares = np.zeros(len(columns))  # sum of squared distances from the mean
-        rows_per_chunk = max(1, _CHUNK_BYTES // (8 * len(columns)))
-        for chunk in part.chunks(rows_per_chunk):
-            values = chunk.astype(np.float64)
-            here = values.mean(axis=0)
-            total = count + len(values)
-            away = here - mean
-            squares += ((values - here) ** 2).sum(axis=0) + away**2 * (count * len(values) / total)
-            mean += away * (len(values) / total)
-            count = total
+        count, mean, squares = moments((0, np.zeros(len(columns)), np.zeros(len(columns))), part)
         if not count:
             raise DataError(f"the {part.name} part has no rows, so there is nothing to fit a scaler on.")
         deviation = np.sqrt(squares / count)
@@ -138,6 +123,26 @@ class Scaler:
         return isinstance(other, Scaler) and self.to_config() == other.to_config()
 
     __hash__ = None  # type: ignore[assignment]  # its arrays could be changed
+
+
+def moments(
+    before: tuple[int, np.ndarray, np.ndarray], part: "SeriesPart"
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """The number of rows, the means (C,) and the sums of squared distances from them (C,), with those of a part added.
+
+    Source: T. Chan, G. Golub and R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979.
+    """
+    count, mean, squares = before
+    for chunk in part.chunks(max(1, _CHUNK_BYTES // (8 * len(mean)))):
+        values = chunk.astype(np.float64)
+        here = values.mean(axis=0)
+        total = count + len(values)
+        away = here - mean
+        squares = squares + (((values - here) ** 2).sum(axis=0) + away**2 * (count * len(values) / total))
+        mean = mean + away * (len(values) / total)
+        count = total
+    return count, mean, squares
 
 
 def scaled(values: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cellerate.data.windows.scaler import Scaler, held_by
+from cellerate.data.windows.scaler import Scaler, held_by, moments
 from cellerate.errors import DataError, ModelError
 from cellerate.messages import argument
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 200_000
 """Means of all series and columns: more would make the model's record too long to be read."""
 
-_CHUNK_BYTES = 4 << 20
 # Deviations below so many roundings of a mean, or of the deviation of all series, are noise.
 _ROUNDINGS = 8
 
@@ -80,22 +79,12 @@ class SeriesScaler:
             )
         place = {name: number for number, name in enumerate(names)}
         firsts = [first for first, _, _ in data.segments]
-        count = np.zeros((len(names), 1))
+        count = np.zeros((len(names), 1), int)
         mean, squares = np.zeros((len(names), width)), np.zeros((len(names), width))
-        rows = max(1, _CHUNK_BYTES // (8 * width))
         for bound, own in zip(part.bounds, _segments(firsts, part.bounds), strict=True):
             at = place[data.segments[own][2]]
             one = type(part)(data, part.name, (bound,))
-            for chunk in one.chunks(rows):
-                values = chunk.astype(np.float64)
-                here = values.mean(axis=0)
-                total = count[at] + len(values)
-                away = here - mean[at]
-                squares[at] += ((values - here) ** 2).sum(axis=0) + away**2 * (
-                    count[at] * len(values) / total
-                )
-                mean[at] += away * (len(values) / total)
-                count[at] = total
+            count[at], mean[at], squares[at] = moments((int(count[at, 0]), mean[at], squares[at]), one)
         deviation = np.sqrt(squares / np.maximum(count, 1))
         mean = np.where(count > 0, mean, usual.mean)
         return cls(names, mean, safe_scale(mean, deviation, usual, data.values.dtype), usual)

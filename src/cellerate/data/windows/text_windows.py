@@ -207,7 +207,6 @@ class StreamBatches:
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index`, the same in every epoch. May be called in any order, from any thread."""
-        del epoch
         if not 0 <= index < self._count:
             raise IndexError(f"batch {index} was asked for; an epoch has batches 0 to {self._count - 1}")
         spans = self._ids[self._rows + index * self.length].astype(np.int32)

@@ -247,12 +247,7 @@ class SeriesBatches(WindowSource):
         DataError: No window fits, or too few for one batch.
     """
 
-    def __init__(
-        self,
-        part: "SeriesPart",
-        settings: WindowSettings,
-        scaler: "Scaler | None" = None,
-    ) -> None:
+    def __init__(self, part: "SeriesPart", settings: WindowSettings, scaler: "Scaler | None" = None) -> None:
         data = part.data
         if scaler is not None and scaler.columns != data.columns:
             raise ConfigError(

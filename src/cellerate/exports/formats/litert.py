@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cellerate.exports.formats.base import ExportFormat, ExportRuntime, ExportSource, with_states
 
@@ -20,7 +20,7 @@ def _one_step(program: "Program") -> "Program":
 
     nodes = []
     for node in program.nodes:
-        shape: Any = node.options.get("shape", ())
+        shape = node.options.get("shape", ())
         if node.op == "input" and -1 in shape[1:]:
             sizes = (shape[0], *(1 if size == -1 else size for size in shape[1:]))
             node = dataclasses.replace(node, options={**node.options, "shape": sizes})

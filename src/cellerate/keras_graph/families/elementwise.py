@@ -82,14 +82,9 @@ def as_numbers(call: ProgramCall) -> ProgramValue:
     return truth(call, call.x)
 
 
-def logical_and(call: ProgramCall) -> ProgramValue:
-    """1 where both are True."""
-    return call.add("multiply", numbered(_both(call)))
-
-
-def logical_or(call: ProgramCall) -> ProgramValue:
-    """1 where one of both is True."""
-    return call.add("maximum", numbered(_both(call)))
+def joined_truths(op: str) -> ReadOne:
+    """A reader of operations on two booleans: their product is 1 where both are True, their maximum where one is."""
+    return lambda call: call.add(op, numbered(_both(call)))
 
 
 def logical_not(call: ProgramCall) -> ProgramValue:
@@ -112,11 +107,9 @@ def where(call: ProgramCall) -> ProgramValue:
 
 def truth(call: ProgramCall, x: ProgramValue) -> ProgramValue:
     """The booleans that numbers are; booleans stay as they are."""
-    return (
-        x
-        if x.boolean
-        else dataclasses.replace(function_of(call, "not_equal", x), shape=x.shape, boolean=True)
-    )
+    if x.boolean:
+        return x
+    return dataclasses.replace(function_of(call, "not_equal", x), shape=x.shape, boolean=True)
 
 
 def squared(call: ProgramCall, x: ProgramValue) -> ProgramValue:

@@ -96,11 +96,9 @@ def resident(kernel: Kernel, device: int) -> int:
     config.sharedMemBytes = kernel.shared_bytes
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = (
-        kernel.blocks,
-        1,
-        1,
-    )
+    attribute.value.clusterDim.x = kernel.blocks
+    attribute.value.clusterDim.y = 1
+    attribute.value.clusterDim.z = 1
     config.attrs, config.numAttrs = [attribute], 1
     with current(device):
         return int(_checked(driver.cuOccupancyMaxActiveClusters(function, config)))

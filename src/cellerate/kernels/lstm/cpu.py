@@ -6,14 +6,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.kernels import codes as coding, operation
-from cellerate.kernels.lstm.spec import (
-    ARGUMENTS,
-    BATCH_AXES,
-    Arguments,
-    LstmOptions,
-    sizes_of,
-    validate,
-)
+from cellerate.kernels.lstm.spec import ARGUMENTS, BATCH_AXES, Arguments, LstmOptions, sizes_of, validate
 from cellerate.kernels.native import core
 from cellerate.kernels.operation import Codes, CoreOperation, Given
 

@@ -54,10 +54,6 @@ def _inside(low: float, x: np.ndarray, high: float) -> np.ndarray:
     return ((low < x) & (x < high)).astype(np.float64)
 
 
-def _d_tanh(x: np.ndarray) -> np.ndarray:
-    return 1 - np.tanh(x) ** 2
-
-
 def _normal_cdf(x: np.ndarray) -> np.ndarray:
     # NumPy has no erf. This takes erfc because 1 + erf(x) loses all its digits where x is far below 0.
     erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -196,7 +192,7 @@ _MADE: dict[str, Callable[..., Activation]] = {
 }
 _FIXED: dict[str, Activation] = {
     "linear": Activation(lambda x: x, np.ones_like),
-    "tanh": Activation(np.tanh, _d_tanh),
+    "tanh": Activation(np.tanh, lambda x: 1 - np.tanh(x) ** 2),
     "sigmoid": Activation(_sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x)),
     "hard_sigmoid": Activation(lambda x: np.clip(x + 3, 0, 6) / 6, lambda x: _inside(-3, x, 3) / 6),
     "softplus": Activation(_softplus, _sigmoid),

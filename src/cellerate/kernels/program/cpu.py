@@ -193,7 +193,7 @@ def _size(shape: Shape) -> tuple[int, int, int]:
 
 def _begin(node: Node, read: Mapping[str, Shape]) -> int:
     """Where a crop begins; the steps before a sequence that windows read; 1 for what works along the features."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     if node.op == "crop":
         return range(read["x"][0])[options["begin"] :].start if options["begin"] else 0
     if node.op == "pad":
@@ -220,7 +220,7 @@ def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
 
 def _taken(node: Node, x: Shape) -> list[int]:
     """The places along its axis that a node takes, counted from the front."""
-    options: Mapping[str, Any] = node.options
+    options = node.options
     axis: int = options["axis"]
     size = x[axis - 1 if axis > 0 else axis + len(x)]
     return [index % size for index in options["indices"]]
@@ -260,10 +260,9 @@ def takes(nodes: Collection[Node]) -> bool:
             return False
         if row.shapes == "swapped" and node.options["axes"] != _SWAPPED:
             return False
-        if node.op == "input" and node.options["dtype"] == "float32":
-            shape: Any = node.options["shape"]
-            if not 2 <= len(shape) <= 4:
-                return False
+        floats = node.op == "input" and node.options["dtype"] == "float32"
+        if floats and not 2 <= len(node.options["shape"]) <= 4:
+            return False
     return True
 
 

@@ -434,7 +434,7 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
     if takes == "time":
         return len(read) == 2
     if takes in ("features", "joined"):
-        axis: Any = node.options["axis"]
+        axis = node.options["axis"]
         return axis in (-1, len(shape)) or (node.op == "concatenate" and axis == 1)
     if takes == "either":
         return len(read) < 4 and node.options["axis"] in (len(read), max(len(read) - 1, 1))

@@ -17,10 +17,6 @@ def _is_on(value: str) -> bool:
     return value.lower() not in ("0", "false", "no", "off")
 
 
-def _is_off(value: str) -> bool:
-    return not _is_on(value)
-
-
 def _is_set(value: str) -> bool:
     return True
 
@@ -54,7 +50,7 @@ _SETTINGS = {
         "problem", _is_on, "tf.keras is Keras 2, whose layers Cellerate does not know", "tensorflow"
     ),
     "TF_ENABLE_ONEDNN_OPTS": _Setting(
-        "note", _is_off, "TensorFlow computes without oneDNN's kernels", "tensorflow"
+        "note", lambda value: not _is_on(value), "TensorFlow computes without oneDNN's kernels", "tensorflow"
     ),
     "TF_DETERMINISTIC_OPS": _Setting(
         "note", _is_on, "TensorFlow leaves out kernels whose sums may change their order, often the fast ones",

@@ -36,10 +36,8 @@ def main() -> None:
     """Is the contestant that the first argument describes: "case", "contestant", "folder" and "sizes"."""
     request = json.loads(sys.argv[1])
     answers = own_stdout()
-    folder, sizes = (
-        Path(request["folder"]),
-        Sizes(**{**request["sizes"], "rows": tuple(request["sizes"]["rows"])}),
-    )
+    folder = Path(request["folder"])
+    sizes = Sizes(**{**request["sizes"], "rows": tuple(request["sizes"]["rows"])})
     if request["case"] == "build":
         build(folder, sizes)
         # A quick run says nothing of speed.

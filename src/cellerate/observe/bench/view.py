@@ -49,11 +49,9 @@ class Pairing(NamedTuple):
     @property
     def title(self) -> str:
         """The race in a few words."""
-        return (
-            f"{self.case}, {self.work}, {self.precision}"
-            if self.case != "train"
-            else f"train, {self.precision}"
-        )
+        if self.case != "train":
+            return f"{self.case}, {self.work}, {self.precision}"
+        return f"train, {self.precision}"
 
     @property
     def ratio(self) -> float | None:

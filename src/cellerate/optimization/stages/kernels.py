@@ -3,7 +3,6 @@
 import dataclasses
 
 from cellerate.format import milliseconds
-from cellerate.measure import Order
 from cellerate.optimization.context import Context
 from cellerate.optimization.hardware import fused_layers
 from cellerate.optimization.stages.base import NotNeededError, Stage
@@ -48,7 +47,8 @@ class Kernels(Stage):
         elif order.certain:
             decision += ", which stay"
         else:
-            decision += f"; they were {_faster(order)} {order.in_words}, which is noise: Keras's stay"
+            faster = "faster" if order.factor > 1 else "slower"
+            decision += f"; they were {faster} {order.in_words}, which is noise: Keras's stay"
         return StageRecord(
             name=self.name,
             title=self.title,
@@ -62,7 +62,3 @@ class Kernels(Stage):
 
 def _ms(one: Timed) -> str:
     return milliseconds(one.step.step_ms)
-
-
-def _faster(order: Order) -> str:
-    return "faster" if order.factor > 1 else "slower"

@@ -12,12 +12,7 @@ from cellerate.optimization.stages.racing import Timed, all_timed, new_race_s, r
 from cellerate.optimization.stages.steps import step_gain
 from cellerate.optimization.training import policy_of
 from cellerate.report.record import Change, StageRecord
-from cellerate.training.precision import (
-    MIN_SPEEDUP,
-    PrecisionTrial,
-    fastest_precision,
-    precision_candidates,
-)
+from cellerate.training.precision import MIN_SPEEDUP, PrecisionTrial, fastest_precision, precision_candidates
 
 
 class Precision(Stage):

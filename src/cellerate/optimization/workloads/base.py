@@ -143,7 +143,6 @@ class Workload(abc.ABC):
         Returns:
             Whether they were changed: for most tasks they say nothing.
         """
-        del model, packed
         return False
 
     @abc.abstractmethod

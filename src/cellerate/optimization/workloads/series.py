@@ -21,12 +21,7 @@ from cellerate.report.record import ForecastSample, SampleOutput
 from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.judging import SeriesForecaster, calibrate, raw_windows
-from cellerate.tasks.series import (
-    check_series_model,
-    count_windows,
-    series_loss,
-    series_sources,
-)
+from cellerate.tasks.series import check_series_model, count_windows, series_loss, series_sources
 from cellerate.tasks.settings import SeriesOptions
 
 _ROWS = 256

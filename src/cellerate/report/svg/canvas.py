@@ -200,10 +200,8 @@ class Box(NamedTuple):
         # Most pairs end here, and each label is checked against hundreds of boxes.
         if other_top >= bottom or other_bottom <= top or other_left >= right or other_right <= left:
             return 0.0
-        wide, high = (
-            min(right, other_right) - max(left, other_left),
-            min(bottom, other_bottom) - max(top, other_top),
-        )
+        wide = min(right, other_right) - max(left, other_left)
+        high = min(bottom, other_bottom) - max(top, other_top)
         return wide * high
 
 

@@ -42,9 +42,7 @@ def pieces_of(
     return found
 
 
-def laid_out(
-    pieces: Sequence[Piece],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def laid_out(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The origins of pieces; of each the first row of its piece and the one after the last; and the rows."""
     origins = [np.arange(one.first_origin, one.stop_origin, dtype=np.int64) for one in pieces]
     rows = [np.arange(one.begin, one.stop, dtype=np.int64) for one in pieces]

@@ -71,7 +71,7 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
     Raises:
         DataError: They are not.
     """
-    shape: Any = node.options["shape"]
+    shape = node.options["shape"]
     sizes = ["any" if size == -1 else str(size) for size in shape]
     text = f"({', '.join(['B' if shape[0] == -1 else sizes[0], *sizes[1:]])})"
     expected = "ids" if node.options["dtype"] == "int32" else "numbers"

@@ -11,7 +11,6 @@ bit. NumPy's matrix products, which replace the core, sum in an order that depen
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,7 @@ def lstm(
         ValueError, IndexError: As `run`.
     """
     options = LstmOptions(
-        **{field.name: option(node, field.name) for field in dataclasses.fields(LstmOptions)}
+        **{field.name: node.options[field.name] for field in dataclasses.fields(LstmOptions)}
     )
     arrays = {**node.arrays, **given}
     here = native.why_unavailable() is None
@@ -194,11 +193,6 @@ def product(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -
         if bias is not None:
             y += bias
     return y.reshape(*x.shape[:-1], -1)
-
-
-def option(node: Node, name: str) -> Any:
-    """An option, whose type `Program` has checked."""
-    return node.options[name]
 
 
 _ARITHMETIC = Arithmetic(product, activate)

@@ -5,10 +5,9 @@ those of `kernels.lstm.reference`.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-
-from cellerate.program import Option
 
 States = tuple[np.ndarray, ...]
 """The states of a layer, each (B, H); the first is also its output."""
@@ -19,7 +18,7 @@ def over_time(
     states: States,
     steps: int,
     mask: np.ndarray | None,
-    options: Mapping[str, Option],
+    options: Mapping[str, Any],
     *,
     sequences: bool,
 ) -> tuple[np.ndarray, States]:
@@ -43,7 +42,7 @@ def over_time(
         after = step(t, states)
         live = np.True_ if mask is None else mask[:, t, np.newaxis]
         otherwise = {"previous_output": output, "previous_state": states[0], "zero": zeros}
-        output = np.where(live, after[0], otherwise[str(options["masked_output"])])
+        output = np.where(live, after[0], otherwise[options["masked_output"]])
         states = tuple(np.where(live, new, old) for new, old in zip(after, states, strict=True))
         if sequences:
             outputs[:, k] = output

@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from cellerate.program import Given, Node
-from cellerate.runtime.program.operations import activate, lstm, option, product
+from cellerate.runtime.program.operations import activate, lstm, product
 from cellerate.runtime.program.over_time import States, over_time
 
 
@@ -48,7 +48,7 @@ def _simple_rnn(node: Node, projected: np.ndarray, t: int, states: States) -> St
     Source: `keras.layers.SimpleRNNCell.call`.
     """
     z = projected[:, t] + product(states[0], node.arrays["recurrent_kernel"])
-    return (activate(option(node, "activation"), z),)
+    return (activate(node.options["activation"], z),)
 
 
 def _gru(node: Node, projected: np.ndarray, t: int, states: States) -> States:
@@ -58,10 +58,10 @@ def _gru(node: Node, projected: np.ndarray, t: int, states: States) -> States:
     the reset gate acts after the product, as in cuDNN. As `keras.layers.GRUCell.call` computes it.
     """
     (h,), arrays = states, node.arrays
-    activation, gate = option(node, "activation"), option(node, "recurrent_activation")
+    activation, gate = node.options["activation"], node.options["recurrent_activation"]
     kernel, units = arrays["recurrent_kernel"], len(arrays["recurrent_kernel"])
     x_z, x_r, x_h = np.split(projected[:, t], 3, axis=1)
-    if option(node, "reset_after"):
+    if node.options["reset_after"]:
         h_z, h_r, h_h = np.split(product(h, kernel, arrays.get("recurrent_bias")), 3, axis=1)
         z, r = activate(gate, x_z + h_z), activate(gate, x_r + h_r)
         candidate = activate(activation, x_h + r * h_h)

@@ -5,13 +5,7 @@
 
 from cellerate.tasks.series.batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
-from cellerate.tasks.series.train import (
-    SeriesRun,
-    SeriesTask,
-    series_loss,
-    series_metrics,
-    train_on_series,
-)
+from cellerate.tasks.series.train import SeriesRun, SeriesTask, series_loss, series_metrics, train_on_series
 
 __all__ = [
     "LinearStart",

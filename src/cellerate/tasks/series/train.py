@@ -19,11 +19,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.messages import Message, argument, marked
 from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
-from cellerate.runtime.forecast import (
-    Example,
-    Intervals,
-    row_times,
-)
+from cellerate.runtime.forecast import Example, Intervals, row_times
 from cellerate.tasks.judging import (
     Baselines,
     JudgedPart,
@@ -35,12 +31,7 @@ from cellerate.tasks.judging import (
     season_rows,
     series_names,
 )
-from cellerate.tasks.series.batches import (
-    check_series_model,
-    count_windows,
-    held_out_source,
-    series_sources,
-)
+from cellerate.tasks.series.batches import check_series_model, count_windows, held_out_source, series_sources
 from cellerate.tasks.series.cuts import lost_to_cuts
 from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
 from cellerate.tasks.series.network import build_network, covariates_of, identity_of, series_of
