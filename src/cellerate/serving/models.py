@@ -4,15 +4,15 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cellerate.errors import ConfigError, ModelError
+from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.forecast import ForecastSettings, forecast_settings
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.serving.answer_size import AnswerSize, output_shapes
+from cellerate.serving.answer_size import tried_outputs
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
 from cellerate.serving.limits import Limits
@@ -26,7 +26,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Served:
-    """A model that is served. Made by `open_model`.
+    """A model that is served.
+
+    Args:
+        name: What clients call it.
+        path: Its file.
+        model: The model.
+        limits: What it allows.
+        state: The folder for the states of sessions; None for none.
 
     Attributes:
         name: What clients call it.
@@ -38,8 +45,10 @@ class Served:
         series: How a forecaster reads a series; None for other models.
         no_sessions: Why it keeps none, or "".
         calls: Computes whole calls.
-        size: How large its predictions are; None if that is not known beforehand.
-        outputs: The dtype and the shape of each output by its name, -1 for a free size; None if not known beforehand.
+        outputs: The dtype and the shape of each output by its name; empty if it is not known beforehand.
+
+    Raises:
+        CellerateError: The model cannot be served; the message says why.
     """
 
     def __init__(self, name: str, path: Path, model: PackedModel, limits: Limits, state: Path | None) -> None:
@@ -48,15 +57,8 @@ class Served:
         self.series: ForecastSettings | None = None
         if model.task == "series":
             self.series = forecast_settings(model.cell.header.get("payload"), str(path))
-        try:
-            self.size: AnswerSize | None = AnswerSize(model)
-        except Exception:
-            # Whatever it does not compute of zeros, it is served: its answers are then as large as they are.
-            self.size = None
-        try:
-            self.outputs: dict[str, tuple[np.dtype, list[int]]] | None = output_shapes(model)
-        except Exception:
-            self.outputs = None
+        self.outputs = tried_outputs(model, path)
+        self._rows = _tables(model)
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None
         try:
@@ -86,6 +88,23 @@ class Served:
             "embed": "a model of lines: POST /v1/embeddings",
         }
         return route.get(self.model.task or "", f"a model without a task: POST /v2/models/{self.name}/infer")
+
+    def check_ids(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Refuses ids that are not rows of the tables that they are looked up in; the runtime counts from the end.
+
+        Raises:
+            DataError: An id is none; the message says where.
+        """
+        for name, rows in self._rows.items():
+            ids = tensors.get(name)
+            if ids is None or ids.dtype.kind not in "iu" or not ids.size:
+                continue
+            if ids.min() < 0 or ids.max() >= rows:
+                place = [int(axis) for axis in np.argwhere((ids < 0) | (ids >= rows))[0]]
+                raise DataError(
+                    f"input {name!r} holds {ids[tuple(place)]} at {place}; the ids of {self.name} run from 0 to "
+                    f"{rows - 1}."
+                )
 
     async def close(self, drain_s: float = 0) -> None:
         """Lets what runs end for some seconds, then ends the rest, and writes the sessions to the disk."""
@@ -181,6 +200,18 @@ class Models:
 
     def _open(self, name: str, path: Path) -> Served:
         return Served(name, path, _loaded(path, self._device), self.limits, self._state)
+
+
+def _tables(model: PackedModel) -> dict[str, int]:
+    """The rows of the smallest table that an input is looked up in, by its name."""
+    found: dict[str, int] = {}
+    program = model.cell.program
+    names = {number: name for name, number in program.inputs.items()}
+    for node in program.nodes:
+        if node.op == "embedding" and (name := names.get(node.inputs["ids"])) is not None:
+            rows = len(node.arrays["embeddings"])
+            found[name] = min(rows, found.get(name, rows))
+    return found
 
 
 def named_paths(arguments: Sequence[str]) -> dict[str, Path]:

@@ -200,6 +200,7 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"model": "lines"}, "lines continues no texts; it is a model of lines: POST /v1/embeddings"),
         ({"model": "plain"}, "it is a model without a task: POST /v2/models/plain/infer"),
         ({"extra_body": {"temprature": 0.5}}, "no field 'temprature'. Did you mean temperature?"),
+        ({"extra_body": {"temprature": 0}}, "Did you mean temperature?"),
         ({"extra_body": {"wings": 2}}, "no field 'wings'. There is model, prompt"),
         ({"extra_body": {"tools": [{"type": "function"}]}}, "tools is not supported"),
         ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format is not supported"),

@@ -73,6 +73,7 @@ def test_model_is_described_for_both_protocols(http):
         ("plain/versions/2:predict", {"instances": [[[1, 2, 3]]]}, 404, "no version '2'"),
         ("none:predict", {"instances": [[[1, 2, 3]]]}, 404, "there is no model 'none'"),
         ("text:predict", {"instances": [[8]]}, 400, "8"),
+        ("text:predict", {"inputs": [[1, -1]]}, 400, "holds -1 at [0, 1]"),
     ],
 )
 def test_what_cannot_be_computed_is_an_error_that_says_why(http, path, given, status, message):

@@ -214,7 +214,8 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
     [
         ({"datatype": "FP32"}, "expected integer ids"),
         ({"datatype": "BYTES", "data": ["a"]}, "expected one of BOOL"),
-        ({"data": [0, 1, 99]}, "holds 99"),
+        ({"data": [0, 1, 99]}, "holds 99 at [0, 2]; the ids of text run from 0 to 7."),
+        ({"data": [0, -1, 2]}, "holds -1 at [0, 1]; the ids of text run from 0 to 7."),
         ({"data": [None, 1, 2]}, "got null or an object"),
         ({"data": ["a", "b", "c"]}, "got text"),
         ({"data": [True, False, True]}, "got true or false"),

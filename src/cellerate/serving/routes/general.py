@@ -12,8 +12,8 @@ from cellerate.serving.answer_size import check_numbers
 from cellerate.serving.answers import (
     RequestError,
     array_of,
-    check_fields,
     decoded,
+    decoded_strictly,
     json_answer,
     times_of,
     unless_gone,
@@ -84,18 +84,16 @@ async def model(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """`POST /v1/completions`."""
     _check_place(request)
-    body = await body_of(request)
-    asked = decoded(body, CompletionRequest)
-    check_fields(body, CompletionRequest, unsupported=UNSUPPORTED, passed=WITHOUT_EFFECT)
+    asked = decoded_strictly(
+        await body_of(request), CompletionRequest, unsupported=UNSUPPORTED, passed=WITHOUT_EFFECT
+    )
     models = models_of(request)
     return await complete(asked, models.get(asked.model), request, models.limits, metrics_of(request))
 
 
 async def embeddings(request: Request) -> Response:
     """`POST /v1/embeddings`."""
-    body = await body_of(request)
-    asked = decoded(body, EmbeddingRequest)
-    check_fields(body, EmbeddingRequest, passed=WITHOUT_EFFECT)
+    asked = decoded_strictly(await body_of(request), EmbeddingRequest, passed=WITHOUT_EFFECT)
     models = models_of(request)
     return await embed(asked, models.get(asked.model), request, models.limits, metrics_of(request))
 

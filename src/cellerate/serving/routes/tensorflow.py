@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate.errors import ConfigError
-from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, unless_gone
+from cellerate.serving.answers import RequestError, array_of, decoded, json_answer
 from cellerate.serving.models import Served
-from cellerate.serving.server_state import VERSION, body_of, metrics_of, models_of, served_of
+from cellerate.serving.routes.predicting import predicted
+from cellerate.serving.server_state import VERSION, body_of, served_of
 
 _SIGNATURE: Final = "serving_default"
 
@@ -45,7 +46,7 @@ async def predict(request: Request) -> Response:
         raise RequestError(400, "the body must have either instances or inputs.")
     by_row = asked.instances is not None
     tensors = _of_rows(served, asked.instances or []) if by_row else _of_columns(served, asked.inputs)
-    found = await _computed(served, request, tensors)
+    found = await predicted(served, request, tensors)
     if len(found) == 1:
         (array,) = found.values()
         return json_answer({"predictions" if by_row else "outputs": array.tolist()})
@@ -85,21 +86,6 @@ def _tensor(name: str, dtype: str, shape: Any) -> dict[str, Any]:
     if shape is not None:
         answer["dim"] = [{"size": str(size), "name": ""} for size in shape]
     return {"dtype": dtype, "tensor_shape": answer, "name": name}
-
-
-async def _computed(
-    served: Served, request: Request, tensors: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    metrics, limits = metrics_of(request), models_of(request).limits
-    if served.size is not None:
-        served.size.check(tensors, limits)
-    with metrics.call_s.labels(served.name).time():
-        found = await unless_gone(
-            request, served.calls.run(lambda: served.model.predict(tensors), limits.request_s)
-        )
-    outputs = found if isinstance(found, dict) else {served.model.outputs[0]: found}
-    metrics.inferences.labels(served.name).inc(len(next(iter(tensors.values()))))
-    return outputs
 
 
 def _of_rows(served: Served, rows: list[Any]) -> dict[str, np.ndarray]:
