@@ -32,8 +32,10 @@ log = logging.getLogger("cellerate.serving")
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENT_GONE = 499
 """The status in the log for an answer that nobody reads, as nginx writes it."""
-# The routes of OpenAI's protocol; the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
-_OPENAI = re.compile(r"/v1/(completions|embeddings|models(/[^/:]+)?)")
+# The paths of OpenAI's protocol, with those of its routes that are missing here, for its clients show no other error;
+# the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
+_MISSING = "chat|responses|moderations|audio|images|videos|files|uploads|batches|fine_tuning|vector_stores"
+_OPENAI = re.compile(rf"/v1/(completions|embeddings|models(/[^/:]+)?|({_MISSING})(/.*)?)")
 _Found = TypeVar("_Found")
 _Form = TypeVar("_Form", bound=msgspec.Struct)
 # Values of a field that ask for nothing, beside false.

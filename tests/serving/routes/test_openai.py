@@ -222,6 +222,14 @@ def test_fields_that_clients_send_without_effect_change_nothing(client):
     assert found.choices[0].text == right
 
 
+def test_routes_that_are_missing_are_named_where_the_client_shows_it(client):
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/completions continues texts") as caught:
+        client.chat.completions.create(model="text", messages=[{"role": "user", "content": PROMPT}])
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError, match="there is no route '/v1/moderations' here"):
+        client.moderations.create(input=PROMPT)
+
+
 def test_misspelt_field_of_a_request_for_vectors_is_named(client):
     with pytest.raises(openai.BadRequestError, match=r"no field 'dimension'\. Did you mean dimensions\?"):
         client.embeddings.create(model="lines", input="abc", extra_body={"dimension": 3})

@@ -72,6 +72,8 @@ def test_model_is_described_for_both_protocols(http):
         ("plain:predict", {"instances": [[[1, 2, 3]]], "signature_name": "other"}, 400, "signature_name"),
         ("plain/versions/2:predict", {"instances": [[[1, 2, 3]]]}, 404, "no version '2'"),
         ("none:predict", {"instances": [[[1, 2, 3]]]}, 404, "there is no model 'none'"),
+        ("plain:predict", {"instances": [[[1, 2, 1e39]]]}, 400, "a number that float32 cannot hold"),
+        ("plain:predict", {"instance": [[[1, 2, 3]]]}, 400, "unknown field `instance`"),
         ("text:predict", {"instances": [[8]]}, 400, "8"),
         ("text:predict", {"inputs": [[1, -1]]}, 400, "holds -1 at [0, 1]"),
     ],

@@ -152,6 +152,12 @@ def body(**changes: Any) -> dict[str, Any]:
         ({**body(), "outputs": [{"name": "none"}]}, "there is no output 'none'; there is each, last"),
         ({**body(), "parameters": {"sequence_id": 1.5}}, "sequence_id is 1.5"),
         ({**body(), "parameters": {"sequence_id": 1, "sequence_start": 1}}, "sequence_start is 1"),
+        ({**body(), "parameters": {"binary_data_output": "yes"}}, "binary_data_output is 'yes'; expected true"),
+        ({**body(), "outputs": [{"name": "last", "parameters": {"binary_data": 1}}]}, "binary_data is 1"),
+        ({**body(), "outputs": [{"name": "last", "parameters": {"classification": 2}}]}, "labels are not given here"),
+        (body(parameters={"shared_memory_region": "a"}, data=None), "memory is not shared here"),
+        ({**body(), "outptus": [{"name": "last"}]}, "unknown field `outptus`"),
+        (body(paramters={}), "unknown field `paramters`"),
         ([], "the body does not fit"),
     ],
 )  # fmt: skip
@@ -160,6 +166,15 @@ def test_what_cannot_be_computed_is_an_error_that_says_why(server, given, messag
         answer = http.post("/v2/models/plain/infer", json=given)
     assert answer.status_code == 400
     assert message in answer.json()["error"]
+
+
+def test_what_a_client_leaves_out_may_be_null(server):
+    left_out = {"id": None, "parameters": None, "outputs": None}
+    with server.client() as http:
+        right = http.post("/v2/models/plain/infer", json=body())
+        answer = http.post("/v2/models/plain/infer", json=body(parameters=None) | left_out)
+    assert right.status_code == 200
+    assert answer.json() == right.json()
 
 
 @pytest.mark.parametrize("length", ["5", "-1", "x", "99999"])

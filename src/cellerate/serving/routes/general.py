@@ -26,7 +26,7 @@ from cellerate.serving.server_state import body_of, metrics_of, models_of, serve
 from cellerate.serving.workers import BusyError
 
 
-class ForecastRequest(msgspec.Struct):
+class ForecastRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for forecasts: rows of a series, or of several, in the units of the data.
 
     A model may see more: the columns that are known in advance in the rows to forecast (`future`), the times of the

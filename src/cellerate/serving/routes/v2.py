@@ -140,24 +140,17 @@ async def _pushed(
         models_of(request).limits,
         sequence,
         {name: array[0] for name, array in tensors.items()},
-        begin=_flag(asked, "sequence_start"),
-        end=_flag(asked, "sequence_end"),
+        begin=asked.flag("sequence_start"),
+        end=asked.flag("sequence_end"),
     )
     return {name: array[np.newaxis] for name, array in found.items()}
 
 
 def _sequence(asked: InferRequest) -> str:
     """The sequence that a request belongs to; "" for none."""
-    given = asked.parameters.get("sequence_id", 0)
+    given = asked.parameter("sequence_id") or 0
     if isinstance(given, str):
         return given
     if isinstance(given, bool) or not isinstance(given, int) or not -(2**63) <= given < 2**64:
         raise RequestError(400, f"sequence_id is {given!r:.40}; expected a text or an integer of 64 bits.")
     return str(given) if given else ""
-
-
-def _flag(asked: InferRequest, name: str) -> bool:
-    given: Any = asked.parameters.get(name, False)
-    if not isinstance(given, bool):
-        raise RequestError(400, f"{name} is {given!r:.40}; expected true or false.")
-    return given
