@@ -1,6 +1,8 @@
 """The models of a server by their names, each with the threads that compute on it."""
 
 import asyncio
+import contextlib
+import contextvars
 import os
 import re
 import time
@@ -22,6 +24,8 @@ from cellerate.serving.workers import TextWorker
 FLUSH_EVERY_S = 10.0
 """The time between two rounds in which the states of sessions are written to the disk, against a crash."""
 
+# The models that the request of this context has asked for.
+_held: contextvars.ContextVar["list[Served] | None"] = contextvars.ContextVar("held", default=None)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -45,6 +49,7 @@ class Served:
         series: How a forecaster reads a series; None for other models.
         no_sessions: Why it keeps none, or "".
         calls: Computes whole calls.
+        holders: How many requests are answered with it; see `holding_models`.
         outputs: The dtype and the shape of each output by its name; empty if it is not known beforehand.
 
     Raises:
@@ -78,6 +83,7 @@ class Served:
         if model.task == "text":
             self.texts = TextWorker(model, limits.sequences, limits.prompt_cache_bytes)
         self.calls = CallWorker(limits.calls)
+        self.holders = 0
 
     @property
     def kind(self) -> str:
@@ -106,9 +112,9 @@ class Served:
                     f"{rows - 1}."
                 )
 
-    async def close(self, drain_s: float = 0) -> None:
-        """Lets what runs end for some seconds, then ends the rest, and writes the sessions to the disk."""
-        await self.end_texts(drain_s)
+    async def close(self) -> None:
+        """Ends the texts that run, lets calls end, and writes the sessions to the disk."""
+        await self.end_texts(0)
         await self.calls.close()
         if self.sessions is not None:
             await self.sessions.close()
@@ -150,11 +156,11 @@ class Models:
         Raises:
             RequestError: There is none.
         """
-        if name not in self._served:
-            raise RequestError(
-                404, f"there is no model {name[:100]!r} here; there is {', '.join(self._served)}."
-            )
-        return self._served[name]
+        served = self._find(name)
+        if (held := _held.get()) is not None:
+            held.append(served)
+            served.holders += 1
+        return served
 
     async def reload(self, name: str, drain_s: float = 30) -> bool:
         """Reads a model's file again. What runs on the old model ends on it, what comes later takes the new one.
@@ -167,7 +173,7 @@ class Models:
             CellerateError: The file cannot be used; the old model stays.
         """
         async with self._reloading:
-            old = self.get(name)
+            old = self._find(name)
             model = await asyncio.to_thread(_loaded, old.path, self._device)
             if model.fingerprint == old.model.fingerprint:
                 return False
@@ -187,7 +193,11 @@ class Models:
                 if old.sessions is not None:
                     old.sessions.sessions.keep()
                 raise
-        await old.close(drain_s)
+        end = time.monotonic() + drain_s
+        # Requests that have found the old model may not have begun to compute on it.
+        while old.holders and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        await old.close()
         return True
 
     async def end_texts(self, drain_s: float) -> None:
@@ -198,8 +208,28 @@ class Models:
         """Closes all models at once."""
         await asyncio.gather(*(served.close() for served in self))
 
+    def _find(self, name: str) -> Served:
+        if name not in self._served:
+            raise RequestError(
+                404, f"there is no model {name[:100]!r} here; there is {', '.join(self._served)}."
+            )
+        return self._served[name]
+
     def _open(self, name: str, path: Path) -> Served:
         return Served(name, path, _loaded(path, self._device), self.limits, self._state)
+
+
+@contextlib.contextmanager
+def holding_models() -> Iterator[None]:
+    """The models that are asked for within a `with` stay open until its end, also those that are replaced meanwhile."""
+    held: list[Served] = []
+    token = _held.set(held)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+        for served in held:
+            served.holders -= 1
 
 
 def _tables(model: PackedModel) -> dict[str, int]:
