@@ -386,7 +386,7 @@ class Engine:
         return found
 
 
-def _check_rows(counts: Mapping[str, int]) -> None:
+def _check_rows(counts: dict[str, int]) -> None:
     """Refuses inputs of which the last has another number of rows than the first."""
     (first, rows), (last, found) = next(iter(counts.items())), next(reversed(counts.items()))
     if rows != found:
