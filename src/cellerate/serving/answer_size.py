@@ -1,4 +1,4 @@
-"""The size of an answer, before anything of it is computed, and what a model gives."""
+"""The size of an answer before anything of it is computed, and the outputs of a model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from cellerate.serving.sessions import Push, StepSize, steps_in, zeros
 
 # Rows times steps of a prediction, in steps of one row.
 _ROWS_OF_STEPS = 10
-# Two are more steps than kernels of convolutions are long, and so far apart that pooling gives different numbers of
-# steps. The rest is for models that take few lengths.
+# The first two are more steps than kernels of convolutions are long, and so far apart that pooling gives different
+# numbers of steps. The others are for models that take few lengths.
 _TRIED_STEPS = (32, 95, 1024, 3071, *range(1, 129))
 
 Outputs = Mapping[str, tuple[str, list[int]]]
@@ -23,14 +23,14 @@ Outputs = Mapping[str, tuple[str, list[int]]]
 
 
 def tried_outputs(model: PackedModel, path: Path) -> Outputs:
-    """Computes one row of zeros, so that a model that computes nothing is told of now, and says what a model gives.
+    """Compute one row of zeros, so that a fault of the model is told when it is loaded, and describe its outputs.
 
     Args:
         model: The model.
         path: Its file.
 
     Returns:
-        Its outputs; none for a model whose inputs need steps of different numbers, of which nothing is computed.
+        Its outputs; none where no number of steps fits all inputs, and then nothing is computed.
 
     Raises:
         ModelError: It does not compute the row.

@@ -63,7 +63,7 @@ class Served:
         if model.task == "series":
             self.series = forecast_settings(model.cell.header.get("payload"), str(path))
         self.outputs = tried_outputs(model, path)
-        self._rows = _tables(model)
+        self._table_rows = _tables(model)
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None
         try:
@@ -101,7 +101,7 @@ class Served:
         Raises:
             DataError: An id is none; the message says where.
         """
-        for name, rows in self._rows.items():
+        for name, rows in self._table_rows.items():
             ids = tensors.get(name)
             if ids is None or ids.dtype.kind not in "iu" or not ids.size:
                 continue

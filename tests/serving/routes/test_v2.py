@@ -207,11 +207,11 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
     path = series_cell(tmp_path / "sensors.cell")
     with serving(path) as server, server.client() as http:
 
-        def infer(*outputs, **parameters):
+        def infer(*outputs, binary_data=False, **parameters):
             asked = {
                 "inputs": [{"name": "series", "shape": [1, 1, 2], "datatype": "FP32", "data": [20, 5]}],
                 "parameters": {"sequence_id": "a", **parameters},
-                "outputs": [{"name": name} for name in outputs],
+                "outputs": [{"name": name, "parameters": {"binary_data": binary_data}} for name in outputs],
             }
             return http.post("/v2/models/sensors/infer", json=asked)
 
@@ -220,6 +220,7 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
         answer = infer("head")
         assert answer.status_code == 400
         assert answer.json()["error"] == "there is no output 'head'; there is forecast, score."
+        assert "binary_data is 'yes'" in infer("score", binary_data="yes").json()["error"]
         assert http.get("/v1/models/sensors/sessions/a/state").json() == before
         assert [each["name"] for each in infer("score").json()["outputs"]] == ["score"]
 

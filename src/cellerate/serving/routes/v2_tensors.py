@@ -114,8 +114,12 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
         length = int(header_length)
     asked = decoded(body[:length], InferRequest)
     place, tensors = length, {}
+    # All before anything is computed: a sequence has then read nothing.
+    for name in ("binary_data_output", "sequence_start", "sequence_end"):
+        asked.flag(name)
     for output in asked.outputs or ():
         output.refuse(f"output {output.name!r:.100}")
+        output.flag("binary_data")
     for tensor in asked.inputs:
         tensor.refuse(f"input {tensor.name!r:.100}")
         if tensor.name in tensors:
