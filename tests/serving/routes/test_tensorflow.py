@@ -57,6 +57,9 @@ def test_model_is_described_for_both_protocols(http):
     assert http.get("/v1/models/plain/versions/2").status_code == 404
     signature = http.get("/v1/models/plain/metadata").json()["metadata"]["signature_def"]["signature_def"]
     assert signature["serving_default"]["inputs"]["x"]["dtype"] == "DT_FLOAT"
+    last = signature["serving_default"]["outputs"]["last"]
+    assert last["dtype"] == "DT_FLOAT"
+    assert [dim["size"] for dim in last["tensor_shape"]["dim"]] == ["-1", "7"]
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,14 @@ async def metadata(request: Request) -> Response:
         "inputs": {
             name: _tensor(
                 name,
-                "DT_INT32" if nodes[at].options["dtype"] == "int32" else "DT_FLOAT",
+                str(nodes[at].options["dtype"]),
                 served.model.inputs[name],
             )
             for name, at in inputs.items()
         },
-        "outputs": {name: _tensor(name, "DT_FLOAT", None) for name in served.model.outputs},
+        "outputs": {
+            name: _tensor(name, *served.outputs.get(name, ("float32", None))) for name in served.model.outputs
+        },
         "method_name": "tensorflow/serving/predict",
     }
     return json_answer(
@@ -86,7 +88,7 @@ def _tensor(name: str, dtype: str, shape: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"unknown_rank": shape is None, "dim": []}
     if shape is not None:
         answer["dim"] = [{"size": str(size), "name": ""} for size in shape]
-    return {"dtype": dtype, "tensor_shape": answer, "name": name}
+    return {"dtype": "DT_INT32" if dtype == "int32" else "DT_FLOAT", "tensor_shape": answer, "name": name}
 
 
 def _of_rows(served: Served, rows: list[Any]) -> dict[str, np.ndarray]:
