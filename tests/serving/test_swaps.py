@@ -5,14 +5,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cellerate.errors import ModelError
+from cellerate.runtime.text import sampling_rules
 from cellerate.serving import models as module
 from cellerate.serving.answers import RequestError, status_of
 from cellerate.serving.limits import Limits
-from cellerate.serving.models import Models
+from cellerate.serving.models import Models, holding_models
 from cellerate.serving.sessions.pushes import Push, ReplacedModelError
+from cellerate.serving.workers import BusyError
 from support.graphs import draw
 from support.servers import series_cell, text_cell
 
@@ -76,6 +79,32 @@ def test_model_with_sessions_stays_and_goes_on_taking_them(tmp_path: Path) -> No
             await models.reload("m")
         (result,) = await sessions.push([BEGIN._replace(name="b")])
         assert isinstance(result, dict)
+        await models.close()
+
+    asyncio.run(run())
+
+
+def test_request_that_has_found_a_model_ends_on_it_though_it_is_replaced(tmp_path: Path) -> None:
+    path = text_cell(tmp_path / "m.cell")
+    rules = sampling_rules(temperature=0)
+
+    async def run() -> None:
+        models = Models({"m": path}, Limits())
+        with holding_models():
+            old = models.get("m")
+            assert old.texts is not None
+            text_cell(path, seed=1)
+            reload = asyncio.ensure_future(models.reload("m"))
+            while models.get("m") is old:
+                await asyncio.sleep(0.001)
+            drawn = old.texts.complete(np.array([1, 2]), max_tokens=3, rules=rules)
+            assert sum([len(update.ids) async for update in drawn]) == 3
+            assert await old.calls.run(lambda: 5) == 5
+            assert not reload.done()
+        assert await reload
+        with pytest.raises(BusyError):
+            old.texts.check_place()
+        assert models.get("m").holders == 0
         await models.close()
 
     asyncio.run(run())

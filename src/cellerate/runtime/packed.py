@@ -6,7 +6,7 @@
 import copy
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -112,6 +112,28 @@ class PackedModel(Recorded, NextTokenModel):
         """
         results = self._engine.run(inputs, outputs, out)
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def result_sizes(
+        self, shapes: Mapping[str, tuple[int, ...]], outputs: Sequence[str] | None = None
+    ) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The size of what `predict` gives, from the shapes of the inputs alone: nothing is computed.
+
+        Args:
+            shapes: The shape of each input by its name, the batch first.
+            outputs: As `predict` takes them.
+
+        Returns:
+            The shape and the dtype of each output by its name.
+
+        Raises:
+            ConfigError: A name is not one of the model's, or an input is missing.
+            DataError: A shape does not fit the model.
+
+        Example:
+            >>> cellerate.load("ett.cell").result_sizes({"series": (32, 96, 7)})
+            {'forecast': ((32, 24, 1), 'float32')}
+        """
+        return self._engine.result_sizes(shapes, outputs)
 
     def prepared(
         self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None

@@ -1,9 +1,12 @@
-"""The size of an answer, before anything of it is computed."""
+"""The size of an answer before anything of it is computed, and the outputs of a model."""
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from cellerate.errors import CellerateError, DataError, ModelError
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.answers import RequestError
 from cellerate.serving.limits import Limits
@@ -11,64 +14,82 @@ from cellerate.serving.sessions import Push, StepSize, steps_in, zeros
 
 # Rows times steps of a prediction, in steps of one row.
 _ROWS_OF_STEPS = 10
-# More steps than kernels of convolutions are long, and so far apart that pooling gives different numbers of steps.
-_COMPARED_STEPS = (32, 95)
+# The first two are more steps than kernels of convolutions are long, and so far apart that pooling gives different
+# numbers of steps. The others are for models that take few lengths.
+_TRIED_STEPS = (32, 95, 1024, 3071, *range(1, 129))
+
+Outputs = Mapping[str, tuple[str, list[int]]]
+"""The dtype and the shape of each output by its name; -1 for the batch, and for sizes that depend on the steps."""
 
 
-class AnswerSize:
-    """The count of numbers in the predictions of a model, found out with rows of two and of three steps.
+def tried_outputs(model: PackedModel, path: Path) -> Outputs:
+    """Compute one row of zeros, so that a fault of the model is told when it is loaded, and describe its outputs.
 
     Args:
         model: The model.
+        path: Its file.
+
+    Returns:
+        Its outputs; none where no number of steps fits all inputs, and then nothing is computed.
+
+    Raises:
+        ModelError: It does not compute the row.
     """
-
-    def __init__(self, model: PackedModel) -> None:
-        two, three = (sum(map(np.size, _computed(model, steps).values())) for steps in (2, 3))
-        self._step = max(0, three - two)
-        self._row = max(0, two - 2 * self._step)
-
-    def check(self, tensors: Mapping[str, np.ndarray], limits: Limits) -> None:
-        """Raises `RequestError` for a prediction that would take too long, or whose answer would be too large."""
-        rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
-        steps = max((array.shape[1] for array in tensors.values() if array.ndim > 1), default=1)
-        most = limits.steps
-        if steps > most or rows * steps > _ROWS_OF_STEPS * most:
-            raise RequestError(
-                413,
-                f"{rows:,} rows of {steps:,} steps are too many: at most {most:,} steps a row, and "
-                f"{_ROWS_OF_STEPS * most:,} in all, are read at once.",
-            )
-        check_numbers(self.numbers(rows, steps), limits)
-
-    def numbers(self, rows: int, steps: int) -> int:
-        """The numbers of the prediction of so many rows of so many steps."""
-        return rows * (self._row + steps * self._step)
-
-
-def output_shapes(model: PackedModel) -> dict[str, tuple[np.dtype, list[int]]]:
-    """The dtype and the shape of each output by its name; -1 for the batch, and for sizes that depend on the steps."""
-    few, many = (_computed(model, steps) for steps in _COMPARED_STEPS)
+    fitting: list[tuple[dict[str, tuple[int, ...]], dict[str, tuple[tuple[int, ...], str]]]] = []
+    for steps in _TRIED_STEPS:
+        shapes = {
+            name: (1, *(steps if size < 0 else size for size in shape[1:]))
+            for name, shape in model.inputs.items()
+        }
+        try:
+            fitting.append((shapes, model.result_sizes(shapes)))
+        except DataError:
+            continue
+        if len(fitting) == 2:
+            break
+    if not fitting:
+        return {}
+    shapes, few = fitting[0]
+    try:
+        model.predict(zeros(model, shapes))
+    except CellerateError as error:
+        raise ModelError(f"{path} does not compute a row of zeros: {error} Pack the model again.") from error
+    many = fitting[-1][1]
     return {
         name: (
-            array.dtype,
-            [-1]
-            + [
-                size if size == other else -1
-                for size, other in zip(array.shape[1:], many[name].shape[1:], strict=True)
+            dtype,
+            [
+                -1,
+                *(
+                    one if one == other else -1
+                    for one, other in zip(shape[1:], many[name][0][1:], strict=True)
+                ),
             ],
         )
-        for name, array in few.items()
+        for name, (shape, dtype) in few.items()
     }
 
 
-def _computed(model: PackedModel, steps: int) -> dict[str, np.ndarray]:
-    """The outputs for one row of zeros, by name."""
-    shapes = {
-        name: [1, *(steps if size < 0 else size for size in shape[1:])]
-        for name, shape in model.inputs.items()
-    }
-    made = model.predict(zeros(model, shapes))
-    return made if isinstance(made, dict) else {model.outputs[0]: made}
+def check_prediction(
+    model: PackedModel, tensors: Mapping[str, np.ndarray], outputs: Sequence[str] | None, limits: Limits
+) -> None:
+    """Refuses a prediction that would take too long, or whose answer would be too large.
+
+    Raises:
+        ConfigError, DataError: As `PackedModel.predict`.
+        RequestError: It is too much; the message names the bound.
+    """
+    rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
+    steps = max((array.shape[1] for array in tensors.values() if array.ndim > 1), default=1)
+    most = limits.steps
+    if steps > most or rows * steps > _ROWS_OF_STEPS * most:
+        raise RequestError(
+            413,
+            f"{rows:,} rows of {steps:,} steps are too many: at most {most:,} steps a row, and "
+            f"{_ROWS_OF_STEPS * most:,} in all, are read at once.",
+        )
+    found = model.result_sizes({name: array.shape for name, array in tensors.items()}, outputs)
+    check_numbers(sum(math.prod(shape) for shape, _ in found.values()), limits)
 
 
 def check_pushes(pushes: Sequence[Push], size: StepSize, limits: Limits) -> None:

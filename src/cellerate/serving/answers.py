@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,11 +32,14 @@ log = logging.getLogger("cellerate.serving")
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENT_GONE = 499
 """The status in the log for an answer that nobody reads, as nginx writes it."""
-# The routes of OpenAI's protocol; the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
-_OPENAI = re.compile(r"/v1/(completions|embeddings|models(/[^/:]+)?)")
+# The paths of OpenAI's protocol, with those of its routes that are missing here, for its clients show no other error;
+# the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
+_MISSING = "chat|responses|moderations|audio|images|videos|files|uploads|batches|fine_tuning|vector_stores"
+_OPENAI = re.compile(rf"/v1/(completions|embeddings|models(/[^/:]+)?|({_MISSING})(/.*)?)")
 _Found = TypeVar("_Found")
-# Values of a field that ask for nothing.
-_NOTHING = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
+_Form = TypeVar("_Form", bound=msgspec.Struct)
+# Values of a field that ask for nothing, beside false.
+_NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 
 
 class _Failures:
@@ -100,34 +103,39 @@ def decoded(body: bytes, form: type[_Found]) -> _Found:
         raise RequestError(400, "the body is nested too deeply.") from error
 
 
-def check_fields(
+def decoded_strictly(
     body: bytes,
-    form: type[Any],
+    form: type[_Form],
     *,
     unsupported: Collection[str] = (),
     passed: Collection[str] = (),
-) -> None:
-    """Refuse fields that a route would pass over in silence, such as a misspelt one.
+) -> _Form:
+    """A JSON object as what a route expects, without fields that it would pass over, such as a misspelt one.
 
     Args:
-        body: A JSON object that `decoded` has read.
-        form: The fields that are known.
+        body: The body.
+        form: A struct with the fields that are known.
         unsupported: Fields of the protocol that are refused if they ask for anything.
         passed: Fields of the protocol that have no effect here.
 
     Raises:
-        RequestError: There is a field that is none of them; the message names the nearest one.
+        RequestError: As `decoded`; or there is a field that is none of them, and the message names the nearest one.
     """
     known = [field.name for field in msgspec.structs.fields(form)]
-    for name, value in decoded(body, dict[str, msgspec.Raw]).items():
+    fields = decoded(body, dict[str, Any])
+    for name, value in fields.items():
         # Clients send null for what they leave out.
-        if name in known or name in passed or bytes(value) in _NOTHING:
+        if name in known or name in passed or value is False or value in _NOTHING:
             continue
         if name in unsupported:
             raise RequestError(400, f"{name} is not supported: leave it out.")
         near = difflib.get_close_matches(name, known, 1)
         meant = f"Did you mean {near[0]}?" if near else f"There is {', '.join(known)}."
         raise RequestError(400, f"there is no field {name!r:.100}. {meant}")
+    try:
+        return msgspec.convert(fields, form)
+    except msgspec.ValidationError as error:
+        raise RequestError(400, f"the body does not fit: {_sentence(error)}") from error
 
 
 def array_of(what: str, value: Any) -> np.ndarray:

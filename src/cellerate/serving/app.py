@@ -18,6 +18,11 @@ from cellerate.serving.routes import OPERATIONS, document, page_routes
 from cellerate.serving.server_state import models_of
 from cellerate.serving.visitors import Visitors
 
+# What to ask for in place of routes of OpenAI that are missing: a packed model has no roles and no templates of chats.
+_INSTEAD = dict.fromkeys(
+    ("/v1/chat/completions", "/v1/responses"), "POST /v1/completions continues texts, with the field prompt"
+)
+
 
 def make_app(models: Models, keys: Sequence[bytes] = (), visitors: Visitors | None = None) -> ASGIApp:
     """The application of a server.
@@ -54,9 +59,10 @@ async def _of_no_route(request: Request, error: Exception) -> Response:
     """There is no such route, or not for this method."""
     path = request.url.path
     if isinstance(error, HTTPException) and error.status_code == 404:
-        error = RequestError(404, f"there is no route {path[:100]!r} here; /docs lists all routes.")
-    answer = error_answer(error, path)
-    if answer.status_code == 405:
+        instead = _INSTEAD.get(path, "/docs lists all routes")
+        error = RequestError(404, f"there is no route {path[:100]!r} here; {instead}.")
+    allowed = ""
+    if isinstance(error, HTTPException) and error.status_code == 405:
         # Starlette names the methods of one route of the path only.
         methods = {
             method
@@ -64,5 +70,11 @@ async def _of_no_route(request: Request, error: Exception) -> Response:
             if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL
             for method in route.methods or ()
         }
-        answer.headers["allow"] = ", ".join(sorted(methods))
+        allowed = ", ".join(sorted(methods))
+        error = RequestError(
+            405, f"{path[:100]!r} has no {request.method[:20]}, but {allowed}; /docs lists all routes."
+        )
+    answer = error_answer(error, path)
+    if allowed:
+        answer.headers["allow"] = allowed
     return answer

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cellerate.serving.answers import RequestError, error_answer
 from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics
+from cellerate.serving.models import holding_models
 from cellerate.serving.visitors import Visitors
 from cellerate.serving.workers import BusyError
 
@@ -63,7 +64,8 @@ class Gate:
         try:
             refusal = self._refusal(scope)
             if refusal is None:
-                await self._app(scope, receive, noting)
+                with holding_models():
+                    await self._app(scope, receive, noting)
             else:
                 await refusal(scope, receive, noting)
         finally:

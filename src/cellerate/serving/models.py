@@ -1,18 +1,20 @@
 """The models of a server by their names, each with the threads that compute on it."""
 
 import asyncio
+import contextlib
+import contextvars
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cellerate.errors import ConfigError, ModelError
+from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.forecast import ForecastSettings, forecast_settings
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.serving.answer_size import AnswerSize, output_shapes
+from cellerate.serving.answer_size import tried_outputs
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
 from cellerate.serving.limits import Limits
@@ -22,11 +24,20 @@ from cellerate.serving.workers import TextWorker
 FLUSH_EVERY_S = 10.0
 """The time between two rounds in which the states of sessions are written to the disk, against a crash."""
 
+# The models that the request of this context has asked for.
+_held: contextvars.ContextVar["list[Served] | None"] = contextvars.ContextVar("held", default=None)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Served:
-    """A model that is served. Made by `open_model`.
+    """A model that is served.
+
+    Args:
+        name: What clients call it.
+        path: Its file.
+        model: The model.
+        limits: What it allows.
+        state: The folder for the states of sessions; None for none.
 
     Attributes:
         name: What clients call it.
@@ -38,8 +49,11 @@ class Served:
         series: How a forecaster reads a series; None for other models.
         no_sessions: Why it keeps none, or "".
         calls: Computes whole calls.
-        size: How large its predictions are; None if that is not known beforehand.
-        outputs: The dtype and the shape of each output by its name, -1 for a free size; None if not known beforehand.
+        holders: How many requests are answered with it; see `holding_models`.
+        outputs: The dtype and the shape of each output by its name; empty if it is not known beforehand.
+
+    Raises:
+        CellerateError: The model cannot be served; the message says why.
     """
 
     def __init__(self, name: str, path: Path, model: PackedModel, limits: Limits, state: Path | None) -> None:
@@ -48,15 +62,8 @@ class Served:
         self.series: ForecastSettings | None = None
         if model.task == "series":
             self.series = forecast_settings(model.cell.header.get("payload"), str(path))
-        try:
-            self.size: AnswerSize | None = AnswerSize(model)
-        except Exception:
-            # Whatever it does not compute of zeros, it is served: its answers are then as large as they are.
-            self.size = None
-        try:
-            self.outputs: dict[str, tuple[np.dtype, list[int]]] | None = output_shapes(model)
-        except Exception:
-            self.outputs = None
+        self.outputs = tried_outputs(model, path)
+        self._table_rows = _tables(model)
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None
         try:
@@ -76,6 +83,7 @@ class Served:
         if model.task == "text":
             self.texts = TextWorker(model, limits.sequences, limits.prompt_cache_bytes)
         self.calls = CallWorker(limits.calls)
+        self.holders = 0
 
     @property
     def kind(self) -> str:
@@ -87,9 +95,26 @@ class Served:
         }
         return route.get(self.model.task or "", f"a model without a task: POST /v2/models/{self.name}/infer")
 
-    async def close(self, drain_s: float = 0) -> None:
-        """Lets what runs end for some seconds, then ends the rest, and writes the sessions to the disk."""
-        await self.end_texts(drain_s)
+    def check_ids(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Refuses ids that are not rows of the tables that they are looked up in; the runtime counts from the end.
+
+        Raises:
+            DataError: An id is none; the message says where.
+        """
+        for name, rows in self._table_rows.items():
+            ids = tensors.get(name)
+            if ids is None or ids.dtype.kind not in "iu" or not ids.size:
+                continue
+            if ids.min() < 0 or ids.max() >= rows:
+                place = [int(axis) for axis in np.argwhere((ids < 0) | (ids >= rows))[0]]
+                raise DataError(
+                    f"input {name!r} holds {ids[tuple(place)]} at {place}; the ids of {self.name} run from 0 to "
+                    f"{rows - 1}."
+                )
+
+    async def close(self) -> None:
+        """Ends the texts that run, lets calls end, and writes the sessions to the disk."""
+        await self.end_texts(0)
         await self.calls.close()
         if self.sessions is not None:
             await self.sessions.close()
@@ -131,11 +156,11 @@ class Models:
         Raises:
             RequestError: There is none.
         """
-        if name not in self._served:
-            raise RequestError(
-                404, f"there is no model {name[:100]!r} here; there is {', '.join(self._served)}."
-            )
-        return self._served[name]
+        served = self._find(name)
+        if (held := _held.get()) is not None:
+            held.append(served)
+            served.holders += 1
+        return served
 
     async def reload(self, name: str, drain_s: float = 30) -> bool:
         """Reads a model's file again. What runs on the old model ends on it, what comes later takes the new one.
@@ -148,7 +173,7 @@ class Models:
             CellerateError: The file cannot be used; the old model stays.
         """
         async with self._reloading:
-            old = self.get(name)
+            old = self._find(name)
             model = await asyncio.to_thread(_loaded, old.path, self._device)
             if model.fingerprint == old.model.fingerprint:
                 return False
@@ -168,7 +193,11 @@ class Models:
                 if old.sessions is not None:
                     old.sessions.sessions.keep()
                 raise
-        await old.close(drain_s)
+        end = time.monotonic() + drain_s
+        # Requests that have found the old model may not have begun to compute on it.
+        while old.holders and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        await old.close()
         return True
 
     async def end_texts(self, drain_s: float) -> None:
@@ -179,8 +208,40 @@ class Models:
         """Closes all models at once."""
         await asyncio.gather(*(served.close() for served in self))
 
+    def _find(self, name: str) -> Served:
+        if name not in self._served:
+            raise RequestError(
+                404, f"there is no model {name[:100]!r} here; there is {', '.join(self._served)}."
+            )
+        return self._served[name]
+
     def _open(self, name: str, path: Path) -> Served:
         return Served(name, path, _loaded(path, self._device), self.limits, self._state)
+
+
+@contextlib.contextmanager
+def holding_models() -> Iterator[None]:
+    """The models that are asked for within a `with` stay open until its end, also those that are replaced meanwhile."""
+    held: list[Served] = []
+    token = _held.set(held)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+        for served in held:
+            served.holders -= 1
+
+
+def _tables(model: PackedModel) -> dict[str, int]:
+    """The rows of the smallest table that an input is looked up in, by its name."""
+    found: dict[str, int] = {}
+    program = model.cell.program
+    names = {number: name for name, number in program.inputs.items()}
+    for node in program.nodes:
+        if node.op == "embedding" and (name := names.get(node.inputs["ids"])) is not None:
+            rows = len(node.arrays["embeddings"])
+            found[name] = min(rows, found.get(name, rows))
+    return found
 
 
 def named_paths(arguments: Sequence[str]) -> dict[str, Path]:

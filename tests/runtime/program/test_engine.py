@@ -452,3 +452,27 @@ def test_import_of_the_engine_brings_no_framework_and_no_keras():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_sizes_of_results_are_those_that_come_and_nothing_is_computed(monkeypatch):
+    program, ids = text_program(), text_ids(3, 5)
+    engine = Engine(program)
+    right = {name: (array.shape, array.dtype.name) for name, array in engine.run(ids).items()}
+    names = ran_operations(monkeypatch)
+    assert Engine(program).result_sizes({"ids": (3, 5)}) == right
+    assert engine.result_sizes({"ids": (3, 5)}, ["h"]) == {"h": right["h"]}
+    assert not names
+    for given, message in (({}, "inputs lacks 'ids'"), ({"x": (3, 5)}, "inputs holds 'x'")):
+        with pytest.raises(ConfigError, match=message):
+            engine.result_sizes(given)
+    with pytest.raises(DataError, match="expected shape"):
+        engine.result_sizes({"ids": (3, 5, 1)})
+
+
+def test_sizes_of_inputs_with_different_numbers_of_rows_are_refused():
+    graph = Graph()
+    a, b = graph.input("a", 2), graph.input("b", 2)
+    engine = Engine(graph.program(y=graph.add("add", "sum", {"0": a, "1": b})))
+    assert engine.result_sizes({"b": (3, 2), "a": (3, 2)}) == {"y": ((3, 2), "float32")}
+    with pytest.raises(DataError, match="'a' and 'b' must have the same number of rows, got 3 and 4"):
+        engine.result_sizes({"a": (3, 2), "b": (4, 2)})

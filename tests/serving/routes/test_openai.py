@@ -200,6 +200,7 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"model": "lines"}, "lines continues no texts; it is a model of lines: POST /v1/embeddings"),
         ({"model": "plain"}, "it is a model without a task: POST /v2/models/plain/infer"),
         ({"extra_body": {"temprature": 0.5}}, "no field 'temprature'. Did you mean temperature?"),
+        ({"extra_body": {"temprature": 0}}, "Did you mean temperature?"),
         ({"extra_body": {"wings": 2}}, "no field 'wings'. There is model, prompt"),
         ({"extra_body": {"tools": [{"type": "function"}]}}, "tools is not supported"),
         ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format is not supported"),
@@ -219,6 +220,14 @@ def test_fields_that_clients_send_without_effect_change_nothing(client):
         **options, best_of=1, echo=False, logit_bias={}, suffix=None, extra_body=sent | asking_nothing
     )
     assert found.choices[0].text == right
+
+
+def test_routes_that_are_missing_are_named_where_the_client_shows_it(client):
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/completions continues texts") as caught:
+        client.chat.completions.create(model="text", messages=[{"role": "user", "content": PROMPT}])
+    assert caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError, match="there is no route '/v1/moderations' here"):
+        client.moderations.create(input=PROMPT)
 
 
 def test_misspelt_field_of_a_request_for_vectors_is_named(client):

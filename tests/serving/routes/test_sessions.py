@@ -59,6 +59,8 @@ def test_text_sessions_read_text(http, files):
     right = load(files["text"]).predict(np.array([[0, 1, 2, 3, 4]], np.int32))
     np.testing.assert_array_equal(np.array(found, np.float32), right[0, 3:])
     assert push(http, "t", "xyz", "text", begin=True).status_code == 400
+    assert "unknown field `ends`" in push(http, "t", "de", "text", begin=True, ends=True).json()["error"]
+    assert "holds -1 at [1]" in push(http, "t", [0, -1], "text", begin=True).json()["error"]
     assert push(http, "x", "abc", "plain", begin=True).json()["error"].startswith("plain reads no text")
 
 

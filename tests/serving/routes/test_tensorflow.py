@@ -57,6 +57,9 @@ def test_model_is_described_for_both_protocols(http):
     assert http.get("/v1/models/plain/versions/2").status_code == 404
     signature = http.get("/v1/models/plain/metadata").json()["metadata"]["signature_def"]["signature_def"]
     assert signature["serving_default"]["inputs"]["x"]["dtype"] == "DT_FLOAT"
+    last = signature["serving_default"]["outputs"]["last"]
+    assert last["dtype"] == "DT_FLOAT"
+    assert [dim["size"] for dim in last["tensor_shape"]["dim"]] == ["-1", "7"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,10 @@ def test_model_is_described_for_both_protocols(http):
         ("plain:predict", {"instances": [[[1, 2, 3]]], "signature_name": "other"}, 400, "signature_name"),
         ("plain/versions/2:predict", {"instances": [[[1, 2, 3]]]}, 404, "no version '2'"),
         ("none:predict", {"instances": [[[1, 2, 3]]]}, 404, "there is no model 'none'"),
+        ("plain:predict", {"instances": [[[1, 2, 1e39]]]}, 400, "a number that float32 cannot hold"),
+        ("plain:predict", {"instance": [[[1, 2, 3]]]}, 400, "unknown field `instance`"),
         ("text:predict", {"instances": [[8]]}, 400, "8"),
+        ("text:predict", {"inputs": [[1, -1]]}, 400, "holds -1 at [0, 1]"),
     ],
 )
 def test_what_cannot_be_computed_is_an_error_that_says_why(http, path, given, status, message):

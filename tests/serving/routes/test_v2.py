@@ -152,6 +152,12 @@ def body(**changes: Any) -> dict[str, Any]:
         ({**body(), "outputs": [{"name": "none"}]}, "there is no output 'none'; there is each, last"),
         ({**body(), "parameters": {"sequence_id": 1.5}}, "sequence_id is 1.5"),
         ({**body(), "parameters": {"sequence_id": 1, "sequence_start": 1}}, "sequence_start is 1"),
+        ({**body(), "parameters": {"binary_data_output": "yes"}}, "binary_data_output is 'yes'; expected true"),
+        ({**body(), "outputs": [{"name": "last", "parameters": {"binary_data": 1}}]}, "binary_data is 1"),
+        ({**body(), "outputs": [{"name": "last", "parameters": {"classification": 2}}]}, "labels are not given here"),
+        (body(parameters={"shared_memory_region": "a"}, data=None), "memory is not shared here"),
+        ({**body(), "outptus": [{"name": "last"}]}, "unknown field `outptus`"),
+        (body(paramters={}), "unknown field `paramters`"),
         ([], "the body does not fit"),
     ],
 )  # fmt: skip
@@ -160,6 +166,15 @@ def test_what_cannot_be_computed_is_an_error_that_says_why(server, given, messag
         answer = http.post("/v2/models/plain/infer", json=given)
     assert answer.status_code == 400
     assert message in answer.json()["error"]
+
+
+def test_what_a_client_leaves_out_may_be_null(server):
+    left_out = {"id": None, "parameters": None, "outputs": None}
+    with server.client() as http:
+        right = http.post("/v2/models/plain/infer", json=body())
+        answer = http.post("/v2/models/plain/infer", json=body(parameters=None) | left_out)
+    assert right.status_code == 200
+    assert answer.json() == right.json()
 
 
 @pytest.mark.parametrize("length", ["5", "-1", "x", "99999"])
@@ -192,11 +207,11 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
     path = series_cell(tmp_path / "sensors.cell")
     with serving(path) as server, server.client() as http:
 
-        def infer(*outputs, **parameters):
+        def infer(*outputs, binary_data=False, **parameters):
             asked = {
                 "inputs": [{"name": "series", "shape": [1, 1, 2], "datatype": "FP32", "data": [20, 5]}],
                 "parameters": {"sequence_id": "a", **parameters},
-                "outputs": [{"name": name} for name in outputs],
+                "outputs": [{"name": name, "parameters": {"binary_data": binary_data}} for name in outputs],
             }
             return http.post("/v2/models/sensors/infer", json=asked)
 
@@ -205,6 +220,7 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
         answer = infer("head")
         assert answer.status_code == 400
         assert answer.json()["error"] == "there is no output 'head'; there is forecast, score."
+        assert "binary_data is 'yes'" in infer("score", binary_data="yes").json()["error"]
         assert http.get("/v1/models/sensors/sessions/a/state").json() == before
         assert [each["name"] for each in infer("score").json()["outputs"]] == ["score"]
 
@@ -214,7 +230,8 @@ def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
     [
         ({"datatype": "FP32"}, "expected integer ids"),
         ({"datatype": "BYTES", "data": ["a"]}, "expected one of BOOL"),
-        ({"data": [0, 1, 99]}, "holds 99"),
+        ({"data": [0, 1, 99]}, "holds 99 at [0, 2]; the ids of text run from 0 to 7."),
+        ({"data": [0, -1, 2]}, "holds -1 at [0, 1]; the ids of text run from 0 to 7."),
         ({"data": [None, 1, 2]}, "got null or an object"),
         ({"data": ["a", "b", "c"]}, "got text"),
         ({"data": [True, False, True]}, "got true or false"),

@@ -10,7 +10,7 @@ than a real model needs is refused (`shapes`).
 import contextlib
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from cellerate.kernels import native
 from cellerate.kernels.program.cpu import CompiledProgram, sizes_of, takes
 from cellerate.program import Node, Program, Shape
 from cellerate.runtime.program import interpreter, operations, shapes
-from cellerate.runtime.program.inputs import by_name, check_ids, checked_array
+from cellerate.runtime.program.inputs import by_name, check_ids, check_shape, checked_array
 from cellerate.runtime.program.prepared import Inputs, Out, Prepared, checked_out, signature
 
 # Beyond, what is worked out for a choice of outputs, or for the sizes of a call, is forgotten again.
@@ -128,6 +128,37 @@ class Engine:
             except (IndexError, MemoryError):
                 pass  # the checks below take ids that count from the end, and word the errors
         return self._run(inputs, outputs, out, key)
+
+    def result_sizes(
+        self, given: Mapping[str, tuple[int, ...]], outputs: Sequence[str] | None = None
+    ) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The shape and dtype of each result, from the shapes of the inputs alone: nothing is computed.
+
+        Args:
+            given: The shape of each input by its name, the batch first.
+            outputs: As `run` takes them.
+
+        Raises:
+            ConfigError, DataError: As in `run`.
+        """
+        names = self._output_names(outputs)
+        numbers = tuple(self.program.outputs[name] for name in names)
+        plan = self._plan(numbers)
+        rows: dict[int, Shape] = {}
+        named = by_name(given, list(self.program.inputs))
+        counts: dict[str, int] = {}
+        for name, number in self._given(named, plan):
+            check_shape(self._nodes[number], named[name])
+            counts[name] = named[name][0]
+            _check_rows(counts)
+            if number in plan.needed:
+                rows[number] = named[name][1:]
+        batch = next(iter(counts.values()))
+        found = self._call(plan, numbers, rows, batch).shapes
+        return {
+            name: ((batch, *found[number]), self._types[number])
+            for name, number in zip(names, numbers, strict=True)
+        }
 
     def anatomy(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> Anatomy:
         """The parts of a call.
@@ -251,29 +282,29 @@ class Engine:
     ) -> dict[int, np.ndarray]:
         """The needed inputs by node, in the types they came in."""
         given: dict[int, np.ndarray] = {}
-        first: tuple[str, int] | None = None
+        counts: dict[str, int] = {}
         tables: dict[int, Node] = {}
         for node in (self._nodes[number] for number in plan.needed):
             if node.op == "embedding":
                 ids = node.inputs["ids"]
                 tables[ids] = min(node, tables.get(ids, node), key=lambda one: len(one.arrays["embeddings"]))
-        for name, number in self.program.inputs.items():
-            if name not in inputs:
-                if number in plan.needed:
-                    raise ConfigError(f"inputs lacks {name!r}; give an array for it.")
-                continue
+        for name, number in self._given(inputs, plan):
             array = checked_array(self._nodes[number], inputs[name])
             if self._nodes[number].options["dtype"] == "int32":
                 check_ids(name, array, tables.get(number))
-            first = first or (name, len(array))
-            if len(array) != first[1]:
-                raise DataError(
-                    f"inputs {first[0]!r} and {name!r} must have the same number of rows, got {first[1]} and "
-                    f"{len(array)}; give one row of each for every example."
-                )
+            counts[name] = len(array)
+            _check_rows(counts)
             if number in plan.needed:
                 given[number] = array
         return given
+
+    def _given(self, inputs: Mapping[str, Any], plan: interpreter.ExecutionPlan) -> Iterator[tuple[str, int]]:
+        """The inputs that came, by name and node; one that is needed and did not come is an error."""
+        for name, number in self.program.inputs.items():
+            if name in inputs:
+                yield name, number
+            elif number in plan.needed:
+                raise ConfigError(f"inputs lacks {name!r}; give an array for it.")
 
     def _plan(self, numbers: tuple[int, ...]) -> interpreter.ExecutionPlan:
         plan = self._plans.get(numbers)
@@ -353,6 +384,16 @@ class Engine:
                 f"{most:,}. Give fewer steps at once, or another model: no real one needs so many."
             )
         return found
+
+
+def _check_rows(counts: dict[str, int]) -> None:
+    """Refuses inputs of which the last has another number of rows than the first."""
+    (first, rows), (last, found) = next(iter(counts.items())), next(reversed(counts.items()))
+    if rows != found:
+        raise DataError(
+            f"inputs {first!r} and {last!r} must have the same number of rows, got {rows} and {found}; give one row "
+            "of each for every example."
+        )
 
 
 def _check_elements(elements: int) -> None:

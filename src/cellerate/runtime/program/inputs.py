@@ -9,7 +9,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.program import Node
 
 
-def by_name(inputs: Mapping[str, np.ndarray] | np.ndarray, known: Sequence[str]) -> Mapping[str, np.ndarray]:
+def by_name(inputs: Mapping[str, Any] | np.ndarray, known: Sequence[str]) -> Mapping[str, Any]:
     """The arrays of a call by the names of the inputs.
 
     Raises:
@@ -71,9 +71,7 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
     Raises:
         DataError: They are not.
     """
-    shape = node.options["shape"]
-    sizes = ["any" if size == -1 else str(size) for size in shape]
-    text = f"({', '.join(['B' if shape[0] == -1 else sizes[0], *sizes[1:]])})"
+    text = _text(node)
     expected = "ids" if node.options["dtype"] == "int32" else "numbers"
     try:
         array = as_array(value)
@@ -97,19 +95,36 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
             f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {text}, got "
             f"dtype {array.dtype}; if its values are meant as {expected}, cast it to {fix}."
         )
-    if array.ndim != len(shape) or any(
-        size not in (-1, found) for size, found in zip(shape, array.shape, strict=True)
+    check_shape(node, array.shape)
+    return array
+
+
+def check_shape(node: Node, found: tuple[int, ...]) -> None:
+    """Refuses the shape of an array that is not that of an input.
+
+    Raises:
+        DataError: It has other axes or sizes, or no step or feature.
+    """
+    shape = node.options["shape"]
+    if len(found) != len(shape) or any(
+        size not in (-1, given) for size, given in zip(shape, found, strict=True)
     ):
         raise DataError(
-            f"input {node.name!r}: expected shape {text}, got {array.shape}; give one row for each example, "
+            f"input {node.name!r}: expected shape {_text(node)}, got {found}; give one row for each example, "
             "with the sizes this model was made for."
         )
-    if 0 in array.shape[1:]:
+    if 0 in found[1:]:
         raise DataError(
-            f"input {node.name!r}: expected shape {text} with at least one step and one feature, got "
-            f"{array.shape}; leave out examples without steps."
+            f"input {node.name!r}: expected shape {_text(node)} with at least one step and one feature, got "
+            f"{found}; leave out examples without steps."
         )
-    return array
+
+
+def _text(node: Node) -> str:
+    """The shape of an input in words."""
+    shape = node.options["shape"]
+    sizes = ["any" if size == -1 else str(size) for size in shape]
+    return f"({', '.join(['B' if shape[0] == -1 else sizes[0], *sizes[1:]])})"
 
 
 def check_ids(name: str, ids: np.ndarray, table: Node | None) -> None:

@@ -1,6 +1,7 @@
 """`POST /v1/embeddings`, as OpenAI's clients ask for it: a vector a line."""
 
 import base64
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -41,8 +42,7 @@ async def embed(
             f"{served.name} gives no vectors; it is {served.kind}. Serve a model of `train embed`.",
         )
     lines = [asked.input] if isinstance(asked.input, str) else asked.input
-    if served.size is not None:
-        check_numbers(served.size.numbers(len(lines), 1), limits)
+    check_numbers(len(lines) * sum(math.prod(shape[1:]) for _, shape in served.outputs.values()), limits)
     with metrics.call_s.labels(served.name).time():
         # A character that the model never saw is read as unknown: a service cannot ask its clients to clean lines.
         vectors = await unless_gone(

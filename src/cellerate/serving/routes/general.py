@@ -12,8 +12,8 @@ from cellerate.serving.answer_size import check_numbers
 from cellerate.serving.answers import (
     RequestError,
     array_of,
-    check_fields,
     decoded,
+    decoded_strictly,
     json_answer,
     times_of,
     unless_gone,
@@ -26,7 +26,7 @@ from cellerate.serving.server_state import body_of, metrics_of, models_of, serve
 from cellerate.serving.workers import BusyError
 
 
-class ForecastRequest(msgspec.Struct):
+class ForecastRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for forecasts: rows of a series, or of several, in the units of the data.
 
     A model may see more: the columns that are known in advance in the rows to forecast (`future`), the times of the
@@ -84,18 +84,16 @@ async def model(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """`POST /v1/completions`."""
     _check_place(request)
-    body = await body_of(request)
-    asked = decoded(body, CompletionRequest)
-    check_fields(body, CompletionRequest, unsupported=UNSUPPORTED, passed=WITHOUT_EFFECT)
+    asked = decoded_strictly(
+        await body_of(request), CompletionRequest, unsupported=UNSUPPORTED, passed=WITHOUT_EFFECT
+    )
     models = models_of(request)
     return await complete(asked, models.get(asked.model), request, models.limits, metrics_of(request))
 
 
 async def embeddings(request: Request) -> Response:
     """`POST /v1/embeddings`."""
-    body = await body_of(request)
-    asked = decoded(body, EmbeddingRequest)
-    check_fields(body, EmbeddingRequest, passed=WITHOUT_EFFECT)
+    asked = decoded_strictly(await body_of(request), EmbeddingRequest, passed=WITHOUT_EFFECT)
     models = models_of(request)
     return await embed(asked, models.get(asked.model), request, models.limits, metrics_of(request))
 

@@ -69,13 +69,16 @@ def steps_of(served: Served, given: Any) -> dict[str, np.ndarray]:
 
     Raises:
         ConfigError: It is none of these, or rows have different lengths.
+        DataError: It holds an id that the model does not know.
     """
     if isinstance(given, str):
         if served.model.task != "text":
             raise ConfigError(f"{served.name} reads no text; expected steps of numbers.")
         return {_only_input(served): served.model.tokenizer.encode_prompt(given)}
     arrays = given if isinstance(given, dict) else {_only_input(served): given}
-    return {name: array_of(f"input {name!r:.100}", values) for name, values in arrays.items()}
+    found = {name: array_of(f"input {name!r:.100}", values) for name, values in arrays.items()}
+    served.check_ids(found)
+    return found
 
 
 def _only_input(served: Served) -> str:

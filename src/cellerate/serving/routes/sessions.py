@@ -19,13 +19,13 @@ Name = str | int
 """A session's name: a text, or an integer, which is the text of its digits."""
 
 
-class OpenRequest(msgspec.Struct):
+class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request to begin a session."""
 
     id: Name
 
 
-class PushRequest(msgspec.Struct):
+class PushRequest(msgspec.Struct, forbid_unknown_fields=True):
     """New steps of a session: steps of numbers, arrays by the names of the inputs, or a text."""
 
     inputs: list[Any] | dict[str, list[Any]] | str
@@ -39,7 +39,7 @@ class PushLine(PushRequest, kw_only=True):
     id: Name
 
 
-class StateFormat(msgspec.Struct):
+class StateFormat(msgspec.Struct, forbid_unknown_fields=True):
     """The state of a session: float32 in little-endian bytes, in base64, and whose it is."""
 
     model: str

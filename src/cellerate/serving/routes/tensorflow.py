@@ -11,14 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate.errors import ConfigError
-from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, unless_gone
+from cellerate.serving.answers import RequestError, array_of, decoded, json_answer
 from cellerate.serving.models import Served
-from cellerate.serving.server_state import VERSION, body_of, metrics_of, models_of, served_of
+from cellerate.serving.routes.predicting import predicted
+from cellerate.serving.server_state import VERSION, body_of, served_of
 
 _SIGNATURE: Final = "serving_default"
+_LARGEST = float(np.finfo(np.float32).max)
 
 
-class PredictRequest(msgspec.Struct):
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request to compute, by rows (`instances`) or by columns (`inputs`)."""
 
     instances: list[Any] | None = None
@@ -45,7 +47,7 @@ async def predict(request: Request) -> Response:
         raise RequestError(400, "the body must have either instances or inputs.")
     by_row = asked.instances is not None
     tensors = _of_rows(served, asked.instances or []) if by_row else _of_columns(served, asked.inputs)
-    found = await _computed(served, request, tensors)
+    found = await predicted(served, request, tensors)
     if len(found) == 1:
         (array,) = found.values()
         return json_answer({"predictions" if by_row else "outputs": array.tolist()})
@@ -64,12 +66,14 @@ async def metadata(request: Request) -> Response:
         "inputs": {
             name: _tensor(
                 name,
-                "DT_INT32" if nodes[at].options["dtype"] == "int32" else "DT_FLOAT",
+                str(nodes[at].options["dtype"]),
                 served.model.inputs[name],
             )
             for name, at in inputs.items()
         },
-        "outputs": {name: _tensor(name, "DT_FLOAT", None) for name in served.model.outputs},
+        "outputs": {
+            name: _tensor(name, *served.outputs.get(name, ("float32", None))) for name in served.model.outputs
+        },
         "method_name": "tensorflow/serving/predict",
     }
     return json_answer(
@@ -84,22 +88,7 @@ def _tensor(name: str, dtype: str, shape: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"unknown_rank": shape is None, "dim": []}
     if shape is not None:
         answer["dim"] = [{"size": str(size), "name": ""} for size in shape]
-    return {"dtype": dtype, "tensor_shape": answer, "name": name}
-
-
-async def _computed(
-    served: Served, request: Request, tensors: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    metrics, limits = metrics_of(request), models_of(request).limits
-    if served.size is not None:
-        served.size.check(tensors, limits)
-    with metrics.call_s.labels(served.name).time():
-        found = await unless_gone(
-            request, served.calls.run(lambda: served.model.predict(tensors), limits.request_s)
-        )
-    outputs = found if isinstance(found, dict) else {served.model.outputs[0]: found}
-    metrics.inferences.labels(served.name).inc(len(next(iter(tensors.values()))))
-    return outputs
+    return {"dtype": "DT_INT32" if dtype == "int32" else "DT_FLOAT", "tensor_shape": answer, "name": name}
 
 
 def _of_rows(served: Served, rows: list[Any]) -> dict[str, np.ndarray]:
@@ -120,4 +109,9 @@ def _of_columns(served: Served, values: Any) -> dict[str, np.ndarray]:
         if len(names) > 1:
             raise ConfigError(f"the inputs must be given by name, for this model has {', '.join(names)}.")
         values = {names[0]: values}
-    return {name: array_of(f"input {name!r:.100}", value) for name, value in values.items()}
+    found = {name: array_of(f"input {name!r:.100}", value) for name, value in values.items()}
+    for name, array in found.items():
+        # JSON has no infinity, so a number that would become one was too large.
+        if array.dtype.kind == "f" and np.abs(array).max() > _LARGEST:
+            raise ConfigError(f"input {name!r:.100} has a number that float32 cannot hold.")
+    return found

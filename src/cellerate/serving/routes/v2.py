@@ -14,6 +14,7 @@ from cellerate import __version__
 from cellerate.serving.answers import RequestError, json_answer, unless_gone
 from cellerate.serving.compression import packed
 from cellerate.serving.models import Models, Served
+from cellerate.serving.routes.predicting import predicted
 from cellerate.serving.routes.pushing import push_one, worker_of
 from cellerate.serving.routes.v2_tensors import (
     InferRequest,
@@ -73,9 +74,9 @@ async def metadata(request: Request) -> Response:
 
 
 def _described(served: Served, name: str) -> dict[str, Any]:
-    """An output; of a model that does not compute zeros, only the batch is known."""
-    dtype, shape = (served.outputs or {}).get(name, (np.dtype(np.float32), [-1]))
-    return {"name": name, "datatype": datatype_of(dtype), "shape": shape}
+    """An output; where nothing was tried, only the batch is known."""
+    dtype, shape = served.outputs.get(name, ("float32", [-1]))
+    return {"name": name, "datatype": datatype_of(np.dtype(dtype)), "shape": shape}
 
 
 async def model_ready(request: Request) -> Response:
@@ -94,7 +95,7 @@ async def infer(request: Request) -> Response:
         outputs = await unless_gone(request, _pushed(served, request, asked, sequence, tensors))
         outputs = outputs if names is None else {name: outputs[name] for name in names}
     else:
-        outputs = await _computed(served, request, tensors, names)
+        outputs = await predicted(served, request, tensors, names)
     answer = {"model_name": served.name, "model_version": VERSION} | ({"id": asked.id} if asked.id else {})
     parts, length = written_response(asked, answer, outputs)
     body, how = packed(b"".join(parts), request.headers.get("accept-encoding", ""))
@@ -122,23 +123,6 @@ async def load(request: Request) -> Response:
     return json_answer({"changed": changed})
 
 
-async def _computed(
-    served: Served, request: Request, tensors: dict[str, np.ndarray], names: list[str] | None
-) -> dict[str, np.ndarray]:
-    metrics, limits = metrics_of(request), models_of(request).limits
-    if served.size is not None:
-        served.size.check(tensors, limits)
-
-    def call() -> dict[str, np.ndarray]:
-        found = served.model.predict(tensors, names)
-        return found if isinstance(found, dict) else {(names or served.model.outputs)[0]: found}
-
-    with metrics.call_s.labels(served.name).time():
-        outputs = await unless_gone(request, served.calls.run(call, limits.request_s))
-    metrics.inferences.labels(served.name).inc(len(next(iter(tensors.values()))))
-    return outputs
-
-
 async def _pushed(
     served: Served, request: Request, asked: InferRequest, sequence: str, tensors: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -149,30 +133,24 @@ async def _pushed(
                 400,
                 f"input {name!r:.100} has shape {list(array.shape)}; a sequence takes one row: [1, steps, ...].",
             )
+    served.check_ids(tensors)
     found = await push_one(
         served,
         metrics_of(request),
         models_of(request).limits,
         sequence,
         {name: array[0] for name, array in tensors.items()},
-        begin=_flag(asked, "sequence_start"),
-        end=_flag(asked, "sequence_end"),
+        begin=asked.flag("sequence_start"),
+        end=asked.flag("sequence_end"),
     )
     return {name: array[np.newaxis] for name, array in found.items()}
 
 
 def _sequence(asked: InferRequest) -> str:
     """The sequence that a request belongs to; "" for none."""
-    given = asked.parameters.get("sequence_id", 0)
+    given = asked.parameter("sequence_id") or 0
     if isinstance(given, str):
         return given
     if isinstance(given, bool) or not isinstance(given, int) or not -(2**63) <= given < 2**64:
         raise RequestError(400, f"sequence_id is {given!r:.40}; expected a text or an integer of 64 bits.")
     return str(given) if given else ""
-
-
-def _flag(asked: InferRequest, name: str) -> bool:
-    given: Any = asked.parameters.get(name, False)
-    if not isinstance(given, bool):
-        raise RequestError(400, f"{name} is {given!r:.40}; expected true or false.")
-    return given

@@ -38,32 +38,59 @@ _NAMES = {
     "U": "text",
     "O": "null or an object",
 }
+# Parameters of Triton's extensions that are not among those of this server, and would be passed over.
+_REFUSED = {
+    "classification": "labels are not given here; leave it out and take the largest numbers of the output",
+    "shared_memory_region": "memory is not shared here; send the numbers in the body",
+}
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
-class InputTensor(msgspec.Struct):
+class _WithParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a request that may have parameters; clients send null for none."""
+
+    parameters: dict[str, Any] | None = None
+
+    def parameter(self, name: str) -> Any:
+        """The value of a parameter; None if there is none."""
+        return (self.parameters or {}).get(name)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """The value of a parameter that is true or false."""
+        given = self.parameter(name)
+        if given is None:
+            return default
+        if not isinstance(given, bool):
+            raise RequestError(400, f"{name} is {given!r:.40}; expected true or false.")
+        return given
+
+    def refuse(self, which: str) -> None:
+        """Refuses parameters of Triton that ask for something else than is done here."""
+        for name, meaning in _REFUSED.items():
+            if self.parameter(name):
+                raise RequestError(400, f"{which} has the parameter {name}: {meaning}.")
+
+
+class InputTensor(_WithParameters, kw_only=True):
     """A tensor of a request."""
 
     name: str
     shape: Annotated[list[Size], msgspec.Meta(max_length=_MOST_AXES)]
     datatype: str
-    parameters: dict[str, Any] = {}
     data: list[Any] | None = None
 
 
-class OutputTensor(msgspec.Struct):
+class OutputTensor(_WithParameters, kw_only=True):
     """A tensor that a request asks for."""
 
     name: str
-    parameters: dict[str, Any] = {}
 
 
-class InferRequest(msgspec.Struct):
+class InferRequest(_WithParameters, kw_only=True):
     """A request to compute."""
 
     inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1)]
-    id: str = ""
-    parameters: dict[str, Any] = {}
+    id: str | None = None
     outputs: list[OutputTensor] | None = None
 
 
@@ -87,7 +114,14 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
         length = int(header_length)
     asked = decoded(body[:length], InferRequest)
     place, tensors = length, {}
+    # All before anything is computed: a sequence has then read nothing.
+    for name in ("binary_data_output", "sequence_start", "sequence_end"):
+        asked.flag(name)
+    for output in asked.outputs or ():
+        output.refuse(f"output {output.name!r:.100}")
+        output.flag("binary_data")
     for tensor in asked.inputs:
+        tensor.refuse(f"input {tensor.name!r:.100}")
         if tensor.name in tensors:
             raise RequestError(400, f"input {tensor.name!r:.100} comes twice.")
         if tensor.datatype not in DATATYPES:
@@ -96,7 +130,7 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
                 f"input {tensor.name!r:.100} has the datatype {tensor.datatype!r:.40}; expected one of "
                 f"{', '.join(DATATYPES)}.",
             )
-        dtype, size = DATATYPES[tensor.datatype], tensor.parameters.get("binary_data_size")
+        dtype, size = DATATYPES[tensor.datatype], tensor.parameter("binary_data_size")
         if size is None:
             tensors[tensor.name] = _of_json(tensor, dtype)
             continue
@@ -129,15 +163,14 @@ def written_response(
     Returns:
         Its parts, and how long the JSON is if there are bytes behind it.
     """
-    as_bytes = {each.name: each.parameters.get("binary_data") for each in asked.outputs or ()}
-    default = asked.parameters.get("binary_data_output", False)
+    default = asked.flag("binary_data_output")
+    as_bytes = {each.name: each.flag("binary_data", default) for each in asked.outputs or ()}
     described, tail = [], []
     for name, array in outputs.items():
         datatype = datatype_of(array.dtype)
         made = np.ascontiguousarray(array, DATATYPES[datatype])
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(made.shape)}
-        wanted = as_bytes.get(name)
-        if default is True if wanted is None else wanted is True:
+        if as_bytes.get(name, default):
             tensor["parameters"] = {"binary_data_size": made.nbytes}
             tail.append(made.tobytes())
         else:
