@@ -114,7 +114,10 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         lambda x: layers.LSTM(3)(x, mask=ops.any((x > 0) + (x > 1), axis=-1)),
         "a mask that comes from something else",
     ),
-    "computed-ids": (lambda x: layers.Embedding(V, 2)(x[..., 0]), "looks up a computed tensor"),
+    "computed-ids": (
+        lambda x: layers.Embedding(V, 2)(x[..., 0]),
+        r"looks up a computed tensor \(B, 7\), where",
+    ),
 }
 
 
@@ -210,6 +213,13 @@ def test_input_of_ids_and_numbers_is_refused() -> None:
 def test_what_is_no_readable_model_is_refused(model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read_program(model)
+
+
+def test_single_id_a_row_is_refused_with_the_shape_that_helps() -> None:
+    x = keras.Input((), dtype="int32", name="shop")
+    message = r"looks up an input \(B\), where programs take .* Give keras.Input the shape \(1,\)"
+    with pytest.raises(ModelError, match=message):
+        read_program(keras.Model(x, layers.Embedding(V, 2)(x)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
