@@ -215,6 +215,21 @@ def test_what_is_no_readable_model_is_refused(model: Any, message: str) -> None:
         read_program(model)
 
 
+class NotImplementedHere(layers.Layer):
+    """As a layer is whose operations a backend does not have in float16."""
+
+    def call(self, inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_model_that_keras_leaves_unbuilt_is_refused_with_a_way_to_the_reason() -> None:
+    model = keras.Sequential([keras.Input((T, 3)), NotImplementedHere(), layers.Dense(2)])
+    with pytest.raises(
+        ModelError, match=r"has a keras.Input, but Keras cannot build it.* Call the model once"
+    ):
+        read_program(model)
+
+
 def test_single_id_a_row_is_refused_with_the_shape_that_helps() -> None:
     x = keras.Input((), dtype="int32", name="shop")
     message = r"looks up an input \(B\), where programs take .* Give keras.Input the shape \(1,\)"
