@@ -193,6 +193,33 @@ def test_rewrites_of_a_layer_shared_between_nested_models_raise_model_error():
         with_dtype_policy(model, "mixed_bfloat16")
 
 
+def adapted_model() -> keras.Model:
+    """A layer that has seen data in a nested model, and one behind it."""
+    scaling = [layers.Normalization(name=name) for name in ("first", "second")]
+    for layer, mean in zip(scaling, (40, 1), strict=True):
+        layer.adapt(np.random.default_rng(1).normal(mean, 9, (20, 3)).astype("float32"))
+    inner = keras.Sequential([keras.Input((None, 3)), scaling[0]], name="inner")
+    return keras.Sequential(
+        [keras.Input((None, 3)), inner, scaling[1], layers.LSTM(4, name="lstm"), layers.Dense(2)]
+    )
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_copy_of_a_model_with_adapted_scaling_scales_as_it_does(policy):
+    model, x = adapted_model(), np.full((2, 5, 3), 45, "float32")
+    copy = with_dtype_policy(model, policy)
+    assert np.abs(call(copy, x) - call(model, x)).max() < (0.02 if policy != "float32" else 1e-6)
+
+
+@pytest.mark.backends
+def test_reinitialized_keeps_what_a_layer_was_adapted_to():
+    model, x = adapted_model(), np.full((2, 5, 3), 45, "float32")
+    fresh = reinitialized(model, seed=0)
+    assert np.array_equal(call(fresh.get_layer("inner"), x), call(model.get_layer("inner"), x))
+    assert not np.array_equal(fresh.get_weights()[-2], model.get_weights()[-2])
+
+
 def test_reinitialized_has_the_same_layers_and_other_weights():
     model = users_model()
     for weight in model.weights:

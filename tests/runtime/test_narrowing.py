@@ -93,3 +93,40 @@ def test_int4_of_normal_weights_errs_less_than_from_minus_7_to_7() -> None:
     scale = np.abs(grouped).max(axis=1, keepdims=True) / 7
     symmetric = np.square(np.rint(grouped / scale) * scale - grouped).mean()
     assert np.square(rounded(kernel, INT4) - kernel).mean() < 0.9 * symmetric
+
+
+@pytest.mark.parametrize("groups", [0, 1, 3])
+def test_int4_with_scales_of_fewer_or_more_groups_than_rows_is_refused(groups: int) -> None:
+    pairs, scale = narrow(adversarial()[: GROUP + 1], INT4)
+    assert scale is not None
+    assert len(scale) == 2
+    wrong = np.resize(scale, (groups, scale.shape[1]))
+    with pytest.raises(ValueError, match="for each column of each 32 rows"):
+        widen(pairs, wrong)
+
+
+def test_int4_group_that_does_not_reach_its_end_is_refused_wherever_it_is() -> None:
+    # The core would find another scale in the floats, and compute something else than NumPy.
+    kernel = np.random.default_rng(5).normal(size=(GROUP + 3, 5)).astype(np.float32)
+    pairs, scale = narrow(kernel, INT4)
+    for row in range(len(pairs)):
+        for half in (15, 240):
+            changed = pairs.copy()
+            changed[row] &= half
+            whole = (numbers_of(changed, 5) == -8)[:GROUP].any(axis=0).all()
+            whole &= (numbers_of(changed, 5) == -8)[GROUP:].any(axis=0).all()
+            if whole:
+                widen(changed, scale)
+                continue
+            with pytest.raises(ValueError, match="does not reach -8"):
+                widen(changed, scale)
+
+
+@pytest.mark.parametrize("dtype", [INT8, INT4], ids=["int8", "int4"])
+def test_kernel_of_zeros_has_scales_of_1_alone(dtype: np.dtype) -> None:
+    values, scale = narrow(np.zeros((GROUP + 1, 3), np.float32), dtype)
+    assert scale is not None
+    assert not widen(values, scale).any()
+    other = (scale * 2).astype(scale.dtype) if dtype == INT8 else scale + np.uint16(128)
+    with pytest.raises(ValueError, match="reach"):
+        widen(values, other)

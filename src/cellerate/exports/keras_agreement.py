@@ -1,11 +1,13 @@
 """A packed model beside the Keras model that it was read from."""
 
 import keras
+import numpy as np
 
 from cellerate.errors import ModelError
-from cellerate.exports.trials import Arrays, deviation, trials_of
-from cellerate.keras_graph.graph import forget_states, outputs_of
+from cellerate.exports.trials import Arrays, TrialBatch, deviation, trials_of
+from cellerate.keras_graph.graph import forget_states, functional_graph, outputs_of
 from cellerate.program import Program
+from cellerate.runtime.program import Engine
 
 # Keras's backends sum and round in orders of their own. In 16 bits each of its operations rounds, too.
 _TOLERANCE, _TOLERANCE_16_BITS = 1e-4, 0.1
@@ -26,6 +28,7 @@ def check_against_keras(model: keras.Model, program: Program) -> None:
     trials = trials_of(program, (rows,))
     # One length is enough: a program is the same for all, and Keras compiles anew for each.
     tried = [trial for trial in trials if trial.length in (None, _STEPS)] or trials[-1:]
+    tried = [_with_numbers_of(model, trial, Engine(program)) for trial in tried]
 
     def in_keras(arrays: Arrays) -> Arrays:
         outputs = outputs_of(model, list(arrays.values()))
@@ -42,3 +45,25 @@ def check_against_keras(model: keras.Model, program: Program) -> None:
             f"most {tolerance:.2g} is right ({found.shapes}). Nothing was written; please report it, with the model, "
             "and use Keras's own model.export meanwhile."
         )
+
+
+def _with_numbers_of(model: keras.Model, trial: TrialBatch, engine: Engine) -> TrialBatch:
+    """A trial with numbers that the inputs of a model in Keras can hold, which cut others off."""
+    graph = functional_graph(model)
+    dtypes = [] if graph is None else [tensor.dtype for tensor in graph.inputs]
+    if not any("int" in dtype or dtype == "bool" for dtype in dtypes):
+        return trial
+    inputs = {
+        name: _held(array, dtype) for (name, array), dtype in zip(trial.inputs.items(), dtypes, strict=True)
+    }
+    return TrialBatch(trial.length, inputs, engine.run(inputs))
+
+
+def _held(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest numbers of a dtype; negative ones without their sign where it has none, booleans as 0 and 1."""
+    if dtype == "bool":
+        return (array > 0).astype(array.dtype)
+    if "int" not in dtype:
+        return array
+    whole = np.rint(array).astype(array.dtype)
+    return np.abs(whole) if dtype.startswith("uint") else whole

@@ -126,7 +126,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.Attention: LayerFacts(MIXED, attention.attention),
     layers.AdditiveAttention: LayerFacts(MIXED, attention.additive_attention),
     layers.MultiHeadAttention: LayerFacts(MIXED, attention.multi_head_attention),
-    layers.Dot: LayerFacts(MIXED, program.dot),
+    layers.Dot: LayerFacts(MIXED, normalizations.dot),
     layers.GroupQueryAttention: LayerFacts(MIXED),
     BaseGlobalPooling: LayerFacts(MIXED),
     BasePooling: LayerFacts(MIXED),

@@ -38,9 +38,13 @@ def embedding(call: ProgramCall) -> ProgramValue:
     ids = call.x
     if not call.nodes.is_input(ids) or len(ids.shape) != 2:
         found = "an input" if call.nodes.is_input(ids) else "a computed tensor"
-        raise Refused(
-            f"looks up {found} of {len(ids.shape)} axes, where programs take an input (B, T) of ids"
+        shape = ", ".join(["B", *("any" if size is None else str(size) for size in ids.shape[1:])])
+        help_ = (
+            "Give keras.Input the shape (1,), and put a keras.layers.Flatten behind the Embedding."
+            if call.nodes.is_input(ids) and len(ids.shape) == 1
+            else "Make an input of the ids themselves, with a shape of one size."
         )
+        raise Refused(f"looks up {found} ({shape}), where programs take an input (B, T) of ids", help_)
     outputs = call.add("embedding", {"ids": ids}, {"embeddings": _merged(call, "embeddings")})
     if not call.layer.mask_zero:
         return outputs
@@ -403,15 +407,6 @@ def _where(call: ProgramCall, mask: Any, x: ProgramValue, other: ProgramValue) -
 def numbered(values: Sequence[ProgramValue]) -> dict[str, ProgramValue]:
     """Several inputs under the names that nodes give them: "0", "1", and so on."""
     return {str(number): value for number, value in enumerate(values)}
-
-
-def dot(call: ProgramCall) -> ProgramValue:
-    """The products of two tensors, summed over an axis of each."""
-    layer = call.layer
-    if layer.normalize:
-        raise Refused("has normalize=True", "Leave it out.")
-    axes = (layer.axes, layer.axes) if isinstance(layer.axes, int) else layer.axes
-    return summed_products(call, call.x, axes)
 
 
 def summed_products(call: ProgramCall, both: Sequence[ProgramValue], axes: Sequence[int]) -> ProgramValue:

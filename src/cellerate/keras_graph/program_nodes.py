@@ -92,16 +92,21 @@ class Weight:
         transposed: Whether its axes are swapped relative to the array.
         update: One half of the low-rank update that is merged into the array; None if there is none.
         part: The place on the first axis of the variable that the array is of; None if it is all of it.
+        groups: How many blocks the array has that the variable (size, features of a group, N) holds without the zeros
+            between them: those of a convolution in groups.
     """
 
     variable: Any
     transposed: bool = False
     update: Any | None = None
     part: int | None = None
+    groups: int = 1
 
     def assign(self, values: np.ndarray) -> None:
         """Gives the model other values, in the shape of the array; a low-rank update becomes zero."""
         values = values.T if self.transposed else values
+        if self.groups > 1:
+            values = blocks_of(values, self.variable.shape[0], self.groups)
         if self.part is not None:
             whole = np.array(numpy(self.variable))
             whole[self.part] = values
@@ -109,6 +114,22 @@ class Weight:
         self.variable.assign(np.reshape(values, self.variable.shape))
         if self.update is not None:
             self.update.assign(np.zeros(self.update.shape, "float32"))
+
+
+def in_blocks(kernel: np.ndarray, groups: int) -> np.ndarray:
+    """The kernel (size, F, N) of a convolution in groups as (size·groups·F, N), zeros where a filter does not look."""
+    size, features, filters = kernel.shape
+    whole = np.zeros((size, groups, features, groups, filters // groups), kernel.dtype)
+    for group, block in enumerate(np.split(kernel, groups, axis=2)):
+        whole[:, group, :, group] = block
+    return whole.reshape(-1, filters)
+
+
+def blocks_of(whole: np.ndarray, size: int, groups: int) -> np.ndarray:
+    """The kernel (size, F, N) that `in_blocks` has made a matrix."""
+    filters = whole.shape[1]
+    split = whole.reshape(size, groups, -1, groups, filters // groups)
+    return np.concatenate([split[:, group, :, group] for group in range(groups)], axis=2)
 
 
 class Nodes:

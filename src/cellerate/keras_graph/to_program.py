@@ -307,6 +307,12 @@ def no_graph(model: Any) -> str:
             "keras.saving.load_model; put a single layer into a keras.Sequential."
         )
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
+        if model._layers and isinstance(model._layers[0], keras.layers.InputLayer):
+            # Keras passes over layers that are not implemented for a dtype, and leaves the model unbuilt.
+            return (
+                f"model {model.name!r} has a keras.Input, but Keras cannot build it: a layer does not run in its dtype "
+                f"on {keras.backend.backend()}. Call the model once on data: the error names the layer."
+            )
         return (
             f"model {model.name!r} is not built, so its layers have no weights yet. Give it a keras.Input first, "
             "or call it once on data."

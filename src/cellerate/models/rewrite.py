@@ -128,11 +128,16 @@ def rebuild(
             "other shapes: nested models share a layer, or a custom layer's get_config is incomplete."
         )
     copy.set_weights(values)
+    for layer in _adapted(copy):
+        # It computes by copies of its weights, which only reading a file would renew.
+        layer.finalize_state()
     return copy
 
 
 def reinitialized(model: keras.Model, *, seed: int) -> keras.Model:
     """A model of the same layers with new weights, drawn by their initializers.
+
+    What a `Normalization` has learnt of the data with `adapt` stays.
 
     Args:
         model: A Functional or Sequential model. It is not changed.
@@ -147,7 +152,11 @@ def reinitialized(model: keras.Model, *, seed: int) -> keras.Model:
         # Only random initializers have a seed; with None they would draw other weights each time.
         if "initializers" in str(node.get("module")) and node["config"].get("seed", 0) is None:
             node["config"]["seed"] = next(seeds)
-    return _built(model, description)
+    copy = _built(model, description)
+    for layer, before in zip(_adapted(copy), _adapted(model), strict=True):
+        layer.set_weights(before.get_weights())
+        layer.finalize_state()
+    return copy
 
 
 def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,6 +186,11 @@ def _built(model: keras.Model, description: dict[str, Any]) -> keras.Model:
             f"model {model.name!r} cannot be rebuilt from its description: {reason} "
             "A custom layer needs get_config, and @keras.saving.register_keras_serializable."
         ) from error
+
+
+def _adapted(model: keras.Model) -> list[keras.layers.Normalization]:
+    """The layers of a model, nested ones too, that scale by what `adapt` has seen."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
 
 
 def _custom_objects(model: keras.Model) -> dict[str, type]:

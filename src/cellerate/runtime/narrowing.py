@@ -56,10 +56,15 @@ def widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
         return _from_int4(values, scale)
     if scale is None or scale.dtype != FLOAT32 or scale.shape != values.shape[-1:]:
         raise ValueError("a tensor of int8 has no float32 scale for each of its columns")
-    if not (np.isfinite(scale) & (scale > 0)).all():
-        raise ValueError("the scale of a column is not a finite number above 0")
-    if values.min() < -127:
+    if not (np.isfinite(scale) & (scale >= _SMALLEST_NORMAL)).all():
+        raise ValueError("the scale of a column is not a finite normal number above 0")
+    least, largest = values.min(axis=0), values.max(axis=0)
+    if least.min() < -127:
         raise ValueError("a tensor of int8 holds -128, and weights end at -127")
+    # Of other numbers the core would find other scales, and compute something else than NumPy.
+    reached = np.maximum(largest, -least)
+    if not ((reached == 127) | ((reached == 0) & (scale == 1))).all():
+        raise ValueError("a column of int8 reaches neither 127 nor -127")
     with np.errstate(over="ignore"):  # `Program` refuses infinite weights.
         return values * scale
 
@@ -149,8 +154,8 @@ def _from_int4(pairs: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
     ):
         raise ValueError(f"a tensor of int4 has no bfloat16 scale for each column of each {GROUP} rows")
     wide = _from_bfloat16(scale)
-    if not (np.isfinite(wide) & (wide != 0)).all():
-        raise ValueError("the scale of a group is not a finite number other than 0")
+    if not (np.isfinite(wide) & (np.abs(wide) >= _SMALLEST_NORMAL)).all():
+        raise ValueError("the scale of a group is not a finite normal number other than 0")
     columns = scale.shape[1]
     if columns % 2 and (pairs[:, -1] >> 4).any():
         raise ValueError("a tensor of int4 holds a number beyond its last column")
@@ -162,5 +167,8 @@ def _from_int4(pairs: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
             # The upper half of a signed byte is a number of 4 bits with its sign.
             result[:, ::2] = (part << 4).view(np.int8) >> 4
             result[:, 1::2] = part[:, : columns // 2].view(np.int8) >> 4
+            whole = result.min(axis=0) == -8
+            if not whole.all() and (result[:, ~whole].any() or (wide[first // GROUP, ~whole] != 1).any()):
+                raise ValueError("a group of int4 does not reach -8")
             result *= wide[first // GROUP]
     return values

@@ -114,7 +114,10 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         lambda x: layers.LSTM(3)(x, mask=ops.any((x > 0) + (x > 1), axis=-1)),
         "a mask that comes from something else",
     ),
-    "computed-ids": (lambda x: layers.Embedding(V, 2)(x[..., 0]), "looks up a computed tensor"),
+    "computed-ids": (
+        lambda x: layers.Embedding(V, 2)(x[..., 0]),
+        r"looks up a computed tensor \(B, 7\), where",
+    ),
 }
 
 
@@ -210,6 +213,28 @@ def test_input_of_ids_and_numbers_is_refused() -> None:
 def test_what_is_no_readable_model_is_refused(model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read_program(model)
+
+
+class NotImplementedHere(layers.Layer):
+    """As a layer is whose operations a backend does not have in float16."""
+
+    def call(self, inputs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_model_that_keras_leaves_unbuilt_is_refused_with_a_way_to_the_reason() -> None:
+    model = keras.Sequential([keras.Input((T, 3)), NotImplementedHere(), layers.Dense(2)])
+    with pytest.raises(
+        ModelError, match=r"has a keras.Input, but Keras cannot build it.* Call the model once"
+    ):
+        read_program(model)
+
+
+def test_single_id_a_row_is_refused_with_the_shape_that_helps() -> None:
+    x = keras.Input((), dtype="int32", name="shop")
+    message = r"looks up an input \(B\), where programs take .* Give keras.Input the shape \(1,\)"
+    with pytest.raises(ModelError, match=message):
+        read_program(keras.Model(x, layers.Embedding(V, 2)(x)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

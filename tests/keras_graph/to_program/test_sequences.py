@@ -94,6 +94,10 @@ ATTENTION: dict[str, Chain] = {
     "dot-last": crossed(lambda h, s: layers.Dot(axes=-1)([h, s])),
     "dot-over-time": lambda x: layers.Dot(axes=1)([lstm(x), x]),
     "dot-of-a-vector": lambda x: layers.Dot(axes=(2, 1))([lstm(x), layers.LSTM(6)(x)]),
+    "dot-normalized": lambda x: layers.Dot(axes=(2, 1), normalize=True)([lstm(x), layers.LSTM(6)(x)]),
+    "cosine-similarity": lambda x: layers.Dot(axes=-1, normalize=True)(
+        [layers.LSTM(6)(x), layers.Dense(6, "relu", kernel_initializer="zeros")(layers.LSTM(6)(x))]
+    ),
     "dot-of-vectors": lambda x: layers.Dot(axes=1)([layers.LSTM(6)(x), layers.LSTM(6)(x)]),
     "softmax-over-time": layers.Softmax(axis=1),
     "softmax-axes": layers.Softmax(axis=[-2]),
@@ -274,7 +278,6 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         own(lambda h: layers.Attention()([h, h], return_attention_scores=True, use_causal_mask=True)[0]),
         "gives its scores and has a mask",
     ),
-    "normalized": (lambda x: layers.Dot(axes=1, normalize=True)([x, x]), "normalize=True"),
     "all-axes": (lambda x: layers.Dense(2)(x) + ops.sum(x), "the batch included"),
     "softmax-of-two": (layers.Softmax(axis=(1, 2)), r"the axes \(1, 2\) at once"),
     "in-each-step": (

@@ -1,9 +1,11 @@
-"""Quantise: in 8 bits if that keeps the quality, else in 16, and trained only where neither does."""
+"""Quantise: in 8 bits if that keeps the quality, else in 16, trained only where neither does; in 4 where it may pay."""
 
 import dataclasses
+import types
 
 import pytest
 
+from cellerate.optimization import clocks
 from cellerate.optimization.stages import shrinking
 from cellerate.optimization.state import load_state
 from support.optimization.here import optimized
@@ -12,6 +14,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 UNTRAINED = [("int8", 0), ("bfloat16", 0)]
 TRAINED = [("int8", 4), ("bfloat16", 4)]
+INT4 = [("int4", 0), ("int4", 4)]
 # What a run of each attempt ends with: the model that was rounded so in the end.
 CONTROL = "control-4-1e-04"
 
@@ -40,7 +43,8 @@ def attempts(monkeypatch):
 @pytest.mark.parametrize(
     ("good", "made_so", "candidates"),
     [
-        (("int8", 0), UNTRAINED[:1], [("int8", None)]),
+        # Where the file is to be small, int4 is tried beside it, and trained.
+        (("int8", 0), [UNTRAINED[0], *INT4], [("int8", None), (CONTROL, None), ("int4", CONTROL)]),
         (("bfloat16", 0), UNTRAINED, [("int8", None), ("bfloat16", None)]),
         # The first is made anew, trained and with a control.
         (("int8", 4), UNTRAINED + TRAINED[:1], [("bfloat16", None), (CONTROL, None), ("int8", CONTROL)]),
@@ -67,8 +71,13 @@ def test_quantize_goes_on_only_until_a_precision_keeps_the_quality(
     assert (stage.status, stage.kept) == ("done", good is not None)
     assert (chosen, found.verdict.chosen) == (("float32", "float32") if good is None else (good[0],) * 2)
     # Each attempt is told, in its order.
-    precisions = ("int8", "bfloat16")
-    assert [name for name, _ in stage.facts if name in precisions] == [name for name, _ in made_so]
+    told_of = [(name, words) for name, words in stage.facts if name in ("int8", "bfloat16", "int4")]
+    if told_of[-1][0] == "int4" and told_of[-1][1].startswith("not tried: "):
+        # One line only: rounded so, the weights of int8 are too coarse already.
+        assert told_of.pop()[1].endswith(
+            "int8 loses too much as it is rounded, and int4 rounds more coarsely"
+        )
+    assert [name for name, _ in told_of] == [name for name, _ in made_so]
     if good is None:
         assert "nothing keeps within the 50 % allowed: packed in int8" in stage.decision
     else:
@@ -88,3 +97,59 @@ def test_quantize_without_time_for_a_training_says_so(made, tmp_path, monkeypatc
     assert (stage.status, stage.kept) == ("done", False)
     assert ("int8", "there was no time to train it") in stage.facts
     assert not any(one.is_control for one in found.candidates)
+
+
+def test_int4_within_the_allowed_loss_is_chosen_where_size_counts(made, tmp_path):
+    found = optimized(made, tmp_path / "out", objective="size", only=["pack", "quantize"])
+    assert [one.id for one in found.candidates] == ["original", "float32", "int8", "int4"]
+    assert found.verdict.chosen == "int4"
+    assert found.passes[-1].decision.startswith("packed in int4: ")
+    *_, int8, int4 = found.candidates
+    assert int4.file_bytes < int8.file_bytes
+    assert int4.loss is not None and int4.passes_gate
+    # A model that is trained further is rounded once, which int4 is too coarse for.
+    assert load_state(tmp_path / "out", {}).choices.packed_precision == "int8"
+
+
+def test_int4_without_time_for_a_training_says_so(made, tmp_path, monkeypatch, attempts):
+    told = attempts(("int8", 0))
+    monkeypatch.setattr(shrinking, "fine_tuning_steps", lambda context: 3)
+    found = optimized(
+        made, tmp_path / "out", max_quality_loss=0.5, objective="size", only=["pack", "quantize"]
+    )
+    assert [(one["precision"], one["steps"]) for one in told] == [UNTRAINED[0], INT4[0]]
+    assert found.passes[-1].facts[-1] == ("int4", "there was no time to train it")
+    assert found.verdict.chosen == "int8"
+
+
+def test_int4_of_a_model_in_the_caches_is_not_tried_for_speed(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(shrinking, "packed", None)  # not even timed
+    found = optimized(made, tmp_path / "out", only=["pack", "quantize"])
+    assert [one.id for one in found.candidates] == ["original", "float32", "int8"]
+    (words,) = [words for name, words in found.passes[-1].facts if name == "int4"]
+    assert words.startswith(
+        "not tried: int4 pays for weights that outgrow the caches or for a small file, and "
+    )
+
+
+@pytest.mark.parametrize(("objective", "factor"), [("latency", 0.5), ("throughput", 2.0)])
+def test_int4_of_large_weights_is_tried_where_it_is_timed_no_slower_than_int8(
+    made, tmp_path, monkeypatch, objective, factor
+):
+    timed, turns = [], ["int8", "int4"] * 3
+
+    def speed(use, seconds):
+        timed.append(turns[len(timed)])
+        per_s = factor if timed[-1] == "int4" else 1.0
+        found = clocks.speed(use, seconds)
+        return dataclasses.replace(found, latency_p50_ms=1 / per_s, throughput_per_s=per_s)
+
+    monkeypatch.setattr(shrinking, "_LEAST_WEIGHTS", 1)
+    steered = types.SimpleNamespace(BRIEFLY_S=0.01, middle=clocks.middle, speed=speed)
+    monkeypatch.setattr(shrinking, "clocks", steered)
+    found = optimized(made, tmp_path / "out", objective=objective, only=["pack", "quantize"])
+    tried = ["int4"] if factor > 1 else []
+    assert timed == turns
+    assert [one.id for one in found.candidates] == ["original", "float32", "int8", *tried]
+    (words,) = [words for name, words in found.passes[-1].facts if name == "int4"]
+    assert (words == f"not tried: its {objective} is 50 % worse than that of int8") == (factor < 1)

@@ -32,6 +32,11 @@ def poke(tensor: str, values: bytes) -> Callable[[dict[str, Any], bytearray], An
     return change
 
 
+def retyped(tensor: str, dtype: str, shape: list[int]) -> Callable[[dict[str, Any], bytearray], Any]:
+    """The bytes of a tensor under another type and shape."""
+    return put(tensor, dtype=dtype, shape=shape)
+
+
 def shifted(header: dict[str, Any], data: bytearray) -> None:
     """A gap of 4 bytes before the second tensor."""
     second = list(header)[2]
@@ -116,6 +121,46 @@ MALICE: dict[str, tuple[str, Callable[[dict[str, Any], bytearray], Any], str]] =
     "int4-of-one-axis": ("int4", put("4.kernel", shape=[4]), "has no bfloat16 scale for each"),
     "int4-of-other-columns": ("int4", put("4.kernel", shape=[4, 1]), "has no bfloat16 scale for each"),
     "int4-beyond-the-last-column": ("int4", poke("4.kernel", b"\x88\x88"), "a number beyond its last column"),
+    "int4-scale-subnormal": (
+        "int4",
+        poke("4.kernel.scale", b"\x01\x00"),
+        "finite normal number other than 0",
+    ),
+    "int4-scale-of-too-many-rows": (
+        "int4",
+        put("2.kernel.scale", shape=[8, 1]),
+        "has no bfloat16 scale for each column of each 32 rows",
+    ),
+    "int4-scale-float32": (
+        "int4",
+        retyped("2.kernel.scale", "F32", [1, 4]),
+        "has no bfloat16 scale for each",
+    ),
+    "int4-scale-bytes": ("int4", retyped("2.kernel.scale", "U8", [2, 8]), "has no bfloat16 scale for each"),
+    "int4-scale-of-a-scale": (
+        "int4",
+        field(4, arrays={"kernel": "4.kernel.scale"}),
+        "'4.kernel.scale' is not kept as int4 files keep it",
+    ),
+    "int4-without-its-largest": ("int4", poke("2.kernel", bytes(8)), "does not reach -8"),
+    "int4-codes-bfloat16": ("int4", retyped("2.kernel", "BF16", [2, 2]), "recurrent_kernel has the shape"),
+    "int4-product-wraps-to-fit": ("int4", put("2.kernel", shape=[2**62 + 2, 4]), "'2.kernel' must be"),
+    "int4-enormous": ("int4", put("2.kernel", shape=[2**40, 2**20]), "'2.kernel' must be"),
+    "int4-size-0": ("int4", put("2.kernel", shape=[0, 4]), "'2.kernel' must be"),
+    "int4-scale-size-0": ("int4", put("2.kernel.scale", shape=[0, 8]), "'2.kernel.scale' must be"),
+    "int4-scale-enormous": ("int4", put("2.kernel.scale", shape=[2**33, 2**33]), "'2.kernel.scale' must be"),
+    "int4-vector": ("int4", field(2, arrays={"bias": "2.kernel"}), "has the arrays"),
+    "int4-in-bfloat16": ("int4", metadata(precision="bfloat16"), "is not kept as bfloat16 files keep it"),
+    "int8-without-its-largest": ("int8", poke("2.kernel", bytes(8)), "reaches neither 127 nor -127"),
+    "int8-scale-subnormal": ("int8", poke("4.kernel.scale", b"\x01\x00\x00\x00"), "finite normal number"),
+    "int8-scale-bfloat16": (
+        "int8",
+        retyped("4.kernel.scale", "BF16", [6]),
+        "has no float32 scale for each of its columns",
+    ),
+    "int8-enormous": ("int8", put("4.kernel", shape=[2**40, 2**20]), "'4.kernel' must be"),
+    "bfloat16-enormous": ("bfloat16", put("4.kernel", shape=[2**40, 2**20]), "'4.kernel' must be"),
+    "bfloat16-wraps-to-fit": ("bfloat16", put("4.kernel", shape=[2**62 + 2, 4]), "'4.kernel' must be"),
     "int4-as-int8": ("int4", metadata(precision="int8"), "is not kept as int8 files keep it"),
     "int8-as-int4": ("int8", metadata(precision="int4"), "is not kept as int4 files keep it"),
     "precision-unknown": ("int8", metadata(precision="int2"), "its precision must be one of"),

@@ -3,10 +3,17 @@
 import dataclasses
 from collections.abc import Sequence
 
+import keras
 import numpy as np
 
 from cellerate.keras_graph.families.elementwise import function_of, squared
-from cellerate.keras_graph.program_layers import affine, check_last_axis, inner_axis, numbered
+from cellerate.keras_graph.program_layers import (
+    affine,
+    check_last_axis,
+    inner_axis,
+    numbered,
+    summed_products,
+)
 from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused
 from cellerate.keras_graph.program_operations import at_least
 
@@ -16,14 +23,29 @@ _LEAST_NORM = 1e-12
 
 def unit_normalization(call: ProgramCall) -> ProgramValue:
     """x, divided by the root of the sum of its squares along axes."""
-    x, rank = call.x, len(call.x.shape)
     axes = call.layer.axis if isinstance(call.layer.axis, Sequence) else [call.layer.axis]
+    return _unit(call, call.x, axes, _LEAST_NORM)
+
+
+def dot(call: ProgramCall) -> ProgramValue:
+    """The products of two tensors, summed over an axis of each, along which they may be normalised first."""
+    layer = call.layer
+    axes = (layer.axes, layer.axes) if isinstance(layer.axes, int) else layer.axes
+    both = call.x
+    if layer.normalize:
+        least = keras.config.epsilon()
+        both = [_unit(call, x, [axis], least) for x, axis in zip(both, axes, strict=True)]
+    return summed_products(call, both, axes)
+
+
+def _unit(call: ProgramCall, x: ProgramValue, axes: Sequence[int], least: float) -> ProgramValue:
+    """X, divided by the root of the sum of its squares along axes, or by a least number."""
     total = squared(call, x)
     for axis in axes:
-        total = call.add("sum", {"x": total}, axis=inner_axis(axis, rank), keepdims=True)
+        total = call.add("sum", {"x": total}, axis=inner_axis(axis, len(x.shape)), keepdims=True)
     # Keras limits the inverse, which is the same.
-    inverse = function_of(call, "rsqrt", at_least(call, total, _LEAST_NORM**2))
-    return call.add("multiply", numbered([x, inverse]))
+    inverse = function_of(call, "rsqrt", at_least(call, total, least**2))
+    return dataclasses.replace(call.add("multiply", numbered([x, inverse])), shape=x.shape)
 
 
 def rms_normalization(call: ProgramCall) -> ProgramValue:

@@ -13,6 +13,7 @@ from cellerate.keras_graph.program_nodes import (
     Read,
     Refused,
     Weight,
+    in_blocks,
     known_activation,
     numpy,
 )
@@ -79,21 +80,14 @@ def _windows(call: ProgramCall, size: int, features: int) -> ProgramValue:
 def _kernel(call: ProgramCall, name: str, groups: int, features: int) -> np.ndarray:
     """A kernel whose groups look at so many features each, (size, features, N) in memory."""
     variable = getattr(call.layer, name)
-    weight = Weight(variable) if groups == 1 else None
     make = functools.partial(_flat_kernel, variable, groups, features)
-    return call.nodes.array(call.layer, name, make, weight)
+    return call.nodes.array(call.layer, name, make, Weight(variable, groups=groups))
 
 
 def _flat_kernel(variable: Any, groups: int, features: int) -> np.ndarray:
     """The kernel as (size·F, N); that of groups with zeros where a filter does not look."""
     kernel = numpy(variable)
-    size = len(kernel)
-    kernel = kernel.reshape(size, features, -1)
-    filters = kernel.shape[2]
-    whole = np.zeros((size, groups, features, groups, filters // groups), "float32")
-    for group in range(groups):
-        whole[:, group, :, group] = np.split(kernel, groups, axis=2)[group]
-    return whole.reshape(-1, filters)
+    return in_blocks(kernel.reshape(len(kernel), features, -1), groups)
 
 
 def pooling(op: str) -> Read:

@@ -232,6 +232,7 @@ def _is_variable(weight: Weight | None) -> bool:
         and isinstance(weight.variable, keras.Variable)
         and not weight.transposed
         and weight.update is None
+        and weight.groups == 1
     )
 
 

@@ -1,6 +1,7 @@
 """Quantise, prune, distil: smaller models, each judged as it will be used, and kept if it is good enough."""
 
 import contextlib
+from collections.abc import Sequence
 
 import keras
 
@@ -12,8 +13,10 @@ from cellerate.compress.student import smaller
 from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
 from cellerate.keras_graph.ties import units_of
+from cellerate.optimization import clocks
 from cellerate.optimization.context import PACKED, Context, OutOfTimeError
 from cellerate.optimization.stages.base import NotNeededError, Stage
+from cellerate.optimization.stages.choice import ALIKE, choose, rate
 from cellerate.optimization.stages.further import (
     DISTILLING,
     GENTLE_RATE,
@@ -27,11 +30,16 @@ from cellerate.optimization.stages.further import (
     trainings_s,
 )
 from cellerate.report.effects import loss_in_words
-from cellerate.report.record import Candidate, Curve, StageRecord
+from cellerate.report.record import Candidate, Curve, Speed, StageRecord
+from cellerate.runtime.packed import load
+from cellerate.tasks.packing import packed
 
-# The narrowest first. int4 is smaller than int8, but faster only where weights outgrow the caches, so that a user
-# chooses it.
+# The narrowest first. int4 is tried beside int8, where `_why_not_int4` finds no reason not to.
 _NARROW = ("int8", "bfloat16")
+# Fewer weights than that, a byte each, lie in the caches next to a core, where int4 is slower, since it is widened.
+_LEAST_WEIGHTS = 1 << 20
+_INT4, _INT4_TURNS = "int4", 3
+_NO_TIME = "there was no time to train it"
 
 # What it takes to build students until one is about as fast as wanted.
 _STUDENTS_S = 2.0
@@ -43,7 +51,10 @@ _WITH_CONTROL = (
 
 
 class Quantize(Stage):
-    """The original in 8 bits; where that loses too much, in 16 bits, and in 8 after a little training."""
+    """The original in 8 bits; where that loses too much, in 16 bits, and in 8 after a little training.
+
+    In 4 bits, too, where that may pay.
+    """
 
     name = "quantize"
     title = "Quantise"
@@ -57,17 +68,18 @@ class Quantize(Stage):
         return 0.5 + state.first_judge_s + 3 * state.judge_s + context.consider_s()
 
     def most_s(self, context: Context) -> float:
-        """In 16 bits, too, and trained beside a control."""
+        """In a second precision, too, and trained beside a control."""
         return 2 * self.cost_s(context) + trainings_s(context, 2, context.settings.steps)
 
     def expected_s(self, context: Context, share_s: float) -> float:
-        """As a rule 8 bits keep the quality without any training."""
-        return self.cost_s(context)
+        """As a rule 8 bits keep the quality without any training; then 4 bits are tried, where they may pay."""
+        tries = 1 if _why_not_int4_by_size(context) else 2
+        return tries * self.cost_s(context)
 
     def run(self, context: Context) -> StageRecord:
         """See `Stage.run`."""
-        packed = context.candidate(PACKED)
-        if packed is not None and packed.error:
+        before = context.candidate(PACKED)
+        if before is not None and before.error:
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
         found: dict[str, Candidate] = {}
         curves, facts = [], []
@@ -79,26 +91,49 @@ class Quantize(Stage):
                 break
             steps = fine_tuning_steps(context) if train else 0
             if train and steps < least_steps(context):
-                facts.append((precision, "there was no time to train it"))
+                facts.append((precision, _NO_TIME))
                 break
             candidate, record = self._rounded(context, precision, steps)
             found[precision] = candidate
             curves += _losses(record, f"quantised to {precision}")
             facts.append((precision, _in_words(candidate) + f"; weights {record.details['kept']}"))
+        passing = [one for one in found.values() if one.passes_gate]
+        if passing:
+            # Models that are trained further are rounded once, at their end: that is too coarse in 4 bits.
+            context.state.choices.packed_precision = passing[-1].precision
+        facts += self._in_int4(context, found, curves)
         made = list(found.values())
         passing = [one for one in made if one.passes_gate]
-        if passing:
-            context.state.choices.packed_precision = passing[-1].precision
+        best = [choose(passing, context.settings.objective)] if passing else []
         return StageRecord(
             name=self.name,
             title=self.title,
             status="done",
-            decision=_decision(context, passing[-1:], made),
+            decision=_decision(context, best, made),
             kept=bool(passing),
             curves=tuple(curves),
             facts=(*facts, *_facts(context, made)),
             notes=_notes(context, made),
         )
+
+    def _in_int4(
+        self, context: Context, found: dict[str, Candidate], curves: list[Curve]
+    ) -> list[tuple[str, str]]:
+        """Tries 4 bits where they may pay, and gives what is to be said about them."""
+        if reason := _why_not_int4(context, list(found.values())):
+            return [(_INT4, f"not tried: {reason}")]
+        facts, steps = [], 0
+        while True:
+            candidate, record = self._rounded(context, _INT4, steps)
+            found[_INT4] = candidate
+            curves += _losses(record, f"quantised to {_INT4}")
+            facts.append((_INT4, f"{_in_words(candidate)}; weights {record.details['kept']}"))
+            # A training takes its time, which is well spent only where the file is to be as small as possible.
+            if candidate.passes_gate or steps or context.settings.objective != "size":
+                return facts
+            steps = fine_tuning_steps(context)
+            if steps < least_steps(context):
+                return [*facts, (_INT4, _NO_TIME)]
 
     def _rounded(self, context: Context, precision: str, steps: int) -> tuple[Candidate, CompressionRecord]:
         """Gives the model rounded to a precision, trained for so many steps if it loses too much without."""
@@ -292,11 +327,51 @@ class Distill(Stage):
         )
 
 
+def _why_not_int4_by_size(context: Context) -> str:
+    """Why int4 cannot pay for a model of so many weights; "" if it may."""
+    weights = context.before.parameters
+    if context.settings.objective == "size" or weights >= _LEAST_WEIGHTS:
+        return ""
+    return f"int4 pays for weights that outgrow the caches or for a small file, and {weights:,} weights fit"
+
+
+def _why_not_int4(context: Context, made: Sequence[Candidate]) -> str:
+    """Why int4 cannot pay beside the precisions that were tried; "" if it may."""
+    if reason := _why_not_int4_by_size(context):
+        return reason
+    int8 = next((one for one in made if one.precision == "int8"), None)
+    if int8 is None:
+        return "the model cannot be packed, and only a packed model runs in 4 bits"
+    if not int8.passes_gate or int8.control is not None:
+        return "int8 loses too much as it is rounded, and int4 rounds more coarsely"
+    return "" if context.settings.objective == "size" else _slower_in_int4(context, int8)
+
+
+def _slower_in_int4(context: Context, int8: Candidate) -> str:
+    """Says that the original runs slower in int4 than in int8, timed in turns; "" if it does not."""
+    assert int8.file is not None  # noqa: S101 (a model in int8 is packed)
+    context.listener.notify("timing int4 beside int8")
+    work, objective = context.workload, context.settings.objective
+    models = {
+        "int8": load(context.folder / int8.file),
+        _INT4: packed(work.model, work.record, precision=_INT4),
+    }
+    uses = {name: work.packed_use(model) for name, model in models.items()}
+    turns: dict[str, list[Speed]] = {name: [] for name in uses}
+    for _ in range(_INT4_TURNS):
+        for name, use in uses.items():
+            turns[name].append(clocks.speed(use, clocks.BRIEFLY_S))
+    rates = {name: rate(clocks.middle(each), objective) for name, each in turns.items()}
+    # Where they are alike, the smaller file is the better one.
+    if rates[_INT4] * ALIKE >= rates["int8"]:
+        return ""
+    return f"its {objective} is {percent(1 - rates[_INT4] / rates['int8'])} worse than that of int8"
+
+
 def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
     """Gives a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
-    packed = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
-    packed = [one for one in packed if not one.is_control]
-    whole = [one for one in packed if one.parameters == context.before.parameters]
+    used = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
+    whole = [one for one in used if not one.is_control and one.parameters == context.before.parameters]
     precision = context.state.choices.packed_precision
     now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
