@@ -136,7 +136,7 @@ def test_unforeseen_error_is_one_line_and_its_traceback_is_there_on_request(cell
     def broken(**_):
         raise RuntimeError("out of memory\nin many words")
 
-    monkeypatch.setattr(main, "app", broken)
+    monkeypatch.setattr(main, "_command", lambda: broken)
     code, _, err = cellerate("env")
     assert code == 1
     assert err.startswith("error: unexpected RuntimeError: out of memory. ")

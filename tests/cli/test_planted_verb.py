@@ -29,6 +29,8 @@ def weigh(
 def planted(monkeypatch):
     monkeypatch.setattr(main.app, "registered_commands", [*main.app.registered_commands])
     main.add_verbs({"Use a model": (weigh,)})
+    yield
+    main._command.cache_clear()
 
 
 def test_planted_verb_stands_in_its_panel_and_explains_itself(cellerate):

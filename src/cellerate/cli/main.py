@@ -90,11 +90,16 @@ PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
 """The verbs by the panels of `cellerate --help`, in its order. A new verb is a file of its own and a place here."""
 
 
+# Made of all functions once; `app` would be made of them anew at each call.
+_command = functools.cache(functools.partial(typer.main.get_command, app))
+
+
 def add_verbs(panels: Mapping[str, Sequence[Callable[..., None]]]) -> None:
     """Make commands of functions, which Typer reads for their options; a command has the name of its function."""
     for panel, verbs in panels.items():
         for verb in verbs:
             app.command(verb.__name__, rich_help_panel=panel)(with_config(verb))
+    _command.cache_clear()
 
 
 add_verbs(PANELS)
@@ -125,10 +130,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # At its end Python would look through all objects for circles, which takes most of a second after a framework.
     atexit.register(gc.freeze)
-    speak_for(functools.partial(typer.main.get_command, app))
+    speak_for(_command)
     try:
         # With its name: run as a module, its name would have several words, which no table of --config has.
-        app(prog_name="cellerate")
+        _command()(prog_name="cellerate")
     except KeyboardInterrupt:
         # A second Ctrl-C, while the first one was being answered.
         _let_be_killed()

@@ -21,7 +21,6 @@ from cellerate.training.telemetry.records import read_telemetry
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.backends,
     # MLflow uses what SQLAlchemy will take away.
     pytest.mark.filterwarnings("ignore:.*noload.*loader strategy is deprecated"),
 ]
@@ -73,6 +72,7 @@ def expected(folder):
     return found
 
 
+@pytest.mark.backends
 def test_tensorboard_holds_every_figure(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
