@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from cellerate.data.arrays import BatchSource
+from cellerate.data.files import Errors
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
 from cellerate.data.windows import SampledBatches, spread_within
@@ -74,6 +75,41 @@ def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> L
     settings = line_settings(record.payload, str(path))
     _check_model(model, settings.vocabulary)
     return LineModel(model, settings.vocabulary, settings.max_length, settings.padding, record.payload)
+
+
+def lines_for(
+    record: TaskRecord,
+    path: str | Path,
+    errors: Errors,
+    *,
+    column: str | None = None,
+    field: str | None = None,
+) -> list[str]:
+    """Reads lines for a trained model: a file of the kind that it was trained on as its training did.
+
+    Args:
+        record: The model's record.
+        path: The file; see `read_lines`.
+        errors: What to do with bytes that are not of the encoding.
+        column: The column of a Parquet file; None for that of the training.
+        field: The field of JSON lines; None for that of the training.
+
+    Raises:
+        ConfigError: Python does not know the encoding.
+        DataError: The file cannot be used.
+        ModelError: The record is damaged.
+    """
+    reading = record.payload.get("reading", {})
+    if not isinstance(reading, dict):
+        raise ModelError("the task record of this model is damaged: train the model again.")
+    given = {"column": column, "field": field}
+    if reading.get("suffix") == Path(path).suffix.lower():
+        given = {
+            name: given.get(name) or str(reading[name])
+            for name in ("column", "field", "encoding")
+            if given.get(name) or reading.get(name)
+        }
+    return read_lines(path, errors=errors, **given)
 
 
 def train_on_lines(
@@ -156,6 +192,8 @@ class LineTask(Task[EmbedRun]):
         self._payload = {
             "vocabulary": self._vocabulary.to_config(),
             **cut,
+            "reading": {"suffix": Path(data.path).suffix.lower()}
+            | {name: getattr(data, name) for name in ("column", "field", "encoding")},
             "training": trained_with(self.run),
         }
         return TrainingRun(

@@ -6,10 +6,9 @@ from typing import Any, Literal
 import keras
 
 from cellerate.data.files import check_paths
-from cellerate.data.text import read_lines
 from cellerate.errors import ConfigError
 from cellerate.models.storage import TaskRecord
-from cellerate.tasks.embed import evaluate_lines, line_model_of
+from cellerate.tasks.embed import evaluate_lines, line_model_of, lines_for
 from cellerate.tasks.judging import EvaluationOptions, SeriesForecaster, evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
@@ -22,6 +21,7 @@ def evaluate_model(
     *,
     name: str,
     column: str | None,
+    field: str | None,
     errors: Literal["strict", "replace"],
     batch_size: int,
     asked: EvaluationOptions,
@@ -33,7 +33,8 @@ def evaluate_model(
         record: Its record.
         data: Text files, series files, or one file of lines.
         name: What messages call the model.
-        column: The column of a Parquet file of lines.
+        column: The column of a Parquet file of lines; None for that of the training.
+        field: The field of JSON lines; None for that of the training.
         errors: What to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch.
         asked: The part of the data, and what else is asked of a forecaster.
@@ -55,6 +56,6 @@ def evaluate_model(
         return {"task": "text", **evaluate_text(text_model, options, part=asked.part or "all")}
     if asked.part == "held-out" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
-    lines = read_lines(paths[0], column=column, errors=errors)
+    lines = lines_for(record, paths[0], errors, column=column, field=field)
     line_model = line_model_of(name, model, record)
     return {"task": "embed", **evaluate_lines(line_model, lines, batch_size=batch_size)}

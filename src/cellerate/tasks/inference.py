@@ -246,6 +246,7 @@ def evaluate(
     record: "TaskRecord | None" = None,
     part: Literal["all", "held-out"] | None = None,
     column: str | None = None,
+    field: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 128,
     by_step: bool = False,
@@ -263,7 +264,8 @@ def evaluate(
         part: "all" of the data, or the part that training on the same data held out (text and series only). None is
             all, but for a forecaster and the very data that it was trained on: those it is judged on where it was not
             trained. The result says which it was.
-        column: The column of a Parquet file of lines.
+        column: The column of a Parquet file of lines; without it, the one that the model was trained on.
+        field: The field of JSON lines that has the text; without it, the one that the model was trained on.
         errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch, for Keras models.
         by_step: Series: whether the result also has the errors of each step ahead.
@@ -310,6 +312,7 @@ def evaluate(
         data,
         name=name,
         column=column,
+        field=field,
         errors=errors,
         batch_size=batch_size,
         asked=asked,

@@ -24,6 +24,7 @@ from cellerate.data.settings import (
 from cellerate.errors import ConfigError, ModelError
 from cellerate.messages import argument
 from cellerate.models.cells import Cell
+from cellerate.models.quantiles import check_quantiles
 from cellerate.settings import check_choice, check_counts, check_number
 from cellerate.training.settings import TrainingSettings
 
@@ -341,7 +342,7 @@ class ForecastArchitecture:
     series_embedding: int = 0
 
     def __post_init__(self) -> None:
-        """Checks every field but the quantiles, which the model checks.
+        """Checks every field.
 
         Raises:
             ConfigError: A field cannot be used.
@@ -350,6 +351,8 @@ class ForecastArchitecture:
         check_counts(units=self.units, layers=self.layers)
         _check_shares(dropout=self.dropout)
         check_number("series_embedding", self.series_embedding, at_least=0, whole=True)
+        if len(self.quantile):
+            check_quantiles(self.quantile, "quantile")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
