@@ -217,6 +217,9 @@ def test_judging_reads_a_file_of_the_kind_of_the_training_as_that_did(tmp_path):
     for name, field, lines in (("t.jsonl", None, 3), ("t.jsonl", "title", 3), ("t.txt", None, 2)):
         found = cellerate.evaluate(tmp_path / "m.keras", [tmp_path / name], field=field)
         assert found["lines"] == lines
+    (tmp_path / "wide.txt").write_text("ab\nba\nab\nab", encoding="utf-16")
+    found = cellerate.evaluate(tmp_path / "m.keras", [tmp_path / "wide.txt"], encoding="utf-16")
+    assert found["lines"] == 4
     with pytest.raises(DataError, match="'b'"):
         cellerate.evaluate(tmp_path / "m.keras", [tmp_path / "t.jsonl"], field="b")
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.tasks.task import Task, train_task, trained_with
 from cellerate.training.loop import TrainingResult
 from cellerate.training.run import RunOptions, TrainingRun
+
+# What the record keeps of how the lines were read.
+_READING = ("column", "field", "encoding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +81,7 @@ def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> L
 
 
 def lines_for(
-    record: TaskRecord,
-    path: str | Path,
-    errors: Errors,
-    *,
-    column: str | None = None,
-    field: str | None = None,
+    record: TaskRecord, path: str | Path, errors: Errors, given: Mapping[str, str] | None = None
 ) -> list[str]:
     """Reads lines for a trained model: a file of the kind that it was trained on as its training did.
 
@@ -91,8 +89,7 @@ def lines_for(
         record: The model's record.
         path: The file; see `read_lines`.
         errors: What to do with bytes that are not of the encoding.
-        column: The column of a Parquet file; None for that of the training.
-        field: The field of JSON lines; None for that of the training.
+        given: The `column`, `field` and `encoding` of this file, where they are not those of the training.
 
     Raises:
         ConfigError: Python does not know the encoding.
@@ -102,14 +99,10 @@ def lines_for(
     reading = record.payload.get("reading", {})
     if not isinstance(reading, dict):
         raise ModelError("the task record of this model is damaged: train the model again.")
-    given = {"column": column, "field": field}
+    recorded: dict[str, str] = {}
     if reading.get("suffix") == Path(path).suffix.lower():
-        given = {
-            name: given.get(name) or str(reading[name])
-            for name in ("column", "field", "encoding")
-            if given.get(name) or reading.get(name)
-        }
-    return read_lines(path, errors=errors, **given)
+        recorded = {name: str(reading[name]) for name in _READING if reading.get(name)}
+    return read_lines(path, errors=errors, **(recorded | dict(given or {})))
 
 
 def train_on_lines(
@@ -193,7 +186,7 @@ class LineTask(Task[EmbedRun]):
             "vocabulary": self._vocabulary.to_config(),
             **cut,
             "reading": {"suffix": Path(data.path).suffix.lower()}
-            | {name: getattr(data, name) for name in ("column", "field", "encoding")},
+            | {name: getattr(data, name) for name in _READING},
             "training": trained_with(self.run),
         }
         return TrainingRun(

@@ -314,6 +314,28 @@ class LineFiles:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TextFileReading:
+    """In what files of texts and lines are read otherwise than a model's training read its own.
+
+    Attributes:
+        column: The column of a Parquet file of lines.
+        field: The field of JSON lines that has the text.
+        encoding: The encoding of text files.
+        errors: Bytes that are not of the encoding, and a line's unknown characters: "strict" raises, "replace" reads
+            them as unknown.
+    """
+
+    column: str | None = None
+    field: str | None = None
+    encoding: str | None = None
+    errors: Errors = "strict"
+
+    def given(self, *names: str) -> dict[str, str]:
+        """Those of these fields that are given; the others are as in training."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ForecastArchitecture:
     """The forecasting model to build.
 

@@ -40,10 +40,11 @@ def evaluate(
         str | None, option("Lines: the column of a Parquet file. Default: that of the training.")
     ] = None,
     field: Annotated[
-        str | None, option("Lines: the field of JSON lines that has the text. Default: that of the training.")
+        str | None, option("The field of JSON lines that has the text. Default: that of the training.")
     ] = None,
     errors: Annotated[
-        Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
+        Literal["strict", "replace"],
+        typer.Option(help="Bytes that are not of the encoding: refuse or replace."),
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 128,
     output: Annotated[
