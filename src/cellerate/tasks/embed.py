@@ -81,7 +81,7 @@ def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> L
 
 
 def lines_for(
-    record: TaskRecord, path: str | Path, errors: Errors, given: Mapping[str, str] | None = None
+    record: TaskRecord, path: str | Path, errors: Errors, given: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Reads lines for a trained model: a file of the kind that it was trained on as its training did.
 
@@ -99,7 +99,7 @@ def lines_for(
     reading = record.payload.get("reading", {})
     if not isinstance(reading, dict):
         raise ModelError("the task record of this model is damaged: train the model again.")
-    recorded: dict[str, str] = {}
+    recorded: dict[str, Any] = {}
     if reading.get("suffix") == Path(path).suffix.lower():
         recorded = {name: str(reading[name]) for name in _READING if reading.get(name)}
     return read_lines(path, errors=errors, **(recorded | dict(given or {})))

@@ -292,6 +292,11 @@ class SeriesFiles:
     reading: ReadingOptions = ReadingOptions()
     table: TableOptions | None = None
 
+    def all_paths(self) -> list[str | os.PathLike[str]]:
+        """The paths of the series and of what is known in advance."""
+        both = [self.paths, self.future or []]
+        return [path for one in both for path in ([one] if isinstance(one, str | os.PathLike) else one)]
+
 
 @dataclasses.dataclass(frozen=True)
 class LineFiles:

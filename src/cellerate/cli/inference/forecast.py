@@ -131,7 +131,7 @@ def _into_folder(
 ) -> "PassResult":
     """Forecasts any number of series, block by block."""
     with shared_pass(model, processes, output):
-        start_backend_for(model, backend, [*data.paths, *(data.future or ())])
+        start_backend_for(model, backend, data.all_paths())
         from cellerate.tasks.bulk import forecast_files
 
         with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
