@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 BENCHMARKS = SOURCE.parent / "benchmarks"
 # A room imports what stands further down; those of one line know nothing of each other.
 ORDER = [
+    {"__main__"},
     {"cli"},
     {"optimization", "observe"},
     {"serving", "report", "adapters"},

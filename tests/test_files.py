@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -151,6 +152,14 @@ def test_cache_lies_where_the_variables_say(tmp_path, monkeypatch, variables, fo
     for name, value in {"HOME": "home", **variables}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     assert cache_dir() == tmp_path / folder
+
+
+def test_cache_of_a_user_without_a_home_lies_in_a_temporary_folder(tmp_path, monkeypatch):
+    for name in ("CELLERATE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cache_dir() == tmp_path / "cellerate-54321" / ".cache" / "cellerate"
 
 
 def test_a_file_of_settings_is_a_regular_one(tmp_path):

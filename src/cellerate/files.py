@@ -37,13 +37,16 @@ _REASONS = {
 # A file that is being written is touched all the time. An hour also covers differences between machines' clocks.
 ABANDONED_AFTER_S = 3600
 LOCK = ".lock"
+_HDF5_SUFFIXES = (".h5", ".hdf5")
+_HDF5_START = b"\x89HDF\r\n\x1a\n"
 
 
 def check_model_file(source: Path) -> None:
     """Refuse a path that does not name a file, before a framework starts to read it as a model.
 
     Raises:
-        ModelError: There is nothing, or a folder, a pipe or a device.
+        ModelError: There is nothing, or a folder, a pipe or a device; or its name or its first bytes are not those of
+            a Keras model, or its end is missing.
     """
     if source.is_dir():
         raise ModelError(f"{source} is a folder; expected a .keras file.")
@@ -52,6 +55,44 @@ def check_model_file(source: Path) -> None:
     # A pipe may block, and a device may never end.
     if not source.is_file():
         raise ModelError(f"{source} is not a regular file; give the path of a .keras file.")
+    if source.suffix == ".cell":
+        raise ModelError(
+            f"{source} is a packed model, from which no Keras model can be made: open it with cellerate.load, or "
+            "give the .keras file it was packed from."
+        )
+    if source.suffix not in (".keras", *_HDF5_SUFFIXES):
+        raise ModelError(
+            f"{source} does not end in '.keras' (or '.h5'): is it a Keras model? Then rename it."
+        )
+    try:
+        _check_model_bytes(source)
+    except OSError as error:
+        raise ModelError(f"{source} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+
+
+def _check_model_bytes(source: Path) -> None:
+    """Raise `ModelError` unless a file is a zip archive or an HDF5 file, as its name says."""
+    import zipfile
+
+    with source.open("rb") as file:
+        start = file.read(len(_HDF5_START))
+    if not start:
+        raise damaged_model(source, "it is empty")
+    if source.suffix in _HDF5_SUFFIXES:
+        if start != _HDF5_START:
+            raise ModelError(f"{source} is not an HDF5 file, as models of Keras 2 are. Was it renamed?")
+    elif not start.startswith(b"PK"):
+        raise ModelError(f"{source} is not a .keras file: it is not a zip archive. Was it renamed?")
+    elif not zipfile.is_zipfile(source):
+        raise damaged_model(source, "its end is missing")
+
+
+def damaged_model(source: Path, reason: str) -> ModelError:
+    """The error of a file that cannot be read as a model."""
+    return ModelError(
+        f"{source} is damaged or not a model file: {reason}. Copy or download it again, or go back to a "
+        "checkpoint."
+    )
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -308,7 +349,16 @@ def cache_dir() -> Path:
     if chosen := os.environ.get("CELLERATE_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cellerate"
+    return (Path(base) if base else home_dir() / ".cache") / "cellerate"
+
+
+def home_dir() -> Path:
+    """The user's home; a temporary folder for a user who has none, as in a container."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        # Neither HOME is set, nor does the list of users have this one.
+        return Path(tempfile.gettempdir()) / f"cellerate-{os.getuid()}"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Wrong options and missing files are refused before a framework starts, which takes seconds."""
 
+import zipfile
+
 import pytest
 
 from cellerate.cli import backend, running
@@ -12,14 +14,25 @@ MISSING = "there is no model file n.keras"
 
 @pytest.fixture
 def cellerate(monkeypatch, capsys, tmp_path):
-    """Runs the program in a folder with a text and a file that is not a model; no framework may start in it."""
+    """Runs the program in a folder with texts and files that are called models; no framework may start in it."""
 
     def started(name, *_):
         pytest.fail(f"{name} started")
 
     monkeypatch.chdir(tmp_path)
-    for name in ("t.txt", "old.keras"):
-        (tmp_path / name).write_text("text " * 40)
+    (tmp_path / "t.txt").write_text("text " * 40)
+    for name in ("empty.txt", "empty.csv", "empty.keras"):
+        (tmp_path / name).touch()
+    with zipfile.ZipFile(tmp_path / "old.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+    whole = (tmp_path / "old.keras").read_bytes()
+    for name, content in (
+        ("cut.keras", whole[:-9]),
+        ("text.keras", b"text"),
+        ("old.h5", whole),
+        ("old.bin", whole),
+    ):
+        (tmp_path / name).write_bytes(content)
     for module in (backend, running, export):
         monkeypatch.setattr(module, "start_backend", started)
     return program_here(monkeypatch, capsys)
@@ -60,6 +73,32 @@ def cellerate(monkeypatch, capsys, tmp_path):
         ("explain n.keras", 4, MISSING),
         ("info n.keras", 4, "n.keras"),
         ("profile old.keras --data n.txt", 3, "n.txt not found"),
+        ("train text empty.txt -o m.keras", 3, "empty.txt is empty: expected a file with data"),
+        ("train series empty.csv --target a -o m.keras", 3, "empty.csv is empty"),
+        ("train text empty.txt empty.csv -o m.keras", 3, "empty.txt and the other files are empty"),
+        (
+            "train series t.txt --target a --quantile 1.5 -o m.keras",
+            2,
+            "--quantile must be ascending numbers",
+        ),
+        (
+            "train series t.txt --target a --quantile nan -o m.keras",
+            2,
+            "--quantile must be ascending numbers",
+        ),
+        ("forecast old.keras n.csv", 3, "n.csv not found"),
+        ("forecast old.keras t.txt --future n.csv", 3, "n.csv not found"),
+        ("forecast old.keras n.csv -o out", 3, "n.csv not found"),
+        ("forecast old.keras t.txt -o out.xlsx", 2, "the output ends in .csv or .parquet"),
+        ("embed old.keras n.txt", 3, "n.txt not found"),
+        ("embed old.keras n/ -o out", 3, "n not found"),
+        ("embed old.keras t.txt -o out.txt", 2, "out.txt"),
+        ("evaluate empty.keras t.txt", 4, "empty.keras is damaged or not a model file: it is empty"),
+        ("generate cut.keras the", 4, "cut.keras is damaged or not a model file: its end is missing"),
+        ("explain text.keras", 4, "text.keras is not a .keras file: it is not a zip archive"),
+        ("explain old.h5", 4, "old.h5 is not an HDF5 file"),
+        ("explain old.bin", 4, "old.bin does not end in '.keras'"),
+        ("pack old.cell -o m.cell", 4, "there is no model file old.cell"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )

@@ -130,3 +130,15 @@ def test_advice_on_functions_compiled_again_is_left_out_and_other_warnings_are_s
     ]
     records = [logging.LogRecord("tensorflow", logging.WARNING, "f.py", 1, text, (), None) for text in said]
     assert [bool(logging.getLogger("tensorflow").filter(record)) for record in records] == [False, True]
+
+
+def test_module_is_run_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "cellerate", "forecast"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Usage: cellerate forecast" in done.stderr

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
-from cellerate.models.losses import QuantileLoss, check_quantiles
+from cellerate.models.losses import QuantileLoss
 
 pytestmark = [
     pytest.mark.keras,
@@ -67,11 +67,3 @@ def test_quantile_loss_of_a_model_with_other_quantiles_raises_config_error():
         QuantileLoss((0.1, 0.5, 0.9))(y, p)
     with pytest.raises(ConfigError, match="2 quantiles"):
         QuantileLoss((0.1, 0.5))(y, y)
-
-
-@pytest.mark.parametrize(
-    "bad", [(), (0.5, 0.5), (0.9, 0.1), (0.0, 0.5), (0.5, 1.0), ("a",), 3, (float("nan"),)]
-)
-def test_check_quantiles_of_anything_but_ascending_fractions_raises_config_error(bad):
-    with pytest.raises(ConfigError, match="quantiles"):
-        check_quantiles(bad)

@@ -219,9 +219,7 @@ def test_load_model_of_a_missing_path_or_folder_raises_model_error(tmp_path):
         load_model(tmp_path / "b.keras")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"P", b"hello world", b"\x89HDF\r\n\x1a\n" + bytes(100), bytes(1000)]
-)
+@pytest.mark.parametrize("content", [b"P", b"hello world", b"\x89HDF\r\n\x1a\n" + bytes(100), bytes(1000)])
 def test_load_model_of_a_file_that_is_no_zip_raises_model_error(content, tmp_path):
     (tmp_path / "a.keras").write_bytes(content)
     with pytest.raises(ModelError, match=r"not a \.keras file"):

@@ -210,6 +210,20 @@ def test_training_from_a_parquet_column_and_left_padding(tmp_path):
         fit(tmp_path / "t.parquet", "n.keras", column="nope")
 
 
+def test_judging_reads_a_file_of_the_kind_of_the_training_as_that_did(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"title": "ab", "text": "ba"}\n' * 3)
+    (tmp_path / "t.txt").write_text("ab\nba\n")
+    fit(tmp_path / "t.jsonl", field="title")
+    for name, field, lines in (("t.jsonl", None, 3), ("t.jsonl", "title", 3), ("t.txt", None, 2)):
+        found = cellerate.evaluate(tmp_path / "m.keras", [tmp_path / name], field=field)
+        assert found["lines"] == lines
+    (tmp_path / "wide.txt").write_text("ab\nba\nab\nab", encoding="utf-16")
+    found = cellerate.evaluate(tmp_path / "m.keras", [tmp_path / "wide.txt"], encoding="utf-16")
+    assert found["lines"] == 4
+    with pytest.raises(DataError, match="'b'"):
+        cellerate.evaluate(tmp_path / "m.keras", [tmp_path / "t.jsonl"], field="b")
+
+
 def test_fine_tuning_keeps_the_vocabulary(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("abc\nbca\ncab\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 import cellerate
 from cellerate.errors import BackendError
+from cellerate.files import home_dir
 from cellerate.machine.processor import describe
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -225,7 +226,7 @@ def _configured_backend() -> str | None:
     """The backend that Keras's own `keras.json` names, or None."""
     import json
 
-    path = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "keras.json"
+    path = Path(os.environ.get("KERAS_HOME") or home_dir() / ".keras") / "keras.json"
     try:
         backend = json.loads(path.read_text()).get("backend")
     except (OSError, ValueError, AttributeError):

@@ -14,7 +14,8 @@ from cellerate.errors import ConfigError
 from cellerate.keras_graph.initial_weights import at_once
 from cellerate.keywords import BuildForecastModelKeywords
 from cellerate.models.cells import Cell
-from cellerate.models.losses import check_quantiles, middle_place
+from cellerate.models.losses import middle_place
+from cellerate.models.quantiles import check_quantiles
 from cellerate.models.text import (
     check_fraction,
     check_policy,

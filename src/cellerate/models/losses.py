@@ -4,7 +4,6 @@ Only training, evaluation and saved compile states use `QuantileLoss`: the archi
 nothing but Keras's own layers.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,26 +11,7 @@ import keras
 from keras import ops
 
 from cellerate.errors import ConfigError
-from cellerate.messages import argument
-
-
-def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
-    """Returns `quantiles` as floats if they are distinct, ascending and strictly between 0 and 1.
-
-    Raises:
-        ConfigError: They are not.
-    """
-    try:
-        values = tuple(float(q) for q in quantiles)
-    except (TypeError, ValueError):
-        values = ()
-    ascending = all(a < b for a, b in itertools.pairwise(values))
-    if not values or not ascending or not all(0.0 < q < 1.0 for q in values):
-        raise ConfigError(
-            f"{argument('quantiles')} must be ascending numbers strictly between 0 and 1, such as (0.1, 0.5, 0.9); "
-            f"got {quantiles!r}."
-        )
-    return values
+from cellerate.models.quantiles import check_quantiles
 
 
 def middle_place(quantiles: Sequence[float]) -> int:

@@ -22,7 +22,7 @@ import keras
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
-from cellerate.files import atomic_write, check_model_file
+from cellerate.files import atomic_write, check_model_file, damaged_model
 from cellerate.keras_graph import keras2
 from cellerate.models import keras2_files
 from cellerate.models.rewrite import is_functional, same_layers
@@ -151,15 +151,6 @@ def load_model(
     record = None
     if source.suffix == ".keras":
         config, record = _inspect(source)
-    elif source.suffix == ".cell":
-        raise ModelError(
-            f"{source} is a packed model, from which no Keras model can be made: open it with cellerate.load, or "
-            "give the .keras file it was packed from."
-        )
-    elif source.suffix not in (".h5", ".hdf5"):
-        raise ModelError(
-            f"{source} does not end in '.keras' (or '.h5'): is it a Keras model? Then rename it."
-        )
     if need_task is not None:
         check_task(source, record, need_task)
     try:
@@ -202,19 +193,15 @@ def _encode(record: TaskRecord) -> bytes:
 def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
     """The model's description and the record: everything that can be checked before Keras reads the file."""
     try:
-        with source.open("rb") as file:
-            start = file.read(2)
-        if start != b"PK":
-            raise ModelError(f"{source} is not a .keras file: it is not a zip archive. Was it renamed?")
         with zipfile.ZipFile(source) as archive:
             _check_sizes(source, archive)
             if (entry := archive.testzip()) is not None:
-                raise _damaged(source, f"the checksum of its entry {entry!r} is wrong")
+                raise damaged_model(source, f"the checksum of its entry {entry!r} is wrong")
             names = set(archive.namelist())
             if _CONFIG not in names:
-                raise _damaged(source, f"it has no entry {_CONFIG!r}")
+                raise damaged_model(source, f"it has no entry {_CONFIG!r}")
             if not names.intersection(_WEIGHTS):
-                raise _damaged(source, "it has no weights")
+                raise damaged_model(source, "it has no weights")
             config = json.loads(archive.read(_CONFIG))
             text = archive.read(_ENTRY) if _ENTRY in names else None
             stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
@@ -223,7 +210,7 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
         # Building a model allocates its memory before any weight is read, and JAX ends the process when memory
         # runs out.
         if (needed := sum(map(_fewest_weights, _dictionaries(config)))) > _WEIGHTS_PER_BYTE * stored:
-            raise _damaged(
+            raise damaged_model(
                 source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
             )
         return config, None if text is None else _decode(source, text)
@@ -232,7 +219,7 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
     except PermissionError as error:
         raise ModelError(f"{source} cannot be read: permission denied.") from error
     except _FAILURES as error:
-        raise _damaged(source, _reason(error)) from error
+        raise damaged_model(source, _reason(error)) from error
 
 
 def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
@@ -261,7 +248,7 @@ def _decode(source: Path, text: bytes) -> TaskRecord:
     content = json.loads(text.decode("utf-8", "surrogatepass"))
     schema = content.get("schema") if isinstance(content, dict) else None
     if not isinstance(schema, int) or schema < 1:
-        raise _damaged(source, f"its {_ENTRY!r} names no schema version")
+        raise damaged_model(source, f"its {_ENTRY!r} names no schema version")
     if schema > _SCHEMA:
         raise ModelError(
             f"{source} was written by a newer Cellerate ({content.get('cellerate')}, schema {schema}); this "
@@ -269,7 +256,7 @@ def _decode(source: Path, text: bytes) -> TaskRecord:
         )
     task, payload = content.get("task"), content.get("payload")
     if task not in _TASKS or not isinstance(payload, dict):
-        raise _damaged(source, f"its {_ENTRY!r} names no known task or has no payload (task {task!r})")
+        raise damaged_model(source, f"its {_ENTRY!r} names no known task or has no payload (task {task!r})")
     return TaskRecord(task, payload)
 
 
@@ -318,7 +305,7 @@ def _loading_failed(source: Path, config: Any, error: BaseException) -> ModelErr
         return ModelError(
             f"{source} cannot be read by Keras {keras.__version__}: {advice}. Build the model again so."
         )
-    return _damaged(source, f"Keras {keras.__version__} cannot rebuild the model: {_reason(error)}")
+    return damaged_model(source, f"Keras {keras.__version__} cannot rebuild the model: {_reason(error)}")
 
 
 def _unknown_classes(config: Any) -> list[str]:
@@ -354,13 +341,6 @@ def _carries_code(source: Path) -> ModelError:
     return ModelError(
         f"{source} contains Python code (a Lambda layer or function), and Cellerate does not run code from a "
         "file. Rebuild the model with Keras layers or keras.ops in place of Lambda, and save it again."
-    )
-
-
-def _damaged(source: Path, reason: str) -> ModelError:
-    return ModelError(
-        f"{source} is damaged or not a model file: {reason}. Copy or download it again, or go back to a "
-        "checkpoint."
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from cellerate.data.arrays import BatchSource
+from cellerate.data.files import Errors
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
 from cellerate.data.windows import SampledBatches, spread_within
@@ -22,6 +23,9 @@ from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.tasks.task import Task, train_task, trained_with
 from cellerate.training.loop import TrainingResult
 from cellerate.training.run import RunOptions, TrainingRun
+
+# What the record keeps of how the lines were read.
+_READING = ("column", "field", "encoding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,31 @@ def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> L
     settings = line_settings(record.payload, str(path))
     _check_model(model, settings.vocabulary)
     return LineModel(model, settings.vocabulary, settings.max_length, settings.padding, record.payload)
+
+
+def lines_for(
+    record: TaskRecord, path: str | Path, errors: Errors, given: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Reads lines for a trained model: a file of the kind that it was trained on as its training did.
+
+    Args:
+        record: The model's record.
+        path: The file; see `read_lines`.
+        errors: What to do with bytes that are not of the encoding.
+        given: The `column`, `field` and `encoding` of this file, where they are not those of the training.
+
+    Raises:
+        ConfigError: Python does not know the encoding.
+        DataError: The file cannot be used.
+        ModelError: The record is damaged.
+    """
+    reading = record.payload.get("reading", {})
+    if not isinstance(reading, dict):
+        raise ModelError("the task record of this model is damaged: train the model again.")
+    recorded: dict[str, Any] = {}
+    if reading.get("suffix") == Path(path).suffix.lower():
+        recorded = {name: str(reading[name]) for name in _READING if reading.get(name)}
+    return read_lines(path, errors=errors, **(recorded | dict(given or {})))
 
 
 def train_on_lines(
@@ -156,6 +185,8 @@ class LineTask(Task[EmbedRun]):
         self._payload = {
             "vocabulary": self._vocabulary.to_config(),
             **cut,
+            "reading": {"suffix": Path(data.path).suffix.lower()}
+            | {name: getattr(data, name) for name in _READING},
             "training": trained_with(self.run),
         }
         return TrainingRun(

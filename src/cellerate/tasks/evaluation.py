@@ -1,17 +1,16 @@
 """Judges a Keras model that Cellerate wrote: calls the evaluation of its task."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
 from cellerate.data.files import check_paths
-from cellerate.data.text import read_lines
 from cellerate.errors import ConfigError
 from cellerate.models.storage import TaskRecord
-from cellerate.tasks.embed import evaluate_lines, line_model_of
+from cellerate.tasks.embed import evaluate_lines, line_model_of, lines_for
 from cellerate.tasks.judging import EvaluationOptions, SeriesForecaster, evaluate_forecaster
-from cellerate.tasks.settings import TextOptions
+from cellerate.tasks.settings import TextFileReading, TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
 
 
@@ -21,8 +20,7 @@ def evaluate_model(
     data: Any,
     *,
     name: str,
-    column: str | None,
-    errors: Literal["strict", "replace"],
+    texts: TextFileReading,
     batch_size: int,
     asked: EvaluationOptions,
 ) -> dict[str, Any]:
@@ -33,8 +31,7 @@ def evaluate_model(
         record: Its record.
         data: Text files, series files, or one file of lines.
         name: What messages call the model.
-        column: The column of a Parquet file of lines.
-        errors: What to do with bytes that are not UTF-8 and with a line's unknown characters.
+        texts: How files of texts and lines are read.
         batch_size: Rows per batch.
         asked: The part of the data, and what else is asked of a forecaster.
 
@@ -49,12 +46,13 @@ def evaluate_model(
     if record.task == "text":
         text_model = text_model_of(model, record, name)
         # The files of a folder that `train` left out are left out here too.
-        options = TextOptions.of_record(
-            text_model.record, name, paths=paths, errors=errors, batch_size=batch_size
+        others = {"paths": paths, "errors": texts.errors, "batch_size": batch_size} | texts.given(
+            "field", "encoding"
         )
+        options = TextOptions.of_record(text_model.record, name, **others)
         return {"task": "text", **evaluate_text(text_model, options, part=asked.part or "all")}
     if asked.part == "held-out" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
-    lines = read_lines(paths[0], column=column, errors=errors)
+    lines = lines_for(record, paths[0], texts.errors, texts.given("column", "field", "encoding"))
     line_model = line_model_of(name, model, record)
     return {"task": "embed", **evaluate_lines(line_model, lines, batch_size=batch_size)}

@@ -25,7 +25,7 @@ from cellerate.runtime.text import sampling_rules
 from cellerate.settings import one_or_more, record_of, takes_fields_of
 from cellerate.tasks.judging import EvaluationOptions, Forecasts, evaluate_forecaster
 from cellerate.tasks.opening import Model, embedder_of, forecaster_of, open_model
-from cellerate.tasks.settings import ReadingOptions
+from cellerate.tasks.settings import ReadingOptions, TextFileReading
 from cellerate.tasks.writing import Unknown, WritingSettings, open_writer
 from cellerate.training.settings import Implementation
 
@@ -246,6 +246,7 @@ def evaluate(
     record: "TaskRecord | None" = None,
     part: Literal["all", "held-out"] | None = None,
     column: str | None = None,
+    field: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 128,
     by_step: bool = False,
@@ -263,8 +264,10 @@ def evaluate(
         part: "all" of the data, or the part that training on the same data held out (text and series only). None is
             all, but for a forecaster and the very data that it was trained on: those it is judged on where it was not
             trained. The result says which it was.
-        column: The column of a Parquet file of lines.
-        errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
+        column: The column of a Parquet file of lines; without it, the one that the model was trained on.
+        field: The field of JSON lines that has the text; without it, the one that the model was trained on.
+        errors: For text and lines: what to do with bytes that are not of the encoding and with a line's unknown
+            characters.
         batch_size: Rows per batch, for Keras models.
         by_step: Series: whether the result also has the errors of each step ahead.
         statistical: Series: models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
@@ -294,9 +297,10 @@ def evaluate(
         statistical=one_or_more(statistical),
         listener=Callbacks(message=notify),
     )
+    texts = TextFileReading(column=column, field=field, encoding=table.encoding, errors=errors)
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
-        return _evaluate_packed(opened, data, errors, name, asked)
+        return _evaluate_packed(opened, data, texts, name, asked)
     from cellerate.tasks.evaluation import evaluate_model
 
     network, found, name = opened
@@ -309,8 +313,7 @@ def evaluate(
         found,
         data,
         name=name,
-        column=column,
-        errors=errors,
+        texts=texts,
         batch_size=batch_size,
         asked=asked,
     )
@@ -319,7 +322,7 @@ def evaluate(
 def _evaluate_packed(
     model: PackedModel,
     data: Any,
-    errors: Errors,
+    texts: TextFileReading,
     name: str,
     series: EvaluationOptions,
 ) -> dict[str, Any]:
@@ -332,5 +335,6 @@ def _evaluate_packed(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
-    score = vars(model.score_files(check_paths(data), part=series.part or "all", errors=errors))
+    reading: dict[str, Any] = texts.given("field", "encoding", "errors")
+    score = vars(model.score_files(check_paths(data), part=series.part or "all", **reading))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

@@ -24,6 +24,7 @@ from cellerate.data.settings import (
 from cellerate.errors import ConfigError, ModelError
 from cellerate.messages import argument
 from cellerate.models.cells import Cell
+from cellerate.models.quantiles import check_quantiles
 from cellerate.settings import check_choice, check_counts, check_number
 from cellerate.training.settings import TrainingSettings
 
@@ -291,6 +292,11 @@ class SeriesFiles:
     reading: ReadingOptions = ReadingOptions()
     table: TableOptions | None = None
 
+    def all_paths(self) -> list[str | os.PathLike[str]]:
+        """The paths of the series and of what is known in advance."""
+        both = [self.paths, self.future or []]
+        return [path for one in both for path in ([one] if isinstance(one, str | os.PathLike) else one)]
+
 
 @dataclasses.dataclass(frozen=True)
 class LineFiles:
@@ -310,6 +316,28 @@ class LineFiles:
     field: str | None = None
     errors: Errors = "strict"
     encoding: str = "utf-8"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextFileReading:
+    """In what files of texts and lines are read otherwise than a model's training read its own.
+
+    Attributes:
+        column: The column of a Parquet file of lines.
+        field: The field of JSON lines that has the text.
+        encoding: The encoding of text files.
+        errors: Bytes that are not of the encoding, and a line's unknown characters: "strict" raises, "replace" reads
+            them as unknown.
+    """
+
+    column: str | None = None
+    field: str | None = None
+    encoding: str | None = None
+    errors: Errors = "strict"
+
+    def given(self, *names: str) -> dict[str, str]:
+        """Those of these fields that are given; the others are as in training."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -341,7 +369,7 @@ class ForecastArchitecture:
     series_embedding: int = 0
 
     def __post_init__(self) -> None:
-        """Checks every field but the quantiles, which the model checks.
+        """Checks every field.
 
         Raises:
             ConfigError: A field cannot be used.
@@ -350,6 +378,8 @@ class ForecastArchitecture:
         check_counts(units=self.units, layers=self.layers)
         _check_shares(dropout=self.dropout)
         check_number("series_embedding", self.series_embedding, at_least=0, whole=True)
+        if len(self.quantile):
+            check_quantiles(self.quantile, "quantile")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ def test_against_measures_two_versions_in_turn(cellerate, alone, tmp_path):
     [
         (["--only", "sleep"], 2, "--only must be one of train, infer, generate, not 'sleep'"),
         (["--backend", "mxnet"], 5, "unknown backend 'mxnet': expected one of tensorflow, jax, torch"),
-        (["--budget", "0"], 2, "--budget must be a number above 0"),
+        (["--time-budget", "0"], 2, "--time-budget must be a number above 0"),
         (["--threshold", "0"], 2, "--threshold must be a number above 0"),
         (["-o", "a.html"], 2, "--output is 'a.html'; expected a name that ends in '.json'"),
         (["-o", "file/a.json"], 6, "cannot write file/a.json: a part of the path is a file"),

@@ -124,6 +124,9 @@ def test_files_are_scored_as_their_text(packed, text_model, tmp_path, monkeypatc
     (tmp_path / "a.txt").write_text(text)
     found = model.score_files([tmp_path / "a.txt"])
     np.testing.assert_array_equal(found.log_probabilities, model.score(text).log_probabilities)
+    (tmp_path / "wide.txt").write_text(text, encoding="utf-16")
+    wide = model.score_files([tmp_path / "wide.txt"], encoding="utf-16")
+    np.testing.assert_array_equal(wide.log_probabilities, found.log_probabilities)
     with pytest.raises(ConfigError, match="held out"):
         model.score_files([tmp_path / "a.txt"], part="held-out")
     model.cell.header["payload"]["validation_fraction"] = 0.1

@@ -148,6 +148,12 @@ def test_run_without_a_test_part_has_no_test_and_no_examples(data):
     assert run.examples == ()
 
 
+def test_training_part_shorter_than_a_window_is_refused_with_its_rows_and_those_of_the_series(tmp_path):
+    path = write(tmp_path / "s.csv", date=hours(15), load=wave(15))
+    with pytest.raises(DataError, match="10 of the 15 rows are trained on, but a window of 30"):
+        fit(path, window=30, horizon=4)
+
+
 def test_several_series_whose_test_parts_are_too_short_still_finish(tmp_path):
     # 40 rows each: test parts of 2 rows, fewer than the horizon, but 8 in all.
     names = np.repeat(["a", "b", "c", "d"], 40)

@@ -62,7 +62,7 @@ def embed(
     check_processes(processes, output)
     if is_folder(output):
         with shared_pass(model, processes, output):
-            start_backend_for(model, backend)
+            start_backend_for(model, backend, lines)
             from cellerate.tasks.bulk import embed_files
             from cellerate.tasks.settings import LineFiles
 
@@ -78,13 +78,14 @@ def embed(
         return
     if len(lines) > 1 or lines[0].is_dir():
         raise ConfigError(f"several files need a folder as output, not {output}: -o vectors/")
-    start_backend_for(model, backend)
-    from cellerate.data.text import read_lines
     from cellerate.runtime.embedding import check_vectors_path, save_vectors
-    from cellerate.tasks import inference
 
     check_vectors_path(output)
     check_writable(output)
+    start_backend_for(model, backend, lines)
+    from cellerate.data.text import read_lines
+    from cellerate.tasks import inference
+
     texts = read_lines(
         lines[0], column=column, field=field, errors=errors, encoding=encoding, drop_empty=False
     )

@@ -36,9 +36,15 @@ def evaluate(
             "was trained on, those held out."
         ),
     ] = None,
-    column: Annotated[str | None, option("Lines: the column of a Parquet file.")] = None,
+    column: Annotated[
+        str | None, option("Lines: the column of a Parquet file. Default: that of the training.")
+    ] = None,
+    field: Annotated[
+        str | None, option("The field of JSON lines that has the text. Default: that of the training.")
+    ] = None,
     errors: Annotated[
-        Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
+        Literal["strict", "replace"],
+        typer.Option(help="Bytes that are not of the encoding: refuse or replace."),
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 128,
     output: Annotated[
@@ -88,6 +94,7 @@ def evaluate(
                 data,
                 part=part,
                 column=column,
+                field=field,
                 errors=errors,
                 batch_size=batch_size,
                 by_step=plot is not None,

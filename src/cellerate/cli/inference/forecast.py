@@ -81,16 +81,16 @@ def forecast(
         print_pass(done, json)
         return
     check_plot(plot)
-    start_backend_for(model, backend)
-    from cellerate.tasks import inference
-    from cellerate.tasks.judging import example_record, forecast_columns, forecast_table
-
     if output is not None:
         if output.suffix.lower() not in (".csv", ".parquet"):
             raise ConfigError(
                 f"the output ends in .csv or .parquet, or is a folder, and {output} is neither."
             )
         check_table(output)
+    start_backend_for(model, backend, [*data, *(future or ())])
+    from cellerate.tasks import inference
+    from cellerate.tasks.judging import example_record, forecast_columns, forecast_table
+
     say_written = outputs(output, plot)
     with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(
@@ -131,7 +131,7 @@ def _into_folder(
 ) -> "PassResult":
     """Forecasts any number of series, block by block."""
     with shared_pass(model, processes, output):
-        start_backend_for(model, backend)
+        start_backend_for(model, backend, data.all_paths())
         from cellerate.tasks.bulk import forecast_files
 
         with notes_at_end(quiet) as collect, progress_bar("forecasting", quiet) as progress:

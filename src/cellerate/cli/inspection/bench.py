@@ -36,7 +36,7 @@ def bench(
             "-o",
         ),
     ] = None,
-    budget: Annotated[
+    time_budget: Annotated[
         float, typer.Option(help="Seconds within which sessions begin anew; the first always runs.")
     ] = 540.0,
     quick: Annotated[
@@ -75,7 +75,7 @@ def bench(
     for package in ("jinja2", "pydantic"):
         require(package, "report", "bench")
     check_number("threshold", threshold, above=0, at_most=1)
-    check_number("budget", budget, above=0)
+    check_number("time_budget", time_budget, above=0)
     if output is not None and output.suffix != ".json":
         raise ConfigError(
             f"{argument('output')} is {str(output)!r}; expected a name that ends in '.json'. The page goes beside it."
@@ -95,7 +95,7 @@ def bench(
             )
         _compare(*compare, threshold, output, fail_on_regression, json)
         return
-    plan = _plan(only or (), backend or (), budget, quick, against)
+    plan = _plan(only or (), backend or (), time_budget, quick, against)
     _run(plan, output, threshold, fail_on_regression, json)
 
 

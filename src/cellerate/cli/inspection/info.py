@@ -88,14 +88,13 @@ def _of_model(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _of_series(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _of_file(facts)
-    yield (
-        "rows",
-        f"{facts['rows']:,} in {facts['series']:,} series, {facts['segments']:,} stretches without a gap",
-    )
+    stretches = f"{facts['segments']:,} stretch{'es' * (facts['segments'] != 1)}"
+    yield "rows", f"{facts['rows']:,} in {facts['series']:,} series, {stretches} without a gap"
     yield "columns", f"{', '.join(facts['columns'])} ({facts['dtype']})"
     if facts["first_time"] is not None:
         yield "times", f"{facts['first_time']} to {facts['last_time']}, {_apart(facts['frequency'])}"
-    yield "packed with", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())
+    given = {name: value for name, value in facts["settings"].items() if value not in (None, [])}
+    yield "packed with", ", ".join(f"{name} {value}" for name, value in given.items())
     yield "checked", f"{facts['checked']} of it"
 
 

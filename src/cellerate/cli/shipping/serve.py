@@ -10,7 +10,7 @@ import typer
 from cellerate.cli.options import Device, operand, option, with_settings
 from cellerate.cli.output import notify
 from cellerate.errors import ConfigError, DataError
-from cellerate.files import read_regular
+from cellerate.files import home_dir, read_regular
 from cellerate.machine.environment import require
 from cellerate.serving.limits import Limits
 
@@ -111,4 +111,4 @@ def _keys(path: Path | None) -> list[bytes]:
 
 def _state_folder() -> Path:
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "cellerate"
+    return (Path(base) if base else home_dir() / ".local" / "state") / "cellerate"

@@ -66,5 +66,5 @@ def pack(
     else:
         print_result(
             f"{output}: {len(packed.values):,} rows of {listed(packed.columns, _SHOWN)} in {series:,} series, "
-            f"{stretches:,} stretches without a gap, {size(content)}"
+            f"{stretches:,} stretch{'es' * (stretches != 1)} without a gap, {size(content)}"
         )

@@ -72,10 +72,16 @@ def check_paths(paths: Paths, expected: str = "files, folders or globs") -> list
 
 
 def check_exist(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise `DataError` if one of the paths is neither there nor a glob, before anything that takes long."""
+    """Raise `DataError` if there is nothing to read, before anything that takes long.
+
+    One of the paths is neither there nor a glob, or all are files without a byte.
+    """
     for path in map(Path, paths):
         if not path.exists() and not glob.has_magic(str(path)):
             raise _missing(path)
+    if paths and all(path.is_file() and not path.stat().st_size for path in map(Path, paths)):
+        are = "is empty" if len(paths) == 1 else "and the other files are empty"
+        raise DataError(f"{paths[0]} {are}: expected a file with data.")
 
 
 def _missing(path: Path) -> DataError:

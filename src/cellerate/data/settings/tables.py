@@ -27,8 +27,8 @@ class TableOptions:
         thousands: What groups the digits of a CSV file's numbers: ",", ".", "space", "'" or "none"; without it, it is
             found.
         date_order: The order in dates such as 03/04/2024: "ymd", "mdy", "dmy", or "auto" to find it.
-        encoding: The encoding of a CSV file or of JSON lines; without it, UTF-8, UTF-16 and Windows-1252 are told
-            apart.
+        encoding: The encoding of a CSV file, of JSON lines, or of a text that a model is judged on; without it, UTF-8,
+            UTF-16 and Windows-1252 are told apart in tables, and texts are read as in training.
         header: Whether the first row of a CSV file or of a sheet has the names of the columns: "yes", "no", or "auto"
             to find it. Without names, the columns are 0, 1, ...
         skip_lines: Lines of a CSV file, or rows of a sheet, before the table begins.

@@ -119,7 +119,10 @@ class LineVocabulary:
                 number = int(np.searchsorted(ends, place, side="right"))
                 position = place - int(ends[number]) + len(lines[number])
                 error = self._tokenizer.unknown(text, place, position)
-                raise DataError(f"line {first + number + 1}: {marked(error)}")
+                raise DataError(
+                    f"line {first + number + 1}: {marked(error)} {argument('errors', 'replace')} reads such characters "
+                    "as unknown."
+                )
         shifted = ids.astype(narrowest_dtype(self.size)) + narrowest_dtype(self.size).type(_FIRST_CHARACTER)
         shifted[unknown] = UNK
         return shifted

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from cellerate.files import home_dir
 from cellerate.machine.doctor.finding import Finding, Status, read
 from cellerate.machine.environment import BACKENDS
 
@@ -169,7 +170,7 @@ def check_keras_file(environ: Mapping[str, str]) -> Iterator[Finding]:
     Raises:
         ValueError: It is not JSON.
     """
-    path = Path(environ.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json"
+    path = Path(environ.get("KERAS_HOME") or home_dir() / ".keras") / "keras.json"
     said = json.loads(read(path) or "{}")
     kind = said.get("floatx", "float32") if isinstance(said, dict) else "float32"
     fix = f'set "floatx": "float32" in {path}'

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from cellerate.data.arrays import BatchSource
-from cellerate.data.text import BOUND_MULTIPLE, LineBatches, encode_batches, read_lines
+from cellerate.data.text import BOUND_MULTIPLE, LineBatches, encode_batches
 from cellerate.errors import ConfigError, DataError
 from cellerate.models.autoencoder import encoder_and_decoder
 from cellerate.models.storage import TaskRecord
@@ -19,7 +19,14 @@ from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predic
 from cellerate.report.quality import Metric
 from cellerate.report.record import SampleOutput
 from cellerate.runtime.packed import PackedModel
-from cellerate.tasks.embed import embed_lines, line_loss, line_model_of, reconstruct_lines, split_lines
+from cellerate.tasks.embed import (
+    embed_lines,
+    line_loss,
+    line_model_of,
+    lines_for,
+    reconstruct_lines,
+    split_lines,
+)
 from cellerate.tasks.settings import LineOptions
 
 _ROWS = 256
@@ -54,7 +61,7 @@ class LineWorkload(Workload):
         if len(data) != 1:
             raise ConfigError(f"a line model takes one file of lines; {len(data)} are given.")
         self._model = line_model_of(path, model, record)
-        lines = read_lines(data[0], column=None, errors="replace")
+        lines = lines_for(record, data[0], "replace")
         recorded = record.payload.get("validation_fraction", LineOptions.validation_fraction)
         fraction = recorded or LineOptions.validation_fraction
         self._train, held_out = split_lines(lines, fraction, settings_of(record).seed)

@@ -40,7 +40,7 @@ def left_out(data: SeriesData, window: int) -> str:
     short, every = too_short(data, window), {series for _, _, series in data.segments}
     if not short:
         return ""
-    named = listed([f"{series} ({rows} rows)" for series, rows in short.items()], _NAMED)
+    named = listed([f"{series or 'the series'} ({rows} rows)" for series, rows in short.items()], _NAMED)
     return (
         f"{len(short):,} of {len(every):,} series left out, because they end with fewer than {window} rows without a "
         f"gap: {named}"

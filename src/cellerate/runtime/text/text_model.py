@@ -297,14 +297,18 @@ class NextTokenModel:
         part: Literal["all", "held-out"] = "all",
         errors: Literal["strict", "replace"] = "strict",
         context: int | None = CONTEXT,
+        field: str | None = None,
+        encoding: str | None = None,
     ) -> Score:
         """Score the text of files of any size, read as training reads them.
 
         Args:
             paths: Files, folders and globs.
             part: "all", or "held-out": the share at the end that training on the same files held out.
-            errors: Bytes that are not UTF-8: "strict" raises, "replace" puts U+FFFD.
+            errors: Bytes that are not of the encoding: "strict" raises, "replace" puts U+FFFD.
             context: As for `score`.
+            field: The field of JSON lines that has the text; without it, as in training.
+            encoding: The encoding of the files; without it, as in training.
 
         Raises:
             ConfigError: `context` is below 1, or nothing is held out.
@@ -317,6 +321,9 @@ class NextTokenModel:
         self._check_tokenizer()
         payload = self.cell.header.get("payload")
         payload = payload if isinstance(payload, Mapping) else {}
+        given = {
+            name: value for name, value in (("field", field), ("encoding", encoding)) if value is not None
+        }
         text = open_text(
             [os.fspath(path) for path in paths],
             tokenizer=self.tokenizer,
@@ -324,7 +331,7 @@ class NextTokenModel:
             # Files that training left out of a folder are left out here too.
             include=_texts(payload.get("include")),
             exclude=_texts(payload.get("exclude")),
-            **{name: payload[name] for name in READ_AS if name in payload},
+            **({name: payload[name] for name in READ_AS if name in payload} | given),
         )
         ids, characters = text.ids, text.characters
         if part == "held-out":

@@ -43,7 +43,8 @@ class EvaluationOptions:
         given = dict(self.reading.given)
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
-        table = marked(self.table.given) if self.table is not None else ""
+        # Texts have an encoding, too.
+        table = marked(dataclasses.replace(self.table, encoding=None).given) if self.table is not None else ""
         named = ", ".join(filter(None, [*(argument(name, value) for name, value in given.items()), table]))
         if named:
             raise ConfigError(

@@ -20,6 +20,7 @@ from cellerate.data.windows import (
 )
 from cellerate.errors import DataError, ModelError
 from cellerate.keras_graph.graph import functional_graph
+from cellerate.messages import argument
 from cellerate.tasks.judging import count_in, series_names
 from cellerate.tasks.series.cuts import lost_to_cuts
 from cellerate.tasks.settings import SeriesOptions
@@ -37,6 +38,13 @@ def series_sources(
     count = count_windows(split.train, options, options.stride)
     if not count and (lost := lost_to_cuts(split.train.data, options.window, options.horizon)):
         raise DataError(f"no window fits into the training part: {lost}")
+    if not count and len(split.train.data.segments) == 1:
+        raise DataError(
+            f"no window fits into the training part: {split.train.rows:,} of the {len(split.train.data.values):,} rows "
+            f"are trained on, but a window of {options.window} and a horizon of {options.horizon} need "
+            f"{options.window + options.horizon}. Give a longer series, or a smaller window or horizon "
+            f"({argument('window')}, {argument('horizon')})."
+        )
     size = max(1, min(options.batch_size, count))
     settings = {"batch_size": size, "stride": options.stride, "seed": seed}
     source = _batches(split.train, options, scaler, covariates, **settings)

@@ -68,12 +68,12 @@ class TextSplit:
         if len(unseen):
             names = ", ".join(repr(self.tokenizer.decode([one])) for one in unseen[:_NAMED])
             more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
-            verb = "occurs" if len(unseen) == 1 else "occur"
+            verb, them = ("occurs", "it") if len(unseen) == 1 else ("occur", "them")
             said.append(
                 Message(
                     f"{names}{more} {verb} in the held-out part only, {self.tail[unseen].sum() / held:.1%} of it: the "
-                    "model cannot learn them, and is judged by them. Give a longer text, or hold out another share "
-                    f"({argument('validation_fraction')})."
+                    f"model cannot learn {them}, and is judged by {them}. Give a longer text, or hold out another "
+                    f"share ({argument('validation_fraction')})."
                 )
             )
         if held < _FEW_TO_JUDGE:
