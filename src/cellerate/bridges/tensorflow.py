@@ -111,6 +111,12 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
+def one_element(element: Any, spec: Any) -> Any:
+    """An iterator over one element of a data set, with the shapes that the set promises, which may be unknown."""
+    alone = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(element))
+    return iter(tf.data.experimental.from_variant(alone, spec))
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a pure function of arrays, once for each of their shapes."""
     made: Callable[..., Any] = tf.function(function, autograph=False, reduce_retracing=True)

@@ -54,6 +54,10 @@ _MEASURES: dict[Any, str] = {
 }
 
 
+# Names for which Keras takes the metric that fits the targets.
+_CHOSEN_BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
+
+
 class Objective(NamedTuple):
     """A loss of a model.
 
@@ -132,9 +136,9 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
 
 
 def unknown_losses(model: keras.Model) -> list[str]:
-    """The losses of a compiled model that the engine does not have, before they are built."""
+    """The losses of a compiled model that the engine does not have, or Keras, before they are built."""
     given = tree.flatten(getattr(model._compile_loss, "_user_loss", None))
-    rules = [_loss_rule(loss) for loss in map(_as_loss, given) if loss is not None]
+    rules = [_loss_rule(loss) if (loss := _as_loss(one)) is not None else _misnamed(one) for one in given]
     return [rule for rule in rules if isinstance(rule, str)]
 
 
@@ -148,6 +152,29 @@ def _as_loss(given: Any) -> keras.losses.Loss | None:
     if found is None or isinstance(found, keras.losses.Loss):
         return found
     return LossFunctionWrapper(found, name=getattr(found, "__name__", type(found).__name__))
+
+
+def _misnamed(given: Any) -> str | None:
+    """Why Keras refuses a loss that is none; None for None, which leaves an output without one."""
+    if given is None:
+        return None
+    nearest = (*difflib.get_close_matches(str(given), _LOSSES, 1), "mean_squared_error")[0]
+    return f"Keras has no loss {given!r}: expected one of keras.losses, such as {nearest!r}"
+
+
+def unknown_metrics(model: keras.Model) -> list[str]:
+    """The names of metrics that Keras refuses in the first step."""
+    compiled = model._compile_metrics
+    given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    names = [one for one in tree.flatten(given) if isinstance(one, str) and one not in _CHOSEN_BY_SHAPE]
+    return [f"Keras has no metric {name!r}" for name in dict.fromkeys(names) if not _is_metric(name)]
+
+
+def _is_metric(name: str) -> bool:
+    try:
+        return metrics.get(name) is not None
+    except ValueError:
+        return False
 
 
 def _loss_rule(loss: Any) -> LossRule | str:

@@ -17,6 +17,7 @@ from cellerate.layers.engine.losses import (
     objectives_of,
     sees_masks,
     unknown_losses,
+    unknown_metrics,
 )
 from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, unknown_update, update_of
 
@@ -72,8 +73,8 @@ def known_reasons(model: keras.Model) -> tuple[str, ...]:
     if not (model.built and model.compiled):
         return reasons
     update = unknown_update(model.optimizer)
-    found = [*unknown_losses(model), *([] if update is None else [update]), *_odd_variables(model)]
-    return (*reasons, *found)
+    found = [*unknown_losses(model), *unknown_metrics(model), *([] if update is None else [update])]
+    return (*reasons, *found, *_odd_variables(model))
 
 
 def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
@@ -108,11 +109,24 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
         for variable in model.trainable_variables
         if id(variable) not in trained
     ]
+    reasons += _unknown_to_optimizer(model)
     if model.optimizer.use_ema and len(model.trainable_variables) != len(
         model.optimizer._trainable_variables
     ):
         reasons.append("its optimizer averages weights that no longer change")
     return reasons
+
+
+def _unknown_to_optimizer(model: keras.Model) -> list[str]:
+    """All that keeps a built optimizer from the weights that change now, as Keras will say."""
+    built = model.optimizer._trainable_variables
+    known = {id(variable) for variable in built}
+    late = [variable for variable in model.trainable_variables if id(variable) not in known]
+    if late:
+        return [f"its optimizer was built when {late[0].path} did not change"]
+    if keras.backend.backend() == "jax" and len(built) != len(model.trainable_variables):
+        return ["its optimizer was built for weights that no longer change"]
+    return []
 
 
 def _odd_variables(model: keras.Model) -> list[str]:
