@@ -136,6 +136,28 @@ def test_a_model_that_the_engine_does_not_know_trains_as_before(name: str) -> No
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("compiled", "reason"),
+    [
+        (
+            {"loss": "mean_square_error"},
+            "Keras has no loss 'mean_square_error': expected one of keras.losses",
+        ),
+        ({"metrics": ["acc", "rsme"]}, "Keras has no metric 'rsme'"),
+    ],
+    ids=["loss", "metric"],
+)
+def test_a_name_that_keras_refuses_is_named_before_the_first_step(
+    compiled: dict[str, Any], reason: str
+) -> None:
+    model = cellerate.accelerate(model_of(**compiled))
+    told = explain(model).training_step
+    assert told is not None and told.splitlines()[1:] == [told.splitlines()[1]]
+    assert reason in told
+    with pytest.raises(ValueError, match="Could not interpret"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_explain_says_that_steps_are_native() -> None:
     model = model_of()
     assert explain(model).training_step is None
@@ -214,8 +236,9 @@ def test_a_batch_that_does_not_fit_changes_nothing() -> None:
     assert step.lender.take()
     step.run((X, right), training=True)
     before = {key: array.copy() for key, array in step.lender._arrays.items()}
-    with pytest.raises(Misfit, match="not one of the outputs"):
-        step.run((X, right + 4), training=True)
+    for targets, reason in ((right + 4, "not one of the outputs"), (right + 0.5, "not whole numbers")):
+        with pytest.raises(Misfit, match=reason):
+            step.run((X, targets), training=True)
     for key, array in step.lender._arrays.items():
         np.testing.assert_array_equal(array, before[key])
     step.run((X, right), training=True)

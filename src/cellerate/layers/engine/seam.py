@@ -249,7 +249,9 @@ def _trained_key(model: keras.Model) -> tuple[Any, ...]:
     if keras.backend.backend() == "tensorflow":
         # There it keeps the weights and the optimizer of its first step until `compile`.
         return ()
-    return (id(model.optimizer), *map(id, model.trainable_variables))
+    # JAX compiles again where there are more variables, or fewer: a schedule is not one, as a learning rate is.
+    counted = 0 if model.optimizer is None else len(model.optimizer.variables)
+    return (id(model.optimizer), counted, *map(id, model.trainable_variables))
 
 
 _SETTINGS = (bool, int, float, str, type(None))
