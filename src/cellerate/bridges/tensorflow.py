@@ -111,6 +111,11 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
+def eagerly() -> Any:
+    """A context in which variables change at once, also while TensorFlow traces a function."""
+    return tf.init_scope()
+
+
 def one_element(element: Any, spec: Any) -> Any:
     """An iterator over one element of a data set, with the shapes that the set promises, which may be unknown."""
     alone = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(element))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.layers import fused
 from support.keras_models.engine_models import CASES, copy_of, data_of, numbers
 
 pytestmark = [
@@ -91,6 +92,10 @@ LOOKS: dict[str, Callable[[keras.Model], list[Any]]] = {
     "metrics": lambda model: [float(metric.result()) for metric in model.metrics[:1]],
     "predict": lambda model: [model.predict(X[:4], verbose=0)],
     "call": lambda model: [keras.ops.convert_to_numpy(model(X[:4]))],
+    # The values are given back while a function is traced.
+    "compiled": lambda model: [
+        keras.ops.convert_to_numpy(fused.bridge().compiled(lambda x: model(x))(X[:4]))
+    ],
     "kernel": lambda model: [
         np.asarray(keras.ops.convert_to_numpy(model.layers[0].forward_layer.cell.kernel))
     ],

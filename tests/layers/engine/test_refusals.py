@@ -65,6 +65,29 @@ class OwnStep(keras.Sequential):
         return super().train_step(*args, **keywords)
 
 
+class Called(keras.Sequential):
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return super().__call__(*args, **keywords)
+
+
+class Twice(keras.losses.MeanSquaredError):
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return super().__call__(*args, **keywords) * 2
+
+
+def own_call() -> keras.Model:
+    model = Called([keras.Input((9, 3)), layers.LSTM(4), layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+def replaced_call() -> keras.Model:
+    model = model_of(layers.Dense(3, name="doubled"))
+    call = model.layers[1].call
+    model.layers[1].call = lambda *args, **keywords: call(*args, **keywords) * 2
+    return model
+
+
 def own_step() -> keras.Model:
     model = OwnStep([keras.Input((9, 3)), layers.LSTM(4), layers.Dense(2)])
     model.compile("adam", "mse")
@@ -114,6 +137,9 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint=Halved())), "the constraint Halved"),
     "stateful": (lambda: model_of(lstm=layers.LSTM(4, stateful=True)), "stateful"),
     "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_float16")), "computes in float16"),
+    "own call": (own_call, "has a call of its own"),
+    "replaced call": (replaced_call, "doubled has a call of its own"),
+    "own loss class": (lambda: model_of(loss=Twice()), "in its class Twice"),
     "own step": (own_step, "train_step of its own"),
     "eagerly": (lambda: model_of(run_eagerly=True), "runs eagerly"),
 }

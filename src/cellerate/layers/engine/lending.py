@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from cellerate.keras_graph.keras_backend import stored
+from cellerate.layers import fused
 
 
 class Lender:
@@ -79,8 +80,10 @@ class Lender:
             # All of them first: an assignment may read another variable.
             for variable in self._copied.values():
                 _own_again(variable)
-            for variable in self._copied.values():
-                variable.assign(np.array(self.array(variable)))
+            # It may be a function being traced that reads them.
+            with fused.bridge().eagerly():
+                for variable in self._copied.values():
+                    variable.assign(np.array(self.array(variable)))
 
 
 class Values(Sequence[Any]):

@@ -187,9 +187,13 @@ def _loss_rule(loss: Any) -> LossRule | str:
     if keras.saving.get_registered_name(type(loss)) == _QUANTILES:
         return LossRule("quantile", levels=loss.quantiles)
     known = getattr(getattr(loss, "fn", None), "__name__", "")
+    kind = type(loss)
+    if isinstance(loss, LossFunctionWrapper) and (
+        kind.call is not LossFunctionWrapper.call or kind.__call__ is not keras.losses.Loss.__call__
+    ):
+        return f"the loss {name!r} has a call of its own, in its class {kind.__name__}"
     if (
         not isinstance(loss, LossFunctionWrapper)
-        or type(loss).call is not LossFunctionWrapper.call
         or known not in _LOSSES
         or loss.fn is not getattr(losses, known)
     ):
@@ -282,6 +286,7 @@ def _measure(metric: Any, masked: bool, weighted: bool) -> MeasureRule | None:
     if (
         not isinstance(metric, MeanMetricWrapper)
         or type(metric).update_state is not MeanMetricWrapper.update_state
+        or type(metric).result is not MeanMetricWrapper.result
     ):
         return None
     name = _MEASURES.get(metric._fn)

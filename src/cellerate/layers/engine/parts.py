@@ -1,7 +1,9 @@
 """The parts of a model's step: its graph, losses, metrics and optimizer; or all that keeps it from the engine."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import optimizers
@@ -20,6 +22,9 @@ from cellerate.layers.engine.losses import (
     unknown_metrics,
 )
 from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, unknown_update, update_of
+
+# Of a module of torch, which a layer is there.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
     objectives = objectives_of(model)
     found = metrics_of(model, [] if isinstance(objectives, str) else objectives, training=training)
     update = update_of(model.optimizer) if training else None
-    reasons = list(graph) if isinstance(graph, tuple) else []
+    reasons = [*(graph if isinstance(graph, tuple) else ()), *_own_calls(model)]
     reasons += [part for part in (objectives, found, update) if isinstance(part, str)]
     reasons += _odd_variables(model) if training else _odd_losses(model)
     if isinstance(graph, tuple) or isinstance(objectives, str) or isinstance(found, str):
@@ -69,7 +74,7 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
 def known_reasons(model: keras.Model) -> tuple[str, ...]:
     """All that keeps a model from the engine, as far as it is known before the first step."""
     graph = read_training(model)
-    reasons = graph if isinstance(graph, tuple) else ()
+    reasons = (*(graph if isinstance(graph, tuple) else ()), *_own_calls(model))
     if not (model.built and model.compiled):
         return reasons
     update = unknown_update(model.optimizer)
@@ -158,3 +163,24 @@ def _odd_losses(model: keras.Model) -> list[str]:
     ):
         reasons.append("it adds losses of its own")
     return reasons
+
+
+def _own_calls(model: keras.Model) -> tuple[str, ...]:
+    """The layers that do more when they are called than their classes in Keras."""
+    return tuple(
+        f"{layer.name} has a call of its own, or a hook"
+        for layer in model._flatten_layers(include_self=True)
+        if _is_replaced(vars(layer).get("call"))
+        or not _definer(type(layer), "__call__").__module__.startswith("keras.")
+        or any(getattr(layer, hooks, None) for hooks in _HOOKS)
+    )
+
+
+def _is_replaced(call: Any) -> bool:
+    """True if a layer's `call` is neither that of its class nor Cellerate's."""
+    ours = isinstance(call, functools.partial) and call.func.__module__.startswith("cellerate.")
+    return call is not None and not ours
+
+
+def _definer(kind: type, name: str) -> type:
+    return next(one for one in kind.__mro__ if name in vars(one))
