@@ -78,3 +78,17 @@ def test_arguments_are_named_and_leave_out_what_the_layer_does_not_take():
     model = keras.Model([x, state], layers.Dense(1)(lstm))
     walk(functional_graph(model), ["x", "state"], Arguments())
     assert found == [{"sequences": "x", "initial_state": ["state", "state"]}, {"inputs": "out"}]
+
+
+def test_a_layer_whose_method_names_its_first_argument_otherwise_is_read() -> None:
+    class Doubled(layers.Layer):
+        def call(this, given: Any, *, by: float = 2.0) -> Any:  # noqa: N805
+            return given * by
+
+    class Arguments(Visitor[str]):
+        def call(self, call: GraphCall[str]) -> list[str]:
+            return [str(call.arguments())]
+
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, Doubled()(inputs, by=3.0))
+    assert list(walk(model, ["x"], Arguments())) == ["{'given': 'x', 'by': 3.0}"]

@@ -66,6 +66,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function)
 
 
+def eagerly() -> Any:
+    """A context in which variables change at once, also while JAX traces a function."""
+    return jax.ensure_compile_time_eval()
+
+
 def in_place_changes(tensor: Any) -> int:
     """The number of times a tensor was changed in place: JAX's arrays never are."""
     return 0

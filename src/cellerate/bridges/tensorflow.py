@@ -110,6 +110,44 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
+def eagerly() -> Any:
+    """A context in which variables change at once, also while TensorFlow traces a function."""
+    return tf.init_scope()
+
+
+def one_element(element: Any, spec: Any) -> Any:
+    """An iterator over one element of a data set, with the shapes that the set promises, which may be unknown."""
+    alone = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(element))
+    return iter(tf.data.experimental.from_variant(alone, spec))
+
+
+def read_dense(iterator: Any) -> Callable[[], list[Any]] | None:
+    """A function that reads the tensors of the next element of a data set, and holds no iterator.
+
+    It raises `StopIteration` at the end.
+
+    Returns:
+        The function; None where elements are not dense tensors alone, or the end of a data set is an error elsewhere.
+    """
+    specs = tf.nest.flatten(iterator.element_spec)
+    resource = getattr(iterator, "_iterator_resource", None)
+    dense = all(type(spec) is tf.TensorSpec for spec in specs)
+    if resource is None or not dense or not tf.config.experimental.get_synchronous_execution():
+        return None
+    types, shapes = [spec.dtype for spec in specs], [spec.shape for spec in specs]
+
+    def read() -> list[Any]:
+        try:
+            tensors: list[Any] = tf.raw_ops.IteratorGetNext(
+                iterator=resource, output_types=types, output_shapes=shapes
+            )
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
+        return tensors
+
+    return read
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a pure function of arrays, once for each of their shapes."""
     made: Callable[..., Any] = tf.function(function, autograph=False, reduce_retracing=True)

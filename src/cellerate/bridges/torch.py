@@ -3,6 +3,7 @@
 Only this module and the `torch_*` modules beside it import torch; they are imported only where torch is asked for.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "compile_step",
     "cuda_lstm",
     "cuda_precision",
+    "eagerly",
     "gpu_available",
     "gpu_number",
     "in_place_changes",
@@ -148,6 +150,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A pure function of arrays without gradients, which torch runs as it is."""
     made: Callable[..., Any] = torch.no_grad()(function)
     return made
+
+
+def eagerly() -> Any:
+    """A context in which variables change at once, as they do on torch."""
+    return contextlib.nullcontext()
 
 
 def in_place_changes(tensor: torch.Tensor) -> int | None:

@@ -51,12 +51,11 @@ class GraphCall(Generic[V]):
     def arguments(self) -> dict[str, Any]:
         """The arguments by their names, each tensor replaced by its value."""
         args, kwargs = self.filled_in()
-        signature = inspect.signature(type(self.operation).call)
+        # Of the class, since the layer itself may have a replacement.
+        signature = inspect.signature(type(self.operation).call.__get__(self.operation))
         # Keras accepts some arguments, such as `training`, whether a layer has them or not.
         kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters}
-        bound = signature.bind(self.operation, *args, **kwargs).arguments
-        del bound["self"]
-        return dict(bound)
+        return dict(signature.bind(*args, **kwargs).arguments)
 
 
 @dataclasses.dataclass(frozen=True)

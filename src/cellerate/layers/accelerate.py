@@ -304,7 +304,7 @@ def _accelerate_layer(layer: keras.Layer, wanted: str, sum_embedding_gradients: 
         _keep_from_cudnn(layer)
         return
     if isinstance(layer, layers.Embedding):
-        if type(layer).call is layers.Embedding.call:
+        if type(layer).call is layers.Embedding.call and "call" not in vars(layer):
             original = functools.partial(layers.Embedding.call, layer)
             layer.call = functools.partial(fused.look_up, layer, original, sum_embedding_gradients)
         return
@@ -334,7 +334,8 @@ def _never(*_: Any, **__: Any) -> bool:
 
 
 def _accelerate_dense(layer: layers.Dense) -> None:
-    if fused_dense.fits(layer):
+    # A replacement that is not Cellerate's stays.
+    if fused_dense.fits(layer) and "call" not in vars(layer):
         layer.call = functools.partial(fused_dense.run, layer, functools.partial(layers.Dense.call, layer))
         if keras.backend.backend() == "tensorflow" and layer.supports_jit:
             _leave_xla(layer)

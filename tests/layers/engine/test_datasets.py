@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cellerate
-from cellerate.layers.engine import datasets
+from cellerate.layers.engine.datasets import reader_of
 
 pytestmark = [
     pytest.mark.keras,
@@ -32,33 +32,34 @@ def made_of(values: Any) -> Any:
 )
 def test_dense_batches_are_those_of_next_in_the_same_structure(values: Any) -> None:
     dataset = made_of(values).batch(4)
-    found = list(datasets.batches(iter(dataset)))
+    found = list(reader_of(iter(dataset)))
     assert [len(keras.tree.flatten(one)[0]) for one in found] == [4, 2]
     keras.tree.map_structure(np.testing.assert_array_equal, found, list(dataset))
 
 
 def test_batches_go_on_where_others_of_the_same_iterator_ended() -> None:
     iterator = iter(made_of(ROWS).batch(2))
-    first, second = next(datasets.batches(iterator)), next(iterator)
-    third = next(datasets.batches(iterator))
+    first, second = next(reader_of(iterator)), next(iterator)
+    third = next(reader_of(iterator))
     np.testing.assert_array_equal(np.concatenate([first, second, third]), ROWS)
     for _ in range(2):
         with pytest.raises(StopIteration):
-            next(datasets.batches(iterator))
+            next(reader_of(iterator))
 
 
 def test_ragged_batches_and_empty_optionals_are_read_too() -> None:
     import tensorflow as tf
 
-    ragged = made_of(tf.ragged.constant([[1, 2], [3]])).batch(2)
-    assert isinstance(next(datasets.batches(iter(ragged))), tf.RaggedTensor)
-    optional = tf.data.Dataset.from_tensors((ROWS, tf.experimental.Optional.empty(tf.TensorSpec(()))))
-    assert next(datasets.batches(iter(optional)))[1] is None
+    ragged = iter(made_of(tf.ragged.constant([[1, 2], [3]])).batch(2))
+    assert isinstance(next(reader_of(ragged)), tf.RaggedTensor)
+    empty = tf.experimental.Optional.empty(tf.TensorSpec(()))
+    optional = iter(tf.data.Dataset.from_tensors((ROWS, empty)))
+    assert next(reader_of(optional))[1] is None
 
 
 def test_an_iterator_ends_with_its_last_holder() -> None:
     iterator = iter(made_of(ROWS).batch(2))
-    next(datasets.batches(iterator))
+    next(reader_of(iterator))
     held = weakref.ref(iterator)
     del iterator
     gc.collect()

@@ -1,6 +1,7 @@
 """Keras's variables are true whenever somebody looks, in the middle of an epoch too."""
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.layers import fused
 from support.keras_models.engine_models import CASES, copy_of, data_of, numbers
 
 pytestmark = [
@@ -19,6 +21,7 @@ pytestmark = [
 ]
 ROW = CASES["bidirectional"]
 X, Y = data_of(ROW.data, 40)
+TENSORFLOW = keras.backend.backend() == "tensorflow"
 JAX = keras.backend.backend() == "jax"
 ATOL = 2e-5
 """A five-hundredth of what a step of Adam at this rate moves a weight."""
@@ -89,6 +92,10 @@ LOOKS: dict[str, Callable[[keras.Model], list[Any]]] = {
     "metrics": lambda model: [float(metric.result()) for metric in model.metrics[:1]],
     "predict": lambda model: [model.predict(X[:4], verbose=0)],
     "call": lambda model: [keras.ops.convert_to_numpy(model(X[:4]))],
+    # The values are given back while a function is traced.
+    "compiled": lambda model: [
+        keras.ops.convert_to_numpy(fused.bridge().compiled(lambda x: model(x))(X[:4]))
+    ],
     "kernel": lambda model: [
         np.asarray(keras.ops.convert_to_numpy(model.layers[0].forward_layer.cell.kernel))
     ],
@@ -246,6 +253,65 @@ def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
         results.append(made.get_weights())
     for ours in results[1:]:
         assert_close(results[0], ours)
+
+
+@pytest.mark.parametrize("regularizer", [None, "l2"], ids=["engine", "left to Keras"])
+def test_each_of_several_losses_counts_batches_as_keras_does(regularizer: str | None) -> None:
+    inputs = keras.Input(X.shape[1:])
+    hidden = keras.layers.LSTM(4, activity_regularizer=regularizer)(inputs)
+    outputs = [keras.layers.Dense(1, name=name)(hidden) for name in ("first", "second")]
+    source = keras.Model(inputs, outputs)
+    targets = [X[:20].sum(axis=(1, 2))[:, None], X[:20, 0, :1] * 4]
+    found = []
+    for engine in (None, "auto"):
+        made = copy_of(source)
+        made.compile("sgd", "mse")
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        # The last batch is smaller.
+        found.append(made.fit(X[:20], targets, 16, epochs=2, shuffle=False, verbose=0).history)
+    for name in ("loss", "first_loss", "second_loss"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=2e-5)
+
+
+@pytest.mark.skipif(JAX, reason="there the variables are empty during an epoch")
+def test_another_thread_that_reads_a_model_takes_no_step_away(model: keras.Model) -> None:
+    found = []
+    for readers in (0, 1):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+        cellerate.accelerate(made, engine="require")
+        done = threading.Event()
+
+        def read(made: keras.Model = made, done: threading.Event = done) -> None:
+            while not done.is_set():
+                numbers(made.variables)
+
+        threads = [threading.Thread(target=read) for _ in range(readers)]
+        for thread in threads:
+            thread.start()
+        history = made.fit(X, Y, 4, epochs=8, shuffle=False, verbose=0).history["loss"]
+        done.set()
+        for thread in threads:
+            thread.join()
+        found.append([*history, int(made.optimizer.iterations)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
+def test_a_model_judged_first_trains_the_weights_that_change_by_then(model: keras.Model) -> None:
+    """Keras builds an optimizer for them: on TensorFlow in the first training step, elsewhere before any."""
+    results = []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        made.layers[0].trainable = TENSORFLOW is False
+        made.evaluate(X[:8], Y[:8], verbose=0)
+        made.layers[0].trainable = True
+        made.fit(X[:16], Y[:16], 8, shuffle=False, verbose=0)
+        results.append(made.get_weights())
+    assert_close(*results)
 
 
 def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None:

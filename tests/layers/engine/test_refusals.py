@@ -65,6 +65,29 @@ class OwnStep(keras.Sequential):
         return super().train_step(*args, **keywords)
 
 
+class Called(keras.Sequential):
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return super().__call__(*args, **keywords)
+
+
+class Twice(keras.losses.MeanSquaredError):
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return super().__call__(*args, **keywords) * 2
+
+
+def own_call() -> keras.Model:
+    model = Called([keras.Input((9, 3)), layers.LSTM(4), layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+def replaced_call() -> keras.Model:
+    model = model_of(layers.Dense(3, name="doubled"))
+    call = model.layers[1].call
+    model.layers[1].call = lambda *args, **keywords: call(*args, **keywords) * 2
+    return model
+
+
 def own_step() -> keras.Model:
     model = OwnStep([keras.Input((9, 3)), layers.LSTM(4), layers.Dense(2)])
     model.compile("adam", "mse")
@@ -114,6 +137,9 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint=Halved())), "the constraint Halved"),
     "stateful": (lambda: model_of(lstm=layers.LSTM(4, stateful=True)), "stateful"),
     "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_float16")), "computes in float16"),
+    "own call": (own_call, "has a call of its own"),
+    "replaced call": (replaced_call, "doubled has a call of its own"),
+    "own loss class": (lambda: model_of(loss=Twice()), "in its class Twice"),
     "own step": (own_step, "train_step of its own"),
     "eagerly": (lambda: model_of(run_eagerly=True), "runs eagerly"),
 }
@@ -134,6 +160,28 @@ def test_a_model_that_the_engine_does_not_know_trains_as_before(name: str) -> No
     with pytest.raises(ModelError, match="cannot train on the engine") as error:
         required.fit(X, Y, verbose=0, **stateful)
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "reason"),
+    [
+        (
+            {"loss": "mean_square_error"},
+            "Keras has no loss 'mean_square_error': expected one of keras.losses",
+        ),
+        ({"metrics": ["acc", "rsme"]}, "Keras has no metric 'rsme'"),
+    ],
+    ids=["loss", "metric"],
+)
+def test_a_name_that_keras_refuses_is_named_before_the_first_step(
+    compiled: dict[str, Any], reason: str
+) -> None:
+    model = cellerate.accelerate(model_of(**compiled))
+    told = explain(model).training_step
+    assert told is not None and told.splitlines()[1:] == [told.splitlines()[1]]
+    assert reason in told
+    with pytest.raises(ValueError, match="Could not interpret"):
+        model.fit(X, Y, verbose=0)
 
 
 def test_explain_says_that_steps_are_native() -> None:
@@ -214,8 +262,9 @@ def test_a_batch_that_does_not_fit_changes_nothing() -> None:
     assert step.lender.take()
     step.run((X, right), training=True)
     before = {key: array.copy() for key, array in step.lender._arrays.items()}
-    with pytest.raises(Misfit, match="not one of the outputs"):
-        step.run((X, right + 4), training=True)
+    for targets, reason in ((right + 4, "not one of the outputs"), (right + 0.5, "not whole numbers")):
+        with pytest.raises(Misfit, match=reason):
+            step.run((X, targets), training=True)
     for key, array in step.lender._arrays.items():
         np.testing.assert_array_equal(array, before[key])
     step.run((X, right), training=True)

@@ -1,4 +1,4 @@
-"""Settings that change between steps: on torch Keras reads them at each step, and so does the engine."""
+"""Settings that change between steps: on torch each step reads them, elsewhere a step keeps those it began with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,10 @@ import cellerate
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.backends,
-    pytest.mark.skipif(
-        keras.backend.backend() != "torch", reason="elsewhere Keras trains what it has compiled"
-    ),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
+TORCH = keras.backend.backend() == "torch"
+JAX = keras.backend.backend() == "jax"
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((16, 5, 2), np.float32)
 Y = RANDOM.standard_normal((16, 1), np.float32)
@@ -51,12 +50,45 @@ def _keep_all(model: keras.Model) -> None:
     model.layers[1].rate = 0.0
 
 
-def _weights(change: Callable[[Any], None], engine: str | None) -> list[np.ndarray]:
+def _average(model: keras.Model) -> None:
+    model.optimizer.ema_momentum = 0.1
+
+
+def _activate(model: keras.Model) -> None:
+    model.layers[-1].activation = keras.activations.tanh
+
+
+CHANGES = [_clip, _momentum, _decay, _constrain, _regularize, _average, _activate]
+
+
+def _everything(model: keras.Model) -> None:
+    for change in CHANGES:
+        change(model)
+    if not JAX:
+        _freeze(model)
+
+
+def _model(engine: str | None, *, averaged: bool = False) -> keras.Model:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((5, 2)), layers.LSTM(4), layers.Dropout(0.5), layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.0, momentum=0.9, weight_decay=0.01), "mse")
+    if not TORCH:
+        model.layers[1].rate = 0.0
+    optimizer = keras.optimizers.SGD(
+        0.0 if TORCH else 0.05,
+        momentum=0.9,
+        weight_decay=0.01,
+        use_ema=averaged,
+        ema_momentum=0.9,
+        ema_overwrite_frequency=2 if averaged else None,
+    )
+    model.compile(optimizer, "mse")
     if engine is not None:
         cellerate.accelerate(model, engine=engine)
+    return model
+
+
+def _weights(change: Callable[[Any], None], engine: str | None) -> list[np.ndarray]:
+    model = _model(engine, averaged=change in (_average, _everything))
     # What is dropped is not the same for both, and changes nothing yet.
     model.train_on_batch(X, Y)
     model.optimizer.learning_rate = 0.05
@@ -69,7 +101,55 @@ def _weights(change: Callable[[Any], None], engine: str | None) -> list[np.ndarr
     return model.get_weights()
 
 
-@pytest.mark.parametrize("change", [_clip, _momentum, _decay, _freeze, _constrain, _regularize, _keep_all])
+def _assert_alike(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not TORCH, reason="elsewhere all are kept alike")
+@pytest.mark.parametrize("change", [*CHANGES, _freeze, _keep_all])
 def test_setting_that_changes_between_steps_is_that_of_the_next_step(change: Callable[[Any], None]) -> None:
-    for ours, theirs in zip(_weights(change, "require"), _weights(change, None), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    _assert_alike(_weights(change, "require"), _weights(change, None))
+
+
+@pytest.mark.skipif(TORCH, reason="there each step reads its settings")
+def test_settings_that_change_between_steps_wait_for_compile() -> None:
+    _assert_alike(_weights(_everything, "require"), _weights(_everything, None))
+
+
+@pytest.mark.skipif(not TORCH, reason="elsewhere a step keeps what it began with")
+@pytest.mark.parametrize("change", [_freeze, _activate])
+def test_setting_that_changes_within_an_epoch_is_that_of_the_next_batch(
+    change: Callable[[Any], None],
+) -> None:
+    class Change(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                change(self.model)
+
+    found = []
+    for engine in ("require", None):
+        model = _model(engine)
+        model.optimizer.learning_rate = 0.05
+        _keep_all(model)
+        model.fit(X, Y, 4, shuffle=False, verbose=0, callbacks=[Change()])
+        found.append(model.get_weights())
+    _assert_alike(*found)
+
+
+@pytest.mark.parametrize("engine", [None, "auto"])
+def test_a_layer_that_changes_only_now_is_refused_or_waits_for_compile(engine: str | None) -> None:
+    """On TensorFlow the first step settles the weights, elsewhere Keras refuses those that its optimizer lacks."""
+    model = _model(engine)
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model.train_on_batch(X, Y)
+    model.layers[0].trainable = True
+    before = model.get_weights()
+    if keras.backend.backend() != "tensorflow":
+        with pytest.raises(ValueError, match=r"(?i)trainable_variables|unknown variable"):
+            model.train_on_batch(X, Y)
+        return
+    model.train_on_batch(X, Y)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    assert (model.get_weights()[-1] != before[-1]).any()

@@ -65,6 +65,9 @@ def compared_with(
         raise Misfit(f"its targets are {targets.shape}, without the last axis of the output")
     if objective.by_weight and weights is not None and math.prod(weights.shape) != rows * positions:
         raise Misfit("its weights, which divide the loss, are of rows and not of positions")
+    if rule.takes_ids and targets.dtype.kind == "f" and (targets != np.trunc(targets)).any():
+        # Keras cuts them off for the loss, but not for its accuracy.
+        raise Misfit("its targets are not whole numbers")
     if rule.takes_signs and np.isin(targets, (0, 1)).all():
         targets = 2.0 * targets - 1.0
     return cpu.Compared(

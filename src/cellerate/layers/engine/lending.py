@@ -8,6 +8,7 @@ On torch the arrays of the weights are the variables' own memory, and nothing ne
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 
 from cellerate.keras_graph.keras_backend import stored
+from cellerate.layers import fused
 
 
 class Lender:
@@ -22,6 +24,7 @@ class Lender:
 
     Attributes:
         lent: Whether the arrays have the values, and the variables do not.
+        lock: Held while the arrays change: another thread that reads a variable waits for the end of the step.
 
     Args:
         variables: Keras variables.
@@ -33,6 +36,7 @@ class Lender:
         self, variables: Iterable[Any], shared: Iterable[Any] = (), fixed: Iterable[Any] = ()
     ) -> None:
         self.lent = False
+        self.lock = threading.RLock()
         self._shared = {id(variable): variable for variable in shared}
         self._fixed = [(variable, _copy(variable)) for variable in fixed]
         everything = {id(variable): variable for variable in variables}
@@ -51,8 +55,10 @@ class Lender:
 
         False if memory that was shared has moved, or if what must stay has changed.
         """
-        if self.lent:
-            return True
+        with self.lock:
+            return self.lent or self._taken()
+
+    def _taken(self) -> bool:
         if any(not np.array_equal(_copy(variable), value) for variable, value in self._fixed):
             return False
         for variable in self._shared.values():
@@ -67,14 +73,17 @@ class Lender:
 
     def give_back(self) -> None:
         """Makes the variables what they should be; from then on they are their own."""
-        if not self.lent:
-            return
-        self.lent = False
-        # All of them first: an assignment may read another variable.
-        for variable in self._copied.values():
-            _own_again(variable)
-        for variable in self._copied.values():
-            variable.assign(np.array(self.array(variable)))
+        with self.lock:
+            if not self.lent:
+                return
+            self.lent = False
+            # All of them first: an assignment may read another variable.
+            for variable in self._copied.values():
+                _own_again(variable)
+            # It may be a function being traced that reads them.
+            with fused.bridge().eagerly():
+                for variable in self._copied.values():
+                    variable.assign(np.array(self.array(variable)))
 
 
 class Values(Sequence[Any]):
@@ -121,20 +130,26 @@ def _own_again(variable: Any) -> None:
         del vars(variable)["_lent_by"]
 
 
+def _ask(variable: Any) -> None:
+    """Gives a variable back, unless another thread has done so just now."""
+    if (give_back := vars(variable).get("_lent_by")) is not None:
+        give_back()
+
+
 @functools.cache
 def _lent_class(own: type) -> type:
     """The class of a lent variable of a class."""
 
     def read(self: Any) -> Any:
-        vars(self)["_lent_by"]()
+        _ask(self)
         return self._value
 
     def write(self: Any, value: Any) -> None:
-        vars(self)["_lent_by"]()
+        _ask(self)
         self._value = value
 
     def reduce(self: Any, protocol: Any) -> Any:
-        vars(self)["_lent_by"]()
+        _ask(self)
         return self.__reduce_ex__(protocol)
 
     return type(own.__name__, (own,), {"_value": property(read, write), "__reduce_ex__": reduce})

@@ -54,6 +54,10 @@ _MEASURES: dict[Any, str] = {
 }
 
 
+# Names for which Keras takes the metric that fits the targets.
+_CHOSEN_BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
+
+
 class Objective(NamedTuple):
     """A loss of a model.
 
@@ -132,9 +136,9 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
 
 
 def unknown_losses(model: keras.Model) -> list[str]:
-    """The losses of a compiled model that the engine does not have, before they are built."""
+    """The losses of a compiled model that the engine does not have, or Keras, before they are built."""
     given = tree.flatten(getattr(model._compile_loss, "_user_loss", None))
-    rules = [_loss_rule(loss) for loss in map(_as_loss, given) if loss is not None]
+    rules = [_loss_rule(loss) if (loss := _as_loss(one)) is not None else _misnamed(one) for one in given]
     return [rule for rule in rules if isinstance(rule, str)]
 
 
@@ -150,6 +154,29 @@ def _as_loss(given: Any) -> keras.losses.Loss | None:
     return LossFunctionWrapper(found, name=getattr(found, "__name__", type(found).__name__))
 
 
+def _misnamed(given: Any) -> str | None:
+    """Why Keras refuses a loss that is none; None for None, which leaves an output without one."""
+    if given is None:
+        return None
+    nearest = (*difflib.get_close_matches(str(given), _LOSSES, 1), "mean_squared_error")[0]
+    return f"Keras has no loss {given!r}: expected one of keras.losses, such as {nearest!r}"
+
+
+def unknown_metrics(model: keras.Model) -> list[str]:
+    """The names of metrics that Keras refuses in the first step."""
+    compiled = model._compile_metrics
+    given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    names = [one for one in tree.flatten(given) if isinstance(one, str) and one not in _CHOSEN_BY_SHAPE]
+    return [f"Keras has no metric {name!r}" for name in dict.fromkeys(names) if not _is_metric(name)]
+
+
+def _is_metric(name: str) -> bool:
+    try:
+        return metrics.get(name) is not None
+    except ValueError:
+        return False
+
+
 def _loss_rule(loss: Any) -> LossRule | str:
     """A loss as the core takes it; or why it is not one of the engine's."""
     name = getattr(loss, "name", type(loss).__name__)
@@ -160,9 +187,13 @@ def _loss_rule(loss: Any) -> LossRule | str:
     if keras.saving.get_registered_name(type(loss)) == _QUANTILES:
         return LossRule("quantile", levels=loss.quantiles)
     known = getattr(getattr(loss, "fn", None), "__name__", "")
+    kind = type(loss)
+    if isinstance(loss, LossFunctionWrapper) and (
+        kind.call is not LossFunctionWrapper.call or kind.__call__ is not keras.losses.Loss.__call__
+    ):
+        return f"the loss {name!r} has a call of its own, in its class {kind.__name__}"
     if (
         not isinstance(loss, LossFunctionWrapper)
-        or type(loss).call is not LossFunctionWrapper.call
         or known not in _LOSSES
         or loss.fn is not getattr(losses, known)
     ):
@@ -255,6 +286,7 @@ def _measure(metric: Any, masked: bool, weighted: bool) -> MeasureRule | None:
     if (
         not isinstance(metric, MeanMetricWrapper)
         or type(metric).update_state is not MeanMetricWrapper.update_state
+        or type(metric).result is not MeanMetricWrapper.result
     ):
         return None
     name = _MEASURES.get(metric._fn)

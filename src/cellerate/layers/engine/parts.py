@@ -1,7 +1,9 @@
 """The parts of a model's step: its graph, losses, metrics and optimizer; or all that keeps it from the engine."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import optimizers
@@ -17,8 +19,12 @@ from cellerate.layers.engine.losses import (
     objectives_of,
     sees_masks,
     unknown_losses,
+    unknown_metrics,
 )
 from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, unknown_update, update_of
+
+# Of a module of torch, which a layer is there.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,7 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
     objectives = objectives_of(model)
     found = metrics_of(model, [] if isinstance(objectives, str) else objectives, training=training)
     update = update_of(model.optimizer) if training else None
-    reasons = list(graph) if isinstance(graph, tuple) else []
+    reasons = [*(graph if isinstance(graph, tuple) else ()), *_own_calls(model)]
     reasons += [part for part in (objectives, found, update) if isinstance(part, str)]
     reasons += _odd_variables(model) if training else _odd_losses(model)
     if isinstance(graph, tuple) or isinstance(objectives, str) or isinstance(found, str):
@@ -68,12 +74,12 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
 def known_reasons(model: keras.Model) -> tuple[str, ...]:
     """All that keeps a model from the engine, as far as it is known before the first step."""
     graph = read_training(model)
-    reasons = graph if isinstance(graph, tuple) else ()
+    reasons = (*(graph if isinstance(graph, tuple) else ()), *_own_calls(model))
     if not (model.built and model.compiled):
         return reasons
     update = unknown_update(model.optimizer)
-    found = [*unknown_losses(model), *([] if update is None else [update]), *_odd_variables(model)]
-    return (*reasons, *found)
+    found = [*unknown_losses(model), *unknown_metrics(model), *([] if update is None else [update])]
+    return (*reasons, *found, *_odd_variables(model))
 
 
 def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
@@ -108,11 +114,24 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
         for variable in model.trainable_variables
         if id(variable) not in trained
     ]
+    reasons += _unknown_to_optimizer(model)
     if model.optimizer.use_ema and len(model.trainable_variables) != len(
         model.optimizer._trainable_variables
     ):
         reasons.append("its optimizer averages weights that no longer change")
     return reasons
+
+
+def _unknown_to_optimizer(model: keras.Model) -> list[str]:
+    """All that keeps a built optimizer from the weights that change now, as Keras will say."""
+    built = model.optimizer._trainable_variables
+    known = {id(variable) for variable in built}
+    late = [variable for variable in model.trainable_variables if id(variable) not in known]
+    if late:
+        return [f"its optimizer was built when {late[0].path} did not change"]
+    if keras.backend.backend() == "jax" and len(built) != len(model.trainable_variables):
+        return ["its optimizer was built for weights that no longer change"]
+    return []
 
 
 def _odd_variables(model: keras.Model) -> list[str]:
@@ -144,3 +163,24 @@ def _odd_losses(model: keras.Model) -> list[str]:
     ):
         reasons.append("it adds losses of its own")
     return reasons
+
+
+def _own_calls(model: keras.Model) -> tuple[str, ...]:
+    """The layers that do more when they are called than their classes in Keras."""
+    return tuple(
+        f"{layer.name} has a call of its own, or a hook"
+        for layer in model._flatten_layers(include_self=True)
+        if _is_replaced(vars(layer).get("call"))
+        or not _definer(type(layer), "__call__").__module__.startswith("keras.")
+        or any(getattr(layer, hooks, None) for hooks in _HOOKS)
+    )
+
+
+def _is_replaced(call: Any) -> bool:
+    """True if a layer's `call` is neither that of its class nor Cellerate's."""
+    ours = isinstance(call, functools.partial) and call.func.__module__.startswith("cellerate.")
+    return call is not None and not ours
+
+
+def _definer(kind: type, name: str) -> type:
+    return next(one for one in kind.__mro__ if name in vars(one))

@@ -5,6 +5,7 @@ than the rest.
 """
 
 import functools
+import inspect
 import itertools
 import operator
 import weakref
@@ -16,8 +17,8 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.kernels import native
 from cellerate.layers import fused
-from cellerate.layers.engine import datasets
 from cellerate.layers.engine.batches import Misfit
+from cellerate.layers.engine.datasets import reader_of
 from cellerate.layers.engine.lending import Lender, Values
 from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
 from cellerate.layers.engine.step import EngineStep
@@ -126,22 +127,38 @@ class _Stepper:
         self.reasons: tuple[str, ...] | None = None
         self._misfits = 0
         self._key: tuple[Any, ...] = ()
+        self._settings: Callable[[], tuple[Any, ...]] = tuple
 
-    def logs(self, data: Any, otherwise: Callable[[], Any]) -> Any:
-        """The logs of one step; `otherwise` gives those of Keras's own way."""
+    def logs(self, data: Any, otherwise: Callable[[], Any], counts_rows: bool = True) -> Any:
+        """The logs of one step; `otherwise` gives those of Keras's own way.
+
+        Args:
+            data: The batch.
+            otherwise: Keras's own step.
+            counts_rows: As in `EngineStep.run`.
+        """
         step = self._step_for(data)
         if step is not None and not step.lender.take():
             # Memory that it shared has moved.
             self.reasons = None
             step = self._step_for(data)
-        if step is None or not step.lender.take():
+        if step is None:
+            _give_back(self.model)
             return otherwise()
+        with step.lender.lock:
+            logs = self._run(step, data, counts_rows)
+        return otherwise() if logs is None else logs
+
+    def _run(self, step: EngineStep, data: Any, counts_rows: bool) -> dict[str, Any] | None:
+        """The logs of a step on the engine; None if the batch must go Keras's own way."""
+        if not step.lender.take():
+            return None
         try:
-            logs = step.run(data, training=self.training)
+            logs = step.run(data, training=self.training, counts_rows=counts_rows)
         except Misfit as misfit:
             step.lender.give_back()
             self._misfit(str(misfit))
-            return otherwise()
+            return None
         self._misfits = 0
         return logs
 
@@ -152,8 +169,8 @@ class _Stepper:
 
     def _step_for(self, data: Any) -> EngineStep | None:
         """The step on the engine; None if the model goes Keras's own way."""
-        settings = _eager_settings(self.model.optimizer)
-        if self.step is not None and self.step.lender.lent and settings == self._key[0]:
+        settings = self._settings()
+        if self.step is not None and self.step.lender.lent and self._key[:1] == (settings,):
             # Nobody has looked since the last step.
             return self.step
         key = (settings, *_trained_key(self.model))
@@ -161,9 +178,10 @@ class _Stepper:
             self._hold()
             return self.step
         self.give_back()
-        self._key = key
         self.step = None
-        self.model._symbolic_build(data_batch=data)
+        self._build(data)
+        self._settings = _eager_settings(self.model)
+        self._key = (self._settings(), *key[1:])
         parts = parts_of(self.model, rows_apart=self._rows_apart, training=self.training)
         self.reasons = () if isinstance(parts, StepParts) else parts
         if not isinstance(parts, StepParts):
@@ -173,6 +191,20 @@ class _Stepper:
         self.step = EngineStep(self.model, parts)
         self._hold()
         return self.step
+
+    def _build(self, data: Any) -> None:
+        """Builds what Keras has not built: on TensorFlow not the optimizer of a model that is only judged."""
+        optimizer = self.model.optimizer
+        late = keras.backend.backend() == "tensorflow" and not self.training
+        if not late or optimizer is None or optimizer.built:
+            self.model._symbolic_build(data_batch=data)
+            return
+        # Keras builds it in the first training step, for the weights that change then.
+        optimizer.built = True
+        try:
+            self.model._symbolic_build(data_batch=data)
+        finally:
+            optimizer.built = False
 
     def _hold(self) -> None:
         """Takes the place of the step that had the model's variables before."""
@@ -214,27 +246,46 @@ def described(model: Any) -> str | None:
 
 
 def _trained_key(model: keras.Model) -> tuple[Any, ...]:
-    """The same as long as a model trains the same weights with the same optimizer."""
-    trained = model.trainable_variables
-    key = (id(model.optimizer), *map(id, trained))
-    if keras.backend.backend() != "torch":
-        # There Keras's function keeps what it was made with.
-        return key
-    found = [(id(one.constraint), id(one.regularizer)) for one in trained]
-    layers = model._flatten_layers(include_self=False)
-    return (*key, *found, *(getattr(layer, name, None) for layer in layers for name in _DROPS))
+    """The same as long as Keras's own function trains the same weights with the same optimizer."""
+    if keras.backend.backend() == "tensorflow":
+        # There it keeps the weights and the optimizer of its first step until `compile`.
+        return ()
+    # JAX compiles again where there are more variables, or fewer: a schedule is not one, as a learning rate is.
+    counted = 0 if model.optimizer is None else len(model.optimizer.variables)
+    return (id(model.optimizer), counted, *map(id, model.trainable_variables))
 
 
-# The settings of layers that each step of torch reads.
-_DROPS = ("rate", "dropout", "recurrent_dropout", "stddev")
 _SETTINGS = (bool, int, float, str, type(None))
 
 
-def _eager_settings(optimizer: Any) -> tuple[Any, ...]:
-    """The settings of an optimizer, on torch, where each step reads them; in 2 µs."""
-    if keras.backend.backend() != "torch" or optimizer is None:
-        return ()
-    return tuple(value for value in vars(optimizer).values() if type(value) in _SETTINGS)
+def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
+    """A function of all settings of a model and its optimizer that each step of torch reads, in a few µs.
+
+    On the other backends Keras's function keeps those of its first step.
+    """
+    if keras.backend.backend() != "torch":
+        return tuple
+    owners = [vars(layer) for layer in model._flatten_layers(include_self=False)]
+    if model.optimizer is not None:
+        owners.append(vars(model.optimizer))
+    read = [
+        (owner, name)
+        for owner in owners
+        for name, value in owner.items()
+        if type(value) in _SETTINGS or name in _OBJECTS or inspect.isfunction(value)
+    ]
+    weights = model.weights
+
+    def settings() -> tuple[Any, ...]:
+        found = [owner.get(name) for owner, name in read]
+        found += [part for one in weights for part in (one.trainable, one.constraint, one.regularizer)]
+        return tuple(value if type(value) in _SETTINGS else id(value) for value in found)
+
+    return settings
+
+
+# Settings that are objects, beside the functions among them.
+_OBJECTS = ("_learning_rate", "activation", "recurrent_activation")
 
 
 def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -244,10 +295,13 @@ def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
 
 def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
     def step(iterator: Iterator[Any]) -> Any:
-        logs = None
-        for data in _batches(stepper.model, datasets.batches(iterator)):
-            logs = stepper.logs(data, functools.partial(_one, stepper.own, data))
-        if not datasets.is_dataset(iterator):
+        if stepper.reasons:
+            _give_back(stepper.model)
+            return stepper.own(iterator)
+        logs, read = None, reader_of(iterator)
+        for data in _batches(stepper.model, read):
+            logs = stepper.logs(data, functools.partial(_one, stepper.own, data, read.spec), read.knows_rows)
+        if read.spec is None:
             # One batch, and nobody knows what comes next.
             stepper.give_back()
         return logs
@@ -256,8 +310,9 @@ def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
     return step
 
 
-def _one(own: Callable[..., Any], data: Any) -> Any:
-    return own(iter([data]))
+def _one(own: Callable[..., Any], data: Any, spec: Any) -> Any:
+    """One of Keras's own steps, which it compiles for elements of a data set."""
+    return own(iter([data]) if spec is None else fused.bridge().one_element(data, spec))
 
 
 def _on_torch(stepper: _Stepper) -> Callable[..., Any]:

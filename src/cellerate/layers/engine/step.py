@@ -209,8 +209,14 @@ class EngineStep:
         first = next(n for n, one in enumerate(self._parts.objectives) if one.output == output)
         return [one for one in self._parts.measured if one.output == output] if first == place else []
 
-    def run(self, data: Any, *, training: bool) -> dict[str, Any]:
+    def run(self, data: Any, *, training: bool, counts_rows: bool = True) -> dict[str, Any]:
         """Trains on a batch as Keras's `train_step` takes it, or judges one as its `test_step`, and gives the logs.
+
+        Args:
+            data: The batch.
+            training: Whether the step trains, or only judges.
+            counts_rows: Whether a batch counts by its rows in the mean of each of several losses. Keras counts each
+                as 1 where it compiles a step without knowing the rows.
 
         Raises:
             Misfit: The batch must go Keras's own way; nothing has changed.
@@ -247,7 +253,8 @@ class EngineStep:
                 seed[1] += 1
         for state, value in zip(self._states, after, strict=True):
             state[...] = value
-        logs = self._logs(totals, rows, [rows * one.positions for one in compared])
+        positions = [rows * one.positions for one in compared]
+        logs = self._logs(totals, rows, positions, rows if counts_rows else 1)
         if self._observer is not None:
             outputs = dict(zip(self._seen, copies, strict=True))
             logs.update(self._observer.update(targets, outputs, weights))
@@ -298,12 +305,12 @@ class EngineStep:
             keys[number] = first | second << 32
         return keys
 
-    def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int]) -> dict[str, Any]:
+    def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int], counted: int) -> dict[str, Any]:
         """Adds to the metrics of the epoch, and gives their values so far."""
         logs: dict[str, Any] = {self._tracker.name: self._add(self._tracker, totals.loss * rows, rows)}
         for place, (objective, head) in enumerate(zip(self._parts.objectives, totals.heads, strict=True)):
             if objective.tracker is not None:
-                logs[objective.tracker.name] = self._add(objective.tracker, head.loss * rows, rows)
+                logs[objective.tracker.name] = self._add(objective.tracker, head.loss * counted, counted)
             for measured, (total, count) in zip(self._measured[place], head.measures, strict=True):
                 # As Keras, which takes the mean of each row first.
                 each = positions[place] / rows

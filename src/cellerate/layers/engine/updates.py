@@ -168,7 +168,13 @@ class StepCounter:
         self._optimizer, self._update, self._array = optimizer, update, array
         rate = optimizer._learning_rate
         self._rate = rate if isinstance(rate, keras.Variable) else None
+        self._schedule = rate
         self._norms = norms_of(optimizer)
+        # As Keras's function, which keeps what it is made with; on torch another counter is made when they change.
+        self._decay = float(optimizer.weight_decay or 0.0)
+        self._average = (float(optimizer.ema_momentum), optimizer.ema_overwrite_frequency or None)
+        if not optimizer.use_ema:
+            self._average = 0.0, None
         self._every = optimizer.gradient_accumulation_steps or 1
         self._product: float | None = None
 
@@ -183,13 +189,13 @@ class StepCounter:
 
     def numbers(self) -> Numbers:
         """The numbers of the next step, which `count` ends."""
-        optimizer, self._product = self._optimizer, None
-        done = int(self._array(optimizer._iterations))
+        self._product = None
+        done = int(self._array(self._optimizer._iterations))
         # As Keras, which counts updates.
         updates = done // self._every
         share = 1.0 if self._every == 1 else 1 / self._every if (done + 1) % self._every == 0 else 0.0
-        every = (optimizer.ema_overwrite_frequency or None) if optimizer.use_ema else None
-        kept = float(optimizer.ema_momentum) if optimizer.use_ema and updates else 0.0
+        momentum, every = self._average
+        kept = momentum if updates else 0.0
         averaged = every is not None and (updates + 1) % every == 0
         if share == 0:
             return Numbers((), share=0.0, kept=kept, averaged=averaged)
@@ -201,7 +207,7 @@ class StepCounter:
             passed.append(self._product)
         return Numbers(
             self._update.numbers(*passed),
-            float(optimizer.weight_decay or 0.0) * rate,
+            self._decay * rate,
             share,
             kept,
             averaged,
@@ -219,7 +225,7 @@ class StepCounter:
     def _learning_rate(self, done: int) -> float:
         if self._rate is not None:
             return float(self._array(self._rate))
-        return float(keras.ops.convert_to_numpy(self._optimizer._learning_rate(np.int32(done))))
+        return float(keras.ops.convert_to_numpy(self._schedule(np.int32(done))))
 
 
 def _sgd(optimizer: Any) -> OptimizerUpdate:
