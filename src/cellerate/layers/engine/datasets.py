@@ -28,9 +28,10 @@ class BatchReader(Iterator[Any]):
         self._read: Callable[[], Any]
         if dense is not None:
             self._read = functools.partial(_packed, self.spec, dense)
+        elif self.spec is not None:
+            self._read = functools.partial(_present_values, weakref.ref(iterator))
         else:
-            held = _itself(iterator) if self.spec is None else weakref.ref(iterator)
-            self._read = functools.partial(_present_values, held)
+            self._read = functools.partial(_present_values, lambda: iterator)
 
     def __next__(self) -> Any:
         return self._read()
@@ -58,10 +59,6 @@ def _knows_rows(spec: Any) -> bool:
 
 def _packed(spec: Any, read: Callable[[], list[Any]]) -> Any:
     return keras.tree.pack_sequence_as(spec, read())
-
-
-def _itself(iterator: Iterator[Any]) -> Callable[[], Any]:
-    return lambda: iterator
 
 
 def _present_values(held: Callable[[], Any]) -> Any:

@@ -301,7 +301,7 @@ class EngineStep:
         keys = [0] * len(self._nodes)
         for number, drops in self._parts.graph.drops.items():
             state = self._array(drops.seed.state)
-            first, second = (int(each) & 0xFFFFFFFF for each in state)
+            first, second = (each & 0xFFFFFFFF for each in state.tolist())
             keys[number] = first | second << 32
         return keys
 
