@@ -255,9 +255,6 @@ def _trained_key(model: keras.Model) -> tuple[Any, ...]:
     return (id(model.optimizer), counted, *map(id, model.trainable_variables))
 
 
-_SETTINGS = (bool, int, float, str, type(None))
-
-
 def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     """A function of all settings of a model and its optimizer that each step of torch reads, in a few µs.
 
@@ -268,24 +265,40 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     owners = [vars(layer) for layer in model._flatten_layers(include_self=False)]
     if model.optimizer is not None:
         owners.append(vars(model.optimizer))
-    read = [
-        (owner, name)
-        for owner in owners
-        for name, value in owner.items()
-        if type(value) in _SETTINGS or name in _OBJECTS or inspect.isfunction(value)
-    ]
-    weights = model.weights
+    weights = [vars(weight) for weight in model.weights]
+    plain = [(_getter(owner, _is_plain), owner) for owner in owners]
+    plain += [(operator.itemgetter("_trainable", "_constraint", "_regularizer"), one) for one in weights]
+    objects = [(_getter(owner, _is_object), owner) for owner in owners]
 
     def settings() -> tuple[Any, ...]:
-        found = [owner.get(name) for owner, name in read]
-        found += [part for one in weights for part in (one.trainable, one.constraint, one.regularizer)]
-        return tuple(value if type(value) in _SETTINGS else id(value) for value in found)
+        try:
+            values = [get(owner) for get, owner in plain]
+            return (*values, *(tuple(map(id, get(owner))) for get, owner in objects if get is not _nothing))
+        except KeyError:
+            # One was deleted: whatever this is, it was not before.
+            return (object(),)
 
     return settings
 
 
-# Settings that are objects, beside the functions among them.
-_OBJECTS = ("_learning_rate", "activation", "recurrent_activation")
+def _getter(owner: dict[str, Any], wanted: Callable[[str, Any], bool]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function of the wanted attributes of an object, as a tuple."""
+    names = [name for name, value in owner.items() if wanted(name, value)]
+    # Of a single name, `itemgetter` gives the bare value.
+    return operator.itemgetter(*names, names[0]) if names else _nothing
+
+
+def _nothing(owner: Any) -> tuple[Any, ...]:
+    return ()
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    return name[0] != "_" and isinstance(value, bool | int | float | str | None)
+
+
+def _is_object(name: str, value: Any) -> bool:
+    """True for a setting that is an object, which is compared by its identity."""
+    return name in ("_learning_rate", "activation", "recurrent_activation") or inspect.isfunction(value)
 
 
 def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
