@@ -44,6 +44,7 @@ def test_every_stage_is_done_and_every_candidate_is_measured(whole):
         "original",
         "float32",
         "int8",
+        "int4",
         "control-4-4e-03",
         "pruned-50-int8",
         "student-int8",
@@ -59,9 +60,9 @@ def test_every_stage_is_done_and_every_candidate_is_measured(whole):
         assert one.loss.low <= one.loss.value <= one.loss.high
         assert one.sample.prompt == original.sample.prompt
         assert (folder / one.file).with_suffix(".keras").exists()
-    float32, int8, control, pruned, student, twin = packed
-    assert [one.is_control for one in packed] == [False] * 2 + [True] + [False] * 3
-    assert [one.control for one in packed] == [None] * 3 + [control.id] * 3
+    float32, int8, int4, control, pruned, student, twin = packed
+    assert [one.is_control for one in packed] == [False] * 3 + [True] + [False] * 3
+    assert [one.control for one in packed] == [None] * 4 + [control.id] * 3
     for one in (pruned, student, twin):
         assert one.control_loss.low <= one.control_loss.value <= one.control_loss.high
         # It learnt something, so that it makes a difference what a model is held against.
@@ -73,6 +74,7 @@ def test_every_stage_is_done_and_every_candidate_is_measured(whole):
     assert abs(float32.loss.value) < 2e-5
     assert float32.sample.text == original.sample.text
     assert original.file_bytes > float32.file_bytes > int8.file_bytes > pruned.file_bytes
+    assert int8.file_bytes > int4.file_bytes
     assert float32.parameters == int8.parameters > pruned.parameters
     assert student.parameters == twin.parameters < float32.parameters
     assert student.quality != twin.quality

@@ -459,8 +459,8 @@ def trained(
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     """A copy of a model after `fit`, and its history; stock Keras without an engine."""
     made = copy_of(model)
-    # For a few steps TensorFlow is quicker without a graph.
-    eager = engine is None and keras.backend.backend() == "tensorflow"
+    # For a few steps TensorFlow is quicker without a graph, where Keras averages several losses in another way.
+    eager = engine is None and keras.backend.backend() == "tensorflow" and len(made.outputs) == 1
     made.compile(optimizer(), case.loss, metrics=case.metrics(), run_eagerly=eager, **case.options())
     if engine is not None:
         cellerate.accelerate(made, engine=engine)
