@@ -132,7 +132,12 @@ void pack_bias(const float* bias, const Columns& columns, float* out, Index pane
 template <int kStride, bool kSecond, int... kLane>
 F exchange(F a, F b, std::integer_sequence<int, kLane...>) {
   constexpr int kOfA = kSecond ? kStride : 0, kOfB = kLanes + kOfA - kStride;
+#if __has_builtin(__builtin_shufflevector)
   return __builtin_shufflevector(a, b, ((kLane & kStride) == 0 ? kLane + kOfA : kLane + kOfB)...);
+#else  // GCC before 12
+  typedef int Places __attribute__((vector_size(sizeof(F))));
+  return __builtin_shuffle(a, b, Places{((kLane & kStride) == 0 ? kLane + kOfA : kLane + kOfB)...});
+#endif
 }
 // Transposes kLanes vectors in place, by blocks that are half as large each time.
 template <int kStride = kLanes / 2>
