@@ -14,6 +14,7 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.forecast import ForecastSettings, forecast_settings
 from cellerate.runtime.packed import PackedModel, load
+from cellerate.runtime.program import smallest_tables
 from cellerate.serving.answer_size import tried_outputs
 from cellerate.serving.answers import RequestError
 from cellerate.serving.calls import CallWorker
@@ -234,14 +235,13 @@ def holding_models() -> Iterator[None]:
 
 def _tables(model: PackedModel) -> dict[str, int]:
     """The rows of the smallest table that an input is looked up in, by its name."""
-    found: dict[str, int] = {}
     program = model.cell.program
-    names = {number: name for name, number in program.inputs.items()}
-    for node in program.nodes:
-        if node.op == "embedding" and (name := names.get(node.inputs["ids"])) is not None:
-            rows = len(node.arrays["embeddings"])
-            found[name] = min(rows, found.get(name, rows))
-    return found
+    tables = smallest_tables(program.nodes)
+    return {
+        name: len(tables[number].arrays["embeddings"])
+        for name, number in program.inputs.items()
+        if number in tables
+    }
 
 
 def named_paths(arguments: Sequence[str]) -> dict[str, Path]:

@@ -96,7 +96,7 @@ def check_output(output: str | Path, *, resume: bool, overwrite: bool) -> None:
     folder, newest = run_folder(output), None
     # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
     if folder.exists():
-        # With NumPy, for which a command need not wait if there is no earlier run.
+        # It imports NumPy, which takes a moment that only an earlier run is worth.
         from cellerate.training.checkpoint_folder import CheckpointFolder
 
         checkpoints = CheckpointFolder(folder)

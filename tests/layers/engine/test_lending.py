@@ -49,12 +49,20 @@ class At(keras.callbacks.Callback):
         self.seen.append(self.do(self.model))
 
 
-def fitted(model: keras.Model, engine: str | None, *callbacks: Any, **fit: Any) -> Any:
-    """A copy of a model after two epochs of five batches, with its history."""
+def ready(
+    model: keras.Model, engine: str | None, optimizer: Any = None, loss: Any = ROW.loss, **compiled: Any
+) -> keras.Model:
+    """A compiled copy of a model, with an engine or of stock Keras."""
     made = copy_of(model)
-    made.compile(keras.optimizers.Adam(0.01), ROW.loss, metrics=ROW.metrics())
+    made.compile(optimizer or keras.optimizers.Adam(0.01), loss, **compiled)
     if engine is not None:
         cellerate.accelerate(made, engine=engine)
+    return made
+
+
+def fitted(model: keras.Model, engine: str | None, *callbacks: Any, **fit: Any) -> Any:
+    """A copy of a model after two epochs of five batches, with its history."""
+    made = ready(model, engine, metrics=ROW.metrics())
     history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **fit)
     return made, history.history
 
@@ -171,10 +179,7 @@ def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model) -> None:
 
     weights = []
     for engine in (None, "require"):
-        made = copy_of(model)
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(model, engine)
         with pytest.raises(KeyboardInterrupt):
             made.fit(X, Y, 8, shuffle=False, verbose=0, callbacks=[Stop()])
         weights.append(made.get_weights())
@@ -185,10 +190,7 @@ def assert_frozen_alike(model: keras.Model, *optimizers: Callable[[], keras.opti
     """Trains, freezes a layer, compiles again if there is a second optimizer, and trains again, in each way."""
     results = []
     for engine in (None, "require"):
-        made = copy_of(model)
-        made.compile(optimizers[0](), ROW.loss)
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(model, engine, optimizers[0]())
         made.fit(X, Y, 8, shuffle=False, verbose=0)
         made.layers[0].trainable = False
         for optimizer in optimizers[1:]:
@@ -205,10 +207,7 @@ def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras
 def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> None:
     results = []
     for engine in (None, "require"):
-        made = copy_of(model)
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss, metrics=ROW.metrics())
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(model, engine, metrics=ROW.metrics())
         found = [*made.train_on_batch(X[:8], Y[:8]), *made.train_on_batch(X[8:20], Y[8:20])]
         found += [*made.evaluate(X, Y, verbose=0), *made.test_on_batch(X[:8], Y[:8])]
         if engine is not None:
@@ -223,10 +222,7 @@ def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> Non
 def test_several_steps_an_execution(model: keras.Model) -> None:
     results = []
     for engine in (None, "require"):
-        made = copy_of(model)
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss, steps_per_execution=3)
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(model, engine, steps_per_execution=3)
         history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0).history["loss"]
         results.append((history, made.get_weights()))
     np.testing.assert_allclose(results[1][0], results[0][0], rtol=2e-5)
@@ -245,10 +241,7 @@ def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
     results = []
     generated = ((X[n : n + 8], Y[n : n + 8]) for n in range(0, 40, 8))
     for engine, feed in ((None, Batches()), ("require", Batches()), ("require", generated)):
-        made = copy_of(model)
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(model, engine)
         made.fit(feed, shuffle=False, verbose=0, steps_per_epoch=5)
         results.append(made.get_weights())
     for ours in results[1:]:
@@ -264,10 +257,7 @@ def test_each_of_several_losses_counts_batches_as_keras_does(regularizer: str | 
     targets = [X[:20].sum(axis=(1, 2))[:, None], X[:20, 0, :1] * 4]
     found = []
     for engine in (None, "auto"):
-        made = copy_of(source)
-        made.compile("sgd", "mse")
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(source, engine, "sgd", "mse")
         # The last batch is smaller.
         found.append(made.fit(X[:20], targets, 16, epochs=2, shuffle=False, verbose=0).history)
     for name in ("loss", "first_loss", "second_loss"):
@@ -302,10 +292,7 @@ def test_a_model_judged_first_trains_the_weights_that_change_by_then(model: kera
     """Keras builds an optimizer for them: on TensorFlow in the first training step, elsewhere before any."""
     results = []
     for engine in (None, "require"):
-        made = copy_of(model)
-        made.compile(keras.optimizers.Adam(0.01), ROW.loss)
-        if engine is not None:
-            cellerate.accelerate(made, engine=engine)
+        made = ready(model, engine)
         made.layers[0].trainable = TENSORFLOW is False
         made.evaluate(X[:8], Y[:8], verbose=0)
         made.layers[0].trainable = True

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -266,14 +266,14 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     if model.optimizer is not None:
         owners.append(vars(model.optimizer))
     weights = [vars(weight) for weight in model.weights]
-    plain = [(_getter(owner, _is_plain), owner) for owner in owners]
+    plain = [*_getters(owners, _is_plain)]
     plain += [(operator.itemgetter("_trainable", "_constraint", "_regularizer"), one) for one in weights]
-    objects = [(_getter(owner, _is_object), owner) for owner in owners]
+    objects = [*_getters(owners, _is_object)]
 
     def settings() -> tuple[Any, ...]:
         try:
             values = [get(owner) for get, owner in plain]
-            return (*values, *(tuple(map(id, get(owner))) for get, owner in objects if get is not _nothing))
+            return (*values, *(tuple(map(id, get(owner))) for get, owner in objects))
         except KeyError:
             # One was deleted: whatever this is, it was not before.
             return (object(),)
@@ -281,15 +281,18 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     return settings
 
 
-def _getter(owner: dict[str, Any], wanted: Callable[[str, Any], bool]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function of the wanted attributes of an object, as a tuple."""
-    names = [name for name, value in owner.items() if wanted(name, value)]
-    # Of a single name, `itemgetter` gives the bare value.
-    return operator.itemgetter(*names, names[0]) if names else _nothing
+_Attributes = dict[str, Any]
 
 
-def _nothing(owner: Any) -> tuple[Any, ...]:
-    return ()
+def _getters(
+    owners: Sequence[_Attributes], wanted: Callable[[str, Any], bool]
+) -> Iterator[tuple[Callable[[_Attributes], tuple[Any, ...]], _Attributes]]:
+    """Gives, for each object with wanted attributes, a function that reads them as a tuple."""
+    for owner in owners:
+        names = [name for name, value in owner.items() if wanted(name, value)]
+        if names:
+            # Of a single name, `itemgetter` would give the bare value.
+            yield operator.itemgetter(*names, names[0]), owner
 
 
 def _is_plain(name: str, value: Any) -> bool:

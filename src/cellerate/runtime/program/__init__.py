@@ -4,7 +4,7 @@
 """
 
 from cellerate.runtime.program.engine import Anatomy, Engine
-from cellerate.runtime.program.inputs import by_name
+from cellerate.runtime.program.inputs import by_name, smallest_tables
 from cellerate.runtime.program.operations import result_type
 from cellerate.runtime.program.prepared import Inputs, Out, checked_out, fits, input_sizes
 from cellerate.runtime.program.stepping import Stepping, stepping_of
@@ -20,5 +20,6 @@ __all__ = [
     "fits",
     "input_sizes",
     "result_type",
+    "smallest_tables",
     "stepping_of",
 ]

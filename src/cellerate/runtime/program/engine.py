@@ -20,7 +20,7 @@ from cellerate.kernels import native
 from cellerate.kernels.program.cpu import CompiledProgram, sizes_of, takes
 from cellerate.program import Node, Program, Shape
 from cellerate.runtime.program import interpreter, operations, shapes
-from cellerate.runtime.program.inputs import by_name, check_ids, check_shape, checked_array
+from cellerate.runtime.program.inputs import by_name, check_ids, check_shape, checked_array, smallest_tables
 from cellerate.runtime.program.prepared import Inputs, Out, Prepared, checked_out, signature
 
 # Beyond, what is worked out for a choice of outputs, or for the sizes of a call, is forgotten again.
@@ -283,11 +283,7 @@ class Engine:
         """The needed inputs by node, in the types they came in."""
         given: dict[int, np.ndarray] = {}
         counts: dict[str, int] = {}
-        tables: dict[int, Node] = {}
-        for node in (self._nodes[number] for number in plan.needed):
-            if node.op == "embedding":
-                ids = node.inputs["ids"]
-                tables[ids] = min(node, tables.get(ids, node), key=lambda one: len(one.arrays["embeddings"]))
+        tables = smallest_tables(self._nodes[number] for number in plan.needed)
         for name, number in self._given(inputs, plan):
             array = checked_array(self._nodes[number], inputs[name])
             if self._nodes[number].options["dtype"] == "int32":

@@ -1,6 +1,6 @@
 """The arrays that a caller gives to a packed model: whether they are what its inputs need, and what to say if not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,20 +71,19 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
     Raises:
         DataError: They are not.
     """
-    text = _text(node)
     expected = "ids" if node.options["dtype"] == "int32" else "numbers"
     try:
         array = as_array(value)
     except ValueError as error:
         raise DataError(
-            f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
+            f"input {node.name!r}: expected an array of {expected} {_text(node)}, got rows of different lengths; pad "
             "them to the same length."
         ) from error
     except (TypeError, RuntimeError, BufferError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(
-            f"input {node.name!r}: expected an array of {expected} {text}, got a {type(value).__name__} that NumPy "
-            f"cannot read ({reason:.120})."
+            f"input {node.name!r}: expected an array of {expected} {_text(node)}, got a {type(value).__name__} that "
+            f"NumPy cannot read ({reason:.120})."
         ) from error
     # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
     kinds = "biu" if expected == "ids" else "bfiu"
@@ -92,8 +91,8 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
     if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
         fix = "int32" if expected == "ids" else "float32"
         raise DataError(
-            f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {text}, got "
-            f"dtype {array.dtype}; if its values are meant as {expected}, cast it to {fix}."
+            f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {_text(node)}, "
+            f"got dtype {array.dtype}; if its values are meant as {expected}, cast it to {fix}."
         )
     check_shape(node, array.shape)
     return array
@@ -125,6 +124,16 @@ def _text(node: Node) -> str:
     shape = node.options["shape"]
     sizes = ["any" if size == -1 else str(size) for size in shape]
     return f"({', '.join(['B' if shape[0] == -1 else sizes[0], *sizes[1:]])})"
+
+
+def smallest_tables(nodes: Iterable[Node]) -> dict[int, Node]:
+    """The smallest of the tables in which ids are looked up, by the number of the node that gives the ids."""
+    found: dict[int, Node] = {}
+    for node in nodes:
+        if node.op == "embedding":
+            ids = node.inputs["ids"]
+            found[ids] = min(node, found.get(ids, node), key=lambda one: len(one.arrays["embeddings"]))
+    return found
 
 
 def check_ids(name: str, ids: np.ndarray, table: Node | None) -> None:

@@ -26,7 +26,7 @@ async def predicted(
         Each output by its name.
 
     Raises:
-        CellerateError: The tensors do not fit the model, there is no place, or the client went.
+        CellerateError: The tensors do not fit the model, too many calls wait, or the client has gone.
     """
     metrics, limits, model = metrics_of(request), models_of(request).limits, served.model
     served.check_ids(tensors)
