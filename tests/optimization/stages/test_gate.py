@@ -206,7 +206,7 @@ def test_a_second_verdict_on_another_model_says_that_the_test_part_is_known(made
     first = optimized(made, out, max_quality_loss=0.05, only=["pack"], objective="size")
     assert not any("An earlier verdict" in one for one in first.verdict.warnings)
     found = optimized(made, out, max_quality_loss=0.05, only=["pack", "quantize"], objective="size")
-    assert found.verdict.chosen == "int8"
+    assert found.verdict.chosen == "int4"
     assert any(
         "An earlier verdict of this run judged float32 on the test" in one for one in found.verdict.warnings
     )

@@ -34,7 +34,7 @@ class Halve(Stage):
         return 0.0
 
     def run(self, context):
-        made = context.consider("halved", "halved", self.name, context.original(), "int8")
+        made = context.consider("halved", "halved", self.name, context.original(), "int4")
         smaller = dataclasses.replace(made, file_bytes=made.file_bytes - 1)
         context.state.candidates[-1] = smaller
         return StageRecord(name=self.name, title=self.title, status="done", decision="halved it", kept=False)
