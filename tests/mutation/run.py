@@ -47,7 +47,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "data": Room(("data/*.py",), ("tests/data",)),
+    "data": Room(("data/**/*.py",), ("tests/data",)),
     "sampling": Room(
         ("runtime/text/sampling.py", "runtime/text/beam.py", "kernels/decoder/sampling.py"),
         (
@@ -69,9 +69,13 @@ ROOMS = {
         ),
     ),
     "training": Room(
-        ("training/[!c]*.py", "training/c[!h]*.py"), ("tests/training", "tests/tasks/test_train.py")
+        ("training/[!c]*.py", "training/c[!h]*.py", "training/*/*.py"),
+        ("tests/training", "tests/tasks/test_train.py"),
     ),
-    "compress": Room(("compress/*.py",), ("tests/compress",)),
+    "steps": Room(("layers/engine/*.py",), ("tests/layers/engine",)),
+    "programs": Room(("program/**/*.py", "runtime/program/*.py"), ("tests/program", "tests/runtime/program")),
+    "serving": Room(("serving/**/*.py",), ("tests/serving",)),
+    "compress": Room(("compress/**/*.py",), ("tests/compress",)),
     "optimization": Room(("optimization/**/*.py",), ("tests/optimization",)),
 }
 # The tests of modules whose names do not say so.
