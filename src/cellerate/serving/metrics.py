@@ -45,7 +45,6 @@ class Metrics:
         self.pushes = counter("session_pushes", "Pushes to sessions that were read.")
         self.push_errors = counter("session_push_errors", "Pushes to sessions that failed.")
         self.push_s = histogram("session_push_duration_seconds", "From a request of pushes to its outputs.")
-        self.inferences = counter("inference_count", "Rows that were predicted, forecast or embedded.")
         self.call_s = histogram("inference_request_duration_seconds", "Waiting and computing of a call.")
         registry.register(_OfModels(models))
 
@@ -105,8 +104,12 @@ class _OfModels(Collector):
             "session_disk_failing_seconds", "For how long the disk has taken no states; 0 while it does."
         )
         calls = gauge("pending_request_count", "Predictions, forecasts and embeddings that wait or run.")
+        rows = CounterMetricFamily(
+            "inference_count", "Rows that were predicted, forecast or embedded.", labels=["model_name"]
+        )
         for served in self._models:
             calls.add_metric([served.name], served.calls.waiting)
+            rows.add_metric([served.name], served.calls.totals.rows)
             if served.texts is not None:
                 texts.add_metric([served.name], served.texts.sequences)
                 recalled.add_metric([served.name], served.texts.recalled)
@@ -115,4 +118,4 @@ class _OfModels(Collector):
                 waiting.add_metric([served.name], served.sessions.waiting)
                 unsaved.add_metric([served.name], served.sessions.sessions.disk.unsaved_count)
                 failing.add_metric([served.name], served.sessions.sessions.disk.trouble_s)
-        return iter((texts, recalled, sessions, waiting, unsaved, failing, calls))
+        return iter((texts, recalled, sessions, waiting, unsaved, failing, calls, rows))

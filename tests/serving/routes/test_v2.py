@@ -64,6 +64,47 @@ def test_server_and_models_describe_themselves(client):
     assert [each["name"] for each in client.get_model_repository_index()] == ["plain", "text"]
 
 
+def test_configuration_has_tensors_without_their_batch(client):
+    found = client.get_model_config("plain")
+    assert found["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 3]}]
+    assert found["output"] == [
+        {"name": "each", "data_type": "TYPE_FP32", "dims": [-1, 4]},
+        {"name": "last", "data_type": "TYPE_FP32", "dims": [7]},
+    ]
+    assert found["max_batch_size"] >= 1
+    assert client.get_model_config("text", "1")["input"][0]["data_type"] == "TYPE_INT32"
+    with pytest.raises(InferenceServerException, match="there is plain, text"):
+        client.get_model_config("other")
+
+
+def test_statistics_count_calls_and_rows_that_returned_or_failed(client):
+    def of_plain():
+        (found,) = client.get_inference_statistics("plain")["model_stats"]
+        return found, {name: part["count"] for name, part in found["inference_stats"].items()}
+
+    before, counts_before = of_plain()
+    for rows in (5, 2):
+        client.infer("plain", [tensor(draw(rows, 4, 3))])
+    with pytest.raises(InferenceServerException, match="steps"):
+        client.infer("plain", [tensor(np.zeros((1, 100_001, 3), np.float32))])
+    after, counts = of_plain()
+    assert after["inference_count"] - before["inference_count"] == 7
+    assert after["execution_count"] - before["execution_count"] == 2
+    assert {
+        name: counts[name] - counts_before[name] for name in ("success", "queue", "compute_infer", "fail")
+    } == {
+        "success": 2,
+        "queue": 2,
+        "compute_infer": 2,
+        "fail": 1,
+    }
+    assert after["last_inference"] >= before["last_inference"]
+    parts = after["inference_stats"]
+    assert 0 < parts["compute_infer"]["ns"] < parts["success"]["ns"]
+    every = client.get_inference_statistics()["model_stats"]
+    assert [each["name"] for each in every] == ["plain", "text"]
+
+
 @pytest.mark.parametrize("sent", [True, False], ids=["binary-in", "json-in"])
 @pytest.mark.parametrize("got", [True, False], ids=["binary-out", "json-out"])
 @pytest.mark.parametrize("packing", [None, "gzip", "deflate"])

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate.serving.answer_size import check_numbers
-from cellerate.serving.answers import RequestError, json_answer, unless_gone
+from cellerate.serving.answers import RequestError, json_answer
 from cellerate.serving.limits import Limits
-from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Served
+from cellerate.serving.routes.predicting import in_turn
 
 _MOST_LINES = 2048
 
@@ -28,9 +28,7 @@ class EmbeddingRequest(msgspec.Struct):
     user: str | None = None
 
 
-async def embed(
-    asked: EmbeddingRequest, served: Served, request: Request, limits: Limits, metrics: Metrics
-) -> Response:
+async def embed(asked: EmbeddingRequest, served: Served, request: Request, limits: Limits) -> Response:
     """Answers a request for vectors.
 
     Raises:
@@ -43,13 +41,8 @@ async def embed(
         )
     lines = [asked.input] if isinstance(asked.input, str) else asked.input
     check_numbers(len(lines) * sum(math.prod(shape[1:]) for _, shape in served.outputs.values()), limits)
-    with metrics.call_s.labels(served.name).time():
-        # A character that the model never saw is read as unknown: a service cannot ask its clients to clean lines.
-        vectors = await unless_gone(
-            request,
-            served.calls.run(lambda: served.model.embed(lines, errors="replace"), limits.request_s),
-        )
-    metrics.inferences.labels(served.name).inc(len(lines))
+    # A character that the model never saw is read as unknown: a service cannot ask its clients to clean lines.
+    vectors = await in_turn(served, request, lambda: served.model.embed(lines, errors="replace"), len(lines))
     if asked.dimensions not in (None, vectors.shape[1]):
         raise RequestError(
             400, f"dimensions is {asked.dimensions}; the vectors of {served.name} have {vectors.shape[1]}."

@@ -16,11 +16,11 @@ from cellerate.serving.answers import (
     decoded_strictly,
     json_answer,
     times_of,
-    unless_gone,
 )
 from cellerate.serving.models import Served
 from cellerate.serving.routes.completions import UNSUPPORTED, WITHOUT_EFFECT, CompletionRequest, complete
 from cellerate.serving.routes.embeddings import EmbeddingRequest, embed
+from cellerate.serving.routes.predicting import in_turn
 from cellerate.serving.routes.tensorflow import version_status
 from cellerate.serving.server_state import body_of, metrics_of, models_of, served_of
 from cellerate.serving.workers import BusyError
@@ -95,7 +95,7 @@ async def embeddings(request: Request) -> Response:
     """`POST /v1/embeddings`."""
     asked = decoded_strictly(await body_of(request), EmbeddingRequest, passed=WITHOUT_EFFECT)
     models = models_of(request)
-    return await embed(asked, models.get(asked.model), request, models.limits, metrics_of(request))
+    return await embed(asked, models.get(asked.model), request, models.limits)
 
 
 async def forecast(request: Request) -> Response:
@@ -113,9 +113,7 @@ async def forecast(request: Request) -> Response:
     def call() -> np.ndarray:
         return served.model.forecast(rows, future=future, times=times, series=asked.series)
 
-    with metrics_of(request).call_s.labels(served.name).time():
-        found = await unless_gone(request, served.calls.run(call, limits.request_s))
-    metrics_of(request).inferences.labels(served.name).inc(len(rows) if rows.ndim == 3 else 1)
+    found = await in_turn(served, request, call, len(rows) if rows.ndim == 3 else 1)
     return json_answer({"model": served.name, "forecast": found.tolist()})
 
 

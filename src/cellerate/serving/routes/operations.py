@@ -161,11 +161,21 @@ OPERATIONS: tuple[RouteDescription, ...] = (
     RouteDescription(
         "POST", "/v2/repository/models/{name}/load", v2.load, _V2, "Reads the file of a model again."
     ),
+    # Before the route of a model, whose name would match.
+    RouteDescription(
+        "GET", "/v2/models/stats", v2.statistics, _V2, "The calls of all models, and their times."
+    ),
     *(
         operation
         for path in (_V2_MODEL, _V2_VERSION)
         for operation in (
             RouteDescription("GET", path, v2.metadata, _V2, "The inputs and outputs."),
+            RouteDescription(
+                "GET", f"{path}/config", v2.config, _V2, "The inputs and outputs, as Triton says."
+            ),
+            RouteDescription(
+                "GET", f"{path}/stats", v2.statistics, _V2, "The calls of a model, and their times."
+            ),
             RouteDescription("GET", f"{path}/ready", v2.model_ready, _V2, "Whether a model can be used."),
             RouteDescription(
                 "POST",

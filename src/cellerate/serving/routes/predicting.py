@@ -1,6 +1,7 @@
-"""Predictions of tensors, for the protocols that ask for them."""
+"""Whole calls of a model, each in its turn: predictions of tensors, and what other protocols ask for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from starlette.requests import Request
@@ -9,6 +10,25 @@ from cellerate.serving.answer_size import check_prediction
 from cellerate.serving.answers import unless_gone
 from cellerate.serving.models import Served
 from cellerate.serving.server_state import metrics_of, models_of
+
+_Found = TypeVar("_Found")
+
+
+async def in_turn(served: Served, request: Request, call: Callable[[], _Found], rows: int) -> _Found:
+    """Computes a call of a model in its turn, and counts it.
+
+    Args:
+        served: The model.
+        request: The request; if its client goes, nothing is computed any more.
+        call: The computation.
+        rows: The number of rows that it takes.
+
+    Raises:
+        CellerateError: The call failed, too many calls wait, or the client has gone.
+    """
+    with metrics_of(request).call_s.labels(served.name).time():
+        limit_s = models_of(request).limits.request_s
+        return await unless_gone(request, served.calls.run(call, limit_s, rows=rows))
 
 
 async def predicted(
@@ -28,7 +48,7 @@ async def predicted(
     Raises:
         CellerateError: The tensors do not fit the model, too many calls wait, or the client has gone.
     """
-    metrics, limits, model = metrics_of(request), models_of(request).limits, served.model
+    limits, model = models_of(request).limits, served.model
     served.check_ids(tensors)
 
     def call() -> dict[str, np.ndarray]:
@@ -36,7 +56,4 @@ async def predicted(
         found = model.predict(tensors, outputs)
         return found if isinstance(found, dict) else {(outputs or model.outputs)[0]: found}
 
-    with metrics.call_s.labels(served.name).time():
-        made = await unless_gone(request, served.calls.run(call, limits.request_s))
-    metrics.inferences.labels(served.name).inc(len(next(iter(tensors.values()))))
-    return made
+    return await in_turn(served, request, call, len(next(iter(tensors.values()), ())))

@@ -1,7 +1,7 @@
 """The Open Inference Protocol V2 over HTTP, as Triton's clients speak it; a sequence is a session.
 
-Source: https://github.com/kserve/open-inference-protocol, and Triton's extensions for sequences, binary tensor data
-and model repositories.
+Source: https://github.com/kserve/open-inference-protocol, and Triton's extensions for sequences, binary tensor data,
+model repositories, model configurations and statistics.
 """
 
 from typing import Any
@@ -32,7 +32,14 @@ async def server(request: Request) -> Response:
         {
             "name": "cellerate",
             "version": __version__,
-            "extensions": ["binary_tensor_data", "sequence", "sequence(string_id)", "model_repository"],
+            "extensions": [
+                "binary_tensor_data",
+                "sequence",
+                "sequence(string_id)",
+                "model_repository",
+                "model_configuration",
+                "statistics",
+            ],
         }
     )
 
@@ -53,30 +60,96 @@ async def ready(request: Request) -> Response:
 async def metadata(request: Request) -> Response:
     """`GET /v2/models/NAME`."""
     served = served_of(request)
-    nodes = served.model.cell.program.nodes
-    inputs = served.model.cell.program.inputs
+    inputs, outputs = _tensors(served)
     return json_answer(
         {
             "name": served.name,
             "versions": [VERSION],
             "platform": "cellerate",
-            "inputs": [
-                {
-                    "name": name,
-                    "datatype": "INT32" if nodes[at].options["dtype"] == "int32" else "FP32",
-                    "shape": list(served.model.inputs[name]),
-                }
-                for name, at in inputs.items()
-            ],
-            "outputs": [_described(served, name) for name in served.model.outputs],
+            "inputs": inputs,
+            "outputs": outputs,
         }
     )
 
 
-def _described(served: Served, name: str) -> dict[str, Any]:
-    """An output; where nothing was tried, only the batch is known."""
-    dtype, shape = served.outputs.get(name, ("float32", [-1]))
-    return {"name": name, "datatype": datatype_of(np.dtype(dtype)), "shape": shape}
+async def config(request: Request) -> Response:
+    """`GET /v2/models/NAME/config`, the model configuration of Triton, which its load generator reads.
+
+    A sequence is left out of it, because Triton's clients would then send nothing else to the model.
+    """
+    served = served_of(request)
+    inputs, outputs = (
+        [
+            {"name": each["name"], "data_type": f"TYPE_{each['datatype']}", "dims": each["shape"][1:]}
+            for each in tensors
+        ]
+        for tensors in _tensors(served)
+    )
+    return json_answer(
+        {
+            "name": served.name,
+            "platform": "cellerate",
+            "backend": "cellerate",
+            "version_policy": {"latest": {"num_versions": 1}},
+            # A row of an answer has a number at least.
+            "max_batch_size": models_of(request).limits.answer_numbers,
+            "input": inputs,
+            "output": outputs,
+        }
+    )
+
+
+async def statistics(request: Request) -> Response:
+    """`GET /v2/models/NAME/stats`, and of all models without a name: the calls since their files were loaded."""
+    named = "name" in request.path_params
+    found = [served_of(request)] if named else models_of(request)
+    return json_answer({"model_stats": [_statistics(served) for served in found]})
+
+
+def _statistics(served: Served) -> dict[str, Any]:
+    totals = served.calls.totals
+
+    def part(count: int, seconds: float = 0.0) -> dict[str, int]:
+        return {"count": count, "ns": int(seconds * 1e9)}
+
+    done = totals.succeeded
+    return {
+        "name": served.name,
+        "version": VERSION,
+        "last_inference": int(totals.last * 1000),
+        "inference_count": totals.rows,
+        "execution_count": done,
+        "inference_stats": {
+            "success": part(done, totals.waiting_s + totals.computing_s),
+            "fail": part(totals.failed, totals.failing_s),
+            "queue": part(done, totals.waiting_s),
+            # The computation reads the arrays of a request and writes its answer's, with no copy between.
+            "compute_input": part(done),
+            "compute_infer": part(done, totals.computing_s),
+            "compute_output": part(done),
+            "cache_hit": part(0),
+            "cache_miss": part(0),
+        },
+        "batch_stats": [],
+    }
+
+
+def _tensors(served: Served) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The inputs and outputs of a model; of an output that was not tried, only the batch is known."""
+    program = served.model.cell.program
+    inputs = [
+        {
+            "name": name,
+            "datatype": "INT32" if program.nodes[at].options["dtype"] == "int32" else "FP32",
+            "shape": list(served.model.inputs[name]),
+        }
+        for name, at in program.inputs.items()
+    ]
+    outputs = []
+    for name in served.model.outputs:
+        dtype, shape = served.outputs.get(name, ("float32", [-1]))
+        outputs.append({"name": name, "datatype": datatype_of(np.dtype(dtype)), "shape": shape})
+    return inputs, outputs
 
 
 async def model_ready(request: Request) -> Response:
