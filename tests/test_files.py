@@ -12,8 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from cellerate.errors import DataError, OutputError
-from cellerate.files import atomic_folder, atomic_write, cache_dir, check_writable, output_error, read_regular
+from cellerate.errors import DataError, ModelError, OutputError
+from cellerate.files import (
+    LOCK,
+    atomic_folder,
+    atomic_write,
+    cache_dir,
+    check_model_file,
+    check_writable,
+    exclusive,
+    is_taken,
+    output_error,
+    read_regular,
+)
 
 KILLED = """
 import os, signal, sys
@@ -88,14 +99,21 @@ def test_write_that_fails_after_its_file_went_away_tells_its_own_error(tmp_path)
         _ = 1 / 0
 
 
-def test_file_written_has_the_permissions_of_any_new_file(tmp_path):
+def test_what_is_written_has_the_permissions_of_any_new_file_or_folder(tmp_path):
     before = os.umask(0o026)
     try:
         with atomic_write(tmp_path / "a.txt") as beside:
             beside.write_text("whole")
+        with atomic_folder(tmp_path / "folder"):
+            pass
+        with exclusive(tmp_path / "locked"):
+            pass
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+    modes = {
+        path: stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a.txt", "folder", f"locked/{LOCK}")
+    }
+    assert modes == {"a.txt": 0o640, "folder": 0o751, f"locked/{LOCK}": 0o640}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +184,8 @@ def test_a_file_of_settings_is_a_regular_one(tmp_path):
     whole, pipe = tmp_path / "keys", tmp_path / "pipe"
     whole.write_bytes(b"a\nb\n")
     os.mkfifo(pipe)
-    assert read_regular(whole, 4, "give another") == b"a\nb\n"
+    for most in (4, 5):
+        assert read_regular(whole, most, "give another") == b"a\nb\n"
     for path in (pipe, tmp_path, "/dev/zero"):
         with pytest.raises(DataError) as raised:
             read_regular(path, 4, "give another", "the file of keys")
@@ -176,3 +195,25 @@ def test_a_file_of_settings_is_a_regular_one(tmp_path):
     assert str(raised.value) == f"there is no file of keys {tmp_path / 'none'}: give another."
     with pytest.raises(DataError, match=r"has more than 3 bytes: give another\.$"):
         read_regular(whole, 3, "give another")
+
+
+def test_a_folder_is_taken_only_while_another_has_it(tmp_path):
+    assert not is_taken(tmp_path)
+    with exclusive(tmp_path):
+        assert is_taken(tmp_path)
+    assert (tmp_path / LOCK).is_file()
+    assert not is_taken(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("m.cell", "is a packed model"),
+        ("m.bin", "does not end in '.keras'"),
+        ("m.pt", "does not end in '.keras'"),
+    ],
+)
+def test_a_model_file_of_another_kind_is_refused_by_its_name(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(ModelError, match=message):
+        check_model_file(tmp_path / name)

@@ -98,6 +98,12 @@ def test_file_in_another_encoding_is_refused_with_the_option_that_reads_it(
         assert read(path, encoding=offered[1]) == PROSE
 
 
+def test_bytes_that_are_utf8_by_chance_are_read_as_what_they_are_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"Stra\xc3\x9fe, f\xc3\xbcr")
+    assert read(path, encoding="windows-1252") == "Stra\u00c3\u0178e, f\u00c3\u00bcr"
+
+
 @pytest.mark.parametrize("encoding", ["windows-9999", "hex", "rot13", "", "utf\0", None, 7])
 def test_encoding_that_python_has_not_is_refused(encoding: object) -> None:
     with pytest.raises(ConfigError, match="encoding must be one that Python knows"):

@@ -147,6 +147,9 @@ def test_windows_of_files_cross_no_gap_and_say_what_was_read(tmp_path: Path) -> 
     path.write_text(path.read_text().replace(",", ";"))
     cellerate.windows(path, "a", 3, notify=told.append)
     assert any("';' between columns" in line for line in told)
+    path.write_text("\n".join(["time,a", *reversed(hours)]))
+    cellerate.windows(path, "a", 3, notify=told.append)
+    assert any(line.startswith("sorted 18 rows by time") for line in told), told
 
 
 def test_seed_that_is_not_given_follows_that_of_keras() -> None:

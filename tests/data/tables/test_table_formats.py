@@ -18,6 +18,7 @@ from cellerate.data.settings.tables import TableOptions
 from cellerate.data.tables import arrow_table, json_table
 from cellerate.data.tables.tables import NpyTable, find_tables, open_table
 from cellerate.errors import BackendError, ConfigError, DataError
+from cellerate.listener import Callbacks
 
 KEYS = {
     "store": ["b", "a", "b", "a", "b"],
@@ -128,6 +129,26 @@ def test_sheet_is_chosen_and_rows_above_it_are_left_out(tmp_path):
         tmp_path / "t.xlsx", Reading(targets=["y"], features=["y"], missing="interpolate"), table=options
     )
     assert data.values.ravel().tolist() == [2.5, 3.25, 4]
+
+
+@pytest.mark.parametrize(
+    ("names", "note"),
+    [
+        (["y", None], "without a column that has no name"),
+        (["y", None, None], "without 2 columns that have no name"),
+    ],
+)
+def test_columns_of_a_sheet_without_a_name_are_left_out_with_a_note(tmp_path, names, note):
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for row in (names, [1, 2, 3], [4, 5, 6]):
+        book.active.append(row[: len(names)])
+    book.save(tmp_path / "t.xlsx")
+    heard = []
+    data = open_series(tmp_path / "t.xlsx", Reading(targets=["y"]), listener=Callbacks(message=heard.append))
+    assert data.values.ravel().tolist() == [1, 4]
+    assert any(note in line for line in [*heard, *data.notes]), (heard, data.notes)
 
 
 def test_word_among_numbers_of_a_sheet_is_named(tmp_path):
