@@ -178,9 +178,9 @@ def pages(folder: Path = RESULTS) -> dict[Path, str]:
     made = {CHART: headline.chart(by_processor([*headline.ROWS], folder))}
     special = {
         "first": functools.partial(
-            first_tables, rows_of=headline.first, cases=("typical", "generate", "inference")
+            first_tables, rows_of=headline.first, cases=("typical", "typical-avx2", "generate", "inference")
         ),
-        "gains_training": functools.partial(first_tables, cases=("typical",)),
+        "gains_training": functools.partial(first_tables, cases=("typical", "typical-avx2")),
         "gains_generating": functools.partial(first_tables, cases=("generate", "smaller")),
         "gains_predicting": functools.partial(first_tables, cases=("inference", "quality")),
         "worst": worst_tables,
