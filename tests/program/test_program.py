@@ -237,6 +237,11 @@ def test_option_that_no_model_has_is_refused(op, options):
         valid(op, **options)
 
 
+def test_more_heads_than_any_model_has_are_refused_by_their_limit():
+    with pytest.raises(ModelError, match="heads must be from 1 to 65536, not 65537"):
+        valid("attention", heads=2**16 + 1)
+
+
 @pytest.mark.parametrize(
     ("op", "options"),
     [

@@ -10,6 +10,7 @@ import pytest
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.program import Node, Program
 from cellerate.runtime.program.engine import Engine
+from cellerate.runtime.program.interpreter import misfit
 from support.graphs import Graph, draw
 from support.runtime.engine_programs import C, E, H, V, pass_on, text_program, two_inputs
 
@@ -172,3 +173,12 @@ def test_engine_of_a_node_that_reads_another_type_raises():
         options = {"activation": "relu"} if op == "activation" else {}
         with pytest.raises(ModelError, match=f"layer: {words}"):
             Engine(Program((*graph.nodes, Node(op, "layer", read, {}, options)), {"y": 2}))
+
+
+@pytest.mark.parametrize("count", [2, 8, 9])
+def test_refusal_of_shapes_lists_the_first_eight_of_them(count):
+    node = Node("concatenate", "joined", {}, {}, {})
+    came = {f"x{place}": (2, place + 1) for place in range(count)}
+    listed = ", ".join(f"x{place} (2, {place + 1})" for place in range(min(count, 8)))
+    found = misfit(node, came, ValueError("they differ."))
+    assert str(found).startswith(f"joined: concatenate cannot take {listed}: they differ. Give inputs")
