@@ -136,6 +136,16 @@ def test_endless_over_a_data_loader_gives_its_batches_over_and_over():
     assert all(isinstance(part, np.ndarray) for batch in found for part in batch)
 
 
+def test_endless_over_an_iterable_of_arrays_gives_its_batches_over_and_over():
+    class Batches:
+        def __iter__(self):
+            return iter([(ROWS[:4], ROWS[:4]), (ROWS[4:], ROWS[4:])])
+
+    found = list(itertools.islice(endless(Batches(), 64, seed=0), 4))
+    assert [len(x) for x, _ in found] == [4, 6, 4, 6]
+    assert all(isinstance(part, np.ndarray) for batch in found for part in batch)
+
+
 @pytest.mark.parametrize("data", [(batch for batch in [(ROWS, ROWS)]), 3, None, iter([])], ids=repr)
 def test_endless_over_what_ends_or_is_no_data_raises_config_error(data):
     with pytest.raises(ConfigError, match="walked more than once"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from cellerate.compress.quantize import _observed, quantize
+from cellerate.compress.quantize import _Candidate, _observed, quantize
 from cellerate.compress.record import QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keras_graph.to_program import read_program
@@ -318,6 +318,14 @@ def test_gate_that_nothing_passes_gives_the_best_there_was() -> None:
     _, record = quantize(model, data, loss="mse", gate=QualityGate(0.1), steps=4, batch_size=8, judge=judge)
     assert (record.details["kept"], record.details["passed"]) == ("fine-tuned", False)
     assert record.quality_after == record.details["qualities"]["fine-tuned"] == 1.2
+
+
+@pytest.mark.parametrize("none", [None, float("nan"), float("inf")])
+def test_way_of_rounding_that_nothing_judged_is_never_the_better_one(none: float | None) -> None:
+    unjudged, judged_bad = (_Candidate("plain", quality, []) for quality in (none, 1e30))
+    assert judged_bad.better_than(unjudged)
+    assert not unjudged.better_than(judged_bad)
+    assert not unjudged.better_than(unjudged)
 
 
 def test_gate_that_is_passed_at_once_starts_no_training() -> None:

@@ -126,6 +126,12 @@ def test_frozen_layers_keep_all_their_weights_and_constraints_hold():
     assert found.get_layer("positive").get_weights()[0].min() >= 0.0
 
 
+def test_model_that_is_judged_and_not_trained_needs_no_loss():
+    found, record = sparsify(text(), DATA, sparsity=0.5, steps=0, judge=lambda model: 2.0)
+    assert (record.quality_before, record.quality_after) == (2.0, 2.0)
+    assert min(shares(found).values()) >= 0.5
+
+
 def test_steps_of_all_rounds_are_told_and_kept():
     told = []
     _, record = sparsify(

@@ -200,7 +200,7 @@ def test_an_unknown_engine_is_refused() -> None:
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="JAX says it later, and has lost the weights by then"
 )
-def test_an_id_beyond_the_table_is_refused_and_changes_nothing() -> None:
+def test_an_id_beyond_the_table_is_refused_and_changes_nothing(misfits: None) -> None:
     row = CASES["characters"]
     keras.utils.set_random_seed(1)
     model = row.model()
@@ -218,7 +218,7 @@ def test_an_id_beyond_the_table_is_refused_and_changes_nothing() -> None:
     assert np.isfinite(model.train_on_batch(x, y))
 
 
-def test_targets_of_another_shape_go_keras_way() -> None:
+def test_targets_of_another_shape_go_keras_way(misfits: None) -> None:
     """Keras broadcasts them; the engine leaves such a batch to it."""
     results = []
     for engine in (None, "require"):
@@ -231,7 +231,7 @@ def test_targets_of_another_shape_go_keras_way() -> None:
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
-def test_after_two_batches_of_keras_way_all_are() -> None:
+def test_after_two_batches_of_keras_way_all_are(misfits: None) -> None:
     model = cellerate.accelerate(model_of(), engine="require")
     for targets in (Y, Y[:1], Y, Y[:1], Y[:1], Y):
         assert np.isfinite(model.train_on_batch(X, targets))
