@@ -23,7 +23,7 @@ from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
 from cellerate.layers.engine.step import EngineStep
 
 WHOLE_STEPS = "whole steps in one native call"
-KERASS_OWN = "Keras's own, as the engine does not take the model:"
+KERASS_OWN = "Keras's own, because the engine does not support the model:"
 _HELD = "_cellerate_engine"
 # The lender that holds the values of each model's variables during training.
 _lenders: weakref.WeakKeyDictionary[keras.Model, Lender] = weakref.WeakKeyDictionary()
