@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "drops all": (lambda: scored(layers.Attention(dropout=1.0)), "drops all its weights"),
     "batch normalization": (
         lambda: model_of(layers.BatchNormalization(renorm=True)),
-        "by batches before this one",
+        "the statistics of earlier batches",
     ),
     "statistics of each step": (
         lambda: of_steps(layers.TimeDistributed(layers.BatchNormalization())),

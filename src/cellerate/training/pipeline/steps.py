@@ -1,8 +1,8 @@
-"""The steps of training that the stages of a model take together.
+"""The training steps that the stages of a model take together.
 
-A stage works on a chunk of time while the stage before works on the next one. Backward goes from the last chunk to the
-first, with the gradients of the states, so the gradients are those of the whole sequence: the curve is that of one
-process.
+A stage works on a chunk of time while the stage before works on the next. Backward goes from the last chunk to the
+first, with the gradients of the states, so the gradients equal those of the whole sequence, and the loss curve equals
+that of one process.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ from cellerate.training.pipeline.parts import StageBatch, judging, preparing, ru
 
 @dataclasses.dataclass(frozen=True)
 class StageReport:
-    """A stage of a model in the first copy of it.
+    """A stage of the first copy of a model.
 
     Attributes:
-        stage: Its number, from 0.
+        stage: The number of the stage, from 0.
         layers: The names of its layers.
-        cost_ms: Their measured cost in a step, in milliseconds, which the division is based on.
-        chunks: Into how many chunks the time axis is divided.
-        bubble: The share of the time that a stage waits for the others if all are equal.
-        waiting: The share of the time in which it waited, measured.
-        memory_bytes: The largest resident memory of its process.
+        cost_ms: The measured milliseconds of these layers in a step, on which the division is based.
+        chunks: The number of chunks of the time axis.
+        bubble: The share of the time that each of equal stages would wait for the others.
+        waiting: The measured share of the time that the stage waited.
+        memory_bytes: The peak resident memory of its process.
     """
 
     stage: int
@@ -52,13 +52,13 @@ class StageReport:
 
 
 class DividedTraining:
-    """A stage of a compiled model, which takes steps with the others.
+    """A stage of a compiled model, which takes steps with the other stages.
 
     Args:
-        trainer: The compiled model; its `fit` and `evaluate` go through the stages from then on.
+        trainer: The compiled model; its `fit` and `evaluate` run through the stages from then on.
         source: The training batches of this process's copy.
-        layout: The place of this process.
-        of_first: Gives the first process's float32 array to all; all must call it.
+        layout: The position of this process.
+        of_first: Returns the first process's float32 array in all processes; all must call it.
     """
 
     def __init__(self, trainer: keras.Model, source: BatchSource, layout: StageLayout, of_first: Any) -> None:
@@ -66,7 +66,7 @@ class DividedTraining:
         self._trainer, self.layout = trainer, layout
         self._trunk = divisible(trainer, layout.stages)
         self._check_optimizer()
-        # Building metrics reads them, which all processes would have to do at once later.
+        # Build the metrics now: building reads them, and later all processes would have to read them at once.
         trainer._symbolic_build(data_batch=source.batch(0, 0))
         self._within = False
         self._link = self._bridge.StageLink(layout.stages)
@@ -75,7 +75,7 @@ class DividedTraining:
         self._waited_s = self._worked_s = 0.0
         self._names: tuple[str, ...] = ()
         self._make_parts()
-        # On the instance: the class of the model, and so its files, stay as they are.
+        # Set on the instance, so the class of the model, and with it the saved file, stays the same.
         trainer.make_train_function, trainer.make_test_function = self._make_training, self._make_testing
         trainer.get_metrics_result = self.metrics
         trainer.train_function = trainer.test_function = None
@@ -93,7 +93,7 @@ class DividedTraining:
             )
 
     def _divide(self, source: BatchSource, of_first: Any) -> None:
-        """Measures what the layers cost, and divides them."""
+        """Measures the cost of the layers, and divides them into stages."""
         layout, count = self.layout, len(self._trunk.layers)
         found = np.zeros(count + 1, np.float32)
         if layout.number == 0:
@@ -107,7 +107,7 @@ class DividedTraining:
         self._cost_ms = [1e3 * sum(seconds[number] for number in stage) for stage in self._ranges]
 
     def _layers_of(self, stage: int) -> list[keras.Layer]:
-        """The layers and models of a stage whose weights it trains."""
+        """The layers and models whose weights a stage trains."""
         found: list[keras.Layer] = [self._trunk.layers[number] for number in self._ranges[stage]]
         if stage == 0 and self._trunk.before is not None:
             found.insert(0, self._trunk.before)
