@@ -204,7 +204,7 @@ class DividedTraining:
         return len(self._exit.shape) == 3
 
     def _ahead(self, batch: StageBatch) -> tuple[list[Any], list[Any], Any]:
-        """Goes forward through all chunks: what the last stage gives, the tapes, and the tape of what is before."""
+        """Runs all chunks forward; returns the last stage's outputs, the tapes, and the tape of the part before."""
         ends, tapes, prepared = [], [], None
         fixed, x = self._entering(batch)
         if self._before is not None:
@@ -224,7 +224,7 @@ class DividedTraining:
         return ends, tapes, prepared
 
     def _entering(self, batch: StageBatch) -> tuple[Any, Any]:
-        """The whole sequence that enters the first stage: without a gradient, and with one."""
+        """The whole input sequence of the first stage: first without a gradient, second with one."""
         return (batch.entering[0], None) if self.layout.begins and self._before is None else (None, None)
 
     def _chunk(self, batch: StageBatch, whole: Any, begin: int, end: int) -> Any:
@@ -251,7 +251,7 @@ class DividedTraining:
             self._before.backward(prepared, ops.concatenate(dentering[::-1], axis=1), ())
 
     def _received(self, like: Any, batch: StageBatch, steps: int, source: int) -> Any:
-        """Waits for a chunk of another stage."""
+        """Waits for a chunk from another stage."""
         began = time.perf_counter()
         shape = (batch.rows, steps, *like.shape[2:])
         found = self._link.receive(shape, keras.backend.standardize_dtype(like.dtype), source)
@@ -262,7 +262,7 @@ class DividedTraining:
     def _share(self, batch: StageBatch) -> float:
         """The factor of the loss of a copy's rows, so that the mean over the copies is the loss of all rows.
 
-        Copies have equally many rows, but not equally many that count.
+        All copies have the same number of rows, but their sample weights may differ.
         """
         copies = self.layout.copies
         if copies == 1:
@@ -291,7 +291,7 @@ class DividedTraining:
         return float(loss)
 
     def _test(self, data: Any) -> dict[str, float]:
-        """Judges a batch; what comes of it is read later."""
+        """Evaluates a batch; the metrics are read later."""
         batch = StageBatch.of(self._trainer, self._trunk, data)
         fixed, _ = self._entering(batch)
         if self._before is not None:
@@ -317,9 +317,9 @@ class DividedTraining:
         return self._names
 
     def metrics(self) -> dict[str, Any]:
-        """The metrics over the rows of all copies, of which each last stage has counted some. All must call it.
+        """The metrics over the rows of all copies, counted by their last stages. All processes must call it.
 
-        Within a step, and before the first one of a compiled model, they are those of this process.
+        Within a step, and before a compiled model's first step, the metrics are this process's own.
         """
         trainer = self._trainer
         if self._within or (trainer.train_function is None and trainer.test_function is None):
@@ -327,15 +327,15 @@ class DividedTraining:
         return self._gathering.metrics()
 
     def settle(self) -> None:
-        """Gives the first process the weights, the optimizer's slots and the metrics of all. All must call it."""
+        """Gives the first process all weights, optimizer slots and metrics. All processes must call it."""
         self._gathering.settle()
 
     def count_once(self) -> None:
-        """Leaves the sums of metrics that every process has read from a checkpoint to the first."""
+        """Makes metric sums that every process has read from a checkpoint count only in the first process."""
         self._gathering.count_once()
 
     def in_words(self) -> str:
-        """The division as a sentence."""
+        """The division of the model as a message."""
         stages = [
             f"{', '.join(self._trunk.layers[number].name for number in own)} ({cost:.3g} ms)"
             for own, cost in zip(self._ranges, self._cost_ms, strict=True)
@@ -346,7 +346,7 @@ class DividedTraining:
         )
 
     def reports(self, gathered: Any) -> tuple[StageReport, ...]:
-        """The stages of the first copy; `gathered` gives the whole numbers of all processes. All must call it."""
+        """The stages of the first copy; `gathered` returns all processes' integers. All processes must call it."""
         waiting = round(1e6 * self._waited_s / self._worked_s) if self._worked_s else 0
         memory = (peak_memory_bytes() or 0) >> 10
         found = np.asarray(gathered([waiting, memory]))
