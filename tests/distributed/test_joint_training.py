@@ -113,7 +113,7 @@ def test_training_that_cannot_be_shared_is_refused(monkeypatch):
     processes.check(fixed, carry_states=True)
     monkeypatch.setattr(processes, "count", 3)
     if BACKEND == "jax":
-        with pytest.raises(ConfigError, match="3 processes have met, but Keras does not know"):
+        with pytest.raises(ConfigError, match="3 processes have met, but Keras has no distribution"):
             processes.check(fixed, carry_states=False)
         monkeypatch.setattr(keras.distribution, "distribution", lambda: "one")
     with pytest.raises(ConfigError, match="in one process, not in 3: train without carry_states"):
@@ -142,7 +142,7 @@ def test_processes_that_do_not_see_the_same_are_refused(monkeypatch, other):
     monkeypatch.setattr(
         processes, "_bridge", types.SimpleNamespace(gathered=lambda _: np.array([mine, other]))
     )
-    with pytest.raises(CheckpointError, match="do not see the same"):
+    with pytest.raises(CheckpointError, match="the processes differ"):
         processes.check_same({"a": 1}, Position(2, 8))
 
 

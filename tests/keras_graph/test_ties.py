@@ -174,7 +174,7 @@ KEPT = {
         with_softmax,
         "it has the activation 'softmax', by which a unit may depend on the others",
     ),
-    "own-class": (of_own_class, "what 'kept' (OwnLSTM) computes with it is not known"),
+    "own-class": (of_own_class, "the computation of 'kept' (OwnLSTM) is not known"),
 }
 
 
@@ -189,7 +189,7 @@ def test_units_that_cannot_go_are_kept_whole_with_the_reason(case):
 def test_lstm_inside_a_layer_of_ones_own_is_kept_whole():
     x = sequence()
     units = units_of(keras.Model(x, layers.Dense(1)(Own(name="own")(x))))
-    assert units.kept_whole == {"own/inner": "what 'own' (Own) computes with it is not known"}
+    assert units.kept_whole == {"own/inner": "the computation of 'own' (Own) is not known"}
 
 
 def test_layer_tied_to_one_that_stays_stays_for_its_reason():

@@ -107,7 +107,7 @@ def test_check_identity_says_what_a_hash_stands_for_unless_a_setting_says_more()
     assert "data: units was 128, now 64. Resume" in str(raised.value)
     with pytest.raises(CheckpointError) as raised:
         check_identity(saved, saved | {"learning_rate": 0.2, "model": "4c", "training data": "5b"})
-    said = "now 0.2; the model has other layers, or layers of other shapes; the training data are others."
+    said = "now 0.2; the model has other layers, or layers of other shapes; the training data differ."
     assert said in str(raised.value)
     assert "4c" not in str(raised.value)
 

@@ -88,7 +88,7 @@ def test_train_resumed_with_other_settings_names_them(tmp_path):
     run(tmp_path / "m.keras", epochs=1)
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.01, now 0\.02"):
         run(tmp_path / "m.keras", epochs=2, learning_rate=0.02, resume=True)
-    with pytest.raises(CheckpointError, match="the training data are others"):
+    with pytest.raises(CheckpointError, match="the training data differ"):
         source = TextBatches(IDS[:990], length=10, batch_size=8, seed=1)
         run(tmp_path / "m.keras", epochs=2, source=source, resume=True)
     with pytest.raises(CheckpointError, match="the model has other layers"):

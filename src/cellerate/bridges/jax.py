@@ -119,7 +119,7 @@ def blocking(
     """Compiles a function of the arrays into a call for timing, which returns only when the device has finished.
 
     Args:
-        function: Gives one array.
+        function: Returns one array.
         arrays: Each with the dtype in which the function gets it.
         training: Whether the gradients of the arrays are computed, too.
         like: An array on the device to time.
@@ -217,7 +217,7 @@ class _OnCore:
         return self._call("backward", given, results)
 
     def _reserve_bytes(self, given: Mapping[str, Any], pieces: int) -> int:
-        """The bytes that one of so many pieces of the rows keeps for backward."""
+        """The bytes that one piece of the rows keeps for backward."""
         axes = self.operation.batch_axes
         piece = {
             name: jax.ShapeDtypeStruct(_divided(array.shape, axes.get(name), pieces), array.dtype)
@@ -226,7 +226,7 @@ class _OnCore:
         return self.operation.reserve_bytes(piece, self.codes, str(self.operation.like(given).dtype))
 
     def _call(self, direction: str, given: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls the core; `results` has the shapes and types of the wanted results."""
+        """Calls the core; `results` has the shapes and dtypes of the results."""
         name = f"{self.operation.name}_{direction}"
         _, arguments, written, _ = native.core().CALLS[name]
         there = [each for each in written if each in results]

@@ -1,6 +1,6 @@
-"""A call that XLA knows nothing of, on several devices: each computes its own rows of the batch.
+"""Divides a native call, which XLA cannot divide itself, among devices by the rows of the batch.
 
-Without this, XLA would gather the batch on every device, and each would compute all of it.
+Without this, XLA would gather the batch on every device, and each device would compute all of it.
 """
 
 import dataclasses
@@ -24,17 +24,16 @@ Call = Callable[[Arrays, int], dict[str, Any]]
 
 
 def by_rows(call: Call, given: Arrays, rows: Mapping[str, int], leading: Iterable[str]) -> dict[str, Any]:
-    """Makes a call such that devices that share the batch compute each its own rows.
+    """Runs a call so that each device computes its own rows of the batch.
 
     Args:
         call: Computes results by name from arguments by name and a number of pieces, a divisor of the batch. A result
-            that belongs to rows has either all rows on its axis of the batch or one entry for each piece, of a size
-            that depends only on the rows of a piece: so what the core keeps for backward can be shared, too.
-        given: Its arguments, by name. Those without an axis in `rows` are the same on every device.
-        rows: The axis of the batch in each argument and result that has one. The others of the results are sums over
-            the rows.
-        leading: The arguments whose placement decides which device computes which rows. A call and the one that goes
-            back through it must have the same, for each device keeps what only it can read.
+            with a batch axis has all rows on that axis, or one entry for each piece, whose size depends only on the
+            rows of a piece; so the core's reserve for backward can be divided, too.
+        given: The arguments, by name. An argument that is not in `rows` is the same on every device.
+        rows: The batch axis of each argument and result that has one. Every other result is a sum over the rows.
+        leading: The arguments whose sharding decides which device computes which rows. The forward call and its
+            backward call must have the same ones, because only the device that wrote a reserve can read it.
 
     Returns:
         The results, by name.
@@ -43,7 +42,7 @@ def by_rows(call: Call, given: Arrays, rows: Mapping[str, int], leading: Iterabl
     if devices == 1:
         return call(given, 1)
     batch = next(given[name].shape[axis] for name, axis in rows.items() if name in given)
-    # Each share of the batch is whole pieces.
+    # Each device gets whole pieces.
     pieces = math.gcd(batch, devices)
     results = jax.eval_shape(lambda given: call(given, pieces), dict(given))
     shared = _Shared(call, tuple(given), tuple(results), rows, frozenset(leading), batch, pieces)
@@ -57,16 +56,16 @@ def by_rows(call: Call, given: Arrays, rows: Mapping[str, int], leading: Iterabl
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shared:
-    """A call and how its rows are shared.
+    """A call whose rows are divided among devices.
 
     Attributes:
-        call: As `by_rows` takes it.
+        call: As in `by_rows`.
         arguments: The names of its arguments.
         results: The names of its results.
-        rows: The axis of the batch, by name.
-        leading: As `by_rows` takes it.
-        batch: All rows.
-        pieces: The pieces of all rows.
+        rows: The batch axis, by name.
+        leading: As in `by_rows`.
+        batch: The number of rows.
+        pieces: The number of pieces.
     """
 
     call: Call
@@ -82,15 +81,15 @@ class _Shared:
         return self._of_share(arrays, 1)
 
     def partition(self, mesh: Any, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-        """The computation of each device, as `custom_partitioning` asks for it.
+        """The computation of each device, in the form that `custom_partitioning` expects.
 
         Args:
             mesh: The devices.
-            arguments: What XLA would like each argument to be: a shape, a dtype and a sharding.
-            results: The same of each result.
+            arguments: The shape, dtype and sharding that XLA proposes for each argument.
+            results: The shape, dtype and sharding that XLA proposes for each result.
 
         Returns:
-            The mesh, the computation of one device, the shardings of the results and those of the arguments.
+            The mesh, the computation of one device, the shardings of the results, the shardings of the arguments.
         """
         axes = self._mesh_axes(mesh, arguments)
         shares = math.prod(mesh.shape[axis] for axis in axes)
@@ -111,9 +110,9 @@ class _Shared:
         return mesh, of_device, place(self.results, results), tuple(place(self.arguments, arguments))
 
     def rule(self, arguments: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
-        """The rule for Shardy, which propagates shardings: the row axes. `partition` makes the others whole."""
+        """The rule by which Shardy propagates shardings along the row axes; `partition` replicates the other axes."""
         in_piece = self.batch // self.pieces
-        # Shardy takes no factor of size 1 beside another.
+        # Shardy refuses a factor of size 1 in a compound.
         rows: Any = (
             "piece" if in_piece == 1 else "row" if self.pieces == 1 else CompoundFactor("piece", "row")
         )
@@ -131,7 +130,7 @@ class _Shared:
             tuple(mapping(name, array) for name, array in zip(names, arrays, strict=True))
             for names, arrays in ((self.arguments, arguments), (self.results, results))
         )
-        # The sizes are those of the factors that are not an axis by themselves.
+        # Shardy needs the sizes only of factors that are not a whole axis somewhere.
         alone = set(itertools.chain(*taken, *given))
         sizes = {"piece": self.pieces, "row": in_piece} if isinstance(rows, CompoundFactor) else {}
         return SdyShardingRule(

@@ -1,4 +1,4 @@
-"""Several processes of JAX that train one model: every array of the training spans all of them.
+"""Several JAX processes that train one model: every array of the training spans all processes.
 
 JAX calls this multi-controller: each process runs the same program, and XLA adds what they exchange. Keras's
 `DataParallel` places the variables on every device and the rows of a batch on one each.
@@ -42,7 +42,7 @@ def join(address: str, count: int, number: int, *, divided: bool = False) -> Non
     patience = {"shutdown_timeout_seconds": _PATIENCE_S} if known else {}
     jax.distributed.initialize(address, count, number, **patience)
     if divided:
-        # The arrays of a stage are those of its process alone.
+        # The arrays of a stage live in its process alone.
         return
     # Each process reads its own rows, so Keras must not cut them once more.
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
@@ -54,7 +54,7 @@ def place() -> tuple[int, int]:
 
 
 def gathered(values: Sequence[int]) -> np.ndarray:
-    """The whole numbers of each process: int32, (processes, values). All of them must call it."""
+    """The integers of each process, int32, (processes, values). All processes must call it."""
     return np.asarray(multihost_utils.process_allgather(np.array(values, np.int32)))
 
 
@@ -78,12 +78,12 @@ def joint_loss(loss: Any) -> Any:
 
 
 def joint_logs(trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metrics over the rows of all processes: those of a step are that already."""
+    """The metrics over the rows of all processes, which a step's logs already are."""
     return logs
 
 
 def replicate(trainer: keras.Model) -> None:
-    """Makes a compiled model ready to train with the others; Keras's distribution has done so already."""
+    """Does nothing: Keras's distribution has already prepared the compiled model."""
 
 
 def settle(trainer: keras.Model) -> None:
@@ -97,7 +97,7 @@ def count_once(trainer: keras.Model) -> None:
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """Lets one process compute without the others."""
-    # Otherwise each array that Keras makes on the way is compared with those of the others, who make none.
+    # Otherwise JAX would compare each array that Keras makes with the other processes' arrays, and they make none.
     joint = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
     try:

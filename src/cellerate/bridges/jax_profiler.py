@@ -41,7 +41,7 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._options = jax.profiler.ProfileOptions()
-        # Each call of a Python function would be an event, and cost more than most of them.
+        # Each call of a Python function would be an event that costs more than most calls.
         self._options.python_tracer_level = 0
 
     def __enter__(self) -> "Recording":
@@ -85,7 +85,7 @@ class Recording:
 
 
 def _sources(module: str) -> Sources:
-    """The origins of a program's instructions; of several programs of that name, those of the one with marks."""
+    """The origins of a program's instructions; of several programs of that name, the program with marks counts."""
     texts = [
         program.to_string()
         for executable in jax.devices()[0].client.live_executables()
@@ -100,7 +100,7 @@ def _sources(module: str) -> Sources:
 
 
 def sources_of(text: str) -> Sources:
-    """Gives the operation behind each instruction.
+    """Return the operation behind each instruction.
 
     A fusion has one operation's name, if any, though it may hold many: where it names no part of a model, that which
     most of its instructions belong to stands for it.

@@ -1,8 +1,8 @@
-"""A stage of a pipeline on JAX: its part of the model forward and backward, and what it says to the other stages.
+"""A pipeline stage on JAX: its part of the model, forward and backward, and its messages to the other stages.
 
-The arrays of a stage are those of its process alone, so that each stage is a program of its own, with its own shapes
-and weights. JAX has no messages between processes, but a computation may span the devices of some processes only: one
-over two devices, which permutes an array between them, is a message. XLA sends it by gloo or NCCL.
+The arrays of a stage live in its process alone, so each stage is its own program, with its own shapes and weights. JAX
+has no messages between processes, but a computation may span the devices of some processes only. So a message is a
+computation over two devices that permutes an array between them; XLA sends the array by gloo or NCCL.
 """
 
 import functools
@@ -18,12 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 class StagePart:
-    """A function of a stage, computed forward and, later and in another order, backward.
+    """A function of a stage that runs forward and later, in another order, backward.
 
     Args:
-        run: Called with (fixed, x, states, training), gives (y, states). `fixed` has no gradient; `x` may be None.
-        trainable: The Keras variables that it reads and that have a gradient.
-        others: Those that it changes, such as seeds and metrics.
+        run: Called with (fixed, x, states, training), returns (y, states). `fixed` has no gradient; `x` may be None.
+        trainable: The Keras variables that get a gradient.
+        others: The variables that the function changes, such as seeds and metrics.
     """
 
     def __init__(self, run: Callable[..., Any], trainable: Sequence[Any], others: Sequence[Any]) -> None:
@@ -61,7 +61,7 @@ class StagePart:
             variable.assign(value)
 
     def forward(self, fixed: Any, x: Any, states: Sequence[Any]) -> tuple[Any, list[Any], Any]:
-        """Computes y and the states; what is third goes to `backward`."""
+        """Returns y, the states, and the tape for `backward`."""
         y, after, tape, others = self._forward(fixed, *self._values(), x, list(states))
         self._keep(others)
         return y, after, (tape, *map(_shapes, (y, after)))
@@ -73,7 +73,7 @@ class StagePart:
         return y, after
 
     def backward(self, tape: Any, dy: Any, dstates: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The gradients of x and of the states; those of the weights are added up. None stands for zeros."""
+        """Returns the gradients of x and of the states, and sums the weights' gradients; None stands for zeros."""
         pull, y, after = tape
         dy = _zeros(y) if dy is None else dy
         dstates = [_zeros(shape) if one is None else one for shape, one in zip(after, dstates, strict=True)]
@@ -83,7 +83,7 @@ class StagePart:
         return dx, dbefore
 
     def take_gradients(self) -> list[Any]:
-        """The sums of the weights' gradients, which begin anew."""
+        """Returns the sums of the weights' gradients, and starts new sums."""
         found, self._sums = self._sums, None
         return [] if found is None else found
 
@@ -102,10 +102,10 @@ def _zeros(shape: Any) -> Any:
 
 
 class StageLink:
-    """The way to the other processes of a pipeline.
+    """The connection to the other processes of a pipeline.
 
     Args:
-        stages: Into how many stages the model is divided; processes k·stages to (k+1)·stages - 1 have one copy of it.
+        stages: The number of stages of the model; processes k·stages to (k+1)·stages - 1 hold one copy of it.
     """
 
     def __init__(self, stages: int) -> None:
@@ -125,26 +125,26 @@ class StageLink:
         return found.addressable_shards[0].data[0]
 
     def finish(self) -> None:
-        """Waits until all that was sent has left."""
+        """Waits until all messages are sent."""
         jax.block_until_ready(self._sent)
         self._sent.clear()
 
     def mean_of_copies(self, gradients: Sequence[Any]) -> list[Any]:
-        """The means of gradients over the processes that have the same stage."""
+        """The means of gradients over the processes with the same stage."""
         copies = len(self._alike)
         if copies == 1:
             return list(gradients)
         return scaled([_added_up(self._alike, one) for one in gradients], 1 / copies)
 
     def sums(self, values: Sequence[float], *, of_copies: bool = False) -> np.ndarray:
-        """The sums of numbers over all processes, or over those that have the same stage: float32."""
+        """The sums of numbers, float32, over all processes or over the processes with the same stage."""
         members = self._alike if of_copies else self._everyone
         return np.asarray(_added_up(members, jnp.asarray(values, jnp.float32)))
 
 
 @functools.cache
 def _devices() -> dict[int, Any]:
-    """One device of each process: what a process computes without saying where, is there."""
+    """The default device of each process, by the process's number."""
     found: dict[int, Any] = {}
     for device in jax.devices():
         found.setdefault(device.process_index, device)
@@ -157,21 +157,21 @@ def _mesh(members: tuple[int, ...]) -> Mesh:
 
 
 def _spanning(members: tuple[int, ...], value: Any) -> Any:
-    """An array that has a part of each of some processes: this one's is `value`."""
+    """An array with one part from each member process; this process's part is `value`."""
     divided = NamedSharding(_mesh(members), PartitionSpec("process"))
     return jax.make_array_from_single_device_arrays((len(members), *value.shape), divided, [value[None]])
 
 
 @functools.cache
 def _message(source: int, to: int) -> Callable[[Any], Any]:
-    """The computation that both ends of a message run."""
+    """The computation that the sender and the receiver of a message both run."""
     spec = PartitionSpec("process")
     permuted = functools.partial(jax.lax.ppermute, axis_name="process", perm=[(0, 1)])
     return jax.jit(jax.shard_map(permuted, mesh=_mesh((source, to)), in_specs=spec, out_specs=spec))
 
 
 def _added_up(members: tuple[int, ...], value: Any) -> Any:
-    """The sum of the arrays of some processes, each of which gives its own."""
+    """The sum of the member processes' arrays, of which `value` is this process's."""
     return _sum_of(members)(_spanning(members, value)).addressable_shards[0].data
 
 
@@ -208,7 +208,7 @@ class StageUpdate:
 
     Args:
         optimizer: The optimizer, built on all trainable variables.
-        trainable: Those of the stage.
+        trainable: The trainable variables of the stage.
     """
 
     def __init__(self, optimizer: Any, trainable: Sequence[Any]) -> None:
@@ -243,7 +243,7 @@ def settled(values: Any) -> None:
 
 
 def begin_steps(trainer: Any, step: Callable[[Any], dict[str, float]], training: bool) -> Callable[..., Any]:
-    """The function that Keras's `fit` or `evaluate` calls for each batch, from one that takes the batch.
+    """The function that Keras's `fit` or `evaluate` calls for each batch; it calls `step` with the batch.
 
     Keras passes the values of all variables on as a state. Here they stay in the variables, where the stage reads them.
     """
@@ -255,7 +255,7 @@ def begin_steps(trainer: Any, step: Callable[[Any], dict[str, float]], training:
 
     def function(state: Any, iterator: Iterator[Any]) -> Any:
         found = groups()
-        # Keras takes the values out of the variables for the time of an epoch.
+        # Keras removes the values from the variables during an epoch.
         for variable, value in zip(itertools.chain(*found), itertools.chain(*state), strict=True):
             variable.assign(value)
         logs = {}

@@ -160,7 +160,7 @@ def in_place_changes(tensor: Any) -> int:
 
 
 def traced_for() -> str | None:
-    """The reason why the graph that is being traced cannot call the native core, in words; None if it can.
+    """The reason why the graph being traced cannot call the native core; None if it can.
 
     The core is called through Python. A function that XLA compiles cannot do that, nor can one in a file. What
     `get_concrete_function` returns counts as one for a file: `TFLiteConverter` and the signatures of a SavedModel ask

@@ -44,7 +44,7 @@ class Recording:
         self._folder = folder
 
     def __enter__(self) -> "Recording":
-        # Each call of a Python function would be an event, and cost more than most of them.
+        # Each call of a Python function would be an event that costs more than most calls.
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
         tf.profiler.experimental.start(str(self._folder), options=options)
         return self
@@ -114,7 +114,7 @@ def _compiled(space: Any) -> dict[str, str]:
 
 
 def sources_of(program: Any) -> dict[str, str]:
-    """The operation behind each instruction of a program; a fusion has that of most of its instructions."""
+    """The operation behind each instruction of a program; for a fusion, that of most of its instructions."""
     computations = {one.id: one for one in program.computations}
     found: dict[str, str] = {}
     for computation in program.computations:

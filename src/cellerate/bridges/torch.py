@@ -44,7 +44,7 @@ def peak_gpu_memory_bytes() -> int | None:
 
 
 def traced_for() -> str | None:
-    """The reason why what is computed now cannot call the native core, in words; None if it can.
+    """The reason why the running computation cannot call the native core; None if it can.
 
     The transforms of `torch.func` (grad, vjp, jacrev, vmap) take no operator whose gradient is registered as ours is.
     """
@@ -189,7 +189,7 @@ def blocking(
     """Makes a function of the arrays into a call for timing, which returns only when the device has finished.
 
     Args:
-        function: Gives one tensor.
+        function: Returns one tensor.
         arrays: Each with the dtype in which the function gets it.
         training: Whether the gradients of the arrays are computed, too.
         like: A tensor on the device to time.

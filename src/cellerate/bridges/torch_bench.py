@@ -81,7 +81,7 @@ def training_step(weights: Sequence[np.ndarray], rate: float, epsilon: float) ->
 
 
 def predictor(weights: Sequence[np.ndarray], threads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """The model in use: ids (B, T) int32 → logits (B, T, V) float32, on so many threads, gradients off."""
+    """The inference of the model: ids (B, T) int32 → logits (B, T, V) float32, without gradients."""
     model = CharacterModel(weights).eval()
 
     def predict(ids: np.ndarray) -> np.ndarray:

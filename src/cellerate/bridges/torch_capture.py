@@ -71,7 +71,7 @@ class CapturedStep:
         new_graph: Makes a graph.
 
     Attributes:
-        refused: Why the step runs uncaptured, in words; None while it is captured, or may still be.
+        refused: Why the step runs uncaptured; None while it is captured, or may still be.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class _NothingFromTheHost(TorchFunctionMode):
         return result
 
     def _is_ours(self, device: torch.device) -> bool:
-        """True if a device is that of the step. Keras says "cuda", without a number, for the current one."""
+        """True if a device is the step's. Keras says "cuda", without a number, for the current device."""
         return device.type == self._device.type and device.index in (None, self._device.index)
 
 

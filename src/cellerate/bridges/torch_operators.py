@@ -83,9 +83,9 @@ def _define(
         name: The name of the operators.
         operation: What they compute.
         key: The dispatch key of the device that they run on.
-        forward: Computes the `forward_results`, of which the reserve is empty unless it is to be kept.
+        forward: Computes the `forward_results`; the reserve among them is empty unless backward needs it.
         backward: Computes the gradients of the differentiable arguments, without elements for those without one.
-        results: What `forward` gives, not computed.
+        results: Placeholders for the results of `forward`, with their shapes and dtypes.
     """
     with _defining:
         if name in _defined:

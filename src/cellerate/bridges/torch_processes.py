@@ -44,7 +44,7 @@ def join(address: str, count: int, number: int, *, divided: bool = False) -> Non
         # torchrun shows every process all GPUs; the other launchers show each its own.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group(
-        # Arrays of a GPU travel by NCCL, those of a processor by gloo; the metrics may be on either.
+        # NCCL carries arrays of a GPU, gloo arrays of a CPU; the metrics may be on either.
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         init_method=f"tcp://{address}",
         world_size=count,
@@ -60,7 +60,7 @@ def place() -> tuple[int, int]:
 
 
 def gathered(values: Sequence[int]) -> np.ndarray:
-    """The whole numbers of each process: int64, (processes, values). All of them must call it."""
+    """The integers of each process, int64, (processes, values). All processes must call it."""
     mine = torch.tensor(values, dtype=torch.int64)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)
@@ -87,7 +87,7 @@ def joint_logs(trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, An
 
 
 def replicate(trainer: keras.Model) -> None:
-    """Makes a compiled model train with those of the other processes, from the weights of process 0.
+    """Makes a compiled model train with the other processes' copies of it, from the weights of process 0.
 
     Each process draws its own dropout, and all see the same metrics.
     """
@@ -120,7 +120,7 @@ def count_once(trainer: keras.Model) -> None:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Lets one process compute without the others, which it does anyway."""
+    """Does nothing: on torch, one process may always compute without the others."""
     yield
 
 

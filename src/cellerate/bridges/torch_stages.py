@@ -1,4 +1,4 @@
-"""A stage of a pipeline on torch: its part of the model forward and backward, and what it says to the other stages."""
+"""A pipeline stage on torch: its part of the model, forward and backward, and its messages to the other stages."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,23 +9,23 @@ import torch.distributed as dist
 
 
 class StagePart:
-    """A function of a stage, computed forward and, later and in another order, backward.
+    """A function of a stage that runs forward and later, in another order, backward.
 
     Args:
-        run: Called with (fixed, x, states, training), gives (y, states). `fixed` has no gradient; `x` may be None.
-        trainable: The Keras variables that it reads and that have a gradient.
-        others: Those that it changes, such as seeds and metrics.
+        run: Called with (fixed, x, states, training), returns (y, states). `fixed` has no gradient; `x` may be None.
+        trainable: The Keras variables that get a gradient.
+        others: The variables that the function changes, such as seeds and metrics.
     """
 
     def __init__(self, run: Callable[..., Any], trainable: Sequence[Any], others: Sequence[Any]) -> None:
         self._run, self._trainable = run, list(trainable)
 
     def forward(self, fixed: Any, x: Any, states: Sequence[Any]) -> tuple[Any, list[Any], Any]:
-        """Computes y and the states; what is third goes to `backward`."""
-        given = [None if one is None else one.detach().requires_grad_() for one in (x, *states)]
+        """Returns y, the states, and the tape for `backward`."""
+        inputs = [None if one is None else one.detach().requires_grad_() for one in (x, *states)]
         with torch.enable_grad():
-            y, after = self._run(fixed, given[0], given[1:], True)
-        return y.detach(), [one.detach() for one in after], (given, [y, *after])
+            y, after = self._run(fixed, inputs[0], inputs[1:], True)
+        return y.detach(), [one.detach() for one in after], (inputs, [y, *after])
 
     def infer(self, fixed: Any, x: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Computes y and the states without dropout."""
@@ -33,20 +33,20 @@ class StagePart:
             return self._run(fixed, x, list(states), False)
 
     def backward(self, tape: Any, dy: Any, dstates: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The gradients of x and of the states; those of the weights are added up. None stands for zeros."""
-        given, made = tape
+        """Returns the gradients of x and of the states, and sums the weights' gradients; None stands for zeros."""
+        inputs, outputs = tape
         pairs = [
             (one, gradient)
-            for one, gradient in zip(made, [dy, *dstates], strict=True)
+            for one, gradient in zip(outputs, [dy, *dstates], strict=True)
             if gradient is not None and one.requires_grad
         ]
         if pairs:
             torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
-        dx, *dbefore = [None if one is None else one.grad for one in given]
+        dx, *dbefore = [None if one is None else one.grad for one in inputs]
         return dx, dbefore
 
     def take_gradients(self) -> list[Any]:
-        """The sums of the weights' gradients, which begin anew."""
+        """Returns the sums of the weights' gradients, and starts new sums."""
         found = []
         for variable in self._trainable:
             gradient = variable.value.grad
@@ -56,16 +56,16 @@ class StagePart:
 
 
 class StageLink:
-    """The way to the other processes of a pipeline.
+    """The connection to the other processes of a pipeline.
 
     Args:
-        stages: Into how many stages the model is divided; processes k·stages to (k+1)·stages - 1 have one copy of it.
+        stages: The number of stages of the model; processes k·stages to (k+1)·stages - 1 hold one copy of it.
     """
 
     def __init__(self, stages: int) -> None:
         self._number, count = dist.get_rank(), dist.get_world_size()
         self._sending: list[tuple[Any, Any]] = []
-        # All processes must make all groups, in one order.
+        # All processes must make all groups, in the same order.
         groups = [dist.new_group(list(range(stage, count, stages))) for stage in range(stages)]
         self._alike, self._copies = groups[self._number % stages], count // stages
 
@@ -85,13 +85,13 @@ class StageLink:
         return found
 
     def finish(self) -> None:
-        """Waits until all that was sent has left."""
+        """Waits until all messages are sent."""
         for work, _ in self._sending:
             work.wait()
         self._sending.clear()
 
     def mean_of_copies(self, gradients: Sequence[Any]) -> list[Any]:
-        """The means of gradients over the processes that have the same stage."""
+        """The means of gradients over the processes with the same stage."""
         if self._copies == 1:
             return list(gradients)
         for one in gradients:
@@ -100,7 +100,7 @@ class StageLink:
         return list(gradients)
 
     def sums(self, values: Sequence[float], *, of_copies: bool = False) -> np.ndarray:
-        """The sums of numbers over all processes, or over those that have the same stage: float64."""
+        """The sums of numbers, float64, over all processes or over the processes with the same stage."""
         found = torch.tensor(np.asarray(values, np.float64))
         dist.all_reduce(found, group=self._alike if of_copies else None)
         return found.numpy()
@@ -121,7 +121,7 @@ class StageUpdate:
 
     Args:
         optimizer: The optimizer, built on all trainable variables.
-        trainable: Those of the stage.
+        trainable: The trainable variables of the stage.
     """
 
     def __init__(self, optimizer: Any, trainable: Sequence[Any]) -> None:
@@ -140,7 +140,7 @@ def settled(values: Any) -> None:
 
 
 def begin_steps(trainer: Any, step: Callable[[Any], dict[str, float]], training: bool) -> Callable[..., Any]:
-    """The function that Keras's `fit` or `evaluate` calls for each batch, from one that takes the batch."""
+    """The function that Keras's `fit` or `evaluate` calls for each batch; it calls `step` with the batch."""
 
     def function(data: list[Any]) -> dict[str, float]:
         return step(data[0])

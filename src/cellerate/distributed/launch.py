@@ -129,20 +129,20 @@ def _step_seconds(run: Callable[[int, Mapping[str, str]], int], count: int, fold
 
 
 def _first_failure(started: Sequence["subprocess.Popen[bytes]"]) -> tuple[int, int] | None:
-    """Waits for all; the number and exit code of the one that failed first, after which the others have little time."""
+    """Waits for all processes; returns the number and exit code of the first that failed. The others then soon end."""
     failed: tuple[int, int] | None = None
     deadline = float("inf")
     while True:
         codes = [process.poll() for process in started]
         ended = [(number, code) for number, code in enumerate(codes) if code]
         if failed is None and ended:
-            # Of several since the last look, one that a signal ended did not fail because of another.
+            # If several ended since the last look, prefer one that a signal ended: it did not fail because of another.
             failed = min(ended, key=lambda one: one[1] > 0)
             deadline = time.monotonic() + _GRACE_S
         if None not in codes or time.monotonic() >= deadline:
             break
         time.sleep(_LOOK_EVERY_S)
-    # All fail alike, each with a message of its own: that of the first process has been seen.
+    # If process 0 failed with the same code, name it, because its message has been shown already.
     return (0, failed[1]) if failed is not None and (0, failed[1]) in ended else failed
 
 
@@ -166,7 +166,7 @@ def _passed_on(started: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
 
 
 def _repeat(number: int, code: int, log: IO[bytes]) -> None:
-    """Shows what a process that failed said last."""
+    """Shows the last output of a failed process."""
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - _TOLD_BYTES))
     said = log.read().decode(errors="replace").strip()
@@ -175,7 +175,7 @@ def _repeat(number: int, code: int, log: IO[bytes]) -> None:
 
 
 def _processors_of(number: int, count: int) -> str:
-    """The share of this machine's processors; empty where there are fewer than processes, and they share all."""
+    """A process's share of the processors; empty if there are more processes than processors, which then share all."""
     if not hasattr(os, "sched_getaffinity") or count > processors():
         return ""
     known = sorted(os.sched_getaffinity(0))
@@ -184,7 +184,7 @@ def _processors_of(number: int, count: int) -> str:
 
 
 def _gpu_of(number: int, count: int) -> dict[str, str]:
-    """The variable that shows a process its own GPU alone; nothing without GPUs.
+    """The environment variable that limits a process to its own GPU; nothing without GPUs.
 
     Raises:
         ConfigError: There are GPUs, but fewer than processes.
@@ -202,7 +202,7 @@ def _gpu_of(number: int, count: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens at."""
+    """A free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

@@ -1,8 +1,8 @@
-"""Predicts the time of a training on more devices, from that of its steps on one.
+"""Predicts the time of a training on several devices from its steps on one device.
 
-The rows of a device's share are measured; what the devices exchange is a formula, with a link that is assumed or
-measured. Assumed besides: all devices are as fast as the measured one, and the exchange is not hidden behind the
-computation, so that the truth is rather better than the prediction.
+The computation of each device's rows is measured; the exchange of gradients is a formula, with an assumed or measured
+link. The prediction assumes that all devices are as fast as the measured one, and that the exchange does not overlap
+the computation; so the truth is usually better than the prediction.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class Link:
     """The link between two devices.
 
     Attributes:
-        bytes_per_s: Its bandwidth.
-        latency_s: What a message takes, however short it is, in seconds.
+        bytes_per_s: The bandwidth.
+        latency_s: The seconds that the shortest message takes.
     """
 
     bytes_per_s: float
@@ -50,12 +50,12 @@ class Prediction:
     """A training on a number of devices.
 
     Attributes:
-        devices: How many.
-        rows: Of each batch, the rows of one device.
-        compute_s: Seconds a step computes and reads its rows.
-        exchange_s: Seconds it then exchanges gradients.
-        step_s: Both.
-        efficiency: The gain over one device, over the number of devices.
+        devices: The number of devices.
+        rows: The rows of each batch on one device.
+        compute_s: Seconds in which a step reads its rows and computes.
+        exchange_s: Seconds in which a step then exchanges gradients.
+        step_s: The sum of both.
+        efficiency: The gain over one device, divided by the number of devices.
         epoch_s: Seconds of an epoch, without validation.
         memory_bytes: The resident memory of the process of one device.
     """
@@ -76,12 +76,12 @@ class StagePlan:
 
     Attributes:
         layers: The layers of each stage.
-        compute_s: Seconds a step in which the most expensive stage computes.
-        bubble_s: Seconds a step in which it waits until the stages are filled, and until they are empty.
-        exchange_s: Seconds of its messages.
-        step_s: All of them.
-        chunks: Into how many chunks time is divided.
-        efficiency: The gain over one device, over the number of stages.
+        compute_s: Seconds of a step in which the most expensive stage computes.
+        bubble_s: Seconds of a step in which that stage waits while the pipeline fills and drains.
+        exchange_s: Seconds of a step for that stage's messages.
+        step_s: The sum of all three.
+        chunks: The number of chunks of time.
+        efficiency: The gain over one device, divided by the number of stages.
         epoch_s: Seconds of an epoch, without validation.
     """
 
@@ -102,13 +102,13 @@ class StagePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A prediction for processes on this machine, beside what they took.
+    """A prediction for processes on this machine, with the measured times.
 
     Attributes:
-        devices: How many.
+        devices: The number of processes.
         predicted_s: The predicted seconds of a step.
-        measured_s: The measured ones.
-        link: What connects them, measured.
+        measured_s: The measured seconds of a step.
+        link: The measured link between the processes.
     """
 
     devices: int
@@ -118,23 +118,23 @@ class Check:
 
     @property
     def error(self) -> float:
-        """The error of the prediction, as a share of what was measured; negative if it promised too much speed."""
+        """The error of the prediction, as a share of the measured time; negative if it promised too much speed."""
         return self.predicted_s / self.measured_s - 1
 
 
 def measure(command: Sequence[str], devices: Sequence[int], stages: Sequence[int] = ()) -> dict[str, Any]:
-    """Times steps of a training in one process, with the rows that each of so many devices would have.
+    """Times steps of a training in one process, with the rows of one device out of each number of devices.
 
     Args:
         command: The training.
         devices: The numbers of devices.
-        stages: The numbers of stages, for which the layers are timed each by itself.
+        stages: The numbers of stages, for which each layer is timed separately.
 
     Returns:
         What `training.probe` writes.
 
     Raises:
-        SystemExit: The training itself fails; it has said why.
+        SystemExit: The training itself fails, after its own error message.
     """
     return _probed(command, sorted({1, *devices}), 1, 1, stages=stages)
 
@@ -211,7 +211,7 @@ def check_stages(command: Sequence[str], stages: int) -> Check:
     """Predicts what stages in processes on this machine take, each with its share of the processors, and runs them.
 
     Raises:
-        SystemExit: The training itself fails; it has said why.
+        SystemExit: The training itself fails, after its own error message.
     """
     alone = _probed(command, [1], 1, stages, stages=[stages])
     together = _probed(command, [1], stages, stages, {STAGES_VARIABLE: str(stages)})
@@ -224,7 +224,7 @@ def check(command: Sequence[str], devices: int) -> Check:
     """Predicts what processes on this machine take, each with its share of the processors, and runs them.
 
     Raises:
-        SystemExit: The training itself fails; it has said why.
+        SystemExit: The training itself fails, after its own error message.
     """
     alone = _probed(command, [devices], 1, devices)
     together = _probed(command, [1], devices, devices)

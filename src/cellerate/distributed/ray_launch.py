@@ -233,7 +233,7 @@ def _work(config: dict[str, Any]) -> None:
 
     context = ray.train.get_context()
     number, count = context.get_world_rank(), context.get_world_size()
-    # All must begin alike, so the first one looks for all.
+    # All must begin in the same way, so the first process decides for all.
     made = {path.name for path in _checkpoints(Path(config["folder"], config["run"]))} - {*config["before"]}
     address, again = broadcast_from_rank_zero(
         (f"{ray.util.get_node_ip_address()}:{free_port()}", bool(made)) if number == 0 else None
@@ -259,12 +259,12 @@ def _work(config: dict[str, Any]) -> None:
 
 
 def _again(command: Sequence[str]) -> list[str]:
-    """The command that goes on with a run that this one began."""
+    """The command that resumes a run which `command` began."""
     return [*(word for word in command if word not in ("--resume", "--overwrite")), "--resume"]
 
 
 def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str, str]:
-    """Passes on what a process tells until it ends; its exit code, its results, and what it told last."""
+    """Passes on a process's messages until it ends; returns its exit code, its results and its last message."""
     results: list[str] = []
     reader = threading.Thread(target=lambda: results.extend(process.stdout or ()))
     reader.start()

@@ -1,11 +1,11 @@
-"""Asks a model of sequences whether it looks at steps that come later."""
+"""Tests whether a sequence model looks at later steps."""
 
 import keras
 import numpy as np
 
 from cellerate.keras_graph.graph import forget_states, outputs_of
 
-# Rounding is far below, and what a neighbouring step adds far above.
+# Rounding errors are far below, the effect of a neighbouring step far above.
 _SAME = 1e-5
 _STEPS, _ROWS = 16, 4
 
@@ -13,14 +13,13 @@ _STEPS, _ROWS = 16, 4
 def looks_ahead(model: keras.Model, vocabulary_size: int) -> bool:
     """Return True if an output of a model depends on an id of a later step.
 
-    No list of layers would be complete, so the model is asked: ids of the second half of a batch change, and the
-    outputs of the first half are compared. Its trainable weights are moved a little meanwhile, as a branch whose
-    weights begin at zero hides what it reads.
+    No list of layers would be complete, so the model is run: the ids of the second half of the steps change, and the
+    outputs of the first half are compared. Meanwhile its trainable weights are moved a little, because a branch whose
+    weights start at zero hides its inputs.
 
     Args:
-        model: Takes ids (B, T) and gives (B, T, V). It is not changed, but for the states of stateful layers, which
-            are zeros then.
-        vocabulary_size: How many different ids it takes.
+        model: Maps ids (B, T) to (B, T, V). Only the states of its stateful layers change: they become zeros.
+        vocabulary_size: The number of different ids.
     """
     rows, steps = model.inputs[0].shape
     rows, steps = rows or _ROWS, steps or _STEPS

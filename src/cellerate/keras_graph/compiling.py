@@ -1,4 +1,4 @@
-"""Compiles a model as another one is compiled."""
+"""Compiles a model like another one."""
 
 import warnings
 from typing import Any
@@ -11,13 +11,13 @@ from cellerate.errors import in_a_line
 def compile_as(model: keras.Model, source: keras.Model) -> keras.Model:
     """Compiles a model with the optimizer, loss, metrics and options that another one was compiled with.
 
-    The model gets an optimizer and metrics of its own, with fresh states. Keras's `compile_from_config` would do for
-    what Keras can store, but not for a loss that is a lambda. A warning says so if an optimizer or a metric cannot be
-    copied; the model then stays uncompiled.
+    The model gets its own optimizer and metrics, with fresh states. Keras's `compile_from_config` does not work for a
+    loss that Keras cannot store, such as a lambda. If an optimizer or a metric cannot be copied, the model stays
+    uncompiled, with a warning.
 
     Args:
         model: The model to compile, with the outputs of `source`.
-        source: The other one. If it is not compiled, nothing happens.
+        source: The model to copy from. If it is not compiled, nothing happens.
 
     Returns:
         `model` itself.
@@ -26,7 +26,7 @@ def compile_as(model: keras.Model, source: keras.Model) -> keras.Model:
     if compiled is None or not source.compiled:
         return model
     try:
-        given = {name: keras.tree.map_structure(_own, value) for name, value in compiled.config.items()}
+        arguments = {name: keras.tree.map_structure(_own, value) for name, value in compiled.config.items()}
     except (TypeError, ValueError, NotImplementedError) as error:
         warnings.warn(
             f"{model.name!r} is returned uncompiled, because how {source.name!r} was compiled cannot be copied; "
@@ -34,7 +34,7 @@ def compile_as(model: keras.Model, source: keras.Model) -> keras.Model:
             stacklevel=3,
         )
     else:
-        model.compile(**given)
+        model.compile(**arguments)
     return model
 
 

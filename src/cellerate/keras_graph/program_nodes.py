@@ -1,4 +1,4 @@
-"""The tools of the reader of a model: values that stand for tensors, and nodes made from calls."""
+"""The tools that read a model: values that stand for tensors, and nodes made from calls."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from cellerate.keras_graph.keras_backend import weight
 from cellerate.program import NORMALIZERS, Node, Option
 
 ALL_COUNT = -1
-"""Stands among the masks of a `ProgramValue` for a mask that is True everywhere."""
+"""The entry in `ProgramValue.masks` for a mask that is True everywhere."""
 
 USE_OTHERS = "Use layers that can be packed, or do its work outside the model."
 NAMED = "Use an activation of keras.activations, or a layer such as keras.layers.ReLU."
@@ -28,10 +28,10 @@ class Refused(Exception):  # noqa: N818  (it is always caught, and becomes a Mod
     """Why a call cannot be part of a program; `to_program` catches and collects these.
 
     Attributes:
-        why: What prevents it; the text follows the name of a layer.
-        instead: What to do about it, a sentence.
-        where: The path and class of the layer, if it is inside what was called.
-        others: Further reasons, of the same call.
+        why: The reason, in words that follow the name of a layer.
+        instead: A sentence on what to do.
+        where: The path and class of the layer, if it is inside the called layer.
+        others: Further reasons from the same call.
     """
 
     def __init__(self, why: str, instead: str = USE_OTHERS) -> None:
@@ -42,10 +42,10 @@ class Refused(Exception):  # noqa: N818  (it is always caught, and becomes a Mod
 
 
 def each(*parts: Callable[[], Any]) -> list[Any]:
-    """The results of several functions; all of them are called before any refuses.
+    """The results of several functions, all called before a refusal is raised.
 
     Raises:
-        Refused: For the first reason, with all others.
+        Refused: The first reason; its `others` are the rest.
     """
     results: list[Any] = []
     reasons: list[Refused] = []
@@ -65,13 +65,13 @@ class ProgramValue:
     """The stand-in for a tensor of the graph.
 
     Attributes:
-        number: The node that gives it; None for a tensor of booleans that can only serve as a mask.
-        shape: (B, ...), None where a size is free.
-        mask: The Keras mask that it carries.
-        masks: For a tensor of booleans: the nodes of the masks that it joins by OR; None for anything else.
-        whole: Whether it is an input of whole numbers.
-        boolean: Whether it is a tensor of booleans: its numbers are 1 and 0.
-        refused: Why no node gives the numbers of a tensor of booleans.
+        number: The node that computes it; None for a boolean tensor that can only serve as a mask.
+        shape: (B, ...), with None for a free size.
+        mask: The Keras mask on the tensor.
+        masks: For a boolean tensor the nodes of the masks that it combines by OR; None for other tensors.
+        whole: Whether it is an input of integers.
+        boolean: Whether it is a boolean tensor, whose numbers are 1 and 0.
+        refused: Why no node computes the numbers of a boolean tensor.
     """
 
     number: int | None
@@ -85,15 +85,15 @@ class ProgramValue:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """Where a model keeps the values of an array in its program.
+    """The origin of a program's array in the Keras model.
 
     Attributes:
         variable: The Keras variable; it may have another shape than the array, with the same elements in order.
         transposed: Whether its axes are swapped relative to the array.
         update: One half of the low-rank update that is merged into the array; None if there is none.
-        part: The place on the first axis of the variable that the array is of; None if it is all of it.
-        groups: How many blocks the array has that the variable (size, features of a group, N) holds without the zeros
-            between them: those of a convolution in groups.
+        part: The index on the variable's first axis that the array holds; None for the whole variable.
+        groups: The groups of a convolution. The array holds one block a group, with zeros between the blocks; the
+            variable (size, features of a group, N) has no zeros.
     """
 
     variable: Any
@@ -103,7 +103,7 @@ class Weight:
     groups: int = 1
 
     def assign(self, values: np.ndarray) -> None:
-        """Gives the model other values, in the shape of the array; a low-rank update becomes zero."""
+        """Assigns values in the shape of the array to the variable; a low-rank update becomes zero."""
         values = values.T if self.transposed else values
         if self.groups > 1:
             values = blocks_of(values, self.variable.shape[0], self.groups)
@@ -117,7 +117,7 @@ class Weight:
 
 
 def in_blocks(kernel: np.ndarray, groups: int) -> np.ndarray:
-    """The kernel (size, F, N) of a convolution in groups as (size·groups·F, N), zeros where a filter does not look."""
+    """The kernel (size, F, N) of a grouped convolution as (size·groups·F, N), with zeros outside each group."""
     size, features, filters = kernel.shape
     whole = np.zeros((size, groups, features, groups, filters // groups), kernel.dtype)
     for group, block in enumerate(np.split(kernel, groups, axis=2)):
@@ -126,14 +126,14 @@ def in_blocks(kernel: np.ndarray, groups: int) -> np.ndarray:
 
 
 def blocks_of(whole: np.ndarray, size: int, groups: int) -> np.ndarray:
-    """The kernel (size, F, N) that `in_blocks` has made a matrix."""
+    """The kernel (size, F, N) from the matrix of `in_blocks`."""
     filters = whole.shape[1]
     split = whole.reshape(size, groups, -1, groups, filters // groups)
     return np.concatenate([split[:, group, :, group] for group in range(groups)], axis=2)
 
 
 class Nodes:
-    """The nodes of a program so far, the arrays that they share, and where those come from.
+    """The nodes of a program so far, the arrays that they share, and the origin of the arrays.
 
     Attributes:
         found: The nodes.
@@ -167,14 +167,14 @@ class Nodes:
         return ProgramValue(len(self.found) - 1)
 
     def mask(self, op: str, name: str, inputs: Mapping[str, ProgramValue], **options: Option) -> ProgramValue:
-        """A node that makes a mask; the existing node if it was made before."""
+        """The node of a mask; an equal existing node is used again."""
         key = (op, *((name, value.number) for name, value in inputs.items()), *options.items())
         if key not in self._masks:
             self._masks[key] = self.add(op, name, inputs, None, **options)
         return self._masks[key]
 
     def nonzero(self, name: str, value: ProgramValue) -> ProgramValue:
-        """The node of the mask that numbers (B, T) make: True where they are not 0."""
+        """The node of the mask that is True where numbers (B, T) are not 0."""
         looked_up = any(node.op == "embedding" and node.inputs["ids"] == value.number for node in self.found)
         if value.whole or looked_up:
             return self.mask("ids_mask", name, {"ids": value})
@@ -189,7 +189,7 @@ class Nodes:
         """An array in float32, made once, so that the nodes of a shared layer share it."""
         key = (id(owner), name)
         if key not in self._arrays:
-            # A copy: Keras may give the memory of the variable itself, which training changes.
+            # A copy, because Keras may return the variable's own memory, which training changes.
             self._arrays[key] = array = np.array(make(), "float32", order="C")
             if weight is not None:
                 self.weights[id(array)] = weight
@@ -205,16 +205,16 @@ class ProgramCall:
     """One call of a layer or operation.
 
     Attributes:
-        layer: What is called.
-        path: Where it is.
-        arguments: By the names that its `call` gives them, with a `ProgramValue` for each tensor.
-        mask: What Keras passes as its mask.
-        shapes: The shapes of its outputs.
-        boolean: Whether it gives booleans.
-        nodes: Where its nodes go.
-        readers: How the layers inside a wrapper are read.
-        time_axis: The axis of time of a sequence that it reads, which is 2 inside a TimeDistributed.
-        whole: Whether it gives whole numbers.
+        layer: The layer or operation that is called.
+        path: Its path in the model.
+        arguments: The arguments by the names in its `call`, with a `ProgramValue` for each tensor.
+        mask: The mask that Keras passes.
+        shapes: The shapes of the outputs.
+        boolean: Whether the outputs are booleans.
+        nodes: The nodes to which the call adds its own.
+        readers: The readers of layers inside a wrapper.
+        time_axis: The time axis of an input sequence; 2 inside a TimeDistributed.
+        whole: Whether the outputs are integers.
     """
 
     layer: Any
@@ -230,7 +230,7 @@ class ProgramCall:
 
     @property
     def x(self) -> Any:
-        """Its first argument."""
+        """The first argument."""
         return next(iter(self.arguments.values()))
 
     def add(
@@ -253,7 +253,7 @@ class ProgramCall:
         }
 
     def used_mask(self) -> ProgramValue | None:
-        """The node of the mask that the call is given, None if every step counts.
+        """The node of the call's mask; None if every step counts.
 
         Raises:
             Refused: No node makes this mask.
@@ -261,7 +261,7 @@ class ProgramCall:
         return self.mask_node(self.mask)
 
     def mask_node(self, mask: Any) -> ProgramValue | None:
-        """The node of a mask on one of the call's tensors, None if every step counts.
+        """The node of a mask on one of the call's tensors; None if every step counts.
 
         Raises:
             Refused: No node makes this mask.
@@ -279,9 +279,8 @@ class ProgramCall:
             masks = carried(self.nodes.nonzero(self.path, mask)).masks
         if not masks or len(mask.shape) not in (0, 2):
             raise Refused(
-                "is given a mask that comes from something else than an Embedding, a Masking or an input",
-                "Make the mask with one of these: an input of booleans, or of numbers that are 0 where a step does not "
-                "count.",
+                "gets a mask that does not come from an Embedding, a Masking or an input",
+                "Make the mask with one of these; an input is booleans, or numbers that are 0 at steps to leave out.",
             )
         if ALL_COUNT in masks:
             return None
@@ -289,25 +288,25 @@ class ProgramCall:
         if len(values) == 1:
             return values[0]
         return self.nodes.mask(
-            "any_mask", self.path, {str(place): value for place, value in enumerate(values)}
+            "any_mask", self.path, {str(index): value for index, value in enumerate(values)}
         )
 
 
 Read = Callable[[ProgramCall], ProgramValue | list[ProgramValue]]
-"""Adds the nodes of a layer's call and gives the values of its outputs; raises Refused if no nodes compute it."""
+"""Adds the nodes of a layer's call and returns the values of its outputs; raises Refused if no nodes compute it."""
 
 ReadOne = Callable[[ProgramCall], ProgramValue]
-"""The same for an operation's call, which has one output."""
+"""Adds the nodes of a call with a single output, and returns its value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """The rules by which layers become nodes, by the place where they may be.
+    """The readers of layers by class, for each position that a layer may have.
 
     Attributes:
-        anywhere: All layers that programs know.
-        per_step: Those that may be inside a TimeDistributed.
-        recurrent: Those that may be inside a Bidirectional.
+        anywhere: All layers that programs support.
+        per_step: The layers that may be inside a TimeDistributed.
+        recurrent: The layers that may be inside a Bidirectional.
     """
 
     anywhere: Mapping[type, Read]
@@ -316,7 +315,7 @@ class Readers:
 
 
 def carried(mask: ProgramValue) -> ProgramValue:
-    """The tensor of booleans that stands for a mask's node."""
+    """The boolean tensor for a mask's node."""
     return ProgramValue(None, masks=None if mask.number is None else frozenset([mask.number]))
 
 
@@ -337,10 +336,10 @@ def numpy(variable: Any) -> np.ndarray:
 
 
 def read_layer(call: ProgramCall, table: Mapping[type, Read]) -> list[ProgramValue]:
-    """The outputs of a layer whose class is in a table, or is a subclass of one there that computes the same.
+    """The outputs of a layer whose class, or a base class with the same computation, is in a table.
 
     Raises:
-        Refused: It is neither, or its state is one that a program cannot have.
+        Refused: The table has no such class, or a program cannot have the layer's state.
     """
     try:
         outputs = _reader(call, table)(call)
@@ -373,16 +372,16 @@ def _reader(call: ProgramCall, table: Mapping[type, Read]) -> Read:
     if getattr(layer, "quantization_mode", None) is not None:
         raise Refused(
             f"is quantised ({layer.quantization_mode})",
-            "Pack the model as it was before: packing can quantise it.",
+            "Pack the model from before quantisation: packing can quantise it.",
         )
     return table[known]
 
 
 def known_activation(function: Any) -> str:
-    """The name by which programs know an activation.
+    """The name of an activation in programs.
 
     Raises:
-        Refused: Programs do not know it.
+        Refused: Programs do not support the activation.
     """
     for name in NORMALIZERS:
         if function is keras.activations.get(name):

@@ -1,4 +1,4 @@
-"""Running a Keras model's own graph one time step at a time, with the recurrent state held outside.
+"""Runs a Keras model's own graph one time step at a time, with the recurrent state outside the model.
 
 Each recurrent call is replaced by its cell. `keras_stepper` handles compiling and the meaning of ids.
 """
@@ -80,9 +80,9 @@ class StepGraph:
         """Runs the graph over a few time steps from a state.
 
         Args:
-            inputs: (B, T, ...), as the model's input takes them.
-            state: The state before them, as `initial_state` gives it.
-            state_only: Stop after the last recurrent layer, whose output is then not needed.
+            inputs: (B, T, ...), in the form of the model's input.
+            state: The state before the first step, in the form of `initial_state`.
+            state_only: Whether to stop after the last recurrent layer, and compute no output.
 
         Returns:
             The state after the last step, and the model's output: None with `state_only`.
@@ -248,10 +248,10 @@ def _all_steps_at_once(layer: keras.Layer, x: Any) -> Any:
 
 def _is_softmax(tensor: Any) -> bool:
     """True if a tensor of a graph comes out of a softmax."""
-    operation, node_index, place = tensor._keras_history
+    operation, node_index, index = tensor._keras_history
     inner = functional_graph(operation)
     if inner is not None:
-        return _is_softmax(inner.outputs[place])
+        return _is_softmax(inner.outputs[index])
     node = operation._inbound_nodes[node_index]
     while isinstance(operation, layers.TimeDistributed):
         operation = operation.layer

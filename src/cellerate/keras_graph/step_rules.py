@@ -1,4 +1,4 @@
-"""Finds the calls of a model's graph that can run one time step at a time, and those that have to be tried out."""
+"""Checks that the calls of a model's graph can run one time step at a time, or must be tried out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ _LOOPS = (layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN)
 
 
 class StepCheck(Visitor[bool]):
-    """Looks at every call; the value of a tensor is whether it still has a time axis.
+    """Checks every call; a tensor's value is True while it has a time axis.
 
     Attributes:
         recurrent: The layer of each recurrent call, in the order of the calls.
@@ -34,7 +34,7 @@ class StepCheck(Visitor[bool]):
         self.embedding_sizes: list[tuple[str, int]] = []
 
     def call(self, call: GraphCall[bool]) -> list[bool] | Inner[bool]:
-        """The outputs of a call that have a time axis.
+        """True for each output of a call that has a time axis.
 
         Raises:
             ModelError: The call cannot be run a step at a time.
@@ -97,13 +97,13 @@ class StepCheck(Visitor[bool]):
                 "next-token model first turns each id into a vector, with an Embedding or one-hot."
             )
         known = treats_steps_alike(operation, node)
-        # If a last step is joined with a whole sequence, it reaches all of its steps, future and past.
+        # A last step that is joined with a whole sequence reaches all steps of the sequence, past and future.
         if not known or (any(flags) and not all(flags)):
             self.untested.append(operation.name)
 
 
 def check_maskable(layer: keras.Layer) -> None:
-    """Refuses a masked layer with a custom cell. At a masked step Keras's cells repeat the output in their state.
+    """Refuses a masked layer with a custom cell: at a masked step the output must be in the state, as in Keras's cells.
 
     Raises:
         ModelError: The layer has a custom cell.
@@ -140,11 +140,11 @@ def _works_on_last_axis(layer: Any) -> bool:
 
 
 def _takes_tensors_only(node: Any) -> bool:
-    """True if an operation is given no constant array, which could differ from step to step."""
-    given = tree.flatten((node.arguments.args, node.arguments.kwargs))
+    """True if an operation gets no constant array, which could differ from step to step."""
+    arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
     return all(
         isinstance(value, keras.KerasTensor | int | float | str | None) or np.ndim(value) == 0
-        for value in given
+        for value in arguments
     )
 
 

@@ -1,8 +1,7 @@
 """Finds the features that are the units of a model's LSTM layers, and the weights that hold them.
 
-It asks what belongs together, not what is computed, so that a unit can be removed from every weight that has it.
-Each feature, a place on the last axis of a tensor, has a number. Features that can only be removed together get
-the same number.
+The result allows a unit to be removed from every weight that has it. A feature is an index on the last axis of a
+tensor, and has a number. Features that can only be removed together get the same number.
 """
 
 import dataclasses
@@ -24,13 +23,12 @@ class LayerUnits:
     """The units of the LSTM layers of a model.
 
     Attributes:
-        layers: For each LSTM whose units can be removed, by its path: the features that are its units, (H,) int64.
-            Layers that share features are tied: a unit is removed from all of them or from none.
-        kept_whole: For each other LSTM, by its path: why its units must stay.
+        layers: The features that are the units, (H,) int64, of each LSTM with removable units, by its path. Layers that
+            share features are tied: a unit is removed from all of them or from none.
+        kept_whole: Why the units must stay, for each other LSTM, by its path.
         axes: Every axis of a weight that may hold such features.
-        widths: For each layer whose config says how many features there are, by its path: these features. The
-            config says so in `units` for an LSTM or a Dense, and in the last entry of `batch_shape` for an input of
-            a nested model.
+        widths: The features of each layer whose config holds their number, by its path: in `units` for an LSTM or a
+            Dense, in the last entry of `batch_shape` for an input of a nested model.
     """
 
     layers: Mapping[str, Array]
@@ -39,7 +37,7 @@ class LayerUnits:
     widths: Mapping[str, Array]
 
     def groups(self) -> dict[tuple[str, ...], Array]:
-        """The removable units by the layers that have them; a path comes twice if two units of a layer are tied."""
+        """The removable units by the paths of their layers; a path occurs twice if two units of a layer are tied."""
         layers: dict[int, list[str]] = {}
         for path, features in self.layers.items():
             for feature in features.tolist():
@@ -133,14 +131,14 @@ class _Trace(Visitor[FeatureValue]):
             for value in call.values:
                 self.found.features.pin(value.features, reaches)
             if isinstance(call.layer, keras.Layer):
-                self._hide(call, f"what {what} computes with it is not known")
-            return [self.new(tensor, f"its units are tied to what {what} gives") for tensor in tensors]
+                self._hide(call, f"the computation of {what} is not known")
+            return [self.new(tensor, f"its units are tied to the output of {what}") for tensor in tensors]
         if isinstance(made, Inner):
             return made
         return [_value(tensor, features) for tensor, features in zip(tensors, made, strict=True)]
 
     def _known(self, call: TiesCall) -> list[Array] | Inner[FeatureValue]:
-        """The features of the outputs of a call, or the nested model that gives them.
+        """The features of the outputs of a call, or the nested model that computes them.
 
         Raises:
             Mixes: The call is not known to keep features apart.
@@ -170,7 +168,7 @@ class _Trace(Visitor[FeatureValue]):
         return Inner(graph, inputs, call.path)
 
     def _hide(self, call: TiesCall, why: str) -> None:
-        """Notes that the LSTM layers inside a layer are not followed, and pins their units if known from elsewhere."""
+        """Records the LSTM layers inside a layer that is not followed, and pins their units if they are known."""
         for inner in call.layer._flatten_layers():
             if isinstance(inner, layers.LSTM):
                 path = call.path if inner is call.layer else f"{call.path}/{inner.name}"

@@ -18,12 +18,12 @@ Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class WeightAxis:
-    """One axis of one weight, with the feature that each place on it belongs to.
+    """One axis of a weight, with the feature of each index on it.
 
     Attributes:
         variable: The weight.
-        axis: Which of its axes.
-        features: The number of the feature at each place, (size of the axis,) int64.
+        axis: The number of the axis.
+        features: The number of the feature at each index, (size of the axis,) int64.
         reads: Whether the weight reads the features along this axis, as a kernel does along its rows.
     """
 
@@ -43,8 +43,8 @@ class FeatureValue:
 
     Attributes:
         features: The features on its last axis; none if the size of that axis is free, or it is the only axis.
-        rank: How many axes the tensor has.
-        boolean: Whether it holds booleans.
+        rank: The number of axes.
+        boolean: Whether the tensor is boolean.
     """
 
     features: Array
@@ -57,9 +57,9 @@ class TiesCall:
     """One call of a layer or operation.
 
     Attributes:
-        layer: What is called.
-        path: Where it is.
-        arguments: By name, with a `FeatureValue` for each tensor.
+        layer: The layer or operation.
+        path: Its path in the model.
+        arguments: The arguments by name, with a `FeatureValue` for each tensor.
     """
 
     layer: Any
@@ -68,17 +68,17 @@ class TiesCall:
 
     @property
     def x(self) -> Any:
-        """Its first argument."""
+        """The first argument."""
         return next(iter(self.arguments.values()))
 
     @property
     def values(self) -> list[FeatureValue]:
-        """All tensors among its arguments."""
+        """All tensors among the arguments."""
         return [value for value in tree.flatten(dict(self.arguments)) if isinstance(value, FeatureValue)]
 
 
 class Features:
-    """Numbered features, the sets into which they are tied, and which sets must stay, with the reason."""
+    """Numbered features, the sets of tied features, and the reasons why some sets must stay."""
 
     def __init__(self) -> None:
         self._parents: list[int] = []
@@ -95,7 +95,7 @@ class Features:
         return np.array([self._set_of(feature) for feature in features.tolist()], "int64")
 
     def tie(self, first: Array, second: Array) -> None:
-        """Ties each feature of `first` to the one at the same place in `second`: from then on they go together."""
+        """Ties each feature of `first` to the feature at the same index in `second`."""
         for one, other in zip(first.tolist(), second.tolist(), strict=True):
             kept, joined = self._set_of(one), self._set_of(other)
             if kept != joined:
@@ -104,7 +104,7 @@ class Features:
                     self._reasons.setdefault(kept, self._reasons.pop(joined))
 
     def pin(self, features: Array, reason: str) -> None:
-        """Notes that features must stay, and all that are tied to them."""
+        """Records that features, and all features tied to them, must stay."""
         for feature in features.tolist():
             self._reasons.setdefault(self._set_of(feature), reason)
 
@@ -122,12 +122,12 @@ class Features:
 
 
 class FeatureMap:
-    """The places of features, as far as the walk has come.
+    """The features found so far, and the layers and weights that hold them.
 
     Attributes:
         features: All features.
         lstms: The units of each LSTM, by its path.
-        widths: The features whose number stands in a layer's config, by the layer's path.
+        widths: The features whose count is in a layer's config, by the layer's path.
         axes: The features on the axes of weights, by the `id` of the weight and the axis.
     """
 
@@ -138,20 +138,20 @@ class FeatureMap:
         self.axes: dict[tuple[int, int], WeightAxis] = {}
 
     def width(self, path: str, features: Array) -> None:
-        """Notes that a layer's config gives the number of these features; they are the same in each of its calls."""
+        """Records that a layer's config holds the count of these features; each call of the layer has the same ones."""
         self.features.tie(self.widths.setdefault(path, features), features)
 
     def label(self, variable: Any, axis: int, features: Array, *, reads: bool = False) -> None:
-        """Notes the features on an axis of a weight, the same in each call. Does nothing if there is no weight."""
+        """Records the features on an axis of a weight, the same in each call. Does nothing without a weight."""
         if variable is not None:
             made = WeightAxis(variable, axis, features, reads=reads)
             self.features.tie(self.axes.setdefault((id(variable), axis), made).features, features)
 
     def tied(self, values: Sequence[FeatureValue]) -> list[Array]:
-        """The features of one tensor made from several, where each feature meets one feature of every other.
+        """The features of a tensor that combines several tensors feature by feature.
 
         Raises:
-            Mixes: The tensors have different numbers of features, so that one feature meets several.
+            Mixes: The tensors have different numbers of features, so a feature would be combined with several.
         """
         first, *others = [value.features for value in values]
         if any(len(other) != len(first) for other in others):
@@ -162,7 +162,7 @@ class FeatureMap:
 
 
 Tie = Callable[[FeatureMap, TiesCall], list[Array]]
-"""Gives the features of each output of a call. If they are not known it raises Mixes before it notes anything."""
+"""Returns the features of each output of a call. If they are unknown, raises Mixes before it records anything."""
 
 
 def passes(found: FeatureMap, call: TiesCall) -> list[Array]:
@@ -209,7 +209,7 @@ def dense(found: FeatureMap, call: TiesCall) -> list[Array]:
     if made is None:
         made = found.features.new(layer.units)
         if not _is_elementwise(layer.activation):
-            found.features.pin(made, f"its units are tied to what {call.path!r} (Dense) gives")
+            found.features.pin(made, f"its units are tied to the output of {call.path!r} (Dense)")
     found.width(call.path, made)
     found.label(layer.kernel, 0, call.x.features, reads=True)
     found.label(layer.kernel, 1, made)
@@ -218,7 +218,7 @@ def dense(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def lstm(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Its units, from kernels that read the features and the units themselves; given states are tied to them."""
+    """The LSTM's units, from kernels that read the features and the units; initial states are tied to the units."""
     layer, cell = call.layer, call.layer.cell
     states = [value for value in tree.flatten(call.arguments.get("initial_state")) if value is not None]
     if not all(isinstance(value, FeatureValue) for value in states):
@@ -246,17 +246,17 @@ def bidirectional(found: FeatureMap, call: TiesCall) -> list[Array]:
     """The units of both directions, joined as the layer merges them."""
     layer = call.layer
     directions = (layer.forward_layer, layer.backward_layer)
-    given = [value for value in tree.flatten(call.arguments.get("initial_state")) if value is not None]
+    initial = [value for value in tree.flatten(call.arguments.get("initial_state")) if value is not None]
     if any(type(inner) is not layers.LSTM for inner in directions) or not all(
-        isinstance(value, FeatureValue) for value in given
+        isinstance(value, FeatureValue) for value in initial
     ):
         raise Mixes
-    half = len(given) // 2
+    half = len(initial) // 2
     (forward, *states), (backward, *backward_states) = (
         lstm(
             found, TiesCall(inner, f"{call.path}/{inner.name}", {"sequences": call.x, "initial_state": state})
         )
-        for inner, state in zip(directions, (given[:half], given[half:]), strict=True)
+        for inner, state in zip(directions, (initial[:half], initial[half:]), strict=True)
     )
     if layer.merge_mode is None:
         merged = [forward, backward]
@@ -277,12 +277,12 @@ def joined(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def merged(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature tied to those it is merged with."""
+    """Each feature, tied to the features it is merged with."""
     return found.tied(tree.flatten(call.x))
 
 
 def arithmetic(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """As `merged`, with single numbers allowed; a constant for each feature could not be cut."""
+    """Like `merged`, but scalars are allowed; a constant for each feature is not, because it could not be cut."""
     if any(not isinstance(part, FeatureValue) and np.size(part) != 1 for part in call.arguments.values()):
         raise Mixes
     return found.tied(call.values)

@@ -1,6 +1,6 @@
-"""Reading a Keras model into a `Program`: what it computes, in terms that need no Keras.
+"""Reads a Keras model into a `Program`: the same computation in terms that need no Keras.
 
-Keras carries masks beside its tensors; here they become separate nodes, which the recurrent layers read.
+Keras attaches masks to tensors; here they become separate nodes, which the recurrent layers read.
 """
 
 import dataclasses
@@ -37,20 +37,20 @@ _TWO_INPUTS = "Give the model two inputs."
 
 
 def read_program(model: keras.Model) -> Program:
-    """Reads what a Keras model computes at inference, with its weights.
+    """Reads the inference computation of a Keras model, with its weights.
 
     Weights are read in float32 whatever the dtype policy. Low-rank updates (LoRA) are merged into them, and
     normalisations with fixed moments become a scale and an offset. Nested models become part of the one graph.
-    Keras's backends differ in one case: an LSTM with an initial state, at masked steps before the first that
-    counts. There the program follows the backend that runs. A stateful layer is read as starting from zeros.
+    Keras's backends differ in one case: an LSTM with an initial state, at masked steps before the first unmasked
+    one. There the program follows the active backend. A stateful layer is read as starting from zeros.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
 
     Returns:
         The program. Its inputs have the names of the model's inputs, or their keys in a dict of inputs, and any batch
-        size: ids and masks are int32, numbers float32. Its outputs have the names of the keys or layers that give
-        them; its nodes have the paths of the layers in the model, "nested/layer".
+        size: ids and masks are int32, numbers float32. Its outputs have the names of their keys or layers; its nodes
+        have the paths of the layers in the model, "nested/layer".
 
     Raises:
         ModelError: `model` is not built, or not Functional or Sequential; some of its layers have no counterpart
@@ -65,13 +65,13 @@ def read_program(model: keras.Model) -> Program:
 
 
 def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Weight]]:
-    """Reads what a Keras model computes, and which of its variables hold the weights.
+    """Reads the computation of a Keras model, and which of its variables hold the weights.
 
     Args:
-        model: As `read_program` takes it.
+        model: As in `read_program`.
 
     Returns:
-        The program, and where its arrays come from: (the number of the node, the name of the array) → the weight.
+        The program, and the origin of its arrays: (the number of the node, the name of the array) → the weight.
         Nodes that share an array share the weight. The arrays of normalisations that became a scale and an offset
         are computed from several variables, and are left out.
 
@@ -97,10 +97,10 @@ def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Wei
 
 
 def why_not_packed(model: Any) -> tuple[str, ...]:
-    """All that keeps a model from being packed, a sentence each; empty if it can be.
+    """The reasons why a model cannot be packed, one sentence each; empty if it can.
 
     Args:
-        model: As `read_program` takes it.
+        model: As in `read_program`.
     """
     graph = own_graph(model)
     if graph is None:
@@ -116,7 +116,7 @@ def why_not_packed(model: Any) -> tuple[str, ...]:
 
 
 def _read(graph: Any) -> tuple[tuple[Node, ...], dict[str, int], "ProgramReading"]:
-    """The nodes that a graph becomes and its outputs, both empty if anything is refused; and the reading."""
+    """The nodes and the outputs of a graph, both empty if anything is refused; and the reading."""
     reading = ProgramReading()
     inputs = zip(tensor_names(graph._inputs_struct, graph.inputs), graph.inputs, strict=True)
     values = walk(graph, [reading.model_input(name, tensor) for name, tensor in inputs], reading)
@@ -143,10 +143,10 @@ class ProgramReading(Visitor[ProgramValue]):
         self.nodes = Nodes() if nodes is None else nodes
         self.refused: dict[str, None] = {}
         self._readers = readers() if known is None else known
-        # Of a model inside a TimeDistributed: for how many steps it runs, None for any number; else 0.
+        # For a model inside a TimeDistributed the number of steps, None for any number; else 0.
         self._each_of = each_of
         # The nodes whose Keras tensors have lost their masks.
-        self._bared: set[int | None] = set()
+        self._without_mask: set[int | None] = set()
 
     def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
@@ -167,7 +167,7 @@ class ProgramReading(Visitor[ProgramValue]):
         elif value.number is None or value.boolean:
             self.refuse(
                 f"output {name!r}",
-                Refused("is a tensor of booleans", 'Give keras.ops.cast(..., "float32") of it.'),
+                Refused("is a tensor of booleans", 'Cast it: keras.ops.cast(..., "float32").'),
             )
         return value.number or 0
 
@@ -197,7 +197,7 @@ class ProgramReading(Visitor[ProgramValue]):
         mask = _mask_argument(arguments)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         boolean = tensors[0].dtype == "bool"
-        made = ProgramCall(
+        program_call = ProgramCall(
             operation,
             call.path,
             arguments,
@@ -209,25 +209,25 @@ class ProgramReading(Visitor[ProgramValue]):
             whole="int" in tensors[0].dtype,
         )
         if isinstance(operation, layers.MultiHeadAttention):
-            # It takes the masks off the very tensors that it reads, so that later calls of other layers find none.
-            # One of another type is converted first, and keeps its own.
+            # Keras removes the masks from the tensors that this layer reads, so later layers find none. A tensor of
+            # another dtype is converted first, and keeps its mask.
             read = [tensor for tensor in call.node.input_tensors if tensor.dtype == operation.compute_dtype]
-            self._bared |= {call.values[id(tensor)].number for tensor in read}
+            self._without_mask |= {call.values[id(tensor)].number for tensor in read}
         if self._each_of != 0:
-            return self._read_each_step(made)
+            return self._read_each_step(program_call)
         if not isinstance(operation, keras.Layer):
             # Keras puts masks on the outputs of layers only.
-            return [dataclasses.replace(value, mask=None) for value in _read_operation(made)]
-        outputs = self._distributed(made) or read_layer(made, self._readers.anywhere)
-        masks = _masks_after(operation, _attached(made.x) if mask is None else mask)
+            return [dataclasses.replace(value, mask=None) for value in _read_operation(program_call)]
+        outputs = self._distributed(program_call) or read_layer(program_call, self._readers.anywhere)
+        masks = _masks_after(operation, _attached(program_call.x) if mask is None else mask)
         return [
             value if value.mask is not None else dataclasses.replace(value, mask=mask)
             for value, mask in zip(outputs, [*masks, *[None] * len(outputs)], strict=False)
         ]
 
     def _with_mask_left(self, argument: Any) -> Any:
-        """An argument of a call, without a mask if Keras has taken it off."""
-        if isinstance(argument, ProgramValue) and argument.number in self._bared:
+        """An argument of a call, without its mask if Keras has removed the mask."""
+        if isinstance(argument, ProgramValue) and argument.number in self._without_mask:
             return dataclasses.replace(argument, mask=None)
         return argument
 
@@ -251,10 +251,10 @@ class ProgramReading(Visitor[ProgramValue]):
         return read_layer(dataclasses.replace(call, shapes=shapes, time_axis=2), self._readers.per_step)
 
     def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int], dict[int, int]]:
-        """The nodes that outputs depend on, and all inputs; what reads an input decides its type.
+        """The nodes that outputs depend on, and all inputs; the readers of an input decide its dtype.
 
         Returns:
-            The nodes; the outputs by name; where each of the nodes was before.
+            The nodes; the outputs by name; and the new number of each node by its old number.
         """
         found = self.nodes.found
         used = {number for number, node in enumerate(found) if node.op == "input"} | set(outputs.values())
@@ -287,19 +287,19 @@ class ProgramReading(Visitor[ProgramValue]):
                     self.refuse(node.name, Refused(f"holds a NaN or an infinity in its {name}", _DIVERGED))
 
     def refuse(self, what: str, refused: Refused) -> None:
-        """Notes a reason that the model cannot be read."""
+        """Records a reason why the model cannot be read."""
         self.refused[f"{what} {refused.why}. {refused.instead}"] = None
 
 
 def own_graph(layer: Any) -> Any | None:
-    """The graph that a model runs; None for what is not a model, is not built, or does not run its graph."""
+    """The graph that a model runs; None for a layer that is not a built model, or a model with its own `call`."""
     if isinstance(layer, keras.Sequential) and type(layer).call is not keras.Sequential.call:
         return None
     return functional_graph(layer)
 
 
 def no_graph(model: Any) -> str:
-    """Why a model has no graph that can be read, a sentence."""
+    """A sentence on why a model has no graph that can be read."""
     if not isinstance(model, keras.Model):
         keras2.refuse(model)
         return (
@@ -318,7 +318,7 @@ def no_graph(model: Any) -> str:
             "or call it once on data."
         )
     return (
-        f"model {model.name!r} is of a class with a `call` of its own ({type(model).__name__}), whose graph cannot "
+        f"model {model.name!r} has a class that defines its own `call` ({type(model).__name__}), so its graph cannot "
         "be read. Rebuild it with the functional API or keras.Sequential."
     )
 
@@ -327,7 +327,7 @@ def _read_operation(call: ProgramCall) -> list[ProgramValue]:
     """The outputs of one of Keras's operations.
 
     Raises:
-        Refused: Programs do not know the operation, or not as it is called.
+        Refused: Programs do not support the operation, or this way to call it.
     """
     row = operation_row(type(call.layer))
     if call.boolean:
@@ -339,9 +339,9 @@ def _read_operation(call: ProgramCall) -> list[ProgramValue]:
 
 
 def _booleans(row: OperationRow, call: ProgramCall) -> list[ProgramValue]:
-    """The outputs of an operation that gives booleans: masks, and the numbers that they are.
+    """The outputs of a boolean operation: as masks, and as numbers, 1 and 0.
 
-    What is unknown is refused only if something uses it; often nothing does.
+    An unknown operation is refused only if a later call uses its output; often none does.
     """
     masks = [ProgramValue(None) for _ in call.shapes] if row.mask is None else [row.mask(call)]
     if row.numbers is None:
@@ -369,16 +369,16 @@ def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue
     for value, tensor in zip(inputs, graph.inputs, strict=True):
         if len(value.shape) != len(tensor.shape):
             raise Refused(
-                f"takes {tensor.shape} and is given {value.shape}", "Reshape it to what the model takes."
+                f"expects an input of shape {tensor.shape} and gets {value.shape}", "Reshape the input."
             )
     return inputs
 
 
 def _mask_argument(arguments: Mapping[str, Any]) -> Any:
-    """The `mask` that Keras passes: the argument if given, else the tensors' own mask if one argument has them all."""
-    given = arguments.get("mask")
-    if given is not None:
-        return given
+    """The mask that Keras passes: the `mask` argument, else the mask of the tensors if one argument holds them all."""
+    mask = arguments.get("mask")
+    if mask is not None:
+        return mask
     tensors = [
         value
         for value in arguments.values()
@@ -396,7 +396,7 @@ def _attached(value: Any) -> Any:
 
 
 def _masks_after(layer: Any, mask: Any) -> list[Any]:
-    """The masks on a layer's outputs that come from its inputs: Keras's `compute_mask`, layer by layer."""
+    """The masks that a layer passes from its inputs to its outputs, like Keras's `compute_mask`."""
     if mask is None or not layer.supports_masking:
         return []
     if isinstance(layer, layers.Embedding | layers.Masking | layers.GlobalAveragePooling1D | layers.Dot):
@@ -410,7 +410,7 @@ def _masks_after(layer: Any, mask: Any) -> list[Any]:
     if isinstance(layer, layers.Concatenate):
         if layer.axis not in (-1, 2):
             return [ProgramValue(None)]
-        # Keras treats an input without a mask as one whose steps all count.
+        # Keras treats an input without a mask as one with a mask of True.
         return [either([ProgramValue(None, masks=frozenset([ALL_COUNT])) if m is None else m for m in mask])]
     if isinstance(layer, Merge):
         return [None if any(m is None for m in mask) else either(mask)]

@@ -1,7 +1,7 @@
 """The one walk over the graph of a Keras model.
 
-A `Visitor` says what a call makes of its inputs. The order of the calls, the values of the tensors between them and
-the way into nested models are the same for all visitors.
+A `Visitor` computes the outputs of each call from its inputs. For all visitors, the walk handles the order of the
+calls, the values of the tensors between them, and nested models.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class GraphCall(Generic[V]):
 
     Attributes:
         node: Keras's record of the call.
-        path: The names of the nested models down to what is called, and its own name, joined by "/".
-        values: What stands for each tensor so far, by the `id` of the tensor.
+        path: The names of the nested models around the operation, and its own name, joined by "/".
+        values: The values of the tensors so far, by the `id` of the tensor.
     """
 
     node: Any
@@ -35,23 +35,23 @@ class GraphCall(Generic[V]):
 
     @property
     def inputs(self) -> list[V]:
-        """The values of all tensors that go in; a mask that Keras passes on is among them, at the end."""
+        """The values of all input tensors; a mask that Keras passes on comes last."""
         return [self.values[id(tensor)] for tensor in self.node.input_tensors]
 
     @property
     def outputs(self) -> list[Any]:
-        """The tensors that come out."""
+        """The output tensors."""
         return list(self.node.outputs)
 
     def filled_in(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as they are given, each tensor replaced by its value."""
+        """The positional and keyword arguments, with each tensor replaced by its value."""
         args, kwargs = self.node.arguments.fill_in(self.values)
         return args, kwargs
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments by their names, each tensor replaced by its value."""
+        """The arguments by their names, with each tensor replaced by its value."""
         args, kwargs = self.filled_in()
-        # Of the class, since the layer itself may have a replacement.
+        # The class's `call`, because the layer itself may have a replacement.
         signature = inspect.signature(type(self.operation).call.__get__(self.operation))
         # Keras accepts some arguments, such as `training`, whether a layer has them or not.
         kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters}
@@ -60,12 +60,12 @@ class GraphCall(Generic[V]):
 
 @dataclasses.dataclass(frozen=True)
 class Inner(Generic[V]):
-    """A visitor's answer that the walk should go into the nested model of a call.
+    """A visitor's answer that sends the walk into the nested model of a call.
 
     Attributes:
-        graph: The graph of that model.
+        graph: The graph of the nested model.
         inputs: The values of its inputs.
-        path: Where it is.
+        path: The path of the nested model.
     """
 
     graph: Any
@@ -74,18 +74,18 @@ class Inner(Generic[V]):
 
 
 class Visitor(Generic[V]):
-    """The answers to the questions of a walk at each call."""
+    """Computes the values of a walk, call by call."""
 
     def done(self) -> bool:
-        """True if the walk can stop; it is asked before the first call and after each."""
+        """True if the walk can stop; the walk asks before the first call and after each call."""
         return False
 
     def call(self, call: GraphCall[V]) -> Sequence[V] | Inner[V]:
-        """The values of a call's outputs, or the nested model that gives them."""
+        """The values of a call's outputs, or the nested model that computes them."""
         raise NotImplementedError
 
     def output(self, tensor: Any, value: V) -> V:
-        """The stand-in for an output from then on; a visitor may add what only the outer graph knows about it."""
+        """The final value of an output; a visitor may add facts that only the outer graph knows."""
         return value
 
 
@@ -93,19 +93,19 @@ def walk(graph: Any, inputs: Sequence[V], visitor: Visitor[V], path: str = "") -
     """Follows the calls of a graph in the order they run, into nested models too.
 
     Args:
-        graph: What `graph.functional_graph` gives.
-        inputs: The values of its inputs.
-        visitor: Says what each call makes of its inputs.
-        path: What the paths of the calls begin with: empty, or ends in "/".
+        graph: A result of `graph.functional_graph`.
+        inputs: The values of the graph's inputs.
+        visitor: Computes the outputs of each call.
+        path: The prefix of the calls' paths: empty, or ends in "/".
 
     Returns:
-        The values of the graph's outputs; none if the visitor was done before.
+        The values of the graph's outputs; none if the visitor was done earlier.
     """
     values: dict[int, V] = {id(tensor): value for tensor, value in zip(graph.inputs, inputs, strict=True)}
     if visitor.done():
         return []
     for node in ordered_nodes(graph):
-        # Keras skips a call that lacks an input, too.
+        # Like Keras, skip a call that lacks an input.
         if not all(id(tensor) in values for tensor in node.input_tensors):
             continue
         made = visitor.call(GraphCall(node, f"{path}{node.operation.name}", values))
@@ -118,15 +118,15 @@ def walk(graph: Any, inputs: Sequence[V], visitor: Visitor[V], path: str = "") -
     return [values[id(tensor)] for tensor in graph.outputs]
 
 
-def flat_inputs(graph: Any, given: Any) -> list[Any]:
+def flat_inputs(graph: Any, argument: Any) -> list[Any]:
     """The first argument of a nested model's call, in the order of its graph's inputs."""
-    if isinstance(given, dict) and not isinstance(graph._inputs_struct, dict):
-        given = [given[tensor.name] for tensor in graph.inputs]
-    return list(tree.flatten(given))
+    if isinstance(argument, dict) and not isinstance(graph._inputs_struct, dict):
+        argument = [argument[tensor.name] for tensor in graph.inputs]
+    return list(tree.flatten(argument))
 
 
 def ordered_nodes(graph: Any) -> Iterator[Any]:
-    """The calls of a graph in the order they run, inputs left out."""
+    """The calls of a graph in the order they run, without its inputs."""
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
             if node.operation is not None and not node.is_input:

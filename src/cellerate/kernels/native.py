@@ -108,24 +108,24 @@ def measure_peak(precision: str = "float32") -> float:
     "bfloat16" measures float32 products.
 
     Args:
-        precision: Of the factors, one of `program.PRECISIONS`; int4 is multiplied as int8.
+        precision: The precision of the factors, one of `program.PRECISIONS`; int4 is multiplied as int8.
     """
     return max(float(core().measure_peak(precision, num_threads())) for _ in range(3))
 
 
 def multiplies_bfloat16() -> bool:
-    """True if the instruction set in use multiplies bfloat16 as such; False, too, where the core is not installed."""
+    """True if the instruction set in use has bfloat16 products; False if the core is not installed."""
     return why_unavailable() is None and bool(core().bfloat16_products())
 
 
 def measure_read(size: int, threads: int = 1) -> float:
-    """The bytes a second that threads read of so many bytes, over and over, each its own part.
+    """The bytes per second at which threads read `size` bytes repeatedly, each its own part.
 
-    That is what limits a step of one row: it reads all weights once. Takes some tenths of a second.
+    This rate limits a step of one row, which reads all weights once. Takes some tenths of a second.
 
     Args:
-        size: How many bytes, at least some kilobytes.
-        threads: How many threads.
+        size: The number of bytes, at least some kilobytes.
+        threads: The number of threads.
     """
     return max(float(core().measure_read(size, threads)) for _ in range(3))
 
@@ -136,10 +136,10 @@ class Phases(NamedTuple):
     Attributes:
         backward: Whether these are backward passes.
         inputs: Input features of the layer.
-        units: Its units.
-        vocabulary: Rows of the table that its inputs are looked up in; 0 without one.
-        calls: How many calls.
-        seconds: What each phase took in all of them, on their first threads.
+        units: Units of the layer.
+        vocabulary: Rows of the table in which the layer looks up its inputs; 0 without one.
+        calls: The number of calls.
+        seconds: The seconds of each phase in all calls, on their first threads.
     """
 
     backward: bool
@@ -176,7 +176,7 @@ def storage_types() -> tuple[str, ...]:
 
 
 def own_list(name: str, otherwise: Any) -> Any:
-    """A list that the core has of itself, such as its `CALLS`; `otherwise` if it is not installed."""
+    """A list of the core's, such as its `CALLS`; `otherwise` if the core is not installed."""
     return otherwise if why_unavailable() is not None else getattr(_module(), name)
 
 
@@ -189,5 +189,5 @@ def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: 
 
 
 def _plain(array: np.ndarray | None) -> np.ndarray | None:
-    """The array as the core takes it: bfloat16 as uint16, since NumPy cannot pass bfloat16 on."""
+    """The array in the core's form: bfloat16 as uint16, since NumPy cannot pass bfloat16 on."""
     return array.view(np.uint16) if array is not None and array.dtype.name == "bfloat16" else array

@@ -1,7 +1,7 @@
-"""An algorithm of the native core as the bridges see it, and its calls on NumPy arrays.
+"""Describes an algorithm of the native core for the bridges, and calls it on NumPy arrays.
 
-A `CoreOperation` lies with its algorithm: `kernels.lstm.cpu.LSTM`, `kernels.dense.DENSE`. Each bridge binds any of
-them to its framework.
+Each `CoreOperation` is defined with its algorithm: `kernels.lstm.cpu.LSTM`, `kernels.dense.DENSE`. A bridge binds any
+of them to its framework.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from cellerate.kernels.native import call, core, empty
 
 # The options of a call, in the core's order.
 Codes = tuple[int, ...]
-# Arrays or tensors by the names of the arguments; those that are absent are missing.
+# Arrays or tensors by the names of the arguments; absent arguments have no entry.
 Given = Mapping[str, Any]
 
 
@@ -27,18 +27,19 @@ class CoreOperation:
     """An algorithm of the native core with two calls, `<name>_forward` and `<name>_backward`.
 
     Attributes:
-        name: Its name.
-        arguments: Its arguments, in the core's order.
-        differentiable: Those that have gradients, in the core's order. A gradient has its argument's shape and dtype.
-        results: Its results, in the core's order.
-        typed_by: The results have the dtype of the first of these arguments that is there.
-        shapes: The shapes of the results, by name.
-        batch_axes: The axis of the batch in each argument and result that has one.
-        reached_through: An argument has no gradient of its own in a call that gives the argument made of it, too:
-            the gradient of that one leads to it.
+        name: The name in the core.
+        arguments: The arguments, in the core's order.
+        differentiable: The arguments with gradients, in the core's order. A gradient has its argument's shape and
+            dtype.
+        results: The results, in the core's order.
+        typed_by: The results have the dtype of the first of these arguments that is present.
+        shapes: Returns the shapes of the results, by name.
+        batch_axes: The batch axis of each argument and result that has one.
+        reached_through: The source of an argument → the argument computed from it. If a call has both, the source gets
+            its gradient through the computed argument, and none from backward.
         saved: The results that backward reads.
-        sizes: What the size of the reserve depends on, in the core's order; None for an algorithm that keeps nothing.
-        check: Raises `ConfigError` for NumPy arrays that do not fit, in more words than the core.
+        sizes: Returns the sizes that decide the size of the reserve, in the core's order; None for no reserve.
+        check: Raises `ConfigError` for NumPy arrays that do not fit, with a clearer message than the core's.
     """
 
     name: str
@@ -65,11 +66,11 @@ class CoreOperation:
 
     @property
     def backward_arguments(self) -> tuple[str, ...]:
-        """The inputs of backward, in the core's order: arguments, what was kept, and cotangents of the results."""
+        """The inputs of backward, in the core's order: arguments, kept values, and cotangents of the results."""
         return (*self.arguments, *self.kept, *[f"d_{name}" for name in self.results])
 
     def with_gradients(self, given: Given) -> tuple[str, ...]:
-        """The arguments of a call whose gradients backward gives, in the core's order."""
+        """The arguments of a call whose gradients backward computes, in the core's order."""
         return tuple(
             name
             for name in self.differentiable
@@ -77,16 +78,16 @@ class CoreOperation:
         )
 
     def read(self, given: Given) -> tuple[str, ...]:
-        """The arguments of a call whose values are read; the others are there for their gradients only."""
+        """The arguments of a call whose values are read; other arguments serve only their gradients."""
         unread = {through for source, through in self.reached_through.items() if source in given}
         return tuple(name for name in given if name not in unread)
 
     def like(self, given: Given) -> Any:
-        """The argument whose dtype the results have; None if it is absent."""
+        """The argument that decides the dtype of the results; None if it is absent."""
         return next((given[name] for name in self.typed_by if name in given), None)
 
     def reserve_bytes(self, given: Given, codes: Codes, dtype: str) -> int:
-        """The number of bytes forward keeps for backward, for results of a dtype, named as NumPy names it."""
+        """The bytes that forward keeps for backward, for results of a dtype with NumPy's name."""
         if self.sizes is None:
             return 0
         return int(core().reserve_bytes(f"{self.name}_forward", dtype, codes, self.sizes(given)))

@@ -1,9 +1,9 @@
 """Puts Cellerate's kernels into the LSTM layers of a Keras model, and takes them out again.
 
-Only this module changes layers, each by one attribute of the layer object. For an LSTM that is `inner_loop`, the
-function that Keras calls with checked inputs, states and masks. For an Embedding it is `call`, so that an LSTM
-right after it knows the rows; for the Dense layers around it, too. Class, weights and configuration stay the same,
-so saving, loading and cloning the model work as before.
+Only this module changes layers, each by one attribute of the layer object. An LSTM gets another `inner_loop`, the
+function that Keras calls with checked inputs, states and masks. An Embedding gets another `call`, from which an LSTM
+right after it learns the rows; a Dense layer gets one that runs on the core. Class, weights and configuration stay the
+same, so saving, loading and cloning the model work as before.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from cellerate.settings import check_choice
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
 ENGINES = ("auto", "require", "off")
 Model = TypeVar("Model", bound=keras.Layer)
-# Where a model keeps its compiled functions, and the method that a Bidirectional asks before it uses cuDNN.
+# The attributes of a model's compiled functions, and the method that a Bidirectional calls before it uses cuDNN.
 _COMPILED = ("train_function", "test_function", "predict_function")
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 _FUSED = "_can_attempt_fused_lstm"
@@ -51,17 +51,17 @@ def accelerate(
         implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras if none can;
             "cellerate-cpu" demands the native core for every recurrent layer, "cellerate-cuda" the kernels for
             NVIDIA GPUs; "keras" is `restore`.
-        engine: "auto" trains whole steps of the model in one native call where the engine knows all of it: its layers,
-            loss, optimizer and metrics; "require" refuses to train a model that it does not know; "off" leaves steps
-            to Keras. `explain` says what keeps a model from it.
-        sum_embedding_gradients: For TensorFlow, where Keras gives an optimizer the gradient of an Embedding row by
-            row, and Adam and clipnorm take a row that a batch reads several times for several rows. A model learns as
-            in stock Keras, so these rows stay apart; with True they are summed, as on the other backends. A step is
-            then quicker, and where the rows start small (as Keras's own do), they grow more slowly. On torch
-            and TensorFlow, the output of the Embedding has then no gradient of its own.
+        engine: "auto" runs each training step in one native call if the engine supports the model's layers, loss,
+            optimizer and metrics; "require" refuses to train any other model; "off" leaves training steps to Keras.
+            `explain` gives the reasons against the engine.
+        sum_embedding_gradients: For TensorFlow, where Keras passes an Embedding's gradient to the optimizer row by row,
+            and Adam and clipnorm treat a row that a batch reads several times as several rows. False keeps this
+            behaviour of stock Keras; True sums such rows, as on the other backends. A step is then faster, and rows
+            that start small (as Keras's own do) grow more slowly. With True, the output of the Embedding has no
+            gradient of its own on torch and TensorFlow.
 
-    From then on the process keeps freed memory (`machine.environment.keep_freed_memory`): a step needs the same
-    arrays again and again, and it would cost more than the arithmetic if the operating system cleared them each time.
+    From then on the process keeps freed memory (`machine.environment.keep_freed_memory`), because each step needs the
+    same arrays again, and clearing them in the operating system would cost more than the arithmetic.
 
     Returns:
         `model` itself.
@@ -121,7 +121,7 @@ def restore(model: Model) -> Model:
 
 @contextlib.contextmanager
 def as_found(model: keras.Layer) -> Iterator[None]:
-    """Whatever is accelerated or restored within a `with` is as it was after it."""
+    """Undoes, at the end of the `with`, any acceleration or restoration of the model inside it."""
     taken = [(layer, name, vars(layer)[name], layer in _left_xla) for layer, name in _replaced(model)]
     compiled = {name: getattr(model, name, None) for name in _COMPILED}
     try:
@@ -150,10 +150,9 @@ def restored(model: keras.Layer) -> Iterator[None]:
 def enable(
     implementation: str = "auto", *, engine: str = "auto", sum_embedding_gradients: bool = False
 ) -> None:
-    """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends it.
+    """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends this.
 
-    `accelerate` also changes what is around the LSTMs of a model (Dense layers, and on a GPU the training step); here
-    that follows when the model is compiled.
+    The rest of a model that `accelerate` changes (Dense layers and the training step) changes when it is compiled.
 
     Args:
         implementation: As in `accelerate`.
@@ -206,7 +205,7 @@ def is_accelerated(layer: Any) -> bool:
 
 
 def implementation_of(layer: Any) -> str | None:
-    """Whose kernel `accelerate` has put into this LSTM; None if it is Keras's own."""
+    """The implementation that `accelerate` has put into this LSTM; None for Keras's own."""
     bound = _bound(layer)
     return None if bound is None else bound[0]
 
@@ -282,7 +281,7 @@ def _replace(owner: type, name: str, method: Any) -> None:
 
 
 def _accelerate_around(model: keras.Layer, engine: str, summed: bool) -> None:
-    """Accelerates what a model has besides accelerated LSTMs: Dense layers on a CPU, and the training step."""
+    """Accelerates the rest of a model with accelerated LSTMs: Dense layers on a CPU, and the training step."""
     found = list(model._flatten_layers(include_self=True))
     implementations = {implementation_of(layer) for layer in found}
     if "cellerate-cpu" in implementations:
@@ -349,7 +348,7 @@ def _export(model: keras.Model, *args: Any, **keywords: Any) -> Any:
 
 @functools.cache
 def _guard_exports() -> None:
-    """Makes every model export with Keras's own code: a layer that is just created has no model to change yet.
+    """Makes every model export with Keras's own code, since a layer that is just created has no model to change yet.
 
     The change stays for good, because accelerated layers outlive `disable`. A model without any exports as before.
     """

@@ -1,8 +1,8 @@
 """Carrying the states of recurrent layers from batch to batch while training.
 
 Keras's `stateful=True` does not work for this: in Keras 3.15 the states stay zero through `fit` on JAX, and `fit`
-fails on torch. Here a second graph shares every layer with the model and wraps each recurrent layer in one that keeps
-its states as tracked weights. Training it trains the model itself, which stays stateless.
+fails on torch. Here a second graph shares all layers with the model, and wraps each recurrent layer in one that keeps
+the states as tracked weights. Training this graph trains the model itself, which stays stateless.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ class CarriedRNN(keras.Layer):
         """(B, T, D) → what the layer itself returns, continued from its last call."""
         # Adding zero makes a copy: on torch the graph of this batch must not hold a variable that changes below.
         before = [keras.ops.cast(state + 0.0, self.layer.compute_dtype) for state in self.states]
-        # Made at each call: Keras would turn the lists of an attribute into its own kind, which JAX does not know.
+        # Built at each call: as an attribute, its lists would become Keras's tracked lists, which JAX does not know.
         initial = keras.tree.pack_sequence_as(self.layer.get_initial_state(1), before)
         outputs, *after = self.runner(sequences, initial_state=initial, mask=mask, training=training)
         for state, value in zip(self.states, keras.tree.flatten(after), strict=True):

@@ -1,4 +1,4 @@
-"""A few layers of a model's trunk, run on one chunk of time after another."""
+"""Runs a few layers of a model's trunk on one chunk of time after another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from cellerate.layers.accelerate import accelerate, implementation_of, is_strict
 
 
 class ChunkedLayers:
-    """Runs layers on a chunk of time, from the states that the chunk before ended with.
+    """Runs layers on a chunk of time, from the final states of the previous chunk.
 
-    A chunk after another gives what the layers give for the whole sequence, and with the gradients of the states passed
-    on from the last chunk to the first, so does going backward.
+    Chunks in order give the same results as the whole sequence. So does the backward pass, if each chunk passes the
+    gradients of its initial states to the chunk before.
 
     Args:
         layers: Layers of a trunk, in their order; their weights are used, not copied.
@@ -37,7 +37,7 @@ class ChunkedLayers:
 
         Args:
             x: (B, T', D), or ids (B, T').
-            states: Those that the chunk before ended with.
+            states: The final states of the previous chunk.
             training: Whether dropout is applied.
 
         Returns:
@@ -57,9 +57,9 @@ class ChunkedLayers:
 
 
 def returning_states(layer: Any) -> Any:
-    """A layer that computes what another one does, with its weights, and returns its states as well."""
-    # A layer of the same class, so that it takes the same fast path, but one that returns its states. It runs the
-    # original's cell, so it has the original's weights and needs no building.
+    """A layer with the weights and results of another one that also returns its states."""
+    # The same class takes the same fast path. It runs the original's cell, so it has the original's weights and needs
+    # no building.
     runner = type(layer).from_config({**layer.get_config(), "return_state": True, "stateful": False})
     runner.cell = layer.cell
     runner.built = True

@@ -44,7 +44,7 @@ class Condition:
 
     Attributes:
         name: What is examined.
-        holds: Whether it is as the faster kernel needs it; None if only a call of the model can tell.
+        holds: Whether the faster kernel's requirement is met; None if only a call of the model can tell.
         found: What was found.
         fix: What to change; empty if the condition holds.
         matters: Whether it makes a difference on this machine and backend.
@@ -112,9 +112,9 @@ def recurrent(
 
     Args:
         layer: Any `keras.layers.RNN`.
-        mask: None, `UNKNOWN`, or what makes the mask that reaches it.
+        mask: None, `UNKNOWN`, or the source of the mask that reaches the layer.
         here: The backend and device.
-        accelerated: Whether the layer's inner loop is Cellerate's; the answer then says what Keras's would run.
+        accelerated: Whether the layer's inner loop is Cellerate's; the result then describes Keras's own loop.
     """
     fused = {layers.LSTM: "lstm", layers.GRU: "gru"}
     kind = next((name for cls, name in fused.items() if isinstance(layer, cls)), None)
@@ -375,7 +375,7 @@ def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
 
 
 def _own_inner_loop(layer: layers.RNN) -> str | None:
-    """Whose inner loop runs, in words; None if it is Keras's."""
+    """A description of the layer's own inner loop; None if it is Keras's."""
     if "inner_loop" in vars(layer):
         return "inner_loop was replaced on this layer"
     function = type(layer).inner_loop

@@ -1,4 +1,4 @@
-"""The training step of an accelerated model on torch and a GPU: Keras's own, as a CUDA graph.
+"""Runs Keras's own training step as a CUDA graph, for accelerated models on torch and a GPU.
 
 Only this module replaces a model's training function, and the way its layers seed random numbers while the graph is
 recorded.
@@ -15,17 +15,17 @@ from cellerate.layers import fused
 
 
 def make_train_function(model: keras.Model, force: bool = False) -> None:
-    """Stands in for `Model.make_train_function` on torch: captures the step it makes as a CUDA graph."""
-    made = model.train_function is None or force
+    """Stands in for `Model.make_train_function` on torch, and captures the step as a CUDA graph."""
+    is_new = model.train_function is None or force
     type(model).make_train_function(model, force)
-    if made and _may_be_captured(model):
+    if is_new and _may_be_captured(model):
         model.train_function = fused.bridge().capture_step(
             model.train_function, functools.partial(seeding, model)
         )
 
 
 def captured_step(model: Any) -> str | None:
-    """The way the training step of an accelerated model runs on torch and a GPU, in words; None elsewhere."""
+    """A description of the training step of an accelerated model on torch and a GPU; None elsewhere."""
     made = getattr(vars(model).get("make_train_function"), "func", None)
     if made is not make_train_function or not _may_be_captured(model):
         return None

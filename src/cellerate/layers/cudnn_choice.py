@@ -1,7 +1,7 @@
-"""Measures once on each GPU if cuDNN computes a call of an LSTM faster than Cellerate's kernels do.
+"""Measures, once on each GPU, whether cuDNN runs an LSTM call faster than Cellerate's kernels.
 
-It times the functions that the layer would call, on random numbers of the layer's sizes. The layer's own weights
-cannot be used, as they may be traced at the time.
+It times the functions that the layer would call, on random arrays of the layer's sizes. It cannot use the layer's own
+weights, which may be tracers at the time.
 """
 
 import math
@@ -21,17 +21,16 @@ from cellerate.layers.conditions import Platform, cudnn_conditions
 from cellerate.machine.environment import package_version
 from cellerate.measure import time_alternating
 
-# Limits on the sizes measured: each further step or row takes as long as the others, and the memory belongs to the
-# user.
+# Limits on the measured sizes: the time grows linearly with steps and rows, and the memory belongs to the user.
 _MOST_STEPS, _FEWEST_STEPS = 100, 8
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 1 << 26
-# The answers for each layer's calls, by what decides them.
+# The answers for each layer, by shape, mask, training and precision of the call.
 _answers: weakref.WeakKeyDictionary[layers.LSTM, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: bool | None) -> bool:
-    """True if Keras would use cuDNN for a call on a GPU, and would be faster than Cellerate's kernels.
+    """True if Keras would run a call on cuDNN, and cuDNN is faster than Cellerate's kernels.
 
     Args:
         layer: The layer.
@@ -39,7 +38,7 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
         mask: (B, T), or None.
         training: Whether a backward pass will follow.
     """
-    # In a symbolic call the sizes are made up.
+    # A symbolic call has placeholder sizes.
     if in_symbolic_scope() or not all(isinstance(size, int) for size in sequences.shape):
         return False
     precision = fused.bridge().cuda_precision(layer.compute_dtype)
@@ -91,8 +90,15 @@ def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, precis
 
 
 def _ours(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
-    given = {"x": x, "h0": h0, "c0": c0, "kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias}
-    return fused.bridge().cuda_lstm(given, LstmOptions(), True)[0]
+    arrays = {
+        "x": x,
+        "h0": h0,
+        "c0": c0,
+        "kernel": kernel,
+        "recurrent_kernel": recurrent_kernel,
+        "bias": bias,
+    }
+    return fused.bridge().cuda_lstm(arrays, LstmOptions(), True)[0]
 
 
 def _keras(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
@@ -121,5 +127,5 @@ def _arrays(sizes: tuple[int, int, int, int], dtype: str) -> list[tuple[np.ndarr
     weights = [
         rng.normal(size=shape) * 0.1 for shape in ((inputs, 4 * units), (units, 4 * units), (4 * units,))
     ]
-    given = [(array.astype(np.float32), dtype) for array in narrow]
-    return given + [(array.astype(np.float32), "float32") for array in weights]
+    states = [(array.astype(np.float32), dtype) for array in narrow]
+    return states + [(array.astype(np.float32), "float32") for array in weights]

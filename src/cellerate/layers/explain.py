@@ -1,7 +1,7 @@
-"""Says, for every recurrent layer of a Keras model, which kernel runs here, why, and what to change.
+"""Explains for every recurrent layer of a Keras model which kernel runs here, why, and what to change.
 
-It joins `keras_graph.graph` (where the layers are, and which masks reach them) with `conditions` (what decides a
-layer's kernel). It also says whether the model can be packed. It runs nothing and changes nothing.
+It combines `keras_graph.graph` (where the layers are, and which masks reach them) with `conditions` (what decides a
+layer's kernel), and says whether the model can be packed. It runs nothing and changes nothing.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class LayerReport:
         name: The layer's name.
         path: Where it is: the names of the submodels and wrappers around it and its own name, joined by "/".
         layer_class: The name of its class.
-        kernel: What computes it, a key of `conditions.KERNELS`.
-        conditions: What decides that.
-        implementation: Whose code the kernel is: "cellerate-cpu", "cellerate-cuda", "cudnn" or "keras".
+        kernel: The kernel that computes the layer, a key of `conditions.KERNELS`.
+        conditions: The conditions that decide the kernel.
+        implementation: The kernel's implementation: "cellerate-cpu", "cellerate-cuda", "cudnn" or "keras".
         target: The instruction set of "cellerate-cpu"; else None.
-        wrapper: Whether it only holds other layers (`Bidirectional`, `TimeDistributed`), which have reports too.
+        wrapper: Whether the layer only wraps others (`Bidirectional`, `TimeDistributed`), which have their own reports.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Explanation:
         backend: The Keras backend it is for.
         gpu: Whether that backend sees a GPU.
         layers: One report a layer, in the order they run.
-        training_step: How a training step runs, if not in Keras's own way; else None.
-        why_not_packed: All that `cellerate.pack` would refuse, a sentence each; empty if the model can be packed.
-        notes: What else to know of the model, a sentence each.
+        training_step: How a training step runs, if Cellerate has replaced Keras's; else None.
+        why_not_packed: The reasons why `cellerate.pack` refuses the model, one sentence each; empty if it does not.
+        notes: Further remarks on the model, one sentence each.
     """
 
     model: str
@@ -97,9 +97,9 @@ class Explanation:
         named = "; ".join(f"{report.path} ({', '.join(c.name for c in report.changes)})" for report in slow)
         layers_here = f"{count} recurrent layer{'' if count == 1 else 's'}"
         if not slow and self.training_step is not None and self.training_step.startswith(seam.KERASS_OWN):
-            # Nothing of the layers, but the whole step could run on the engine.
+            # The layers are as fast as they can be, but the engine could run the whole step.
             return (
-                f"{layers_here}, none of which could run faster alone; the training step is Keras's own, as said "
+                f"{layers_here}, none of which could run faster alone; Keras runs the training step, for the reasons "
                 "above."
             )
         return f"{layers_here}; {len(slow)} could run faster{f': {named}' if slow else ''}."
@@ -107,9 +107,9 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain values for JSON."""
         values = dataclasses.asdict(self)
-        for report, given in zip(self.layers, values["layers"], strict=True):
-            given["kernel_description"] = conditions.KERNELS[report.kernel]
-            given["conditions"] = list(given["conditions"])
+        for report, layer in zip(self.layers, values["layers"], strict=True):
+            layer["kernel_description"] = conditions.KERNELS[report.kernel]
+            layer["conditions"] = list(layer["conditions"])
         lists = {name: list(values[name]) for name in ("layers", "why_not_packed", "notes")}
         return values | lists | {"can_be_packed": self.can_be_packed, "summary": self.summary}
 
@@ -145,9 +145,9 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     Args:
         model: Any Keras model; submodels and wrappers are looked into. For a subclassed model, whose graph
             cannot be read, a mask is "unknown until called".
-        backend: "tensorflow", "jax" or "torch"; None for the one that runs. Any other must be installed; the
-            explanation then says what Keras would run on it. Whether Cellerate's kernels would run, only
-            `explain` on that backend knows.
+        backend: "tensorflow", "jax" or "torch"; None for the active backend. Another one must be installed; the
+            explanation then says what Keras would run on it. Only `explain` on that backend itself can tell whether
+            Cellerate's kernels would run.
 
     Returns:
         The explanation; print it, or take `to_dict()`.
@@ -204,7 +204,7 @@ def _offers_no_xla(report: LayerReport) -> LayerReport:
 def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
     """The report of a layer; for a wrapper, followed by the reports of the layers in it."""
     layer = found.layer
-    # What `accelerate` put into a layer is for the backend that runs, and says nothing about another.
+    # `accelerate` put kernels into the layer for the active backend; they say nothing about another backend.
     runs = here.backend == keras.backend.backend()
     ours = implementation_of(layer)
 
@@ -248,7 +248,7 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
 
 
 def _call_conditions(layer: layers.RNN, found: TimeLayer, ours: str) -> list[Condition]:
-    """The conditions under which single calls of an accelerated layer run on Keras's code."""
+    """The conditions that send single calls of an accelerated layer to Keras's code."""
     met = []
     if layer.unroll and found.mask is not None:
         fix, holds = "unroll=False: the kernels need no unrolling", None if found.mask == UNKNOWN else False
@@ -306,7 +306,7 @@ def _without_kernels(layer: layers.RNN) -> Condition:
 
 
 def _elsewhere(here: Platform) -> list[Condition]:
-    """The condition for a backend that does not run: Cellerate's kernels need to ask the backend itself."""
+    """The condition for an inactive backend: whether Cellerate's kernels run can be asked only on it."""
     found = f"Cellerate's kernels are asked where {here.backend} runs"
     return [Condition("accelerated", None, found, f"KERAS_BACKEND={here.backend}, and explain there")]
 

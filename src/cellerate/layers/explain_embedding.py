@@ -1,4 +1,4 @@
-"""Says what becomes of an Embedding right before an LSTM: how it is read, its gradient, and how small it starts."""
+"""Explains an Embedding right before an LSTM: how the LSTM reads it, its gradient, and how small it starts."""
 
 import keras
 import numpy as np
@@ -10,13 +10,13 @@ from cellerate.layers import fused
 from cellerate.layers.conditions import Condition
 
 _ROW_BY_ROW = (
-    "goes to the optimizer row by row, as in stock Keras; summed by accelerate(model, sum_embedding_gradients=True), "
-    "with which a step is faster, and Adam and clipnorm take other steps"
+    "goes to the optimizer row by row, as in stock Keras; accelerate(model, sum_embedding_gradients=True) sums it, "
+    "so that a step is faster, and Adam and clipnorm take other steps"
 )
 _SUMMED = (
     "is summed by row (sum_embedding_gradients=True): Adam and clipnorm take other steps than in stock Keras"
 )
-# Keras's own initializer gives 0.029. After 400 steps of Adam, such a table was measured to have 0.24.
+# Keras's own initializer gives a deviation of 0.029; after 400 steps of Adam it was measured at 0.24.
 _SMALL = 0.1
 _ROUNDING = 1e-6
 
@@ -77,7 +77,7 @@ def small_starts(model: keras.Layer, found: list[TimeLayer]) -> list[str]:
 
 
 def _as_drawn(embedding: layers.Embedding, table: np.ndarray) -> bool:
-    """True if a table of which no optimizer tells its age is as Keras drew it: no value has left the range."""
+    """True if all values of a table are within the range of Keras's initializer, so that it seems untrained."""
     drawn = embedding.embeddings_initializer
     if not isinstance(drawn, keras.initializers.RandomUniform):
         return False

@@ -1,6 +1,6 @@
 """Recurrent layers of Keras on Cellerate's kernels: whether they can run there, and the arguments of the kernels.
 
-This is what layers share; `fused_lstm` and whatever else `table` lists add what is special to one.
+All layer classes share this module; `fused_lstm` and the other modules in `table` add what one class needs.
 """
 
 import dataclasses
@@ -28,13 +28,14 @@ BESIDE_NAMED = (CHECK, VECTORS)
 # The attribute that an accelerated Embedding leaves on its output for the LSTM after it.
 _LOOKUP = "_cellerate_lookup"
 _DTYPES = ("float32", "bfloat16", "float16")
-# If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
+# If a table has more rows than this share of the batch's steps, projecting it is not cheaper than projecting each step.
 _TABLE_SHARE = 0.5
-# Of fewer time steps, Keras's own loop trains or predicts faster on a backend: TensorFlow calls the core through
-# Python, which takes 0.15 ms and more, and its loop 0.08 ms a step. As measured with 64 and 128 units, 6 steps train
-# faster there, 10 not; with 32 and 64 units and AVX2, 8 steps are predicted 1.13 times as fast, 10 to 16 as fast.
+# With fewer time steps, Keras's own loop trains or predicts faster on a backend. TensorFlow calls the core through
+# Python, which takes 0.15 ms and more; its own loop takes 0.08 ms a step. Measured with 64 and 128 units, Keras's loop
+# trained 6 steps faster, but not 10; with 32 and 64 units on AVX2, it predicted 8 steps 1.13 times as fast, and 10 to
+# 16 steps equally fast.
 FEWEST_STEPS = {"tensorflow": {"trains": 8, "predicts": 12}}
-# But not of so many multiplications for each row, some 20 µs.
+# The core is faster whatever the steps if a row needs more multiplications than this, some 20 µs.
 _LARGE_ROW = 5e5
 TABLE_ROWS = 1024
 """If the size of the batch is not known in advance, tables up to this many rows are projected whole."""
@@ -100,9 +101,9 @@ def _installed(implementation: str) -> list[Condition]:
 
 
 def _slower_here(backend: str) -> list[Condition]:
-    """The condition that fails where Keras's own code is faster than the core, as it has no vector instructions.
+    """The condition that fails where the core lacks vector instructions, and Keras's own code is faster.
 
-    XLA's and TensorFlow's loops take 0.35 to 0.55 of its time there; torch's loop takes longer.
+    There the loops of XLA and TensorFlow take 0.35 to 0.55 of the core's time; torch's loop takes longer.
     """
     if native.target() != "scalar" or backend == "torch":
         return []
@@ -160,7 +161,7 @@ def fit_conditions(
 
 
 def computed_in(layer: Any, implementation: str) -> str:
-    """The dtype in which an implementation computes a layer: the core computes what it does not know in float32."""
+    """The dtype in which an implementation computes a layer: float32 if the core does not support the layer's dtype."""
     known = native.storage_types() or _DTYPES
     here = implementation == "cellerate-cuda" or layer.compute_dtype in known
     return str(layer.compute_dtype) if here else "float32"
@@ -172,7 +173,7 @@ def core_runs_here() -> bool:
 
 
 def unfit_call(layer: Any, sequences: Any, mask: Any) -> str | None:
-    """Why one call of a layer that is otherwise fit cannot be fused, or None."""
+    """Why one call of a suitable layer cannot be fused; None if it can."""
     if 0 in sequences.shape:
         return "a batch without elements"
     if (traced := traced_for()) is not None:
@@ -188,12 +189,12 @@ def unfit_call(layer: Any, sequences: Any, mask: Any) -> str | None:
 
 
 def traced_for() -> str | None:
-    """Why what is traced now cannot call Cellerate's kernels, in words; None if it can, or nothing is traced."""
+    """Why the graph being traced cannot call Cellerate's kernels; None if it can, or if nothing is being traced."""
     return bridge().traced_for() if hasattr(bridge(), "traced_for") else None
 
 
 def too_short(layer: Any, steps: int | None, *, training: bool) -> str | None:
-    """Why so many time steps (None: unknown) are faster on Keras's own code than in a call of the core; None if not."""
+    """Why a call of `steps` time steps (None: unknown) is faster on Keras's own code; None if it is not."""
     backend, does = keras.backend.backend(), "trains" if training else "predicts"
     fewest, units = FEWEST_STEPS.get(backend, {}).get(does, 0), layer.cell.units
     if steps is None or steps >= fewest or not layer.built:
@@ -211,7 +212,7 @@ def arrays_of(
     mask: Any,
     training: bool | None,
 ) -> dict[str, Any]:
-    """The arguments of a kernel, by name, for a call of a layer that is fit, and fit by `unfit_call`.
+    """The arguments of a kernel, by name, for a call that `fit_conditions` and `unfit_call` accept.
 
     Args:
         layer: The layer.
@@ -260,7 +261,7 @@ def arrays_of(
 
 
 def activations_of(layer: Any) -> tuple[str, str]:
-    """The names of both activations of a layer that is fit, as the backend computes them: the recurrent one last."""
+    """The names of the activation and the recurrent activation of a suitable layer, as the backend computes them."""
     names = (activation_name(layer.cell.activation), activation_name(layer.cell.recurrent_activation))
     first, second = (on_backend(str(name), keras.backend.backend()) for name in names)
     return first, second
@@ -275,7 +276,7 @@ def masked_output_of(layer: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Lookup:
-    """The note of `look_up` on a tensor: how it was made."""
+    """The note that `look_up` leaves on its output: the ids and the table it came from."""
 
     ids: Any
     table: Any
@@ -289,9 +290,9 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], summed: bool, i
     Args:
         layer: The layer.
         call: Keras's own `call` of this layer.
-        summed: Whether an LSTM gives the table its gradient at once, with the rows summed that it reads several times.
-            Otherwise it gives one to the returned tensor, as Keras does. On TensorFlow, optimizers then get the rows
-            unsummed, and Adam and clipnorm treat these otherwise than their sum.
+        summed: Whether an LSTM computes the gradient of the table itself, and sums rows that it reads several times.
+            Otherwise it computes the gradient of the returned tensor, as Keras does. On TensorFlow, optimizers then
+            get the rows unsummed, which Adam and clipnorm treat differently from their sum.
         inputs: The ids.
     """
     inputs = ops.convert_to_tensor(inputs)
@@ -301,7 +302,7 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], summed: bool, i
         # The variable may be assigned to before the LSTM runs, so the note holds its value now. A TensorFlow variable
         # must be read for that.
         table = table.read_value() if hasattr(table, "read_value") else table
-        # JAX differentiates functions: there is no gradient of a tensor within one.
+        # JAX differentiates functions, so an intermediate tensor has no gradient.
         summed = summed or keras.backend.backend() == "jax"
         set_tensor_attr(outputs, _LOOKUP, _Lookup(inputs, table, summed, _changes(outputs, inputs, table)))
     return outputs
@@ -336,14 +337,14 @@ def _overridden(layer: Any, layer_class: Any) -> bool:
 
 
 def _drops_all(layer: Any, mask: Any) -> bool:
-    """True if Keras drops all inputs for a dropout of 1: its own cells then drop none, its backends' loops all."""
+    """True if Keras drops all inputs for a dropout of 1: its backends' loops do, its own cells then drop none."""
     here = Platform.of(keras.backend.backend(), layer)
     kernel, _ = recurrent(layer, None if mask is None else "a layer", here, accelerated=True)
     return kernel == "cudnn" or kernel.endswith("-projected")
 
 
 def _found_lookup(sequences: Any) -> _Lookup | None:
-    """The note of `look_up` on a tensor, if it is still true."""
+    """The note of `look_up` on a tensor, if it is still valid."""
     found = get_tensor_attr(sequences, _LOOKUP)
     if found is None or None in found.changes:
         return None
@@ -356,13 +357,13 @@ def _changes(*tensors: Any) -> tuple[int | None, ...]:
 
 
 def _row_numbers(ids: Any, embeddings: Any) -> Any:
-    """The ids as Keras takes them: negative ones count from the end of the table."""
+    """The row numbers of ids: as in Keras, negative ids count from the end of the table."""
     ids = ops.cast(ids, "int32")
     return ops.where(ids < 0, ids + embeddings.shape[0], ids)
 
 
 def _for_each_row(values: Any, sequences: Any) -> Any:
-    """Values (B, H) as they are, and those of one row, (1, H), repeated for all rows, as Keras broadcasts them."""
+    """States (B, H) unchanged; states (1, H) repeated for all rows, like Keras's broadcast."""
     if values.shape[0] != 1 or sequences.shape[0] == 1:
         return values
     return ops.broadcast_to(values, (ops.shape(sequences)[0], *values.shape[1:]))
@@ -373,7 +374,7 @@ def _by_gate(masks: list[Any]) -> Any:
 
 
 def fewest_looked_up(rows: int) -> int:
-    """The fewest steps, of all rows of a batch, for which projecting a table of so many rows is cheaper."""
+    """The fewest steps of a batch (batch x time) for which projecting a table of `rows` rows is cheaper."""
     return math.ceil(rows / _TABLE_SHARE)
 
 

@@ -1,6 +1,6 @@
 """A Dense layer of Keras on Cellerate's kernels, as the head of an accelerated LSTM.
 
-Once the LSTM is fast, its head takes more than half of what remains of a training step.
+Once the LSTM is fast, the head takes more than half of the remaining time of a training step.
 """
 
 import math
@@ -36,7 +36,7 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
         layer: The layer; with LoRA or quantized weights it runs the original.
         original: Keras's own `call` of this layer.
         inputs: (..., K).
-        training: As Keras gives it; it makes no difference.
+        training: Passed on to Keras's call; the core ignores it.
 
     Returns:
         (..., N).

@@ -1,4 +1,4 @@
-"""Says in one line what computes a training: the backend, and whose kernels its recurrent layers run on."""
+"""Describes in one line what computes a training: the backend, and the kernels of the recurrent layers."""
 
 import keras
 
@@ -14,7 +14,7 @@ def kernels_used(model: keras.Model, precision: str = "float32") -> str:
 
     Args:
         model: A model, accelerated or not.
-        precision: The dtype policy that it trains in, named if it is not float32.
+        precision: The dtype policy of the training, which the line names if it is not float32.
     """
     found = explain(model)
     layers = [report for report in found.layers if not report.wrapper]

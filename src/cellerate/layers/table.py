@@ -1,7 +1,7 @@
-"""The recurrent layers of Keras that have kernels of Cellerate: one row a class.
+"""The recurrent Keras layers that Cellerate has kernels for: one row a class.
 
-The module in a row has `fit_conditions(layer, implementation)`, what an implementation requires of a layer, and `run`,
-which takes the place of the layer's `inner_loop`; `fused_lstm` has them in full.
+The module in a row has `fit_conditions(layer, implementation)`, the requirements of an implementation, and `run`, which
+replaces the layer's `inner_loop`; see `fused_lstm`.
 """
 
 from types import ModuleType
@@ -19,7 +19,7 @@ ROWS: dict[type[keras.Layer], ModuleType] = {
 }
 LAYERS = tuple(ROWS)
 KNOWN = ", ".join(f"keras.layers.{kind.__name__}" for kind in LAYERS)
-"""The classes that have kernels, in words."""
+"""The names of the classes that have kernels."""
 
 
 def kernels_of(layer: Any) -> ModuleType:
@@ -28,12 +28,12 @@ def kernels_of(layer: Any) -> ModuleType:
 
 
 def unfit(layer: Any, implementation: str, *, named: bool) -> str | None:
-    """Why a recurrent layer cannot run on an implementation, in words; None if it can.
+    """Why a recurrent layer cannot run on an implementation; None if it can.
 
     Args:
         layer: Any `keras.layers.RNN`.
         implementation: "cellerate-cpu" or "cellerate-cuda".
-        named: Whether the user named it: then it runs even if it is slower here, or failed its own check.
+        named: Whether the user named the implementation: it then runs even if it is slower here or failed its check.
     """
     if not isinstance(layer, LAYERS):
         return f"class: {type(layer).__name__}, where Cellerate has kernels for {KNOWN}"
@@ -43,7 +43,7 @@ def unfit(layer: Any, implementation: str, *, named: bool) -> str | None:
 
 
 def check_all_fit(model: keras.Layer, implementation: str) -> None:
-    """Raises `ModelError` unless a named implementation can run every recurrent layer of a model, and there is one."""
+    """Raises `ModelError` unless the model has recurrent layers and a named implementation can run all of them."""
     recurrent = [one for one in model._flatten_layers(include_self=True) if isinstance(one, layers.RNN)]
     if not recurrent:
         raise ModelError(

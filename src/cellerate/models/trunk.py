@@ -36,14 +36,14 @@ class Trunk:
     """A model as its trunk and what is around it.
 
     Attributes:
-        layers: The layers of the trunk, in their order.
+        layers: The layers of the trunk, in order.
         before: The model from the inputs to the trunk; None if the trunk begins with an input.
-        entry: What goes into the trunk, a symbolic tensor (B, T, ...).
-        tensors: What comes out of each layer of the trunk, a symbolic tensor.
+        entry: The input of the trunk, a symbolic tensor (B, T, ...).
+        tensors: The output of each layer of the trunk, a symbolic tensor.
         after: The model from what the trunk gives, and the inputs `after_inputs`, to the outputs; None if the trunk
             gives the output.
-        after_inputs: The numbers of the model's inputs that `after` takes, too.
-        before_inputs: The numbers of those that `before` takes; of the only one, if there is no `before`.
+        after_inputs: The numbers of the model's inputs that `after` also takes.
+        before_inputs: The numbers of the inputs that `before` takes; without `before`, of the trunk's input.
     """
 
     layers: tuple[keras.Layer, ...]
@@ -59,7 +59,7 @@ def trunk_of(model: keras.Model) -> Trunk:
     """Finds the trunk of a model.
 
     Raises:
-        ModelError: It has none, or a layer in it that needs the whole sequence: the message names it.
+        ModelError: The model has no trunk, or a layer in it needs the whole sequence: the message names it.
     """
     graph = functional_graph(model)
     if graph is None:
@@ -225,11 +225,11 @@ def _step_by_step(node: Any) -> bool:
 
 
 def _broken(graph: Any, nodes: Sequence[Any], chain: Sequence[Any], missing: Sequence[Any]) -> ModelError:
-    """The error that names what stands between two recurrent layers."""
+    """The error that names the obstacle between two recurrent layers."""
     end = chain[-1].outputs[0]
     following = [node for node in nodes if any(tensor is end for tensor in node.input_tensors)]
     if len(following) > 1:
-        reason = f"what layer {chain[-1].operation.name!r} gives goes to several layers"
+        reason = f"several layers read the output of layer {chain[-1].operation.name!r}"
     elif not following:
         reason = f"layer {missing[0].operation.name!r} does not follow {chain[-1].operation.name!r}"
     else:
@@ -244,7 +244,7 @@ def _broken(graph: Any, nodes: Sequence[Any], chain: Sequence[Any], missing: Seq
 def _upstream(
     nodes: Sequence[Any], ends: Iterable[Any], stops: Iterable[Any], places: dict[int, int]
 ) -> tuple[tuple[int, ...], set[int]]:
-    """The numbers of the inputs that some tensors are made of, and the calls that make them, up to `stops`."""
+    """The numbers of the inputs that some tensors depend on, and the calls that compute them, back to `stops`."""
     makers = {id(tensor): node for node in nodes for tensor in node.outputs}
     stopped = {id(tensor) for tensor in stops}
     wanted, seen, found, calls = list(ends), set(stopped), set(), set()
@@ -264,7 +264,7 @@ def _upstream(
 def _part(
     nodes: Sequence[Any], calls: set[int], given: Sequence[Any], outputs: Sequence[Any], name: str
 ) -> keras.Model:
-    """The model of some calls of a graph, which shares their layers."""
+    """A model of some calls of a graph, with shared layers."""
     inputs = [keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype) for tensor in given]
     values = {id(tensor): value for tensor, value in zip(given, inputs, strict=True)}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Where a run begins: with a model from elsewhere, such as a solution in closed form, or at a checkpoint."""
+"""The start of a run: weights from elsewhere, such as a solution in closed form, or a checkpoint."""
 
 import contextlib
 import dataclasses
@@ -24,10 +24,10 @@ class Beginning:
     """The start of a model.
 
     Attributes:
-        words: The start in a few words, after "begins".
-        weights: The weights of layers, by their names, as `set_weights` takes them.
-        fixed: The names of layers that are solved for already. Training leaves them as they are; in the model's file
-            they are trainable like all others.
+        words: A description of the start that follows the word "begins".
+        weights: The weights of layers, by layer name, in the form of `set_weights`.
+        fixed: The names of layers that are already solved. Training does not change them; in the model's file they
+            are trainable like all others.
     """
 
     words: str
@@ -40,7 +40,7 @@ Begin: TypeAlias = Callable[[keras.Model], Beginning | None]
 
 
 def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes: Processes) -> str:
-    """Begins a new run. Returns what to say of it; "" if the model stays as it is."""
+    """Begins a new run. Returns a message about it; "" if the model does not change."""
     if begin is None:
         return ""
     clock = time.perf_counter()
@@ -56,7 +56,7 @@ def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes
 
 @contextlib.contextmanager
 def layers_held(model: keras.Model, names: Sequence[str], *, fixed: bool) -> Iterator[None]:
-    """A block in which some layers of a model are fixed, or in which they are not; afterwards they are the other."""
+    """Fixes (or frees) some layers of a model within a `with`, and frees (or fixes) them afterwards."""
     layers = [model.get_layer(name) for name in names]
     for layer in layers:
         layer.trainable = not fixed
@@ -73,8 +73,8 @@ def checkpoint_to_resume(
     """The newest checkpoint of a run; None if all are damaged.
 
     Raises:
-        CheckpointError: It is of another run.
-        ConfigError: The run has been trained to its end.
+        CheckpointError: The checkpoint belongs to another run.
+        ConfigError: The run has already trained all its epochs.
     """
     checkpoint = checkpoints.newest(display.message)
     if checkpoint is None:
@@ -92,7 +92,7 @@ def progress_of(checkpoint: Checkpoint | None) -> Progress:
     """The progress of a run.
 
     Raises:
-        CheckpointError: The checkpoint does not say it.
+        CheckpointError: The checkpoint does not hold it.
     """
     if checkpoint is None:
         return Progress()

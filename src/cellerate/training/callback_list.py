@@ -12,15 +12,15 @@ from cellerate.training.callbacks import Conductor
 class WhenDue(keras.callbacks.CallbackList):
     """Calls the callbacks after a batch only when the conductor says that one is due.
 
-    Reading a batch's loss makes Python wait for the device; `fit` by default would do so at every step. Callbacks of
-    the user that watch batches see each of them all the same.
+    Reading a batch's loss makes Python wait for the device, and `fit` by default does so at every step. The user's
+    callbacks that watch batches still see every batch.
 
     Args:
         own: The user's callbacks.
-        ours: Those of the run, which follow them.
+        ours: The run's callbacks, which come after the user's.
         conductor: The conductor, the last of `ours`.
         model: The compiled model.
-        arguments: What callbacks find in `params`.
+        arguments: The values that callbacks find in `params`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WhenDue(keras.callbacks.CallbackList):
 
 
 def check_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
-    """The callbacks as a list. Raises `ConfigError` if one of them is none of Keras's."""
+    """The callbacks as a list. Raises `ConfigError` if one of them is not a Keras callback."""
     given = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks)
     for one in given:
         if not isinstance(one, keras.callbacks.Callback) or isinstance(one, keras.callbacks.CallbackList):

@@ -84,10 +84,10 @@ class RunFacts:
         steps_per_epoch: Batches per epoch.
         items_per_step: Items per batch.
         monitor: The loss that decides which model is best: "val_loss" or "loss".
-        identity: What the run is made of, for its checkpoints.
+        identity: The settings and data that identify the run in its checkpoints.
         sample_every: Steps of the run between two samples; None asks for none.
         ends: The time of `perf_counter` at which training must end, besides the limit in the settings.
-        ignorant: The loss of a model that knows nothing, if it is known.
+        ignorant: The loss of a model that has learned nothing, if it is known.
     """
 
     settings: TrainingSettings
@@ -123,12 +123,12 @@ class Conductor(keras.callbacks.Callback):
     It must be the last in the list of callbacks, so that a checkpoint at an epoch's end includes their changes.
 
     Args:
-        facts: What does not change while the run goes on.
-        hooks: What it calls when the time has come.
+        facts: The facts that do not change during the run.
+        hooks: The actions that the conductor calls when they are due.
         progress: The run's progress; changed in place.
         display: Shows the progress.
-        processes: Those that train together. All look at the same batches and stop and save after the same; the first
-            one's clock and any one's signal decide.
+        processes: The processes that train together. All look at the same batches, and stop and save after the same
+            batch; the first one's clock and a signal to any of them decide.
         judge_first: Validation batches to judge the model on before the first epoch; None does not.
         stretched: The metric that knows the error of each stretch of the validation part, if there is one.
         norms: Counts the norms of the gradients.
@@ -186,7 +186,7 @@ class Conductor(keras.callbacks.Callback):
             return True
         if self._is_sampled(done):
             return True
-        # JAX takes up the steps of minutes within a moment, so the clock alone would not tell when to look.
+        # JAX queues minutes of steps within a moment, so the clock alone would not tell when to look.
         if self._processes.several or done >= self._next_look:
             return done >= self._next_look
         now = time.perf_counter()
@@ -198,7 +198,7 @@ class Conductor(keras.callbacks.Callback):
             source, self._judge_first = self._judge_first, None
             self._judge_start(source)
         if self._settings.max_seconds is not None and math.isinf(self._deadline):
-            # What it took to begin counts, too.
+            # The time of the beginning counts, too.
             spent = 0.0 if self._resumed or self.progress.history else self.progress.seconds
             self._deadline = time.perf_counter() + self._settings.max_seconds - spent
 
@@ -225,7 +225,7 @@ class Conductor(keras.callbacks.Callback):
         if not progress.first:
             return best
         best = best and clearly_better(logs, progress.first, self._by_stretch(), progress.first_by_stretch)
-        # Only the first process has what all have counted.
+        # Only the first process has the counts of all.
         return bool(self._processes.of_first(best))
 
     def _by_stretch(self) -> list[float]:
@@ -263,7 +263,7 @@ class Conductor(keras.callbacks.Callback):
             raise TrainingError(
                 f"training diverged: the loss is {logs['loss']} at step {done} of epoch "
                 f"{self.position.epoch + 1}. Try {remedy(self._settings)}. The last checkpoint and the best model so "
-                "far are as they were."
+                "far have not changed."
             )
         if self._steps(done) == 1:
             self.progress.first_loss = logs["loss"]
@@ -313,7 +313,7 @@ class Conductor(keras.callbacks.Callback):
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
         far = is_far(logs, reference_loss(progress.first_loss, self._facts.ignorant))
-        # Only the first process has what all have counted.
+        # Only the first process has the counts of all.
         far = bool(self._processes.of_first(far))
         best = not far and self._is_best(logs)
         norm = math.nan if self._norms is None else self._norms.mean()
@@ -368,9 +368,9 @@ class Conductor(keras.callbacks.Callback):
         return self._facts.sample_every is not None and self._steps(done) % self._facts.sample_every == 0
 
     def _agreed(self, now: float, look: int = 0) -> tuple[bool, bool, bool]:
-        """Three decisions, the same in all processes: to stop, that the time is up, to save.
+        """Three decisions that all processes share: whether to stop, whether the time is up, whether to save.
 
-        They then look together at batch `look`.
+        All processes look again at batch `look`.
         """
         late = self._late(now)
         save = now - self._saved >= self._settings.checkpoint_every_s

@@ -29,11 +29,11 @@ from cellerate.training.settings import TrainingSettings
 if TYPE_CHECKING:
     import keras
 
-# What a run's identity has as a hash, and what to say if it differs.
+# The entries of a run's identity that are hashes, and the message if one differs.
 HASHED = {
     "model": "the model has other layers, or layers of other shapes",
-    "training data": "the training data are others",
-    "validation data": "the validation data are others",
+    "training data": "the training data differ",
+    "validation data": "the validation data differ",
 }
 _TRAINING = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
 
@@ -61,8 +61,8 @@ class Checkpoint:
     """A run at one moment.
 
     Attributes:
-        position: What trains next.
-        identity: What the run is made of (settings, data, model); a resumed run must have the same.
+        position: The epoch and batch to train next.
+        identity: The settings, data and model of the run; a resumed run must have the same.
         progress: The fields of `Progress`: history, loss curve, counters of callbacks, seconds.
         arrays: The values of all variables, under the names in the module docstring.
     """
@@ -159,7 +159,7 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         for name in differing
         if name not in HASHED
     ]
-    # What the task was told to make of its data and its model says more than that the result is another.
+    # A differing setting of the task already explains why the hash of its data or model differs.
     if not any(name not in _TRAINING and name not in HASHED for name in differing):
         said += [HASHED[name] for name in differing if name in HASHED]
     if said:
@@ -202,7 +202,7 @@ def restore_metrics(model: "keras.Model", checkpoint: Checkpoint) -> None:
 
 
 def _verified_header(path: Path) -> dict[str, str]:
-    """The header of a checkpoint whose bytes are all as they were written; the file is read once, in pieces."""
+    """The header of a checkpoint whose checksum is right; the file is read once, in pieces."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"the checkpoint {path} is not a regular file.")
     with path.open("rb") as file:

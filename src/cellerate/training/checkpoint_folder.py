@@ -21,26 +21,26 @@ class CheckpointFolder:
     """The checkpoints of a run.
 
     Args:
-        folder: The run's folder. It is made by the first checkpoint.
-        keep: How many of the last checkpoints stay.
+        folder: The run's folder, which the first checkpoint creates.
+        keep: The number of latest checkpoints to keep.
     """
 
     def __init__(self, folder: Path, keep: int = 1) -> None:
         self._folder, self._keep = folder, keep
-        # Checkpoints of this run, from the oldest: what else lies there is damaged or of an earlier run.
+        # The checkpoints of this run, oldest first; any others in the folder are damaged or from an earlier run.
         self._own: list[Path] = []
 
     def newest(
         self, on_damage: Callable[[str], None] = lambda _: None, *, arrays: bool = True
     ) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None if there is none at all.
+        """The newest undamaged checkpoint; None if there are no checkpoints.
 
         Args:
-            on_damage: Told of each newer checkpoint that is not whole.
-            arrays: As `load_checkpoint` takes it.
+            on_damage: Called with a message for each newer checkpoint that is damaged.
+            arrays: As in `load_checkpoint`.
 
         Raises:
-            CheckpointError: All are damaged.
+            CheckpointError: All checkpoints are damaged.
         """
         paths = self._paths()
         failure: CheckpointError | None = None
@@ -73,7 +73,7 @@ class CheckpointFolder:
         path = self._folder / f"checkpoint-{max(numbers, default=0) + 1:08d}.safetensors"
         save_checkpoint(path, checkpoint)
         self._own = [*self._own, path][-self._keep :]
-        # What cannot be removed now goes with the next one, and costs no more than its room.
+        # A file that cannot be removed now is removed with the next checkpoint, and only costs disk space.
         with contextlib.suppress(OSError):
             for other in self._paths():
                 if other not in self._own:

@@ -1,4 +1,4 @@
-"""Training that goes astray without becoming NaN: how it is noticed, and what to do about it."""
+"""Detects training that diverges without becoming NaN, and suggests a remedy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Any
 from cellerate.messages import Message, argument, marked
 from cellerate.training.settings import TrainingSettings
 
-# So many times the loss of a model that knows nothing is never a step on the way to a good one.
+# A loss this many times that of a model that has learned nothing never leads to a good model.
 _FAR = 10.0
-# Less above it may be chance, such as that of an easy first batch.
+# A smaller excess may be chance, such as an easy first batch.
 _WORSE = 1.1
 # Keras's own defaults, from which most models learn.
 _USUAL_RATE = {"sgd": 0.01}
@@ -52,12 +52,12 @@ def diverged(record: Mapping[str, Any], first: float | None, settings: TrainingS
     return Message(
         f"training diverged: the loss of epoch {record['epoch']} is {record['loss']:,.4g}{began}. The norm of its "
         f"gradients is {norm:,.4g} on average. Try {marked(remedy(settings))}. The last checkpoint and the best "
-        "model so far are as they were."
+        "model so far have not changed."
     )
 
 
 def why_not_better(history: Sequence[Mapping[str, Any]], reference: float, settings: TrainingSettings) -> str:
-    """A sentence on why a model ended no better than one that learned nothing, and what to try.
+    """A sentence on why a model is no better than one that has learned nothing, and what to try.
 
     Args:
         history: The records of the epochs.

@@ -66,12 +66,12 @@ class TrainingResult:
         best: The validation loss of that epoch, or its training loss if there are no validation data.
         seconds: Seconds of training, without validation.
         precision: The dtype policy of the training.
-        kernels: What computed it, as `kernels_used` says.
-        here: Whether this process says and judges what came of it: of several that train together, the first.
-        judged: How much of the validation part each epoch was judged on, where a time limit leaves no time for all;
-            None for all of it.
+        kernels: The backend and kernels of the training, as `kernels_used` names them.
+        here: Whether this process judges and reports the result: the first of several that train together.
+        judged: The sample of the validation part that judged each epoch, if a time limit leaves no time for all of it;
+            else None.
         first_loss: The training loss of the first step.
-        stages: The stages of the model, where several processes have divided it.
+        stages: The stages of the model, if several processes have divided it.
     """
 
     model: keras.Model
@@ -110,17 +110,17 @@ def train(model: keras.Model, source: BatchSource, run: TrainingRun) -> Training
             is small and loads as plain Keras. It is trained in place, except in mixed precision, which trains
             a copy (see `TrainingResult.model`).
         source: The training batches; their order is part of the run.
-        run: What its user asks for, and what its task needs.
+        run: The user's options, and the needs of the task.
 
     Returns:
         The result. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status is
         "interrupted".
 
     Raises:
-        ConfigError: See `start.check_start`; or a callback is none.
+        ConfigError: See `start.check_start`; or a callback is not a Keras callback.
         CheckpointError: The checkpoint is damaged, or from a run with other settings, data or model.
         OutputError: A file could not be written.
-        TrainingError: The loss is no longer a finite number, or far above that of the first step.
+        TrainingError: The loss is no longer a finite number, or far above the loss of the first step.
     """
     training = _Training(model, source, run)
     with own_run(run.options, first=training.processes.first):
@@ -140,7 +140,7 @@ class _Training:
 
     Attributes:
         model: The model, in the precision of the run.
-        processes: Those that train together.
+        processes: The processes that train together.
         progress: The counts and records of the run.
     """
 
@@ -155,7 +155,7 @@ class _Training:
         self.processes.check(model, carry_states=run.carry_states)
         self._display = run.options.listener
         self._checkpoints = CheckpointFolder(self._folder, self._settings.keep_checkpoints)
-        # How the model of a new run began, where it did not begin at random.
+        # A message about the start of a new run, if its weights are not random.
         self._beginning = ""
 
     def begin_or_resume(self) -> None:
@@ -198,16 +198,16 @@ class _Training:
         accelerate(self.model, self._settings.implementation, sum_embedding_gradients=True)
 
     def compile(self) -> None:
-        """Compiles what `fit` trains, as the checkpoint left it if there is one, and chooses what judges it.
+        """Compiles the trainer, restores it from the checkpoint if there is one, and chooses the validation batches.
 
-        Says what computes it.
+        Shows which kernels compute it.
         """
         run, source = self._run, self._source
         self._states = carried_states(self.model, source.batch_size) if run.carry_states else None
         # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
         name = f"{self.model.name}_trainer"
         self._trainer = self._states.model if self._states else same_layers(self.model, name)
-        # Several processes add up their gradients, which the engine would keep to itself.
+        # Several processes must exchange gradients, which the engine does not expose.
         engine = "off" if self.processes.several else "auto"
         accelerate(self._trainer, self._settings.implementation, engine=engine, sum_embedding_gradients=True)
         compiled = functools.partial(
@@ -232,7 +232,7 @@ class _Training:
         )
         self._stretched = next((one for one in run.metrics if isinstance(one, ErrorByStretch)), None)
         if self._stretched is not None and self._judged is not None and self._held_out is not None:
-            # What was compiled to measure the time knows another number of batches.
+            # The function compiled to measure the time holds another number of batches.
             self._stretched.batches = len(self._held_out)
             compiled(optimizer)
         if self._checkpoint is not None:
@@ -289,7 +289,7 @@ class _Training:
             save_model(self.model, self._output, self._run.record)
 
     def _watching(self) -> list[keras.callbacks.Callback]:
-        """The callbacks of Keras that the settings ask for."""
+        """The Keras callbacks that the settings ask for."""
         settings, found = self._settings, []
         if settings.patience is not None:
             found.append(
@@ -308,7 +308,7 @@ class _Training:
         return found
 
     def fit(self, conductor: Conductor) -> Status:
-        """Trains to the end or until something stops it, and says which."""
+        """Trains to the end or until something stops the run, and returns the status."""
         run, source, display = self._run, self._source, self._display
         most_s = self._limits.training_s(self._settings, self.progress.judging_s)
         plan = RunPlan(
@@ -355,7 +355,7 @@ class _Training:
     def result(self, status: Status) -> TrainingResult:
         """The result of the run, in the first process with the best model."""
         progress = self.progress
-        # What the first has written, all may read from here on.
+        # From here on all processes may read the files of the first.
         self.processes.wait()
         stages = self.processes.stages()
         model = self.processes.own(self.model, self._settings.implementation)

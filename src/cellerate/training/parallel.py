@@ -1,7 +1,7 @@
 """The processes that train one model together, each on its rows of every batch.
 
-Which process this is, the backend says: `distributed.group` starts or joins a group before anything else, and so may a
-program that torchrun started. Without one there is a single process, for which all of this is nothing.
+The backend knows the number of this process: `distributed.group`, or a program that torchrun started, joins a group
+before anything else. Without a group there is a single process, and the methods here do nothing.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from cellerate.models.rewrite import describe, rebuild
 from cellerate.training.checkpoint import Position
 from cellerate.training.pipeline import DividedTraining, StageReport, divisible, own_layout
 
-# Exchanges that are timed, and how many numbers a long one has: 16 MB.
+# The number of timed exchanges, and the float32 numbers of a long exchange: 16 MB.
 _EXCHANGES, _LONG = 15, 4 << 20
 
 
@@ -33,9 +33,9 @@ class Processes:
     """The processes that train together, as one of them sees them.
 
     Attributes:
-        number: Which one this is, from 0. The first writes all files, and shows and tells what happens.
-        count: How many there are.
-        layout: The stages of the model that they have, where it is divided.
+        number: The number of this process, from 0. Process 0 writes all files and messages.
+        count: The number of processes.
+        layout: The division of the model into stages, if there is one.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """True if this process writes and shows."""
+        """True if this process writes the files and messages."""
         return self.number == 0
 
     @property
     def several(self) -> bool:
-        """True if there are others."""
+        """True if there are other processes."""
         return self.count > 1
 
     def check(self, model: keras.Model, *, carry_states: bool) -> None:
@@ -66,13 +66,13 @@ class Processes:
         if divided:
             if keras.distribution.distribution() is not None:
                 raise ConfigError(
-                    "the arrays of a stage are those of its process alone: leave keras.distribution.set_distribution "
-                    "out where a model is divided into stages."
+                    "the arrays of a stage live in its process alone: do not call keras.distribution.set_distribution "
+                    "if a model is divided into stages."
                 )
             divisible(model, self.layout.stages)
         if keras.config.backend() == "jax" and not divided and keras.distribution.distribution() is None:
             raise ConfigError(
-                f"{self.count} processes have met, but Keras does not know: before the model is made, call "
+                f"{self.count} processes have met, but Keras has no distribution: before the model is made, call "
                 "keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))."
             )
         if carry_states:
@@ -92,14 +92,14 @@ class Processes:
         return share_of(source, self.layout.copy, self.layout.copies)
 
     def loss(self, loss: Any) -> Any:
-        """The part of a loss of whole batches that this process computes."""
+        """The loss of this process's rows, as its part of the loss of the whole batch."""
         return self._bridge.joint_loss(loss) if self.several and not self.layout.divided else loss
 
     def replicate(self, trainer: keras.Model, source: BatchSource) -> str:
-        """Makes a compiled model train with those of the others, on batches of `source`.
+        """Makes a compiled model train together with the other processes, on batches of `source`.
 
         Returns:
-            What to say of it; "" for nothing.
+            A message for the user; "" for none.
         """
         if self.layout.divided:
             self._pipeline = DividedTraining(trainer, self.share(source), self.layout, self.array_of_first)
@@ -109,13 +109,13 @@ class Processes:
         return ""
 
     def stages(self) -> tuple[StageReport, ...]:
-        """The stages of the model at the end of training; none if it is not divided. All must call it."""
+        """The stages of the model at the end of training; none if it is not divided. All processes must call it."""
         return () if self._pipeline is None else self._pipeline.reports(self._bridge.gathered)
 
     def array_of_first(self, array: np.ndarray) -> np.ndarray:
-        """The first process's array, in float32: on other processors the same sums may be rounded differently.
+        """The first process's array, in float32, because other processors may round the same sums differently.
 
-        All must call it, with arrays of one shape.
+        All processes must call it, with arrays of the same shape.
         """
         array = np.ascontiguousarray(array, np.float32)
         if not self.several:
@@ -124,31 +124,31 @@ class Processes:
         return np.asarray(first, np.int32).view(np.float32).reshape(array.shape)
 
     def settle(self, trainer: keras.Model) -> None:
-        """Gives the first process what each has counted by itself, before it is saved or judged. All must call it."""
+        """Gives the first process the counts of all, before the model is saved or judged. All must call it."""
         if self._pipeline is not None:
             self._pipeline.settle()
         elif self.several:
             self._bridge.settle(trainer)
 
     def count_once(self, trainer: keras.Model) -> None:
-        """Makes sums of metrics that every process has read from a checkpoint count once."""
+        """Makes metric sums that every process has read from a checkpoint count only once."""
         if self._pipeline is not None:
             self._pipeline.count_once()
         elif self.several:
             self._bridge.count_once(trainer)
 
     def most(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value over all processes. All must call it."""
+        """The largest of each value over all processes. All processes must call it."""
         if not self.several:
             return list(values)
         return [int(value) for value in self._bridge.gathered(values).max(axis=0)]
 
     def wait(self) -> None:
-        """Waits until all have come here: the first one writes, and must not be the last when the others end."""
+        """Waits until all processes have come here, so that none ends while the first still writes."""
         self.most([0])
 
     def check_same(self, identity: Mapping[str, Any], position: Position | None) -> None:
-        """Raises `CheckpointError` in all processes if they train something else or go on from elsewhere."""
+        """Raises `CheckpointError` in all processes if their runs or their starting positions differ."""
         if not self.several:
             return
         place = (-1, -1) if position is None else (position.epoch, position.batch)
@@ -156,18 +156,18 @@ class Processes:
         found = self._bridge.gathered([*place, known])
         if (found != found[0]).any():
             raise CheckpointError(
-                "the processes do not see the same: their data, their settings or the newest checkpoint differ. All "
-                "need the same files under the same names; a network's file system may take a minute to show new ones."
+                "the processes differ in their data, their settings or their newest checkpoint. All need the same "
+                "files under the same names; a network file system may take a minute to show new ones."
             )
 
     def logs(self, trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The metrics over the rows of all processes, from those of a step. All must call it."""
+        """The metrics over the rows of all processes, from this process's logs. All processes must call it."""
         if self._pipeline is not None:
             return self._pipeline.metrics()
         return self._bridge.joint_logs(trainer, logs) if self.several else logs
 
     def of_first(self, value: int) -> int:
-        """The value of the first process. All must call it."""
+        """The value of the first process. All processes must call it."""
         return int(self._bridge.gathered([value])[0, 0]) if self.several else value
 
     def measure_link(self) -> dict[str, float] | None:
@@ -180,7 +180,7 @@ class Processes:
         return {"latency_s": short / rounds, "bytes_per_s": travelling / max(long - short, 1e-9)}
 
     def _exchange_s(self, values: int) -> float:
-        """The median time in which the processes add up arrays of so many float32 numbers."""
+        """The median seconds in which the processes add up arrays of `values` float32 numbers."""
         array = np.zeros(values, np.float32)
         self._bridge.add_up(array)
         found = []

@@ -143,7 +143,7 @@ def precision_for(
     _, trials = choose_precision(
         model, processes.share(source), loss=loss, settings=settings, on_trial=on_trial
     )
-    # Each process has measured for itself, and all must train in the same.
+    # Each process has measured for itself, but all must train in the same precision.
     fastest = trials.index(fastest_precision(trials))
     chosen = trials[processes.of_first(fastest)].policy
     display.message(f"precision: {chosen}")

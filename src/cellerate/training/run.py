@@ -1,4 +1,4 @@
-"""A run of training: what its user asks for, and what its task needs."""
+"""A training run: the user's options, and the needs of its task."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from cellerate.training.time_limits import TimeLimits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """A run as its user asks for it, whatever the task.
+    """The user's options of a run, the same for every task.
 
     Attributes:
         output: A `.keras` path for the best model; the run folder lies beside it.
@@ -65,24 +65,24 @@ class RunOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run of training: what its user asks for, and what its task needs.
+    """A training run: the user's options, and the needs of its task.
 
     Attributes:
-        options: What the user asks for.
+        options: The user's options.
         loss: A Keras loss.
-        record: What the model's file says of the task; None writes a plain Keras model.
+        record: The task's record in the model's file; None writes a plain Keras model.
         metrics: Keras metrics, weighted if the source gives weights.
         validation: Batches whose loss decides which epoch is best; with None, the last epoch is.
         begin: Gives the model of a new run better weights than random ones, such as a solution in closed form. That
             model is judged on the validation data, too, and stays the best one unless an epoch is clearly better:
             see `stretches.clearly_better`. The time counts as training.
-        identity: What else a resumed run must have in common with this one.
+        identity: Further settings that a resumed run must share with this one.
         carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
             batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
         bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
-        sample: Gives something the model makes, for those who watch; from its weights alone, as only one process asks.
-        ignorant: The loss of a model that knows nothing, such as one that finds all characters equally likely. An
-            epoch far above it, and above the first step, is one that diverged.
+        sample: Returns a sample of the model's output to show; from its weights alone, as only one process calls it.
+        ignorant: The loss of a model that has learned nothing, such as one that finds all characters equally likely. An
+            epoch has diverged if its loss is far above this loss and that of the first step.
     """
 
     options: RunOptions

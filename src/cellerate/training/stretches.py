@@ -1,7 +1,7 @@
-"""The error of a validation part by stretches of time, and whether one model is clearly better there than another.
+"""The validation error by stretches of time, and a test for one model being clearly better than another.
 
-A mean over one part says little of the next weeks: a few of its days may decide it. A model that is better in nearly
-all stretches of the part is likely to be better afterwards, too.
+The mean over the validation part says little about the next weeks, because a few days may decide it. A model that is
+better in nearly all stretches is likely to be better afterwards, too.
 """
 
 import math
@@ -13,16 +13,16 @@ import numpy as np
 from keras import ops
 
 STRETCHES = 8
-# The share by which the means must differ, and how many standard errors of the difference over the stretches.
+# The share by which the means must differ, and the standard errors by which the gain over the stretches must exceed 0.
 _SHARE, _ERRORS = 0.01, 2.0
 
 
 class ErrorByStretch(keras.metrics.Metric):
-    """The mean absolute error, which also keeps that of each stretch of the batches.
+    """The mean absolute error, in all and in each stretch of the batches.
 
     Args:
-        batches: How many there are. What is compiled with one number keeps it.
-        place: Of quantiles on the last axis, the one to judge; None for forecasts of one value.
+        batches: The number of batches. A compiled function keeps the number it was compiled with.
+        place: The index on the last axis of the quantile to judge; None for forecasts of one value.
         name: As for every Keras metric.
     """
 
@@ -39,7 +39,7 @@ class ErrorByStretch(keras.metrics.Metric):
         Args:
             y_true: (B, ...) floats.
             y_pred: The same shape, or with one more axis of quantiles.
-            sample_weight: (B,) or (B, 1); None counts all rows alike.
+            sample_weight: (B,) or (B, 1); None weights all rows equally.
         """
         if self._place is not None:
             y_pred = y_pred[..., self._place]
@@ -75,10 +75,10 @@ def clearly_better(
     """Return True if a model is better by more than what may be chance.
 
     Args:
-        now: Its losses and metrics; the less the better.
-        before: Those of the other one. Each of them must be worse by a hundredth.
-        now_by_stretch: Its error in each stretch of time.
-        before_by_stretch: That of the other one. The mean of the differences must be at least twice its standard error.
+        now: The model's losses and metrics; less is better.
+        before: The other model's losses and metrics. Each must be worse by a hundredth.
+        now_by_stretch: The model's error in each stretch of time.
+        before_by_stretch: The other model's error. The mean gain must be at least twice its standard error.
     """
     if not all(now[name] < (1 - _SHARE) * value for name, value in before.items()):
         return False

@@ -1,7 +1,7 @@
-"""The time that a run may take: to train, to judge, and in all.
+"""The time that a run may take to train, to judge, and in all.
 
-Under a time limit, judging must not take many times as long as training. Each pass over held-out data then has a
-share of the limit; where it needs more, a sample is judged, spread evenly over the data, and the run says so.
+Under a time limit, judging must not take many times as long as training, so each pass over held-out data has a share of
+the limit. If a pass would need more, the run judges a sample, spread evenly over the data, and says so.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from cellerate.training.settings import TrainingSettings
 
 # A forecaster's run judges five times at least: before and after training, to calibrate, to test, and its intervals.
 _OF_TRAINING, _OF_BUDGET = 0.25, 0.1
-# What a pass may take in any case: of less, nobody would want a sample.
+# A pass may always take this long: sampling a shorter pass would save too little.
 _LEAST_S = 1.0
 _LEAST_BATCHES = 4
-# Of a time budget, training leaves the time of so many passes.
+# The passes over held-out data for which training leaves time in a time budget.
 _PASSES_AFTER = 4
 
 
@@ -34,7 +34,7 @@ class SampleSize(NamedTuple):
 
     Attributes:
         items: Windows, characters or lines.
-        of: How many there are in all, about.
+        of: The approximate number of all items.
     """
 
     items: int
@@ -47,7 +47,7 @@ class TimeLimits:
 
     Attributes:
         judging_s: The most seconds that one pass over held-out data may take.
-        ends: The time of `perf_counter` at which all must be done.
+        ends: The time of `perf_counter` at which the run must end.
         words: The limits in words; "" without any.
     """
 
@@ -57,7 +57,7 @@ class TimeLimits:
 
     @classmethod
     def of(cls, settings: TrainingSettings, began: float | None = None) -> "TimeLimits":
-        """Makes them of the settings of a run that began at a time of `perf_counter`; None for now."""
+        """The limits from the settings of a run that began at `began`, a time of `perf_counter`; None for now."""
         training, budget = settings.max_seconds, settings.time_budget
         limits = []
         judging_s, ends = math.inf, math.inf
@@ -77,7 +77,7 @@ class TimeLimits:
         return max(0.0, min(self.judging_s, self.ends - time.perf_counter()))
 
     def sentences(self, judged: SampleSize | None, item: str) -> list[str]:
-        """Says what the limits are, and how much of the validation part is judged."""
+        """Messages with the limits and the judged share of the validation part."""
         if not self.words:
             return []
         said = [f"time: {self.words}"]
@@ -89,7 +89,7 @@ class TimeLimits:
         return said
 
     def training_ends(self, judging_s: float) -> float:
-        """The time at which training must end, if each pass over held-out data takes so many seconds."""
+        """The time at which training must end, if each pass over held-out data takes `judging_s` seconds."""
         return self.ends - _PASSES_AFTER * judging_s
 
     def training_s(self, settings: TrainingSettings, judging_s: float) -> float | None:
@@ -104,9 +104,9 @@ class TimeLimits:
         """Measures how many batches can be judged in a pass.
 
         Args:
-            trainer: The compiled model. Its weights stay as they are.
+            trainer: The compiled model. Its weights do not change.
             validation: The batches.
-            processes: Those that train together; the first one's clock decides.
+            processes: The processes that train together; the first one's clock decides.
             in_order: See `SampledBatches`.
 
         Returns:

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Chain, str]] = {
     "op-boolean-parts": (lambda x: ops.split(x > 0, 5, axis=-1)[1], r"output '\w+' is a tensor of booleans"),
     "computed-mask": (
         lambda x: layers.LSTM(3)(x, mask=ops.any((x > 0) + (x > 1), axis=-1)),
-        "a mask that comes from something else",
+        "a mask that does not come from an Embedding",
     ),
     "computed-ids": (
         lambda x: layers.Embedding(V, 2)(x[..., 0]),
@@ -206,7 +206,7 @@ def test_input_of_ids_and_numbers_is_refused() -> None:
         (3, "expected a Keras model, got int"),
         (layers.Dense(2), "expected a Keras model, got Dense"),
         (keras.Sequential([layers.Dense(2)]), "is not built"),
-        (Subclassed(), r"class with a `call` of its own \(Subclassed\)"),
+        (Subclassed(), r"class that defines its own `call` \(Subclassed\)"),
     ],
     ids=["number", "layer", "unbuilt", "subclassed"],
 )

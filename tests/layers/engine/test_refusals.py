@@ -106,11 +106,11 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "drops all": (lambda: scored(layers.Attention(dropout=1.0)), "drops all its weights"),
     "batch normalization": (
         lambda: model_of(layers.BatchNormalization(renorm=True)),
-        "by batches before this one",
+        "the statistics of earlier batches",
     ),
     "statistics of each step": (
         lambda: of_steps(layers.TimeDistributed(layers.BatchNormalization())),
-        "normalises each step by itself",
+        "normalises each step separately",
     ),
     "features of each step": (
         lambda: of_steps(
@@ -236,7 +236,7 @@ def test_after_two_batches_of_keras_way_all_are(misfits: None) -> None:
     for targets in (Y, Y[:1], Y, Y[:1], Y[:1], Y):
         assert np.isfinite(model.train_on_batch(X, targets))
     told = explain(model).training_step
-    assert told is not None and "its targets are (1, 2)" in told
+    assert told is not None and "the targets have the shape (1, 2)" in told
 
 
 def test_ids_beyond_32_bits_are_not_taken_for_others() -> None:

@@ -74,7 +74,7 @@ def test_explain_of_an_accelerated_layer_names_the_native_core_and_its_target() 
         assert condition(report, "dtype").found == "float16, computed in float32"
     assert f"kernel  cellerate-cpu ({native.target()}): Cellerate's native core" in str(explanation)
     assert explanation.summary == (
-        "2 recurrent layers, none of which could run faster alone; the training step is Keras's own, as said above."
+        "2 recurrent layers, none of which could run faster alone; Keras runs the training step, for the reasons above."
     )
     whole = dataclasses.replace(explanation, training_step=None)
     assert whole.summary == "2 recurrent layers; 0 could run faster."

@@ -186,7 +186,7 @@ def test_resumed_with_another_model_or_text_says_what_differs(tmp_path):
     with pytest.raises(CheckpointError, match=r"data: characters of the text was \d+, now \d+\. Resume"):
         fit(tmp_path, text=TEXT + TEXT, epochs=2, resume=True)
     with pytest.raises(
-        CheckpointError, match=r"the training data are others; the validation data are others\. Resume"
+        CheckpointError, match=r"the training data differ; the validation data differ\. Resume"
     ):
         fit(tmp_path, text=TEXT.replace("owl", "oow"), epochs=2, resume=True)
 

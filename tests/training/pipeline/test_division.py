@@ -77,5 +77,5 @@ def test_variables_that_are_not_numbers_are_refused(variables):
 
 
 def test_processes_that_do_not_fit_the_stages_are_refused():
-    with pytest.raises(ConfigError, match="5 processes cannot have 2 stages"):
+    with pytest.raises(ConfigError, match="5 processes cannot hold 2 stages"):
         own_layout(0, 5, {"CELLERATE_STAGES": "2"})

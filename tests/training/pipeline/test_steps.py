@@ -144,7 +144,7 @@ def test_models_that_cannot_be_divided_are_refused(monkeypatch):
     if BACKEND == "jax":
         with monkeypatch.context() as patched:
             patched.setattr(keras.distribution, "distribution", lambda: "one")
-            with pytest.raises(ConfigError, match="the arrays of a stage are"):
+            with pytest.raises(ConfigError, match="the arrays of a stage live"):
                 processes.check(stage_training.stack(), carry_states=False)
     with pytest.raises(ConfigError, match="carry_states"):
         processes.check(stage_training.stack(), carry_states=True)

@@ -69,7 +69,7 @@ def handles(kernel: Kernel, device: int) -> tuple[int, int]:
 
 @functools.cache
 def why_unavailable(device: int) -> str | None:
-    """Why the kernels cannot run on a GPU, in words; None if they can.
+    """Why the kernels cannot run on a GPU; None if they can.
 
     Args:
         device: The GPU's number.

@@ -23,24 +23,24 @@ _lock = threading.Lock()
 
 
 def measured(gpu: str, question: str, measure: Callable[[], Mapping[str, float]] | None) -> dict[str, float]:
-    """The times that `measure` gives, or gave when the question was first asked.
+    """The times that `measure` returns, or returned when the question was first asked.
 
     Args:
-        gpu: The GPU and its driver, as `launch.gpu_name` gives them.
-        question: What is measured; equal questions have equal answers.
-        measure: Gives times by name, each above 0 and in any unit. None where nothing can be measured: the answer is
+        gpu: The GPU and its driver, as `launch.gpu_name` names them.
+        question: A description of the measurement; equal questions have equal answers.
+        measure: Returns times by name, each above 0 and in any unit. None if nothing can be measured now: the answer is
             then empty unless it is already known.
     """
-    place = f"{gpu}; {sources.digest()}; {question}"
+    key = f"{gpu}; {sources.digest()}; {question}"
     with _lock:
-        known = _read(_file()).get(place)
+        known = _read(_file()).get(key)
     if _is_times(known):
         return dict(known)
     if measure is None:
         return {}
     times = dict(measure())
     with _lock:
-        _remember(place, times)
+        _remember(key, times)
     return times
 
 
@@ -65,12 +65,12 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _remember(place: str, times: dict[str, float]) -> None:
+def _remember(key: str, times: dict[str, float]) -> None:
     file = _file()
     _read.cache_clear()
     # Read again, to keep what other processes have written meanwhile.
     every = _read(file)
-    every[place] = times
+    every[key] = times
     try:
         with atomic_write(file) as beside:
             beside.write_text(json.dumps(every, indent=1, sort_keys=True), encoding="utf-8")

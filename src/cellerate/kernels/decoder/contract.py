@@ -37,7 +37,7 @@ class CheckedRequest:
         rules: How its ids are drawn.
         previous: (N,) int32, the ids so far.
         position: The position in the sequence of the first id to draw.
-        count: How many ids at most.
+        count: The most ids to draw.
         stop_ids: (N,) int32.
         cancelled: (1,) int32, not 0 once it is cancelled; None if it cannot be cancelled.
     """
@@ -60,8 +60,8 @@ class Steps(abc.ABC):
         vocabulary_size: V; ids are in [0, V).
         outputs: The number of logits.
         state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
-        rows_at_once: How many sequences are worth computing side by side.
-        most_drawn: How many ids of a sequence are worth drawing in one call.
+        rows_at_once: The number of sequences worth computing side by side.
+        most_drawn: The number of ids of a sequence worth drawing in one call.
     """
 
     precision: str
@@ -245,7 +245,7 @@ class Steps(abc.ABC):
     def _texts(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Checks state (B, S), ids (B, T) and lengths (B,), and gives them as `_run` and `_score` take them."""
+        """Checks state (B, S), ids (B, T) and lengths (B,), and returns them in the form of `_run` and `_score`."""
         state = self._state(state)
         ids = np.asarray(ids)
         if ids.ndim != 2 or ids.shape[1] < 1:
@@ -309,15 +309,15 @@ class ChainNode(NamedTuple):
 
     Attributes:
         kind: One of `KINDS`.
-        inputs: How many features it takes; for an embedding, how many ids there are.
-        outputs: How many features it gives.
-        kernel: Its embeddings, kernel, gamma or scale.
+        inputs: The number of input features; for an embedding, the number of ids.
+        outputs: The number of output features.
+        kernel: The embeddings, kernel, gamma or scale.
         recurrent_kernel: The recurrent kernel of an LSTM.
-        bias: Its bias, beta or offset.
-        activation: As `cellerate.activations` writes it.
-        recurrent_activation: The same.
+        bias: The bias, beta or offset.
+        activation: The activation, as `cellerate.activations` writes it.
+        recurrent_activation: The recurrent activation, as `cellerate.activations` writes it.
         epsilon: The epsilon of a layer_norm.
-        masks_zero: For an embedding: whether id 0 leaves the state as it is.
+        masks_zero: Whether id 0 of an embedding does not change the state.
     """
 
     kind: str
@@ -336,7 +336,7 @@ def checked_chain(chain: Sequence[Mapping[str, Any]]) -> list[ChainNode]:
     """The nodes of a chain, checked: each has the arrays and options that it must have.
 
     Args:
-        chain: As `cpu.StepModel` takes it.
+        chain: As in `cpu.StepModel`.
 
     Raises:
         ConfigError: A node has an unknown op, nodes do not follow each other, or a shape, a dtype or an option does not

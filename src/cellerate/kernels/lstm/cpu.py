@@ -128,13 +128,13 @@ def backward(
     """The gradients of one layer.
 
     Args:
-        arguments: As `forward` was given them.
+        arguments: As in the call of `forward`.
         done: What `forward` gave, with its reserve.
-        options: As `forward` was given them.
+        options: As in the call of `forward`.
         d_outputs: The cotangent of `outputs`. Each of the three may be None for zeros.
         d_h_T: The cotangent of `h_T`.
         d_c_T: The cotangent of `c_T`.
-        return_sequences: As `forward` was given it.
+        return_sequences: As in the call of `forward`.
 
     Returns:
         The gradients of the arguments that were given, by name: x or embeddings, kernel, recurrent_kernel,

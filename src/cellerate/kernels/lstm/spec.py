@@ -123,8 +123,8 @@ class LstmOptions:
     """The options of one direction of one layer.
 
     Attributes:
-        activation: For the candidate, and for c where h is computed from it; as `activations.read` reads it.
-        recurrent_activation: For the gates i, f and o; the same.
+        activation: For the candidate, and for c in the output h; as `activations.read` reads it.
+        recurrent_activation: For the gates i, f and o; as `activations.read` reads it.
         go_backwards: Whether the steps are computed from the last to the first.
         masked_output: The output of a step where the mask is False; one of `MASKED_OUTPUTS`.
 

@@ -1,7 +1,7 @@
-"""A packed model's program on the native core: its weights packed once, the whole graph one call.
+"""A packed model's program on the native core: weights are packed once, and the whole graph runs in one call.
 
-The core knows values with a time axis, (B, T, F), without, (B, F), and with an axis of sequences, (B, N, T, F). `takes`
-says which programs it knows; the others, and machines without the core, run an operation at a time
+The core takes values of the shapes (B, F), (B, T, F) with a time axis, and (B, N, T, F) with an axis of sequences.
+`takes` says which programs it supports; other programs, and machines without the core, run one operation at a time
 (`runtime.program.interpreter`). Only this module uses the core's `CompiledProgram`.
 """
 
@@ -18,13 +18,13 @@ from cellerate.program import MASKED_OUTPUTS, MASKS, NORMALIZERS, Node, Shape, w
 Sizes = Any
 """The shapes of a call in the core's form; only the core reads it."""
 
-# A hostile file may have many nodes share one array, each of which would be packed by itself, and so many nodes that
-# linking them takes long. Packed weights and tables of real models stay far below.
+# A hostile file may share one array between many nodes, each of which packs it again, or have so many nodes that
+# linking them takes long. Real models stay far below these limits.
 _MOST_GROWTH, _SPARE_BYTES, _MOST_NODES = 4, 1 << 28, 1 << 10
 
 
 class Row(NamedTuple):
-    """A row of the core's own table, `csrc/engine/program_table.h`, which says what it means."""
+    """A row of the core's own table; `csrc/engine/program_table.h` explains the fields."""
 
     inputs: tuple[str, ...]
     arrays: tuple[str | None, ...]
@@ -37,10 +37,10 @@ class Way(NamedTuple):
     """The way a node is run.
 
     Attributes:
-        nothing: Another node does its work.
-        looked_up: It is an embedding whose rows LSTMs look up themselves.
-        tabled: It is an LSTM that looks ids up in a table of embeddings·kernel + bias.
-        partner: The number of the LSTM that runs beside it on other threads, or None.
+        nothing: Whether another node does its work.
+        looked_up: Whether it is an embedding whose rows the LSTMs look up themselves.
+        tabled: Whether it is an LSTM that looks ids up in a table of embeddings·kernel + bias.
+        partner: The number of the LSTM that runs at the same time on other threads, or None.
     """
 
     nothing: bool
@@ -50,22 +50,22 @@ class Way(NamedTuple):
 
 
 class CompiledProgram:
-    """Some nodes of a program, and those that they read, on the core. It never changes; any threads may use it.
+    """Nodes of a program, compiled for the core. It never changes; any threads may use it.
 
     Args:
-        nodes: By their numbers, in order, each after those it reads, as `runtime.program.operations.prepared` gives.
-        outputs: The numbers of those whose values are wanted.
-        precision: How the matrices are kept and multiplied, one of `program.PRECISIONS`.
+        nodes: The nodes by number, each after the nodes it reads, as `runtime.program.operations.prepared` returns.
+        outputs: The numbers of the nodes whose values `run` writes to its outputs.
+        precision: The storage and product type of the matrices, one of `program.PRECISIONS`.
 
     Attributes:
-        inputs: The numbers of the nodes that are inputs.
-        outputs: As given.
+        inputs: The numbers of the input nodes.
+        outputs: The numbers of the output nodes.
         packed_bytes: The size of the packed weights.
-        target: The instruction set that it keeps.
+        target: The instruction set it runs on.
 
     Raises:
         ValueError: The packed weights would be many times as large as the weights.
-        MemoryError: There is no room for them.
+        MemoryError: The packed weights do not fit into memory.
     """
 
     def __init__(self, nodes: Mapping[int, Node], outputs: Sequence[int], precision: str = "float32") -> None:
@@ -83,7 +83,7 @@ class CompiledProgram:
         self.target: str = self._native.target
 
     def ways(self, batch: int, sizes: Sizes) -> dict[int, "Way"]:
-        """The way each node is run in a call of so many rows."""
+        """The way each node runs in a call of `batch` rows."""
         beside = self._native.partners(batch, sizes)
         return {
             number: Way(nothing, looked_up, tabled, self._numbers[partner] if partner >= 0 else None)
@@ -102,10 +102,10 @@ class CompiledProgram:
         """Runs a batch.
 
         Args:
-            sizes: Of these inputs' rows, as `sizes_of` gives them.
-            inputs: In the order of `inputs`, (B, ...), C-contiguous, float32 or int32.
-            outputs: Where the results go, (B, ...) float32, C-contiguous, in the order of `outputs` above.
-            seconds: (nodes,) float64 to which the time is added that the first thread spends on each node.
+            sizes: The result of `sizes_of` for the rows of these inputs.
+            inputs: The inputs in the order of the attribute, (B, ...), C-contiguous, float32 or int32.
+            outputs: The arrays for the results, (B, ...) float32, C-contiguous, in the order of the attribute.
+            seconds: (nodes,) float64. The call adds the time that the first thread spends on each node.
 
         Raises:
             IndexError: An id is not a row of its table.
@@ -120,15 +120,15 @@ class CompiledProgram:
         result: int,
         states: Sequence[tuple[int, int, np.ndarray, np.ndarray]] = (),
     ) -> "PreparedRun":
-        """Settles all of a call but its numbers, for loops over calls of the same sizes.
+        """Prepares everything of a call but its data, for loops over calls of the same sizes.
 
         Args:
             batch: Rows of a call.
-            sizes: As `run` takes them.
-            x: The place of the input that changes from call to call, among `inputs`.
-            result: The place of the output that is wanted of each, among `outputs`.
-            states: Of all other inputs and outputs: the place of a state among the inputs and among the outputs, and
-                two arrays (B, H) float32. A call reads the first and writes the second; the next one does the reverse.
+            sizes: As in `run`.
+            x: The index in `inputs` of the input that changes from call to call.
+            result: The index in `outputs` of the output that each call returns.
+            states: For each remaining input: its index in `inputs`, the index of its next value in `outputs`, and two
+                arrays (B, H) float32. A call reads the first and writes the second; the next call does the reverse.
 
         Raises:
             ValueError: An input or output is missing, or an array does not fit.
@@ -137,22 +137,22 @@ class CompiledProgram:
 
 
 class PreparedRun(Protocol):
-    """A call of the core of which only the numbers are missing."""
+    """A call of the core that lacks only its data."""
 
     def run(self, x: Any, result: Any) -> bool:
-        """Runs it; without states, several threads may at once.
+        """Runs the call; without states, several threads may run it at once.
 
         Returns:
-            False, and nothing was done, unless x and result are C-contiguous arrays of the shapes and types that the
-            call was made for, which share no memory.
+            False, without running, unless x and result are C-contiguous arrays of the prepared shapes and dtypes that
+            share no memory.
 
         Raises:
-            IndexError: An id is not a row of its table; then nothing was done.
-            MemoryError: What it computes does not fit into memory.
+            IndexError: An id is not a row of its table; nothing has run.
+            MemoryError: The results do not fit into memory.
         """
 
     def time(self, x: Any, result: Any, count: int) -> list[float]:
-        """Runs it so many times without Python in between; returns the seconds of each.
+        """Runs the call `count` times without Python in between; returns the seconds of each run.
 
         Raises:
             ValueError: `run` would return False.
@@ -162,12 +162,12 @@ class PreparedRun(Protocol):
 def sizes_of(
     nodes: Mapping[int, Node], shapes: Mapping[int, Shape], known: Mapping[str, Row] | None = None
 ) -> Sizes:
-    """The shapes of a call in the core's form; None if it does not take such shapes.
+    """The shapes of a call in the core's form; None if the core does not support them.
 
     Args:
-        nodes: As `CompiledProgram` takes them.
-        shapes: The shape of a row of each.
-        known: The core's rows of the operations; None for those of packed models.
+        nodes: As in `CompiledProgram`.
+        shapes: The shape of a row of each node.
+        known: The core's rows of the operations; None for the operations of packed models.
     """
     known = rows() if known is None else known
     sizes, begins = [], []
@@ -181,8 +181,7 @@ def sizes_of(
             return None
         sizes.append((shape[0], 1, 0) if whole else _size(shape))
         begins.append(_begin(node, read))
-    # Steps (0 without a time axis), features and sequences (0 without an axis of them) of each value; and what the
-    # core calls begins.
+    # For each value its steps (0 without a time axis), features and sequences (0 without that axis); and the begins.
     return native.core().ProgramSizes(sizes, begins)
 
 
@@ -192,7 +191,7 @@ def _size(shape: Shape) -> tuple[int, int, int]:
 
 
 def _begin(node: Node, read: Mapping[str, Shape]) -> int:
-    """Where a crop begins; the steps before a sequence that windows read; 1 for what works along the features."""
+    """The first step of a crop; the padding before a sequence; 1 for an operation along the features."""
     options = node.options
     if node.op == "crop":
         return range(read["x"][0])[options["begin"] :].start if options["begin"] else 0
@@ -206,7 +205,7 @@ def _begin(node: Node, read: Mapping[str, Shape]) -> int:
 
 
 def _few_axes(shape: Shape, read: Mapping[str, Shape]) -> bool:
-    """True if no value has more than a time axis and one of features."""
+    """True if every value has at most a time axis and a feature axis."""
     return max(map(len, (shape, *read.values()))) <= 2
 
 
@@ -219,7 +218,7 @@ def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
 
 
 def _taken(node: Node, x: Shape) -> list[int]:
-    """The places along its axis that a node takes, counted from the front."""
+    """The indices that a node takes along its axis, counted from the front."""
     options = node.options
     axis: int = options["axis"]
     size = x[axis - 1 if axis > 0 else axis + len(x)]
@@ -251,7 +250,7 @@ _ALONG = ("sum", "mean", "max", "min", "softmax")
 
 
 def takes(nodes: Collection[Node]) -> bool:
-    """True if the core knows all of the operations; which shapes it takes `sizes_of` says."""
+    """True if the core supports all of the operations; `sizes_of` checks the shapes."""
     if len(nodes) > _MOST_NODES:
         return False
     for node in nodes:
@@ -268,7 +267,7 @@ def takes(nodes: Collection[Node]) -> bool:
 
 @functools.cache
 def rows() -> dict[str, Row]:
-    """The operations of packed models that the core knows."""
+    """The operations of packed models that the core supports."""
     return {name: Row(*row) for name, row in native.own_list("PROGRAM_OPERATIONS", {}).items()}
 
 
@@ -277,11 +276,11 @@ def _gives_ids_or_mask(node: Node) -> bool:
 
 
 def native_node(node: Node, places: Mapping[int, int], known: Mapping[str, Row]) -> tuple[Any, ...]:
-    """A node as the core's constructors take it.
+    """A node in the form of the core's constructors.
 
     Args:
         node: The node.
-        places: The place of each node among those that the core gets.
+        places: The index in the core of each node, by its number.
         known: The core's rows of the operations.
     """
     row = known[node.op]
@@ -319,5 +318,5 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _weight_bytes(nodes: Iterable[Node]) -> int:
-    """Of all weights, each array counted once."""
+    """The bytes of all weights; a shared array counts once."""
     return sum({id(array): array.nbytes for node in nodes for array in node.arrays.values()}.values())

@@ -1,7 +1,6 @@
-"""A training step on the native core: forward, loss, back and update in one call.
+"""A training step on the native core: forward, loss, backward and update in one call.
 
-Only this module uses the core's `TrainingProgram`. The arrays of the weights and of the optimizer's slots are changed
-where they are.
+Only this module uses the core's `TrainingProgram`. The core changes the arrays of weights and optimizer slots in place.
 """
 
 import dataclasses
@@ -17,10 +16,10 @@ from cellerate.kernels.program.cpu import Row, Sizes, native_node, sizes_of
 from cellerate.program import MASKS, OPERATIONS, Node, Shape
 
 MOST_SLOTS = 3
-"""Arrays that an optimizer keeps beside a weight, at most."""
-# Operations that only move numbers need no arithmetic.
+"""The most arrays that an optimizer keeps for a weight."""
+# Stands for the arithmetic, which operations that only move numbers do not need.
 _NO_ARITHMETIC: Any = None
-# Operations that packed models lack, whose results have the shape of x.
+# The operations of training alone; their results have the shape of x.
 _OF_TRAINING = (
     "dropout",
     "spatial_dropout",
@@ -29,16 +28,16 @@ _OF_TRAINING = (
     "gaussian_noise",
     "batch_norm",
 )
-# A convolution in groups, whose kernel is (size·F of a group, N).
+# A convolution in groups; its kernel is (size · features of a group, N).
 GROUPED = "grouped_dense"
 
 
 class TrainedWeight(NamedTuple):
-    """A weight that changes.
+    """A trainable weight.
 
     Attributes:
-        values: float32, C-contiguous; the very array that nodes have.
-        slots: What the optimizer keeps for it, in the order of its update; None for one that it lacks.
+        values: float32, C-contiguous; the same array object that the nodes hold.
+        slots: The optimizer's arrays for it, in the order of the update; None for an absent slot.
         accumulated: The gradients of the steps since the last update; None without accumulation.
         average: Its moving average; None without one.
         decays: Whether the weight decay applies to it.
@@ -54,16 +53,16 @@ class TrainedWeight(NamedTuple):
 
 
 class Kinks(NamedTuple):
-    """The derivatives that a backend takes where there are none.
+    """The values that a backend uses for derivatives that do not exist.
 
     Attributes:
-        size_at_zero: Of |x|.
-        size_at_nan: The same.
-        maximum_at_tie: Of max(x, bound) where both are equal.
-        maximum_at_nan: The same where x is NaN.
-        clip_at_end: Of a clipped x at an end.
-        inverse_root_at_zero: Of 1 / sqrt(x) at 0, times a gradient of 0.
-        selects: Whether a gradient that does not pass is 0 even where it is NaN.
+        size_at_zero: The derivative of |x| at 0.
+        size_at_nan: The derivative of |x| at NaN.
+        maximum_at_tie: The derivative of max(x, bound) at x = bound.
+        maximum_at_nan: The derivative of max(x, bound) at NaN.
+        clip_at_end: The derivative of a clipped x at a limit.
+        inverse_root_at_zero: The derivative of 1 / sqrt(x) at 0, times a gradient of 0.
+        selects: Whether a blocked gradient is 0 even if it is NaN.
     """
 
     size_at_zero: float = 0.0
@@ -76,16 +75,16 @@ class Kinks(NamedTuple):
 
 
 class LossRule(NamedTuple):
-    """The loss, as `csrc/training/rules.h` names it.
+    """A loss, in the terms of `csrc/training/rules.h`.
 
     Attributes:
-        name: As there.
+        name: The name of the loss.
         from_logits: Whether outputs are logits.
-        numbers: Its own, in the order given there.
+        numbers: The loss's own arguments, in the order of `rules.h`.
         label_smoothing: As in Keras.
-        levels: Of quantiles.
-        least: The distance that probabilities keep from 0 and 1.
-        kinks: The derivatives where there are none.
+        levels: The levels of a quantile loss.
+        least: The least distance of probabilities from 0 and 1.
+        kinks: The values for derivatives that do not exist.
     """
 
     name: str
@@ -103,12 +102,12 @@ class LossRule(NamedTuple):
 
     @property
     def takes_signs(self) -> bool:
-        """True if targets are -1 or 1; Keras makes them of 0 and 1."""
+        """True if targets are -1 or 1; Keras converts 0 and 1 to these."""
         return self.name in ("hinge", "squared_hinge")
 
 
 class MeasureRule(NamedTuple):
-    """A measure that is averaged beside the loss, as `csrc/training/rules.h` names it."""
+    """A metric that the core averages with the loss, in the terms of `csrc/training/rules.h`."""
 
     name: str
     threshold: float = 0.5
@@ -117,18 +116,18 @@ class MeasureRule(NamedTuple):
 
 
 class LossHead(NamedTuple):
-    """An output with the loss that compares it.
+    """An output and its loss.
 
     Attributes:
-        output: The number of its node.
-        mask: The number of its mask's node, or -1.
+        output: The number of the output's node.
+        mask: The number of the mask's node, or -1.
         logits: The number of the node that the loss reads in place of the output, or -1.
         loss: The loss.
-        mean: Whether the loss is the mean over the positions that the mask leaves, not the sum.
-        by_weight: Whether such a mean is divided by the sum of all weights, where there are some, and not by their
-            number.
-        factor: The factor of the loss in the sum of all.
-        measures: What else is averaged.
+        mean: Whether the loss is the mean over the unmasked positions, not the sum.
+        by_weight: Whether the mean is divided by the sum of the sample weights, if there are any, and not by the number
+            of positions.
+        factor: The factor of the loss in the total loss.
+        measures: The metrics that are averaged with the loss.
     """
 
     output: int
@@ -142,12 +141,12 @@ class LossHead(NamedTuple):
 
 
 class UpdateRule(NamedTuple):
-    """The update of an optimizer, as `csrc/training/rules.h` names it.
+    """The update of an optimizer, in the terms of `csrc/training/rules.h`.
 
     Attributes:
-        name: The update.
-        clip: What is clipped: "", "value", "norm" or "global_norm".
-        most: The size that it is clipped to.
+        name: The name of the update.
+        clip: The kind of gradient clipping: "", "value", "norm" or "global_norm".
+        most: The limit of the clipping.
     """
 
     name: str
@@ -156,13 +155,13 @@ class UpdateRule(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The moving statistics of a batch normalisation, which steps change.
+    """The moving statistics of a batch normalisation, which each step updates.
 
     Attributes:
         node: The number of its node.
         mean: (F,) float32.
-        variance: The same.
-        momentum: What they keep of themselves in a step.
+        variance: (F,) float32.
+        momentum: The share of the old statistics that a step keeps.
     """
 
     node: int
@@ -175,11 +174,11 @@ class StepRules(NamedTuple):
     """The rules by which a step changes weights.
 
     Attributes:
-        update: How weights change.
-        rows_apart: Whether an update takes for the square of an embedding's gradient the sum of the squares of all
-            its parts, as Keras's optimizers do on TensorFlow.
-        norms: Whether the norm of all gradients is wanted.
-        copied: The numbers of nodes whose values are wanted.
+        update: The optimizer's update.
+        rows_apart: Whether the square of an embedding row's gradient is the sum of its parts' squares, one part for
+            each time a batch reads the row, as in Keras's optimizers on TensorFlow.
+        norms: Whether to compute the norm of all gradients.
+        copied: The numbers of the nodes whose values `run` copies out.
         moments: The moving statistics of batch normalisations.
         narrow: The numbers of LSTMs that compute in bfloat16, where the processor has such products.
     """
@@ -193,12 +192,12 @@ class StepRules(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A batch's targets of an output.
+    """The targets and sample weights of a batch for one output.
 
     Attributes:
-        positions: How many a row of the output has; the loss has a value for each.
-        features: The numbers of a position.
-        targets: Of each position as many float32 as the output has, for quantiles one for all levels; or an int32 id.
+        positions: The positions in a row of the output; the loss has a value for each.
+        features: The size of the output at a position.
+        targets: At each position an int32 id, or as many float32 as the output has; for quantiles one for all levels.
         weights: (B, positions) float32, or None for ones.
     """
 
@@ -212,11 +211,11 @@ class Numbers(NamedTuple):
     """The numbers of an update that change from step to step.
 
     Attributes:
-        each: In the order that `csrc/training/rules.h` gives.
-        decay: What decaying weights lose of themselves.
-        share: Of accumulated gradients, that of each in their mean; 0 for a step that only adds its own to them.
-        kept: What moving averages keep of themselves.
-        averaged: Whether weights become their averages at the end.
+        each: The numbers of the update, in the order of `csrc/training/rules.h`.
+        decay: The share of itself that a decaying weight loses.
+        share: 1 / the number of gradients in an accumulated mean; 0 for a step that only accumulates.
+        kept: The share of themselves that moving averages keep.
+        averaged: Whether weights take the values of their averages at the end.
     """
 
     each: tuple[float, ...]
@@ -227,7 +226,7 @@ class Numbers(NamedTuple):
 
 
 class HeadTotals(NamedTuple):
-    """The loss of a head, and the total and the count of each of its measures."""
+    """The loss of a head, and the total and the count of each of its metrics."""
 
     loss: float
     measures: list[tuple[float, float]]
@@ -237,8 +236,8 @@ class Totals(NamedTuple):
     """The results of a step.
 
     Attributes:
-        loss: All heads' losses times their factors, and what regularizers add.
-        norm: Of all gradients before they are clipped, if it is wanted.
+        loss: The sum of all heads' losses times their factors, and of the regularizers' penalties.
+        norm: The norm of all gradients before clipping, if `StepRules.norms` asks for it.
         heads: The results of each head.
     """
 
@@ -251,14 +250,14 @@ class TrainingProgram:
     """The training step of a graph on the core.
 
     Args:
-        nodes: In order, each after those it reads; their arrays are those of the weights.
-        rates: What each node drops: of its inputs and, for an LSTM, of its state.
-        weights: Those that change.
-        heads: What is minimised and measured.
-        rules: How weights change.
+        nodes: The nodes, each after the nodes it reads; they hold the arrays of the weights.
+        rates: The dropout rates of each node: of its inputs and, for an LSTM, of its state.
+        weights: The trainable weights.
+        heads: The losses and metrics.
+        rules: The rules of the update.
 
     Raises:
-        ValueError: The graph is not one that the core trains.
+        ValueError: The core cannot train the graph.
     """
 
     def __init__(
@@ -271,7 +270,7 @@ class TrainingProgram:
     ) -> None:
         nodes = [_moved(node) for node in nodes]
         places = {number: number for number in range(len(nodes))}
-        # The core has only the addresses of the arrays.
+        # The core holds only the addresses of the arrays, so this object must keep them alive.
         self._held = [node.arrays for node in nodes], weights, rules
         self._native = native.core().TrainingProgram(
             [native_node(node, places, rows()) for node in nodes],
@@ -304,14 +303,14 @@ class TrainingProgram:
         """Runs a step.
 
         Args:
-            sizes: Of these inputs' rows, as `sizes_of_step` gives them.
-            inputs: In the order of the input nodes, (B, ...), C-contiguous, float32 or int32.
-            keys: For each node, of the random numbers that it draws.
-            compared: What the heads compare.
-            copies: (B, ...) float32 arrays that take the values of the nodes in `StepRules.copied`.
-            numbers: Of the update; None for the losses and the measures alone, which drop nothing.
-            seconds: (2 nodes + 3,) float64 to which the time is added that each node takes forward, then backward, and
-                that the losses, packing weights and the update take.
+            sizes: The result of `sizes_of_step` for the rows of these inputs.
+            inputs: The inputs in the order of the input nodes, (B, ...), C-contiguous, float32 or int32.
+            keys: The key of the random numbers of each node.
+            compared: The targets of each head.
+            copies: (B, ...) float32 arrays for the values of the nodes in `StepRules.copied`.
+            numbers: The numbers of the update; None to compute only losses and metrics, without dropout.
+            seconds: (2 nodes + 3,) float64. The call adds the times of each node forward, of each node backward, of the
+                losses, of packing weights and of the update.
 
         Raises:
             IndexError: An id is not a row of its table, or of the output.
@@ -356,19 +355,19 @@ def shapes_of_step(nodes: Sequence[Node], inputs: Sequence[Shape]) -> dict[int, 
         inputs: The shapes of the inputs' rows, in order.
 
     Raises:
-        ValueError: They do not fit a node.
+        ValueError: The shapes do not fit a node.
     """
     shapes: dict[int, Shape] = {}
-    given = iter(inputs)
+    remaining = iter(inputs)
     for number, node in enumerate(nodes):
         if node.op == "input":
-            shapes[number] = next(given)
+            shapes[number] = next(remaining)
             continue
         read = {name: shapes[source] for name, source in node.inputs.items()}
         if node.op in _OF_TRAINING:
             shapes[number] = read["x"]
         elif node.op == "attention":
-            # Additive weights may be one number for all features.
+            # Additive attention may share one scale between all features.
             shapes[number] = OPERATIONS[node.op].shape(dataclasses.replace(node, arrays={}), read)
         elif node.op == GROUPED:
             shapes[number] = (*read["x"][:-1], node.arrays["kernel"].shape[1])
@@ -381,8 +380,8 @@ class StepSizes(NamedTuple):
     """The shapes of a step in the core's form.
 
     Attributes:
-        shapes: Of all nodes; only the core reads it.
-        gathers: Of each node that moves numbers, where each number of a row lies in a row of its input.
+        shapes: The shapes of all nodes; only the core reads them.
+        gathers: For each node that only moves numbers, the index in the input's row of each number of its own row.
     """
 
     shapes: Sizes
@@ -390,7 +389,7 @@ class StepSizes(NamedTuple):
 
 
 def sizes_of_step(nodes: Sequence[Node], shapes: Mapping[int, Shape]) -> StepSizes | None:
-    """The shapes of a step in the core's form; None if it does not take such shapes."""
+    """The shapes of a step in the core's form; None if the core does not support them."""
     flat = {}
     gathers = []
     for number, node in enumerate(nodes):
@@ -411,7 +410,7 @@ def trains(node: Node) -> bool:
 
 
 def _moves(node: Node) -> bool:
-    """True if a node only moves numbers, in a way that the core has no operation for."""
+    """True if a node only moves numbers and the core has no operation for it but `gather`."""
     return node.op in ("take", "permute") or (node.op == "flip" and node.options["axis"] != 1)
 
 
@@ -420,14 +419,14 @@ def _moved(node: Node) -> Node:
 
 
 def _gather(node: Node, shape: Shape) -> np.ndarray:
-    """The places in a row of the input that each number of a result's row comes from."""
-    places = np.arange(math.prod(shape), dtype=np.int32).reshape(1, *shape)
+    """The index in the input's row of each number of the node's own row."""
+    indices = np.arange(math.prod(shape), dtype=np.int32).reshape(1, *shape)
     move: Any = OPERATIONS[node.op].run
-    return np.ascontiguousarray(move(node, {"x": places}, _NO_ARITHMETIC)).ravel()
+    return np.ascontiguousarray(move(node, {"x": indices}, _NO_ARITHMETIC)).ravel()
 
 
 def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
-    """True if the core computes a node of a shape from an input of a shape."""
+    """True if the core computes a node of shape `shape` from the input `name` of shape `read`."""
     takes = rows()[_moved(node).op].shapes
     if name.startswith("mask") or takes in ("any", "positions"):
         return True
@@ -448,5 +447,5 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
 
 
 def _flat(shape: Shape) -> Shape:
-    """A shape of at most three axes; all but the last may be counted as one."""
+    """A shape of at most three axes: of four or more, all but the last become one."""
     return shape if len(shape) < 4 else (math.prod(shape[:-1]), shape[-1])

@@ -1,6 +1,6 @@
-"""The training engine in Keras: whole steps of `fit` on the native core, where a model is one that it knows.
+"""The training engine in Keras: runs whole steps of `fit` on the native core, for models that it supports.
 
-`seam` puts it into a model's `make_train_function`. `step` is what a model trains with; its `parts` are a `graph`,
-`losses` with metrics, and the optimizer's `updates`. `batches` makes arrays of what `fit` takes, `observer` updates
-all metrics but means, and `lending` keeps Keras's variables true whenever somebody looks.
+`seam` puts the engine into a model's `make_train_function`. `step` runs a step; its `parts` are a `graph`, `losses`
+with metrics, and the optimizer's `updates`. `batches` turns the data of `fit` into arrays, `observer` updates all
+metrics but means, and `lending` makes Keras's variables current whenever they are read.
 """

@@ -1,4 +1,4 @@
-"""A batch of `fit` as the core takes it: inputs, targets and weights in dense arrays of the right shapes."""
+"""Turns a batch of `fit` into the core's form: dense arrays of inputs, targets and weights, in the right shapes."""
 
 import math
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ from cellerate.layers.engine.losses import Objective
 
 
 class Misfit(Exception):  # noqa: N818  (it is always caught)
-    """Why a batch goes Keras's own way."""
+    """The reason why Keras must take a batch."""
 
 
 def for_each_output(values: Any, model: keras.Model, count: int) -> list[Any]:
-    """A batch's targets, one for each output."""
+    """The targets of a batch, one for each output."""
     if isinstance(values, Mapping) and not isinstance(model._outputs_struct, Mapping):
         names = list(model.output_names)
         if set(values) != set(names):
-            raise Misfit("its targets have other names than the outputs")
+            raise Misfit(f"expected targets named {sorted(names)}, got {sorted(values)}")
         values = [values[name] for name in names]
     flat = list(tree.flatten(values))
     if len(flat) != count or any(one is None for one in flat):
-        raise Misfit(f"it has {len(flat)} targets for {count} outputs, or none")
+        raise Misfit(f"expected targets for {count} outputs, got {sum(one is not None for one in flat)}")
     return flat
 
 
 def weights_for_each(sample_weight: Any, model: keras.Model, count: int) -> list[Any]:
-    """The weights of a batch for each output; None for none."""
+    """The sample weights of a batch for each output; None for an output without weights."""
     if sample_weight is None:
         return [None] * count
     if isinstance(sample_weight, Mapping) and not isinstance(model._outputs_struct, Mapping):
@@ -39,47 +39,47 @@ def weights_for_each(sample_weight: Any, model: keras.Model, count: int) -> list
     if len(flat) == 1:
         return flat * count
     if len(flat) != count:
-        raise Misfit("it has several sample weights")
+        raise Misfit(f"expected sample weights for {count} outputs, got {len(flat)}")
     return flat
 
 
 def compared_with(
     objective: Objective, values: Any, weights: Any, output: tuple[int, ...], by_logits: bool
 ) -> cpu.Compared:
-    """The targets and weights that a loss compares an output (B, ...) with, or the logits behind it."""
+    """The targets and weights for a loss of an output (B, ...), or of the logits behind it."""
     rows, targets, rule = output[0], _array(values), objective.rule
-    wanted = output[:-1] if rule.takes_ids or rule.levels else output
+    expected = output[:-1] if rule.takes_ids or rule.levels else output
     if rule.levels:
         if output[-1] != len(rule.levels):
-            raise Misfit("its output has another number of quantiles than the loss")
-        fits = targets.shape == wanted or (len(rule.levels) == 1 and targets.shape == output)
+            raise Misfit(f"the output has {output[-1]} quantiles, the loss {len(rule.levels)}")
+        fits = targets.shape == expected or (len(rule.levels) == 1 and targets.shape == output)
         positions = math.prod(output[1:-2])
     else:
-        alike = targets.shape in (wanted, (*wanted, 1))
-        fits = alike or (not rule.takes_ids and (*targets.shape, 1) == wanted)
+        same = targets.shape in (expected, (*expected, 1))
+        fits = same or (not rule.takes_ids and (*targets.shape, 1) == expected)
         positions = math.prod(output[1:-1])
     if not fits:
-        raise Misfit(f"its targets are {targets.shape}")
+        raise Misfit(f"the targets have the shape {targets.shape}")
     if by_logits and 2 < len(output) == targets.ndim + 1 and output[-1] == 1:
-        # Keras reshapes the output, which forgets its logits.
-        raise Misfit(f"its targets are {targets.shape}, without the last axis of the output")
+        # Keras reshapes such an output, and the result does not remember its logits.
+        raise Misfit(f"the targets have the shape {targets.shape}, without the last axis of the output")
     if objective.by_weight and weights is not None and math.prod(weights.shape) != rows * positions:
-        raise Misfit("its weights, which divide the loss, are of rows and not of positions")
+        raise Misfit("the loss is divided by the sample weights, which are per row and not per position")
     if rule.takes_ids and targets.dtype.kind == "f" and (targets != np.trunc(targets)).any():
-        # Keras cuts them off for the loss, but not for its accuracy.
-        raise Misfit("its targets are not whole numbers")
+        # Keras truncates them for the loss, but not for the accuracy.
+        raise Misfit("the targets are not whole numbers")
     if rule.takes_signs and np.isin(targets, (0, 1)).all():
         targets = 2.0 * targets - 1.0
     return cpu.Compared(
         positions,
         math.prod(output[1:]) // positions,
-        _of_type(targets.reshape(wanted), "int32" if rule.takes_ids else "float32"),
+        _of_type(targets.reshape(expected), "int32" if rule.takes_ids else "float32"),
         _weights(weights, rows, positions),
     )
 
 
 def _array(values: Any) -> np.ndarray:
-    """An array of a batch, of whatever framework, without a copy where that is possible."""
+    """A tensor of any framework as a NumPy array, without a copy where possible."""
     if isinstance(values, np.ndarray):
         return values
     detach = getattr(values, "detach", None)
@@ -87,28 +87,28 @@ def _array(values: Any) -> np.ndarray:
 
 
 def input_array(values: Any, shape: Any, dtype: str) -> np.ndarray:
-    """An input as the core takes it.
+    """An input in the core's form.
 
     Args:
         values: (B, ...).
-        shape: What the model expects, -1 for any size.
-        dtype: That of the node.
+        shape: The shape that the model expects, with -1 for any size.
+        dtype: The dtype of the input's node.
     """
     array = _array(values)
-    # As Keras: a last axis of one may be left out, or be too many.
+    # Like Keras, accept an input that lacks a last axis of size 1, or has one too many.
     if array.ndim == len(shape) - 1 and shape[-1] == 1:
         array = array[..., None]
     elif array.ndim == len(shape) + 1 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim != len(shape) or 0 in array.shape:
-        raise Misfit(f"an input is {array.shape}")
+        raise Misfit(f"an input has the shape {array.shape}")
     if any(size not in (-1, found) for size, found in zip(shape[1:], array.shape[1:], strict=True)):
-        raise Misfit(f"an input is {array.shape}")
+        raise Misfit(f"an input has the shape {array.shape}")
     return _of_type(array, dtype)
 
 
 def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:
-    """A dense array of a type; ids that are too large for it are not taken for others."""
+    """A contiguous array of a dtype; ids too large for the dtype raise `Misfit`, for they would wrap around."""
     if dtype == "int32" and array.dtype.itemsize > 4 and array.size:
         largest = np.iinfo(np.int32)
         if not largest.min <= float(array.min()) <= float(array.max()) <= largest.max:
@@ -117,11 +117,11 @@ def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _weights(sample_weight: Any, rows: int, positions: int) -> np.ndarray | None:
-    """(B, positions) float32."""
+    """The sample weights (B, positions), float32; None without any."""
     if sample_weight is None:
         return None
     weights = _array(sample_weight)
-    each = weights.size == rows * positions and weights.shape[:1] == (rows,)
-    if not each and weights.shape not in ((rows, 1), (rows,)):
-        raise Misfit(f"its sample weights are {weights.shape}")
+    per_position = weights.size == rows * positions and weights.shape[:1] == (rows,)
+    if not per_position and weights.shape not in ((rows, 1), (rows,)):
+        raise Misfit(f"the sample weights have the shape {weights.shape}")
     return np.ascontiguousarray(np.broadcast_to(weights.reshape(rows, -1), (rows, positions)), np.float32)

@@ -1,4 +1,4 @@
-"""The constraints of Keras that the engine has: a row each."""
+"""The Keras constraints that the engine supports: one row each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ _Projection = Callable[[np.ndarray], np.ndarray]
 
 
 def projection_of(constraint: Any) -> _Projection | None:
-    """The function that gives what a constraint makes of a weight; None for one that the engine does not have."""
+    """The function that applies a constraint to a weight; None for a constraint that the engine does not have."""
     row = _ROWS.get(type(constraint))
     return None if row is None else row(constraint)
 
@@ -36,13 +36,13 @@ def _non_negative(constraint: Any) -> _Projection:
     return lambda weight: np.maximum(weight, 0)
 
 
-def _of_norms(axis: Any, wanted: Callable[[np.ndarray], Any]) -> _Projection:
-    """The projection that gives norms along one axis or several the sizes that are wanted."""
+def _of_norms(axis: Any, target: Callable[[np.ndarray], Any]) -> _Projection:
+    """The projection that scales a weight so that its norms along one or several axes become `target(norms)`."""
     axes = tuple(axis) if isinstance(axis, list | tuple) else axis
 
     def project(weight: np.ndarray) -> np.ndarray:
         norms = np.sqrt(np.sum(np.square(weight), axis=axes, keepdims=True))
-        projected: np.ndarray = weight * (wanted(norms) / (np.float32(keras.config.epsilon()) + norms))
+        projected: np.ndarray = weight * (target(norms) / (np.float32(keras.config.epsilon()) + norms))
         return projected
 
     return project

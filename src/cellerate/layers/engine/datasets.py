@@ -1,6 +1,6 @@
-"""The batches of an iterator of TensorFlow, without what `next` does for values other than dense tensors.
+"""Reads batches from a TensorFlow iterator faster than `next`, if all their values are dense tensors.
 
-That takes 30 of its 40 µs, where a whole step of a small model takes 100.
+`next` takes 40 µs, 30 of them to handle other values; a whole step of a small model takes 100 µs.
 """
 
 import functools
@@ -14,11 +14,11 @@ from cellerate.layers import fused
 
 
 class BatchReader(Iterator[Any]):
-    """Reads batches from an iterator of a data set, which it does not hold, or from one of Python.
+    """Reads batches from a data set's iterator, without keeping it alive, or from a Python iterator.
 
     Attributes:
-        spec: The types and shapes of a batch of a data set; None for batches of Python.
-        knows_rows: Whether Keras knows the number of a batch's rows when it compiles a step for them.
+        spec: The dtypes and shapes of a data set's batch; None for a Python iterator.
+        knows_rows: Whether Keras knows the number of rows when it compiles a step for the batches.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -38,7 +38,7 @@ class BatchReader(Iterator[Any]):
 
 
 def reader_of(iterator: Iterator[Any]) -> BatchReader:
-    """Gives the reader of an iterator; an optional of TensorFlow that is empty becomes None."""
+    """Return the reader of an iterator; TensorFlow's empty optionals become None."""
     if not hasattr(iterator, "element_spec"):
         return BatchReader(iterator)
     found = _known.get(iterator)
@@ -47,7 +47,7 @@ def reader_of(iterator: Iterator[Any]) -> BatchReader:
     return found
 
 
-# What reads each data set's iterator at work.
+# The reader of each live data set iterator.
 _known: weakref.WeakKeyDictionary[Iterator[Any], BatchReader] = weakref.WeakKeyDictionary()
 
 

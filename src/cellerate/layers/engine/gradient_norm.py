@@ -1,4 +1,4 @@
-"""Counting the norms of an optimizer's gradients, in Keras's own steps and in the engine's."""
+"""Averages the gradient norms of an optimizer, in Keras's own steps and in the engine's."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _COUNTED = "_cellerate_norms"
 
 
 class GradientNorm:
-    """Adds up the norms of an optimizer's gradients: of all weights together, before clipping.
+    """Sums an optimizer's gradient norms, each over all weights together and before clipping.
 
     The sums are variables of the optimizer, so that a checkpoint holds them and no step waits for them.
 
@@ -21,7 +21,7 @@ class GradientNorm:
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        # Loss scaling gives the optimizer within it the gradients of the unscaled loss.
+        # A loss-scaling optimizer passes unscaled gradients to its inner optimizer.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._sums = inner.add_variable((2,), dtype="float32", name="gradient_norms")
         apply: Callable[..., None] = inner.apply
@@ -34,7 +34,7 @@ class GradientNorm:
         inner.apply = counted
 
     def reset(self) -> None:
-        """Begins to count anew."""
+        """Sets the sums to zero."""
         self._sums.assign(np.zeros(2, np.float32))
 
     def mean(self) -> float:
@@ -46,7 +46,7 @@ class GradientNorm:
         squares = 0.0
         for grad in grads:
             if grad is not None:
-                # TensorFlow gives only the rows of an embedding that were used, and clips by the norm of those, too.
+                # For an embedding TensorFlow returns only the rows that were used, and clips by the norm of these rows.
                 rows = getattr(grad, "values", None)
                 flat = ops.reshape(
                     ops.cast(grad if rows is None or callable(rows) else rows, "float32"), (-1,)
@@ -56,5 +56,5 @@ class GradientNorm:
 
 
 def norms_of(optimizer: Any) -> Any | None:
-    """The variable in which a `GradientNorm` counts; None for an optimizer without one."""
+    """The variable that holds the sums of a `GradientNorm`; None for an optimizer without one."""
     return getattr(vars(optimizer).get("apply"), _COUNTED, None)

@@ -1,6 +1,6 @@
-"""Reading a Keras model into the graph of a training step: a program whose layers also drop numbers.
+"""Reads a Keras model into the graph of a training step.
 
-The nodes are those of a `Program`, with operations that packed models lack: those that drop numbers.
+The nodes are a `Program`'s, with operations that packed models lack, such as dropout and noise.
 """
 
 import dataclasses
@@ -32,23 +32,23 @@ from cellerate.layers.engine.learned_scores import learned_scores
 from cellerate.layers.engine.logits import OutputNodes, split_output
 from cellerate.program import Node
 
-# The type in which LSTMs compute where their policy says so. The rest of a step is float32, which takes no longer.
+# The dtype of LSTMs whose policy asks for it. The rest of a step computes in float32, which takes no longer.
 _NARROW = "bfloat16"
 _SAME_LAYERS = "Use Dropout or SpatialDropout1D."
-# What AlphaDropout puts in the place of what it drops: the least that a SELU gives.
-_LEAST_OF_SELU = -1.6732632423543772 * 1.0507009873554805
-# The axes of (B, T, F) along which a node drops the same.
-_DROPPED_ALIKE = {(False, True, False): "spatial_dropout", (False, False, True): "step_dropout"}
-_carrying: list[type] = []
+# The lower limit of SELU, with which AlphaDropout replaces the values that it drops.
+_SELU_MINIMUM = -1.6732632423543772 * 1.0507009873554805
+# The axes of (B, T, F) along which all values share one dropout decision, and the operation for them.
+_SHARED_DROPOUT = {(False, True, False): "spatial_dropout", (False, False, True): "step_dropout"}
+_carrying_layers: list[type] = []
 
 
 class Drops(NamedTuple):
-    """The numbers that a node drops in training.
+    """The dropout of a node in training.
 
     Attributes:
-        inputs: Which share of its inputs.
-        state: Which share of an LSTM's state.
-        seed: The generator of its random numbers, `keras.random.SeedGenerator`.
+        inputs: The dropout rate of its inputs, or the deviation of its noise.
+        state: The dropout rate of its recurrent state.
+        seed: The `keras.random.SeedGenerator` of its random numbers.
     """
 
     inputs: float
@@ -57,11 +57,11 @@ class Drops(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """A state that a layer takes up from the last batch.
+    """A state that a layer carries from one batch to the next.
 
     Attributes:
-        variable: Its Keras variable, (B, H).
-        node: The number of the node that gives its value after a batch.
+        variable: The Keras variable of the state, (B, H).
+        node: The number of the node that computes the state at the end of a batch.
     """
 
     variable: Any
@@ -73,16 +73,16 @@ class TrainingGraph:
     """The graph of a model's training step.
 
     Attributes:
-        nodes: In order, each after those it reads.
-        outputs: The nodes of each output of the model, in its order.
-        weights: (the number of a node, the name of an array) → the Keras variable, or a part of it; the others are
-            constants.
-        fixed: The variables that constants were made of.
-        drops: What nodes drop, by their numbers.
-        inputs: The names of the model's inputs, in its order; the first input nodes are theirs.
-        carried: The states that go on from batch to batch: the nodes of the other inputs begin with them.
-        normalized: The layers of batch normalisations, by the numbers of their nodes.
-        narrow: The numbers of the LSTMs that compute in bfloat16, as their policy says.
+        nodes: The nodes; each comes after the nodes that it reads.
+        outputs: The nodes of each output of the model, in the model's order.
+        weights: The Keras variable, or the part of it, behind an array, by the number of the node and the name of the
+            array; other arrays are constants.
+        fixed: The variables whose values became constants.
+        drops: The dropout of nodes, by their numbers.
+        inputs: The names of the model's inputs, in the model's order; their nodes are the first input nodes.
+        carried: The states carried from batch to batch; their initial values are the remaining input nodes.
+        normalized: The batch normalisation layers, by the numbers of their nodes.
+        narrow: The numbers of the LSTMs whose policy is bfloat16.
     """
 
     nodes: tuple[Node, ...]
@@ -97,24 +97,24 @@ class TrainingGraph:
 
     @property
     def divided(self) -> set[int]:
-        """The variables, by `id`, of which each part belongs to a node."""
+        """The `id` of each variable whose parts belong to different nodes."""
         return {id(weight.variable) for weight in self.weights.values() if weight.part is not None}
 
     def rates(self, number: int) -> tuple[float, float]:
-        """The shares that a node drops, of its inputs and of its state."""
+        """The dropout rates of a node: of its inputs and of its state."""
         drops = self.drops.get(number)
         return (0.0, 0.0) if drops is None else (drops.inputs, drops.state)
 
 
 def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | tuple[str, ...]:
-    """Reads what a training step of a Keras model computes.
+    """Reads the training step of a Keras model into a graph.
 
     Args:
         model: Any Keras model. It is not changed.
-        training: Whether the step trains, or only judges.
+        training: Whether the step trains; if not, it evaluates.
 
     Returns:
-        The graph; or all that keeps the model from having one, a sentence each.
+        The graph; or the reasons why the model has none, one sentence each.
     """
     graph = own_graph(model)
     if graph is None:
@@ -145,7 +145,7 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     odd = [
         found[number].name
         for (number, _), weight in weights.items()
-        # What scales by constants has no variables, nor has attention that adds up features as they are.
+        # Scaling by constants uses no variables; neither does additive attention with unscaled features.
         if not _is_variable(weight) and not (weight is None and found[number].op in ("affine", "attention"))
     ]
     odd += _parts_alone(weights)
@@ -172,15 +172,15 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
 
 
 class _TrainingNodes(Nodes):
-    """The nodes of a program, and what training does with them besides.
+    """The nodes of a program, with the facts that only training needs.
 
     Attributes:
-        training: Whether the step trains, or only judges.
-        drops: What nodes drop, by their numbers.
-        carried: The states that go on from batch to batch, in the order of the inputs that begin with them.
-        fixed: The variables of layers whose weights become constants.
-        normalized: The layers of batch normalisations, by the numbers of their nodes.
-        narrow: The numbers of the LSTMs that compute in bfloat16.
+        training: Whether the step trains; if not, it evaluates.
+        drops: As in `TrainingGraph`.
+        carried: As in `TrainingGraph`, in the order of the input nodes of their initial values.
+        fixed: As in `TrainingGraph`.
+        normalized: As in `TrainingGraph`.
+        narrow: As in `TrainingGraph`.
     """
 
     def __init__(self, training: bool) -> None:
@@ -194,7 +194,7 @@ class _TrainingNodes(Nodes):
 
 
 def _other_types(model: keras.Model) -> tuple[str, ...]:
-    """The layers that compute, or keep their weights, in a type that the engine does not have."""
+    """The layers that compute, or keep their weights, in a dtype that the engine does not have."""
     return tuple(
         f"{layer.name} computes in {layer.compute_dtype}"
         for layer in model._flatten_layers(include_self=False)
@@ -203,7 +203,7 @@ def _other_types(model: keras.Model) -> tuple[str, ...]:
 
 
 def _output_nodes(reading: ProgramReading, place: int, tensor: Any, output: ProgramValue) -> dict[str, int]:
-    """The nodes of a model's output, of its mask and of the logits behind it, by the names of what there is."""
+    """The numbers of the nodes of an output, its mask and its logits, by name; only of those that exist."""
     number = reading.model_output(f"output {place}", output)
     split = None if reading.refused else split_output(reading.nodes, tensor, number)
     found = {f"output {place}": number}
@@ -237,7 +237,7 @@ def _is_variable(weight: Weight | None) -> bool:
 
 
 def _parts_alone(weights: Mapping[tuple[int, str], Weight | None]) -> list[str]:
-    """The variables of which some parts are read, but not all."""
+    """The variables whose parts are not all read."""
     parts: dict[int, set[int | None]] = {}
     variables = {}
     for weight in weights.values():
@@ -252,21 +252,21 @@ def _parts_alone(weights: Mapping[tuple[int, str], Weight | None]) -> list[str]:
 
 
 def carries_states(kind: type[keras.Layer]) -> type[keras.Layer]:
-    """Decorates a class of layers that run a recurrent layer, `runner`, from the `states` its last batch ended with."""
-    _carrying.append(kind)
+    """Decorates a layer class that runs a recurrent layer, `runner`, from the `states` at the end of its last batch."""
+    _carrying_layers.append(kind)
     _training_readers.cache_clear()
     return kind
 
 
 @functools.cache
 def _training_readers() -> Readers:
-    """The rules of programs, with those of layers that act otherwise in training."""
+    """The readers of programs, with training's own readers for layers that behave differently in training."""
     known = readers()
     anywhere, per_step, recurrent = (
         {kind: _in_training(kind, read) for kind, read in table.items()}
         for table in (known.anywhere, known.per_step, known.recurrent)
     )
-    return Readers({**anywhere, **dict.fromkeys(_carrying, _carried)}, per_step, recurrent)
+    return Readers({**anywhere, **dict.fromkeys(_carrying_layers, _carried)}, per_step, recurrent)
 
 
 def _in_training(kind: type, read: Read) -> Read:
@@ -292,7 +292,7 @@ def _in_training(kind: type, read: Read) -> Read:
 
 
 def _gaussian(call: ProgramCall) -> ProgramValue:
-    """A node that adds normal numbers, or multiplies by them."""
+    """A node that adds Gaussian noise, or multiplies by it."""
     layer = call.layer
     if isinstance(layer, layers.GaussianNoise):
         return _drawing(call, "gaussian_noise", float(layer.stddev))
@@ -301,28 +301,28 @@ def _gaussian(call: ProgramCall) -> ProgramValue:
 
 
 def _convolution(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
-    """The nodes of a convolution; its kernel is one variable in groups, too."""
+    """The nodes of a convolution, whose kernel stays one variable even if it has groups."""
     added, layer = read(call), call.layer
     if isinstance(layer, layers.Conv1D):
         _group(call, -1, layer.kernel, layer.groups)
     elif isinstance(layer, layers.DepthwiseConv1D):
         _group(call, -1, layer.kernel, layer.kernel.shape[1])
     else:
-        # The product at each step comes last.
+        # The pointwise product is the last node.
         _group(call, -2, layer.depthwise_kernel, layer.depthwise_kernel.shape[1])
     return added
 
 
-def _group(call: ProgramCall, place: int, kernel: Any, groups: int) -> None:
-    """Makes the dense node at a place one whose kernel is that of groups, as the variable has it in memory."""
+def _group(call: ProgramCall, index: int, kernel: Any, groups: int) -> None:
+    """Replaces the dense node at `index` by a grouped one, whose kernel has the variable's layout in memory."""
     if groups == 1:
         return
-    dense, size = call.nodes.found[place], kernel.shape[0]
+    dense, size = call.nodes.found[index], kernel.shape[0]
     filters = dense.arrays["kernel"].shape[1]
     array = call.nodes.array(
         call.layer, "kernel in groups", lambda: numpy(kernel).reshape(-1, filters), Weight(kernel)
     )
-    call.nodes.found[place] = dataclasses.replace(
+    call.nodes.found[index] = dataclasses.replace(
         dense,
         op=cpu.GROUPED,
         arrays={**dense.arrays, "kernel": array},
@@ -331,9 +331,9 @@ def _group(call: ProgramCall, place: int, kernel: Any, groups: int) -> None:
 
 
 def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
-    """The nodes of attention, and what it drops of its weights."""
+    """The nodes of attention, with the dropout of its weights."""
     layer, before = call.layer, len(call.nodes.found)
-    # AdditiveAttention is a subclass of Attention, and learns a number for each feature.
+    # AdditiveAttention is a subclass of Attention, and learns one scale for each feature.
     additive = isinstance(layer, layers.AdditiveAttention)
     learns = isinstance(layer, layers.Attention) and not additive
     learns = learns and (layer.scale is not None or layer.score_mode == "concat")
@@ -347,42 +347,45 @@ def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValu
         if call.nodes.found[number].op == "attention"
     ]
     if not added or rate >= 1:
-        raise Refused("drops all its weights, or gives them", "Give it a dropout below 1, and no scores.")
+        raise Refused(
+            "drops all its weights, or returns its scores",
+            "Give it a dropout below 1, and call it without return_attention_scores.",
+        )
     heads = type(layer) is layers.MultiHeadAttention
-    _note(call, added[0], Drops(rate, 0.0, (layer._dropout_layer if heads else layer).seed_generator))
+    _set_dropout(call, added[0], Drops(rate, 0.0, (layer._dropout_layer if heads else layer).seed_generator))
     return values
 
 
 def _alpha_dropout(call: ProgramCall) -> ProgramValue:
-    """Nodes that put the least value of a SELU in the place of what they drop, and keep mean and variance."""
+    """Nodes that replace the values they drop by SELU's lower limit, and keep mean and variance."""
     rate = _rate(call)
     if rate == 0 or (isinstance(call.nodes, _TrainingNodes) and not call.nodes.training):
         value: ProgramValue = call.x
         return value
     if call.layer.noise_shape is not None:
         raise Refused(f"has the noise_shape {tuple(call.layer.noise_shape)}", _SAME_LAYERS)
-    least = _LEAST_OF_SELU
-    scale = ((1 - rate) * (1 + rate * least**2)) ** -0.5
-    # Without a layer, which would have one scale for both. What is dropped becomes 0, and in the end the least value.
+    minimum = _SELU_MINIMUM
+    scale = ((1 - rate) * (1 + rate * minimum**2)) ** -0.5
+    # Shift the minimum to 0, drop, and shift back. Without a layer, or both shifts would share the layer's scale.
     alone = dataclasses.replace(call, layer=None)
-    raised = affine(alone, 1.0, -least)
+    raised = affine(alone, 1.0, -minimum)
     dropped = dataclasses.replace(call.add("dropout", {"x": raised}), shape=call.x.shape)
-    _note(call, dropped.number, Drops(rate, 0.0, call.layer.seed_generator))
-    # The dropout has divided what it keeps by the share that it keeps.
-    return affine(alone, scale * (1 - rate), scale * least * (1 - rate), dropped)
+    _set_dropout(call, dropped.number, Drops(rate, 0.0, call.layer.seed_generator))
+    # The dropout has divided the kept values by 1 - rate.
+    return affine(alone, scale * (1 - rate), scale * minimum * (1 - rate), dropped)
 
 
 def _batch_normalization(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
-    """A node that normalises by the statistics of each batch."""
+    """A node that normalises with the statistics of each batch."""
     layer = call.layer
     if not layer.trainable:
         return _constant(read, call)
     if layer.axis not in (-1, len(call.x.shape) - 1):
         raise Refused(f"normalises along axis {layer.axis}", "Give it axis=-1.")
     if layer.renorm:
-        raise Refused("normalises by batches before this one", "Build it without renorm.")
+        raise Refused("uses the statistics of earlier batches", "Build it without renorm.")
     if call.time_axis == 2:
-        raise Refused("normalises each step by itself", "Leave out the TimeDistributed around it.")
+        raise Refused("normalises each step separately", "Leave out the TimeDistributed around it.")
     inputs, counts = {"x": call.x}, call.used_mask()
     if counts is not None:
         inputs["mask"] = counts
@@ -393,28 +396,29 @@ def _batch_normalization(read: Read, call: ProgramCall) -> ProgramValue | list[P
 
 
 def _constant(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
-    """The node of a layer that training leaves as it is."""
+    """The node of a layer whose weights training does not change."""
     if isinstance(call.nodes, _TrainingNodes):
         call.nodes.fixed += call.layer.variables
     return read(call)
 
 
 def _dropout(call: ProgramCall) -> ProgramValue:
-    """A node that drops single numbers, or those along an axis alike."""
-    shape, given = call.layer.noise_shape, call.x.shape
-    if call.layer.rate == 0 or shape is None:
+    """A node that drops single values, or all values along an axis together."""
+    noise_shape, x_shape = call.layer.noise_shape, call.x.shape
+    if call.layer.rate == 0 or noise_shape is None:
         return _dropping(call, "dropout")
-    if len(shape) == len(given):
-        alike = tuple(size == 1 and of != 1 for size, of in zip(shape, given, strict=True))
-        known = all(one or size in (None, of) for one, size, of in zip(alike, shape, given, strict=True))
-        op = _DROPPED_ALIKE.get(alike) if any(alike) else "dropout"
+    if len(noise_shape) == len(x_shape):
+        pairs = list(zip(noise_shape, x_shape, strict=True))
+        shared = tuple(noise == 1 and size != 1 for noise, size in pairs)
+        known = all(one or noise in (None, size) for one, (noise, size) in zip(shared, pairs, strict=True))
+        op = _SHARED_DROPOUT.get(shared) if any(shared) else "dropout"
         if known and op is not None:
             return _dropping(call, op)
-    raise Refused(f"has the noise_shape {tuple(shape)}", _SAME_LAYERS)
+    raise Refused(f"has the noise_shape {tuple(noise_shape)}", _SAME_LAYERS)
 
 
 def _spatial_dropout(call: ProgramCall) -> ProgramValue:
-    """A node that drops features at all steps alike."""
+    """A node that drops a feature at all steps together."""
     if len(call.x.shape) != 3:
         raise Refused(f"drops features of a tensor of {len(call.x.shape)} axes, not of (B, T, F)")
     return _dropping(call, "spatial_dropout")
@@ -427,7 +431,7 @@ def _dropping(call: ProgramCall, op: str) -> ProgramValue:
 
 
 def _rate(call: ProgramCall) -> float:
-    """The share that a layer drops; refused if that is everything."""
+    """The dropout rate of a layer; refused if it is 1."""
     rate = float(call.layer.rate)
     if rate >= 1:
         raise Refused("drops everything", "Give it a rate below 1.")
@@ -435,22 +439,22 @@ def _rate(call: ProgramCall) -> float:
 
 
 def _drawing(call: ProgramCall, op: str, rate: float) -> ProgramValue:
-    """A node that draws random numbers of so large a rate or deviation; its input if that is 0."""
+    """A node that draws random numbers with a rate or deviation; its input if `rate` is 0."""
     if rate == 0:
         value: ProgramValue = call.x
         return value
     added = call.add(op)
-    _note(call, added.number, Drops(rate, 0.0, call.layer.seed_generator))
+    _set_dropout(call, added.number, Drops(rate, 0.0, call.layer.seed_generator))
     return added
 
 
-def _note(call: ProgramCall, number: int | None, drops: Drops) -> None:
+def _set_dropout(call: ProgramCall, number: int | None, drops: Drops) -> None:
     if isinstance(call.nodes, _TrainingNodes) and number is not None:
         call.nodes.drops[number] = drops
 
 
 def _carried(call: ProgramCall) -> ProgramValue:
-    """The nodes of a recurrent layer that goes on where the last batch ended."""
+    """The nodes of a recurrent layer that continues from the states of the last batch."""
     layer = call.layer
     before = [call.add("input", {}, shape=(-1, state.shape[-1]), dtype="float32") for state in layer.states]
     before = [
@@ -469,7 +473,7 @@ def _carried(call: ProgramCall) -> ProgramValue:
 
 
 def _recurrent(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
-    """The nodes of a recurrent layer, and what its cells drop."""
+    """The nodes of a recurrent layer, with the dropout of its cells."""
     before = len(call.nodes.found)
     values = read(call)
     if call.layer.stateful:
@@ -491,5 +495,5 @@ def _recurrent(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValu
             raise Refused("drops everything", "Give it a dropout below 1.")
         if inputs > 0 and state == 0 and one.implementation == 1:
             raise Refused("has dropout with implementation=1", "Build it with implementation=2.")
-        _note(call, number, Drops(inputs, state, one.seed_generator))
+        _set_dropout(call, number, Drops(inputs, state, one.seed_generator))
     return values

@@ -1,11 +1,11 @@
-"""Attention that learns numbers for its scores, as training steps change them."""
+"""Reads attention layers with trainable score weights."""
 
 from cellerate.keras_graph.families.attention import attended, query_value_key
 from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused, Weight, numpy
 
 
 def learned_scores(call: ProgramCall) -> list[ProgramValue]:
-    """The nodes of attention that learns a factor of all its scores, or of the sums behind a tanh."""
+    """The nodes of attention that learns a factor for its scores, or for its sums of tanh."""
     layer = call.layer
     query, value, key = query_value_key(call)
     if layer.score_mode == "dot":
@@ -22,10 +22,10 @@ def learned_scores(call: ProgramCall) -> list[ProgramValue]:
 
 
 def _learned_product(call: ProgramCall, x: ProgramValue) -> ProgramValue:
-    """The product of x and the one number that an attention learns: a dense layer of single numbers."""
+    """The product of x and the attention's scalar scale: a dense layer with one input and one unit."""
     layer, width = call.layer, x.shape[-1]
     if width is None:
-        raise Refused("scales a last axis of unknown size", "Give the model's Input its size.")
+        raise Refused("scales a last axis of unknown size", "Give that size in the model's Input.")
     kernel = call.nodes.array(
         layer, "scale as a kernel", lambda: numpy(layer.scale).reshape(1, 1), Weight(layer.scale)
     )

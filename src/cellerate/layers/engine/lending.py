@@ -1,10 +1,10 @@
 """Keras's variables while the engine has their values.
 
-The engine changes weights, slots, counters and metrics in arrays of its own, many steps in a row. Until then the
-variables would be stale, so each is lent: for so long its class is a subclass in which the value gives everything back
-first. A callback, a checkpoint or a second model then finds what stock Keras would have there.
+The engine changes weights, slots, counters and metrics in its own arrays for many steps, and meanwhile the variables
+are stale. So each variable is lent: its class becomes a subclass that copies all values back to the variables before
+one is read or written. A callback, a checkpoint or a second model then reads the values that stock Keras would have.
 
-On torch the arrays of the weights are the variables' own memory, and nothing needs to be given back.
+On torch the arrays of the weights are the variables' own memory, so weights need no copy.
 """
 
 import functools
@@ -23,13 +23,13 @@ class Lender:
     """Some variables and the engine's arrays for them.
 
     Attributes:
-        lent: Whether the arrays have the values, and the variables do not.
+        lent: Whether the arrays have the current values, and the variables do not.
         lock: Held while the arrays change: another thread that reads a variable waits for the end of the step.
 
     Args:
         variables: Keras variables.
-        shared: Those among them whose memory the arrays are, on torch.
-        fixed: Others, whose values must stay as they are now.
+        shared: The variables, on torch, whose own memory becomes the arrays.
+        fixed: Variables whose values must not change.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class Lender:
         return self._arrays[id(variable)]
 
     def take(self) -> bool:
-        """Takes the values of all variables, unless they are here.
+        """Copies the values of all variables to the arrays, unless they are lent already.
 
-        False if memory that was shared has moved, or if what must stay has changed.
+        Returns:
+            False if shared memory has moved, or if a fixed variable has changed.
         """
         with self.lock:
             return self.lent or self._taken()
@@ -72,26 +73,26 @@ class Lender:
         return True
 
     def give_back(self) -> None:
-        """Makes the variables what they should be; from then on they are their own."""
+        """Copies the arrays' values back to the variables, and ends the loan."""
         with self.lock:
             if not self.lent:
                 return
             self.lent = False
-            # All of them first: an assignment may read another variable.
+            # Restore every class first: an assignment may read another variable.
             for variable in self._copied.values():
-                _own_again(variable)
-            # It may be a function being traced that reads them.
+                _restore_class(variable)
+            # The reader may be a function that is being traced.
             with fused.bridge().eagerly():
                 for variable in self._copied.values():
                     variable.assign(np.array(self.array(variable)))
 
 
 class Values(Sequence[Any]):
-    """Some values of JAX's training state, made when somebody reads them.
+    """A part of JAX's training state that reads its tensors only when used.
 
     Args:
-        read: Gives the tensors, in order.
-        count: How many there are.
+        read: Returns the tensors, in order.
+        count: The number of tensors.
     """
 
     def __init__(self, read: Callable[[], list[Any]], count: int) -> None:
@@ -101,8 +102,8 @@ class Values(Sequence[Any]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._read()[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
 
     def __iter__(self) -> Any:
         return iter(self._read())
@@ -124,32 +125,32 @@ def _lend(variable: Any, give_back: Callable[[], None]) -> None:
     object.__setattr__(variable, "__class__", _lent_class(own))
 
 
-def _own_again(variable: Any) -> None:
+def _restore_class(variable: Any) -> None:
     if "_lent_by" in vars(variable):
         object.__setattr__(variable, "__class__", type(variable).__mro__[1])
         del vars(variable)["_lent_by"]
 
 
-def _ask(variable: Any) -> None:
-    """Gives a variable back, unless another thread has done so just now."""
+def _end_loan(variable: Any) -> None:
+    """Gives all variables back, unless another thread has just done so."""
     if (give_back := vars(variable).get("_lent_by")) is not None:
         give_back()
 
 
 @functools.cache
 def _lent_class(own: type) -> type:
-    """The class of a lent variable of a class."""
+    """The subclass that a variable of class `own` has while it is lent."""
 
     def read(self: Any) -> Any:
-        _ask(self)
+        _end_loan(self)
         return self._value
 
     def write(self: Any, value: Any) -> None:
-        _ask(self)
+        _end_loan(self)
         self._value = value
 
     def reduce(self: Any, protocol: Any) -> Any:
-        _ask(self)
+        _end_loan(self)
         return self.__reduce_ex__(protocol)
 
     return type(own.__name__, (own,), {"_value": property(read, write), "__reduce_ex__": reduce})

@@ -1,8 +1,8 @@
-"""The logits behind probabilities: Keras computes cross-entropies from them on TensorFlow.
+"""The logits behind probabilities, from which Keras computes cross-entropies on TensorFlow.
 
-There the tensor that a sigmoid or a softmax returns remembers what it was computed from, and `keras.ops`'s
-cross-entropies read that in its place, whichever of the two it was. So an output of exactly 0 or 1 has a loss and a
-gradient as large as its logit says; on JAX and torch it is clipped, and the gradient is 0.
+On TensorFlow, a tensor that a sigmoid or a softmax returns remembers its logits, and the cross-entropies of `keras.ops`
+read those logits instead of the tensor, whichever activation it was. So the loss and the gradient of an output of
+exactly 0 or 1 follow its logit; JAX and torch clip such an output, and its gradient is 0.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from cellerate.keras_graph.program_nodes import Nodes
 from cellerate.kernels.training.cpu import LossRule
 from cellerate.program import Node
 
-# What returns the tensor of its activation; any other layer makes a new one, which remembers nothing.
+# Layers that return the activation's own tensor; other layers return a new tensor, which remembers no logits.
 _KEEPS_LOGITS = (layers.Dense, layers.Activation, layers.Softmax, Sigmoid, Softmax)
 _ACTIVATIONS = ("sigmoid", "softmax")
 _CROSS_ENTROPIES = ("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
@@ -28,9 +28,9 @@ class OutputNodes(NamedTuple):
     """The numbers of the nodes of a model's output; -1 for none.
 
     Attributes:
-        output: Its own.
-        mask: That of its Keras mask.
-        logits: That of the logits behind it.
+        output: The output's node.
+        mask: The node of the output's Keras mask.
+        logits: The node of the logits behind the output.
     """
 
     output: int
@@ -39,25 +39,25 @@ class OutputNodes(NamedTuple):
 
 
 def reads_logits(rule: LossRule) -> bool:
-    """Return True if the active backend computes a loss from the logits behind an output, where there are some."""
+    """Return True if the active backend computes a loss from the logits behind an output that has them."""
     if keras.backend.backend() != "tensorflow":
         return False
-    # Of logits, the focal loss computes a sigmoid of its own.
+    # With from_logits=True the focal loss computes its own sigmoid.
     return rule.name in _CROSS_ENTROPIES or (
         rule.name == "binary_focal_crossentropy" and not rule.from_logits
     )
 
 
 def split_output(nodes: Nodes, tensor: Any, number: int) -> tuple[int, int] | None:
-    """Make of the node of an output one of its logits and one of their activation.
+    """Split the node of an output into a node of its logits and a node of their activation.
 
     Args:
-        nodes: The nodes so far; two are added where the activation is part of a layer.
-        tensor: The output, of a Keras graph.
+        nodes: The nodes so far; two are added if the activation is part of a layer.
+        tensor: The output, in a Keras graph.
         number: The number of its node.
 
     Returns:
-        The numbers of the output and of its logits; None where Keras finds no logits.
+        The numbers of the output and of its logits; None if Keras finds no logits.
     """
     if keras.backend.backend() != "tensorflow":
         return None
@@ -74,18 +74,18 @@ def split_output(nodes: Nodes, tensor: Any, number: int) -> tuple[int, int] | No
 
 
 def activations_of_logits(nodes: Sequence[Node], outputs: Sequence[OutputNodes]) -> dict[int, str]:
-    """The activations that make outputs of logits, by the places of the outputs, which are those of a graph."""
+    """The activations of the outputs that have logits, by the index of the output in the graph."""
     return {
-        place: str(nodes[found.output].options["activation"])
-        for place, found in enumerate(outputs)
+        index: str(nodes[found.output].options["activation"])
+        for index, found in enumerate(outputs)
         if found.logits >= 0
     }
 
 
 def _remembers_logits(tensor: Any) -> bool:
-    """Return True if a tensor is what an activation in float32 returned, maybe through models inside the model."""
-    operation, _, place = tensor._keras_history
+    """Return True if a float32 activation returned the tensor, perhaps inside a nested model."""
+    operation, _, index = tensor._keras_history
     inner = functional_graph(operation)
     if inner is not None:
-        return _remembers_logits(inner.outputs[place])
+        return _remembers_logits(inner.outputs[index])
     return isinstance(operation, _KEEPS_LOGITS) and tensor.dtype == "float32"

@@ -1,4 +1,4 @@
-"""The losses and metrics of Keras that the engine has: a row each."""
+"""The Keras losses and metrics that the engine supports: one row each."""
 
 import difflib
 import math
@@ -16,10 +16,10 @@ from cellerate.kernels.training.cpu import Kinks, LossRule, MeasureRule
 
 _BY_WEIGHT = "mean_with_sample_weight"
 _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
-# Cellerate's own, in a room beside this one.
+# The registered name of Cellerate's own loss, in `models.losses`, which this room does not import.
 _QUANTILES = "cellerate>QuantileLoss"
 _DEFAULTS = {"from_logits": False, "label_smoothing": 0.0, "axis": -1, "ignore_class": None}
-# By the name of a function of Keras, which is the core's too: its own arguments, in the core's order, with defaults.
+# Keras's function, whose name the core shares → the function's own arguments, in the core's order, with defaults.
 _LOSSES: dict[str, dict[str, float]] = {
     "mean_squared_error": {},
     "mean_absolute_error": {},
@@ -44,7 +44,7 @@ _KINKS = {
     "tensorflow": Kinks(0.0, math.nan, 1.0, 0.0, 1.0, 0.0),
     "torch": Kinks(),
 }
-# By the function that a metric wraps.
+# The function that a metric wraps → the core's name of the measure.
 _MEASURES: dict[Any, str] = {
     metrics.sparse_categorical_accuracy: "sparse_categorical_accuracy",
     metrics.categorical_accuracy: "categorical_accuracy",
@@ -62,12 +62,12 @@ class Objective(NamedTuple):
     """A loss of a model.
 
     Attributes:
-        rule: As the core takes it.
-        mean: Whether the loss is the mean over all positions, not their sum.
-        by_weight: Whether such a mean is divided by the sum of all weights.
-        factor: The weight of the loss in the sum of all.
-        output: The place of the output that it compares, among all of the model's.
-        tracker: The metric that keeps its mean, where the model has several losses.
+        rule: The loss in the core's form.
+        mean: Whether the loss is the mean over all positions, not the sum.
+        by_weight: Whether the mean is divided by the sum of the sample weights.
+        factor: The weight of the loss in the total loss.
+        output: The index of the model output that it compares.
+        tracker: The metric that keeps the mean of the loss, if the model has several losses.
     """
 
     rule: LossRule
@@ -82,11 +82,11 @@ class Measured(NamedTuple):
     """A metric of a model that is a mean, which the core averages.
 
     Attributes:
-        metric: Keras's, whose `total` and `count` hold the state.
-        name: In the logs.
-        output: The place of the output that it compares.
-        rule: As the core takes it.
-        result: What a mean becomes in the logs.
+        metric: The Keras metric, whose `total` and `count` hold the state.
+        name: The name in the logs.
+        output: The index of the model output that it compares.
+        rule: The metric in the core's form.
+        result: Turns the mean into the value in the logs.
     """
 
     metric: keras.Metric
@@ -100,10 +100,10 @@ class Observed(NamedTuple):
     """Any other metric, which Keras computes from the outputs.
 
     Attributes:
-        metric: Keras's.
-        name: In the logs.
-        output: The place of the output that it compares.
-        weighted: Whether samples count as their weights say.
+        metric: The Keras metric.
+        name: The name in the logs.
+        output: The index of the model output that it compares.
+        weighted: Whether it uses the sample weights.
     """
 
     metric: keras.Metric
@@ -113,7 +113,7 @@ class Observed(NamedTuple):
 
 
 def objectives_of(model: keras.Model) -> list[Objective] | str:
-    """The losses of a compiled model, which are built; or why the engine has one of them not."""
+    """The built losses of a compiled model; or why the engine does not support one of them."""
     compiled = model._compile_loss
     flat = getattr(compiled, "_flat_losses", None) or []
     if not flat:
@@ -136,14 +136,14 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
 
 
 def unknown_losses(model: keras.Model) -> list[str]:
-    """The losses of a compiled model that the engine does not have, or Keras, before they are built."""
+    """The reasons against losses that the engine or Keras does not have, before they are built."""
     given = tree.flatten(getattr(model._compile_loss, "_user_loss", None))
     rules = [_loss_rule(loss) if (loss := _as_loss(one)) is not None else _misnamed(one) for one in given]
     return [rule for rule in rules if isinstance(rule, str)]
 
 
 def _as_loss(given: Any) -> keras.losses.Loss | None:
-    """A loss that `compile` was given, by name or as a function, as Keras builds it; None if there is none."""
+    """A loss passed to `compile`, by name or as a function, as Keras builds it; None if there is none."""
     try:
         found = losses.get(given)
     except (TypeError, ValueError):
@@ -155,7 +155,7 @@ def _as_loss(given: Any) -> keras.losses.Loss | None:
 
 
 def _misnamed(given: Any) -> str | None:
-    """Why Keras refuses a loss that is none; None for None, which leaves an output without one."""
+    """Why Keras refuses an unknown loss; None for the loss None, which leaves an output without a loss."""
     if given is None:
         return None
     nearest = (*difflib.get_close_matches(str(given), _LOSSES, 1), "mean_squared_error")[0]
@@ -178,7 +178,7 @@ def _is_metric(name: str) -> bool:
 
 
 def _loss_rule(loss: Any) -> LossRule | str:
-    """A loss as the core takes it; or why it is not one of the engine's."""
+    """A loss in the core's form; or why the engine does not support it."""
     name = getattr(loss, "name", type(loss).__name__)
     if getattr(loss, "reduction", None) not in (*_MEANS, "sum"):
         return f"the loss {name!r} has the reduction {getattr(loss, 'reduction', None)!r}"
@@ -214,7 +214,7 @@ def _loss_rule(loss: Any) -> LossRule | str:
     backend = keras.backend.backend()
     numbers = [float(given[key]) for key in own]
     if known == "binary_focal_crossentropy":
-        # TensorFlow finds the logits behind a sigmoid again.
+        # On TensorFlow, Keras recovers the logits behind a sigmoid.
         numbers.append(float(backend == "tensorflow"))
     return LossRule(
         known,
@@ -227,24 +227,24 @@ def _loss_rule(loss: Any) -> LossRule | str:
 
 
 def slope_of_absolute_at_zero() -> float:
-    """The derivative that the active backend takes for that of |x| where x is 0."""
+    """The derivative of |x| at 0 on the active backend."""
     return _KINKS[keras.backend.backend()].size_at_zero
 
 
 def sees_masks(training: bool) -> bool:
-    """True if metrics see the masks of outputs: in a step that JAX differentiates, these have lost theirs."""
+    """True if metrics see the masks of outputs: in JAX's training steps the outputs have lost their masks."""
     return not (training and keras.backend.backend() == "jax")
 
 
 def metrics_of(
     model: keras.Model, objectives: Sequence[Objective], *, training: bool
 ) -> tuple[list[Measured], list[Observed]] | str:
-    """The metrics of a compiled model besides its losses; or why the engine has one of them not.
+    """The metrics of a compiled model besides its losses; or why the engine does not support one of them.
 
     Args:
         model: The model, whose metrics are built.
         objectives: Its losses.
-        training: Whether the step trains, or only judges.
+        training: Whether the step trains; if not, it evaluates.
     """
     compiled = model._compile_metrics
     measured: list[Measured] = []
@@ -257,26 +257,26 @@ def metrics_of(
     if compiled is None or not compiled.metrics:
         return measured, observed
     rules = {objective.output: objective.rule for objective in reversed(objectives)}
-    # Keras's own way to find names that differ.
+    # `result` gives the metrics the unique names that Keras uses in the logs.
     names = iter(compiled.result())
-    lists = [(part, place, False) for place, part in enumerate(compiled._flat_metrics)]
-    lists += [(part, place, True) for place, part in enumerate(compiled._flat_weighted_metrics)]
-    for part, place, weighted in lists:
+    lists = [(part, output, False) for output, part in enumerate(compiled._flat_metrics)]
+    lists += [(part, output, True) for output, part in enumerate(compiled._flat_weighted_metrics)]
+    for part, output, weighted in lists:
         for metric in [] if part is None else part.metrics:
             name = next(names)
-            if place not in rules:
+            if output not in rules:
                 return f"the output of the metric {name!r} has no loss"
             rule = _measure(metric, sees_masks(training), weighted)
             comparable = rule is not None and (
-                rule.name.startswith("sparse") == rules[place].takes_ids
-                and not rules[place].levels
-                and not rules[place].takes_signs
+                rule.name.startswith("sparse") == rules[output].takes_ids
+                and not rules[output].levels
+                and not rules[output].takes_signs
             )
             if rule is None or not comparable:
-                observed.append(Observed(metric, name, place, weighted))
+                observed.append(Observed(metric, name, output, weighted))
                 continue
             root = type(metric) is metrics.RootMeanSquaredError
-            measured.append(Measured(metric, name, place, rule, _root if root else float))
+            measured.append(Measured(metric, name, output, rule, _root if root else float))
     return measured, observed
 
 

@@ -1,4 +1,4 @@
-"""Metrics of Keras beside the engine's steps: those that are more than a mean, computed from the outputs."""
+"""Keras metrics that are more than a mean, computed from the outputs of the engine's steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +14,8 @@ class Observer:
 
     Args:
         observed: The metrics.
-        activations: Of each output that is given as logits, the name of the activation that makes it of them: Keras
-            finds the logits behind what it has computed itself.
+        activations: The name of the activation for each output that arrives as logits. Keras applies it here, because
+            it finds logits only behind activations that it computed itself.
     """
 
     def __init__(self, observed: Sequence[Observed], activations: Mapping[int, str]) -> None:
@@ -27,14 +27,14 @@ class Observer:
     def update(
         self, targets: Sequence[Any], outputs: Mapping[int, Any], weights: Sequence[Any]
     ) -> dict[str, Any]:
-        """Adds a batch, and gives the values so far by their names in the logs.
+        """Adds a batch, and returns the values so far by their names in the logs.
 
         Args:
-            targets: Of each output of the model.
-            outputs: By their places, those that metrics compare, or their logits.
-            weights: Of the samples, for each output; None for ones.
+            targets: The targets of each output of the model.
+            outputs: The outputs, or their logits, that metrics read, by the index of the output.
+            weights: The sample weights of each output; None for ones.
         """
-        given = [
+        arguments = [
             (
                 targets[one.output],
                 outputs[one.output],
@@ -42,19 +42,19 @@ class Observer:
             )
             for one in self._observed
         ]
-        values, results = self._compiled([variable.value for variable in self._variables], given)
+        values, results = self._compiled([variable.value for variable in self._variables], arguments)
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
         return dict(zip((one.name for one in self._observed), results, strict=True))
 
     def _updated(
-        self, values: Sequence[Any], given: Sequence[tuple[Any, Any, Any]]
+        self, values: Sequence[Any], arguments: Sequence[tuple[Any, Any, Any]]
     ) -> tuple[list[Any], list[Any]]:
-        """The values of the variables after a batch, and the results."""
+        """The values of the metrics' variables after a batch, and the results."""
         mapping = list(zip(self._variables, values, strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
             results = []
-            for one, arrays in zip(self._observed, given, strict=True):
+            for one, arrays in zip(self._observed, arguments, strict=True):
                 target, output, weight = (
                     None if array is None else keras.ops.convert_to_tensor(array) for array in arrays
                 )

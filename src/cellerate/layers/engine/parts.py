@@ -1,4 +1,4 @@
-"""The parts of a model's step: its graph, losses, metrics and optimizer; or all that keeps it from the engine."""
+"""The parts of a model's step: its graph, losses, metrics and optimizer; or the reasons against the engine."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from cellerate.layers.engine.losses import (
 )
 from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, unknown_update, update_of
 
-# Of a module of torch, which a layer is there.
+# Where a torch module keeps its hooks; on torch a Keras layer is such a module.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -34,10 +34,11 @@ class StepParts:
     Attributes:
         graph: Its graph.
         objectives: Its losses.
-        measured: Its metrics that the core averages.
-        observed: Its other metrics.
-        update: The update of its optimizer; None for a step that only judges the model.
-        rows_apart: Whether the rows of embeddings are treated apart, as stock Keras on TensorFlow does.
+        measured: The metrics that the core averages.
+        observed: The other metrics.
+        update: The update of its optimizer; None for a step that evaluates the model.
+        rows_apart: Whether the optimizer gets the gradients of an embedding's repeated rows unsummed, as in stock Keras
+            on TensorFlow.
     """
 
     graph: TrainingGraph
@@ -49,12 +50,12 @@ class StepParts:
 
 
 def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> StepParts | tuple[str, ...]:
-    """The parts of a model's step; or all that keeps it from the engine, in words.
+    """The parts of a model's step; or the reasons why the engine cannot run it.
 
     Args:
         model: A compiled model whose losses, metrics and optimizer are built.
-        rows_apart: Whether the rows of embeddings are treated apart.
-        training: Whether the step trains, or only judges.
+        rows_apart: As in `StepParts`.
+        training: Whether the step trains; if not, it evaluates.
     """
     graph = read_training(model, training)
     objectives = objectives_of(model)
@@ -72,7 +73,7 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
 
 
 def known_reasons(model: keras.Model) -> tuple[str, ...]:
-    """All that keeps a model from the engine, as far as it is known before the first step."""
+    """The reasons against the engine that are known before the first step."""
     graph = read_training(model)
     reasons = (*(graph if isinstance(graph, tuple) else ()), *_own_calls(model))
     if not (model.built and model.compiled):
@@ -83,31 +84,33 @@ def known_reasons(model: keras.Model) -> tuple[str, ...]:
 
 
 def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
-    """All that keeps parts from working together."""
+    """The reasons why the engine cannot combine the parts."""
     graph, objectives = parts.graph, parts.objectives
     reasons = []
     masked = [one for one in objectives if graph.outputs[one.output].mask >= 0]
     if len(objectives) > 1 and any(one.by_weight or (one.mean and one in masked) for one in objectives):
-        reasons.append("one of its several losses is a mean over what a mask or weights leave")
+        reasons.append(
+            "one of its several losses is averaged over the positions that a mask or sample weights keep"
+        )
     if sees_masks(parts.update is not None):
-        places = {one.output for one in masked}
+        masked_outputs = {one.output for one in masked}
         reasons += [
             f"the engine does not have the metric {one.name!r} of an output with a mask"
             for one in parts.observed
-            if one.output in places
+            if one.output in masked_outputs
         ]
     if parts.update is None:
         return reasons
     rows_apart = parts.rows_apart and any(node.op == "embedding" for node in graph.nodes)
     if rows_apart and model.optimizer.clipvalue:
-        reasons.append("clipvalue clips the rows of an Embedding apart on TensorFlow")
+        reasons.append("on TensorFlow, clipvalue clips each of an Embedding's repeated rows separately")
     wants_norms = model.optimizer.clipnorm or norms_of(model.optimizer) is not None
     if rows_apart and parts.update.name == "adamax" and wants_norms:
         reasons.append(
-            "Adamax adds up the sizes of an Embedding's rows on TensorFlow, and their norm is wanted"
+            "on TensorFlow, Adamax sums the absolute gradients of an Embedding's rows, but the step needs their norm"
         )
     if graph.divided and model.optimizer.clipnorm:
-        reasons.append("clipnorm clips a weight that several nodes share out")
+        reasons.append("clipnorm clips a weight whose parts belong to several nodes")
     trained = {id(weight.variable) for weight in graph.weights.values()}
     reasons += [
         f"{variable.path} is not a weight of its graph"
@@ -118,24 +121,24 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
     if model.optimizer.use_ema and len(model.trainable_variables) != len(
         model.optimizer._trainable_variables
     ):
-        reasons.append("its optimizer averages weights that no longer change")
+        reasons.append("its optimizer averages weights that are no longer trainable")
     return reasons
 
 
 def _unknown_to_optimizer(model: keras.Model) -> list[str]:
-    """All that keeps a built optimizer from the weights that change now, as Keras will say."""
+    """The mismatch between a built optimizer and the weights trainable now, which Keras will refuse."""
     built = model.optimizer._trainable_variables
     known = {id(variable) for variable in built}
     late = [variable for variable in model.trainable_variables if id(variable) not in known]
     if late:
-        return [f"its optimizer was built when {late[0].path} did not change"]
+        return [f"its optimizer was built when {late[0].path} was not trainable"]
     if keras.backend.backend() == "jax" and len(built) != len(model.trainable_variables):
-        return ["its optimizer was built for weights that no longer change"]
+        return ["its optimizer was built for weights that are no longer trainable"]
     return []
 
 
 def _odd_variables(model: keras.Model) -> list[str]:
-    """All that keeps the variables of a model from being trained by the engine."""
+    """The reasons why the engine cannot train the variables of a model."""
     reasons = [
         f"{variable.path} has the constraint {type(variable.constraint).__name__}"
         for variable in model.trainable_variables
@@ -145,12 +148,12 @@ def _odd_variables(model: keras.Model) -> list[str]:
     if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):
         reasons.append("its learning rate is a function")
     if not model.trainable_variables:
-        reasons.append("it has no weights that change")
+        reasons.append("it has no trainable weights")
     return reasons + _odd_losses(model)
 
 
 def _odd_losses(model: keras.Model) -> list[str]:
-    """The losses of a model beside those of its outputs that the engine does not have."""
+    """The regularizers and added losses of a model that the engine does not have."""
     regularized = [one for one in model.trainable_variables if getattr(one, "regularizer", None) is not None]
     reasons = [
         f"{variable.path} has the regularizer {type(variable.regularizer).__name__}"
@@ -166,7 +169,7 @@ def _odd_losses(model: keras.Model) -> list[str]:
 
 
 def _own_calls(model: keras.Model) -> tuple[str, ...]:
-    """The layers that do more when they are called than their classes in Keras."""
+    """The layers whose call does more than Keras's own class."""
     return tuple(
         f"{layer.name} has a call of its own, or a hook"
         for layer in model._flatten_layers(include_self=True)
@@ -177,7 +180,7 @@ def _own_calls(model: keras.Model) -> tuple[str, ...]:
 
 
 def _is_replaced(call: Any) -> bool:
-    """True if a layer's `call` is neither that of its class nor Cellerate's."""
+    """True if a layer's `call` is neither its class's nor Cellerate's."""
     ours = isinstance(call, functools.partial) and call.func.__module__.startswith("cellerate.")
     return call is not None and not ours
 

@@ -1,7 +1,6 @@
-"""Puts the engine into a model's training: Keras asks `make_train_function` for the function of its `fit`.
+"""Puts the engine into a model's training: `fit` runs the function that `make_train_function` makes.
 
-What the engine does not know goes Keras's own way whole: a model of which it lacks a part, or a batch of another shape
-than the rest.
+Keras trains the whole model if the engine does not support a part of it, and a whole batch if its shapes do not fit.
 """
 
 import functools
@@ -24,9 +23,9 @@ from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
 from cellerate.layers.engine.step import EngineStep
 
 WHOLE_STEPS = "whole steps in one native call"
-KERASS_OWN = "Keras's own, as the engine does not take the model:"
+KERASS_OWN = "Keras's own, because the engine does not support the model:"
 _HELD = "_cellerate_engine"
-# What has the values of a model's variables while it trains.
+# The lender that holds the values of each model's variables during training.
 _lenders: weakref.WeakKeyDictionary[keras.Model, Lender] = weakref.WeakKeyDictionary()
 
 
@@ -35,35 +34,35 @@ def make_train_function(model: keras.Model, engine: str, summed: bool, force: bo
 
     Args:
         model: The model.
-        engine: "auto", or "require" to refuse a model that the engine does not know.
-        summed: Whether the rows of an Embedding are summed on TensorFlow.
-        force: Whether an existing function is made again.
+        engine: "auto", or "require" to refuse a model that the engine does not support.
+        summed: Whether the gradients of repeated rows of an Embedding are summed on TensorFlow.
+        force: Whether to make an existing function again.
     """
-    made = model.train_function is None or force
+    is_new = model.train_function is None or force
     type(model).make_train_function(model, force)
-    if not made:
+    if not is_new:
         return
     own = model.train_function
     reasons = why_not(model)
     if reasons and engine == "require":
         raise ModelError(refusal(model, reasons))
     if not reasons:
-        model.train_function = _WAYS[keras.backend.backend()](_Stepper(model, own, engine, summed))
+        model.train_function = _MAKERS[keras.backend.backend()](_Stepper(model, own, engine, summed))
 
 
 def make_test_function(model: keras.Model, force: bool = False) -> None:
-    """Stands in for `Model.make_test_function`; what the engine does not know is judged in Keras's own way."""
+    """Stands in for `Model.make_test_function`; Keras evaluates a model that the engine does not support."""
     _give_back(model)
-    made = model.test_function is None or force
+    is_new = model.test_function is None or force
     type(model).make_test_function(model, force)
-    if made and not why_not(model, _JUDGING):
-        model.test_function = _WAYS[keras.backend.backend()](
+    if is_new and not why_not(model, _TEST_METHODS):
+        model.test_function = _MAKERS[keras.backend.backend()](
             _Stepper(model, model.test_function, "auto", None)
         )
 
 
 def make_predict_function(model: keras.Model, force: bool = False) -> Any:
-    """Stands in for `Model.make_predict_function`, whose function reads the variables itself."""
+    """Stands in for `Model.make_predict_function`; gives the variables their values first."""
     _give_back(model)
     return type(model).make_predict_function(model, force)
 
@@ -79,17 +78,17 @@ def refusal(model: keras.Model, reasons: tuple[str, ...]) -> str:
     return f"model {model.name!r} cannot train on the engine:\n{lines}"
 
 
-# What a class may have of its own, so that its model is not trained, or not judged, as Keras's are.
-_COMPUTING = ("compute_loss", "compute_metrics", "get_metrics_result", "reset_metrics")
-_TRAINING, _JUDGING = ("train_step", *_COMPUTING), ("test_step", *_COMPUTING)
+# Methods that change how a model trains or is evaluated if its class overrides them.
+_SHARED_METHODS = ("compute_loss", "compute_metrics", "get_metrics_result", "reset_metrics")
+_TRAIN_METHODS, _TEST_METHODS = ("train_step", *_SHARED_METHODS), ("test_step", *_SHARED_METHODS)
 
 
-def why_not(model: keras.Model, methods: tuple[str, ...] = _TRAINING) -> tuple[str, ...]:
-    """All that keeps a model from the engine before its loss and optimizer are built.
+def why_not(model: keras.Model, methods: tuple[str, ...] = _TRAIN_METHODS) -> tuple[str, ...]:
+    """The reasons against the engine that are known before the model's loss and optimizer are built.
 
     Args:
         model: The model.
-        methods: Those that must be Keras's.
+        methods: The methods that must be Keras's.
     """
     unavailable = native.why_unavailable()
     if unavailable is not None:
@@ -103,20 +102,20 @@ def why_not(model: keras.Model, methods: tuple[str, ...] = _TRAINING) -> tuple[s
     if model.run_eagerly:
         reasons.append("it runs eagerly")
     if getattr(model, "_distribute_strategy", None) is not None:
-        reasons.append("it is distributed by a strategy of TensorFlow")
+        reasons.append("a TensorFlow strategy distributes it")
     if keras.distribution.distribution() is not None:
         reasons.append("it is distributed")
     return tuple(reasons)
 
 
 class _Stepper:
-    """The state between a model's steps: the engine's step once it is made, or Keras's own way for good.
+    """Runs each step of a model on the engine, or with Keras's own function.
 
     Args:
         model: The model.
-        own: Keras's function of a step.
+        own: Keras's own function for a step.
         engine: As in `make_train_function`.
-        summed: The same; None for steps that judge the model.
+        summed: As in `make_train_function`; None for steps that evaluate the model.
     """
 
     def __init__(self, model: keras.Model, own: Callable[..., Any], engine: str, summed: bool | None) -> None:
@@ -130,16 +129,16 @@ class _Stepper:
         self._settings: Callable[[], tuple[Any, ...]] = tuple
 
     def logs(self, data: Any, otherwise: Callable[[], Any], counts_rows: bool = True) -> Any:
-        """The logs of one step; `otherwise` gives those of Keras's own way.
+        """Runs one step, and returns its logs.
 
         Args:
             data: The batch.
-            otherwise: Keras's own step.
+            otherwise: Runs Keras's own step, and returns its logs.
             counts_rows: As in `EngineStep.run`.
         """
         step = self._step_for(data)
         if step is not None and not step.lender.take():
-            # Memory that it shared has moved.
+            # Shared memory has moved, or a fixed variable has changed.
             self.reasons = None
             step = self._step_for(data)
         if step is None:
@@ -150,7 +149,7 @@ class _Stepper:
         return otherwise() if logs is None else logs
 
     def _run(self, step: EngineStep, data: Any, counts_rows: bool) -> dict[str, Any] | None:
-        """The logs of a step on the engine; None if the batch must go Keras's own way."""
+        """Runs a step on the engine, and returns its logs; None if Keras must take the batch."""
         if not step.lender.take():
             return None
         try:
@@ -163,15 +162,15 @@ class _Stepper:
         return logs
 
     def give_back(self) -> None:
-        """Makes the variables what they should be."""
+        """Gives the variables their current values."""
         if self.step is not None:
             self.step.lender.give_back()
 
     def _step_for(self, data: Any) -> EngineStep | None:
-        """The step on the engine; None if the model goes Keras's own way."""
+        """The step on the engine; None if Keras must train the model."""
         settings = self._settings()
         if self.step is not None and self.step.lender.lent and self._key[:1] == (settings,):
-            # Nobody has looked since the last step.
+            # Nothing has read or written a variable since the last step.
             return self.step
         key = (settings, *_trained_key(self.model))
         if self.reasons is not None and self._key == key:
@@ -193,13 +192,13 @@ class _Stepper:
         return self.step
 
     def _build(self, data: Any) -> None:
-        """Builds what Keras has not built: on TensorFlow not the optimizer of a model that is only judged."""
+        """Builds the model's losses, metrics and optimizer; when evaluating on TensorFlow, not the optimizer."""
         optimizer = self.model.optimizer
         late = keras.backend.backend() == "tensorflow" and not self.training
         if not late or optimizer is None or optimizer.built:
             self.model._symbolic_build(data_batch=data)
             return
-        # Keras builds it in the first training step, for the weights that change then.
+        # Keras builds the optimizer in the first training step, for the weights that are trainable then.
         optimizer.built = True
         try:
             self.model._symbolic_build(data_batch=data)
@@ -207,33 +206,33 @@ class _Stepper:
             optimizer.built = False
 
     def _hold(self) -> None:
-        """Takes the place of the step that had the model's variables before."""
+        """Takes the model's variables over from the step that held them."""
         if self.step is None or _lenders.get(self.model) is self.step.lender:
             return
         _give_back(self.model)
         _lenders[self.model] = self.step.lender
 
     def _misfit(self, reason: str) -> None:
-        """Notes that a batch went Keras's way; after two in a row, all do, as each costs more than it may save."""
+        """Counts a batch that Keras took; after two in a row Keras takes all, as each attempt costs time."""
         self._misfits += 1
         if self._misfits > 1:
-            self.step, self.reasons = None, (f"of the last batches, {reason}",)
+            self.step, self.reasons = None, (f"the last batches do not fit: {reason}",)
 
 
 def reasons_of(model: keras.Model) -> tuple[str, ...] | None:
-    """Why a model's training function goes Keras's way; empty if it is the engine's; None before it is known."""
+    """Why Keras trains a model itself; empty if the engine trains it; None before the first step decides."""
     trainer = getattr(model.train_function, _HELD, None)
     return None if trainer is None else trainer.reasons
 
 
 def step_of(model: keras.Model) -> EngineStep | None:
-    """The engine's step that a model trains with; None before its first one, and for a model that goes Keras's way."""
+    """The engine's step of a model; None before the first step, and for a model that Keras trains itself."""
     stepper = getattr(model.train_function, _HELD, None)
     return None if stepper is None else stepper.step
 
 
 def described(model: Any) -> str | None:
-    """The way an accelerated model trains, in words; None for a model that the engine was not put into."""
+    """A description of how an accelerated model trains; None for a model without the engine."""
     made = vars(model).get("make_train_function")
     if getattr(made, "func", None) is not make_train_function:
         return None
@@ -246,19 +245,19 @@ def described(model: Any) -> str | None:
 
 
 def _trained_key(model: keras.Model) -> tuple[Any, ...]:
-    """The same as long as Keras's own function trains the same weights with the same optimizer."""
+    """A key that changes when Keras's own function would train other weights or use another optimizer."""
     if keras.backend.backend() == "tensorflow":
-        # There it keeps the weights and the optimizer of its first step until `compile`.
+        # Keras's function keeps the weights and the optimizer of its first step until `compile`.
         return ()
-    # JAX compiles again where there are more variables, or fewer: a schedule is not one, as a learning rate is.
-    counted = 0 if model.optimizer is None else len(model.optimizer.variables)
-    return (id(model.optimizer), counted, *map(id, model.trainable_variables))
+    # JAX compiles again if the number of variables changes: a learning rate is a variable, a schedule is not.
+    variables = 0 if model.optimizer is None else len(model.optimizer.variables)
+    return (id(model.optimizer), variables, *map(id, model.trainable_variables))
 
 
 def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
-    """A function of all settings of a model and its optimizer that each step of torch reads, in a few µs.
+    """A function that reads in a few µs all settings of a model and its optimizer that each torch step reads.
 
-    On the other backends Keras's function keeps those of its first step.
+    On the other backends Keras's function keeps the settings of its first step.
     """
     if keras.backend.backend() != "torch":
         return tuple
@@ -275,7 +274,7 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
             values = [get(owner) for get, owner in plain]
             return (*values, *(tuple(map(id, get(owner))) for get, owner in objects))
         except KeyError:
-            # One was deleted: whatever this is, it was not before.
+            # A setting was deleted: return a value that equals no earlier one.
             return (object(),)
 
     return settings
@@ -287,11 +286,11 @@ _Attributes = dict[str, Any]
 def _getters(
     owners: Sequence[_Attributes], wanted: Callable[[str, Any], bool]
 ) -> Iterator[tuple[Callable[[_Attributes], tuple[Any, ...]], _Attributes]]:
-    """Gives, for each object with wanted attributes, a function that reads them as a tuple."""
+    """Yields, for each object with wanted attributes, the function that reads them as a tuple."""
     for owner in owners:
         names = [name for name, value in owner.items() if wanted(name, value)]
         if names:
-            # Of a single name, `itemgetter` would give the bare value.
+            # For a single name, `itemgetter` would return the bare value.
             yield operator.itemgetter(*names, names[0]), owner
 
 
@@ -318,7 +317,7 @@ def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
         for data in _batches(stepper.model, read):
             logs = stepper.logs(data, functools.partial(_one, stepper.own, data, read.spec), read.knows_rows)
         if read.spec is None:
-            # One batch, and nobody knows what comes next.
+            # A single batch (`train_on_batch`): the caller may read the variables next.
             stepper.give_back()
         return logs
 
@@ -327,7 +326,7 @@ def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
 
 
 def _one(own: Callable[..., Any], data: Any, spec: Any) -> Any:
-    """One of Keras's own steps, which it compiles for elements of a data set."""
+    """Runs one of Keras's own steps, which Keras compiles for the elements of a data set."""
     return own(iter([data]) if spec is None else fused.bridge().one_element(data, spec))
 
 
@@ -340,8 +339,8 @@ def _on_torch(stepper: _Stepper) -> Callable[..., Any]:
 
 
 def _on_jax(stepper: _Stepper) -> Callable[..., Any]:
-    """Keras passes the values of all variables on as a state; the engine's are read from the variables when needed."""
-    model, groups = stepper.model, _GROUPS if stepper.training else _JUDGED_GROUPS
+    """Makes the step for JAX, where Keras passes on all values as a state: here they are read only when needed."""
+    model, groups = stepper.model, _GROUPS if stepper.training else _TEST_GROUPS
     passed: list[Any] = [None]
 
     def step(state: Any, iterator: Iterator[Any]) -> Any:
@@ -363,14 +362,14 @@ def _on_jax(stepper: _Stepper) -> Callable[..., Any]:
 
 
 _Group = Callable[[Any], list[Any]]
-# The variables of a state of JAX, in Keras's order.
+# The variables of a JAX training state, in Keras's order.
 _GROUPS: tuple[_Group, ...] = tuple(
     map(
         operator.attrgetter,
         ("trainable_variables", "non_trainable_variables", "optimizer.variables", "metrics_variables"),
     )
 )
-_JUDGED_GROUPS = (*_GROUPS[:2], _GROUPS[3])
+_TEST_GROUPS = (*_GROUPS[:2], _GROUPS[3])
 
 
 def _values(model: keras.Model, group: _Group) -> list[Any]:
@@ -378,7 +377,7 @@ def _values(model: keras.Model, group: _Group) -> list[Any]:
 
 
 def _put(model: keras.Model, groups: tuple[_Group, ...], state: Any) -> None:
-    """Gives the variables of a model the values of a state: Keras takes them away for the time of an epoch."""
+    """Gives the variables of a model the values of a state: Keras removes them during an epoch."""
     for group, values in zip(groups, state, strict=True):
         for variable, value in zip(group(model), values, strict=True):
             variable._value = value
@@ -390,4 +389,4 @@ def _one_on_jax(model: keras.Model, groups: tuple[_Group, ...], own: Callable[..
     return logs
 
 
-_WAYS = {"tensorflow": _on_tensorflow, "torch": _on_torch, "jax": _on_jax}
+_MAKERS = {"tensorflow": _on_tensorflow, "torch": _on_torch, "jax": _on_jax}

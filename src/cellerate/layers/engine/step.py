@@ -1,4 +1,4 @@
-"""A model's training step on the engine: what the core takes, and what Keras sees of it."""
+"""Runs a model's training steps on the engine, and keeps Keras's metrics and variables up to date."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -42,9 +42,9 @@ class Watch:
         nodes: The nodes of the step, with their arrays.
 
     Attributes:
-        nodes: As given.
-        seconds: As `TrainingProgram.run` takes it.
-        shapes: The shape of a row of each node, in the last step.
+        nodes: The same nodes.
+        seconds: The sums, in the order of `TrainingProgram.run`.
+        shapes: The shape of one row of each node, in the last step.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -54,15 +54,15 @@ class Watch:
 
 
 class EngineStep:
-    """The step of a compiled model, whose optimizer, losses and metrics are built: it trains or judges.
+    """A step that trains or evaluates a compiled model, whose optimizer, losses and metrics are built.
 
     Attributes:
-        lender: What has the values of the model's variables.
-        watch: Takes the times of the next steps; None if nobody watches.
+        lender: Holds the values of the model's variables.
+        watch: Times the next steps; None for no timing.
 
     Args:
         model: The model.
-        parts: What `parts_of` gives for it.
+        parts: The result of `parts_of` for the model.
     """
 
     def __init__(self, model: keras.Model, parts: StepParts) -> None:
@@ -103,19 +103,19 @@ class EngineStep:
             number: node.options["shape"] for number, node in enumerate(self._nodes) if node.op == "input"
         }
         self._seen = sorted({one.output for one in parts.observed})
-        # Of each loss, the metrics that are averaged beside it.
-        self._measured = [self._measures(place) for place in range(len(parts.objectives))]
+        # For each loss, the metrics that the core averages with it.
+        self._measured = [self._measures(index) for index in range(len(parts.objectives))]
         self._logits = [
             graph.outputs[one.output].logits if reads_logits(one.rule) else -1 for one in parts.objectives
         ]
         self._states = [self._array(carried.variable) for carried in graph.carried]
         seeds = {id(drops.seed): drops.seed for drops in graph.drops.values()}
         self._seeds = [self._array(seed.state) for seed in seeds.values()]
-        self._between, self._projections = self._beside_updates(trained)
-        self._program = self._made(trained)
+        self._averages, self._projections = self._changes_after_update(trained)
+        self._program = self._build_program(trained)
 
     def begin_watch(self) -> Watch:
-        """Adds up the times of the steps from now on, until `watch` is taken away."""
+        """Times the steps from now on, until `watch` is set to None."""
         self.watch = Watch(self._nodes)
         return self.watch
 
@@ -129,15 +129,15 @@ class EngineStep:
         if weight is None:
             return own
         array = self._array(weight.variable)
-        # The kernel of a convolution, (size, F, N), is a matrix in its node.
+        # A convolution's kernel, (size, F, N), is a matrix in its node.
         return (array if weight.part is None else array[weight.part]).reshape(own.shape)
 
-    def _beside_updates(self, trained: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The arrays that change beside updates.
+    def _changes_after_update(self, trained: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The arrays that Python changes after the core's step.
 
         Returns:
-            The arrays of the weights with those of their averages, which move between updates, too, where gradients
-            are accumulated; and the arrays of the weights with constraints, with what these make of them.
+            Pairs of a weight and its moving average, if gradients are accumulated, as averages then also move between
+            updates; and pairs of a weight with a constraint and the constraint's projection.
         """
         optimizer, update = self._model.optimizer, self._parts.update
         if update is None:
@@ -149,8 +149,8 @@ class EngineStep:
         projections = [(self._array(one), projection_of(one.constraint)) for one in trained]
         return averages, [(array, project) for array, project in projections if project is not None]
 
-    def _made(self, trained: Sequence[Any]) -> cpu.TrainingProgram:
-        """The step as the core has it."""
+    def _build_program(self, trained: Sequence[Any]) -> cpu.TrainingProgram:
+        """The step as a program of the core."""
         parts, optimizer = self._parts, self._model.optimizer
         outputs = parts.graph.outputs
         heads = [
@@ -203,23 +203,23 @@ class EngineStep:
             ),
         )
 
-    def _measures(self, place: int) -> list[Measured]:
-        """The metrics that are averaged beside a loss: those of its output, if it is the first there."""
-        output = self._parts.objectives[place].output
+    def _measures(self, index: int) -> list[Measured]:
+        """The metrics averaged with a loss: the metrics of its output, if no earlier loss has that output."""
+        output = self._parts.objectives[index].output
         first = next(n for n, one in enumerate(self._parts.objectives) if one.output == output)
-        return [one for one in self._parts.measured if one.output == output] if first == place else []
+        return [one for one in self._parts.measured if one.output == output] if first == index else []
 
     def run(self, data: Any, *, training: bool, counts_rows: bool = True) -> dict[str, Any]:
-        """Trains on a batch as Keras's `train_step` takes it, or judges one as its `test_step`, and gives the logs.
+        """Trains or evaluates on a batch, like Keras's `train_step` or `test_step`, and returns the logs.
 
         Args:
             data: The batch.
-            training: Whether the step trains, or only judges.
-            counts_rows: Whether a batch counts by its rows in the mean of each of several losses. Keras counts each
-                as 1 where it compiles a step without knowing the rows.
+            training: Whether the step trains; if not, it evaluates.
+            counts_rows: Whether each of several losses weights a batch by its number of rows in the mean. Keras gives
+                each batch the weight 1 if it compiles a step without knowing the number of rows.
 
         Raises:
-            Misfit: The batch must go Keras's own way; nothing has changed.
+            Misfit: Keras must take the batch; nothing has changed.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         inputs = self._inputs(x)
@@ -244,7 +244,7 @@ class EngineStep:
             raise Misfit(str(error)) from error
         if numbers is not None:
             if numbers.share == 0:
-                for values, average in self._between:
+                for values, average in self._averages:
                     average_weight(values, average, numbers)
             for values, project in self._projections:
                 values[...] = project(values)
@@ -264,23 +264,23 @@ class EngineStep:
         names = self._parts.graph.inputs
         if isinstance(x, Mapping):
             if set(x) != set(names):
-                raise Misfit("its inputs have other names")
+                raise Misfit(f"expected inputs named {sorted(names)}, got {sorted(x)}")
             flat = [x[name] for name in names]
         else:
             flat = list(tree.flatten(x))
         if len(flat) != len(names):
-            raise Misfit(f"it has {len(flat)} inputs")
+            raise Misfit(f"expected {len(names)} inputs, got {len(flat)}")
         found = [
             input_array(values, shape, str(self._nodes[number].options["dtype"]))
-            # States that are carried on come after the inputs.
+            # Carried states come after the inputs.
             for values, (number, shape) in zip(flat, self._shapes.items(), strict=False)
         ]
         if any(len(state) != len(found[0]) for state in self._states):
-            raise Misfit(f"it has {len(found[0])} rows")
+            raise Misfit(f"expected as many rows as the carried states have, got {len(found[0])}")
         return found + self._states
 
     def _sizes_of(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, list[tuple[int, ...]]]:
-        """The shapes of a step in the core's form, and those of a row of the outputs."""
+        """The shapes of a step in the core's form, and the shape of one row of each output."""
         key = tuple(shape[1:] for shape in shapes)
         found = self._sizes.get(key)
         if found is None:
@@ -290,7 +290,7 @@ class EngineStep:
                 raise Misfit(str(error)) from error
             sizes = cpu.sizes_of_step(self._nodes, known)
             if sizes is None:
-                raise Misfit("the engine does not know its shapes")
+                raise Misfit("the engine cannot tell the shapes of the step")
             found = self._sizes[key] = sizes, known
         if self.watch is not None:
             self.watch.shapes = found[1]
@@ -306,19 +306,19 @@ class EngineStep:
         return keys
 
     def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int], counted: int) -> dict[str, Any]:
-        """Adds to the metrics of the epoch, and gives their values so far."""
+        """Updates the metrics of the epoch, and returns their values so far."""
         logs: dict[str, Any] = {self._tracker.name: self._add(self._tracker, totals.loss * rows, rows)}
-        for place, (objective, head) in enumerate(zip(self._parts.objectives, totals.heads, strict=True)):
+        for index, (objective, head) in enumerate(zip(self._parts.objectives, totals.heads, strict=True)):
             if objective.tracker is not None:
                 logs[objective.tracker.name] = self._add(objective.tracker, head.loss * counted, counted)
-            for measured, (total, count) in zip(self._measured[place], head.measures, strict=True):
-                # As Keras, which takes the mean of each row first.
-                each = positions[place] / rows
+            for measured, (total, count) in zip(self._measured[index], head.measures, strict=True):
+                # Keras takes the mean over each row first.
+                each = positions[index] / rows
                 logs[measured.name] = measured.result(self._add(measured.metric, total / each, count / each))
         return logs
 
     def _add(self, metric: Any, total: float, count: float) -> float:
-        """Adds to the state of a mean, and gives it."""
+        """Adds to a metric's total and count, and returns its mean."""
         totals, counts = self._array(metric.total), self._array(metric.count)
         totals += np.float32(total)
         counts += np.float32(count)

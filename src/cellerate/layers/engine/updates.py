@@ -1,4 +1,4 @@
-"""The optimizers of Keras that the engine has: a row each, and the numbers of a step."""
+"""The Keras optimizers that the engine supports, one row each, and the numbers of their steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,19 +13,20 @@ from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.losses import slope_of_absolute_at_zero
 
 _FLOAT = np.float32
-# Of an optimizer, those that change its update if they are replaced.
+# The optimizer methods whose replacement changes the update.
 _METHODS = frozenset({"apply", "apply_gradients", "update_step", "stateless_apply", "_clip_gradients"})
 
 
 class OptimizerUpdate(NamedTuple):
-    """The way an optimizer changes weights.
+    """The rule by which an optimizer changes weights.
 
     Attributes:
-        name: As the core names it.
-        slots: The optimizer's lists of variables, in the order of the update's slots; None for one that it lacks.
-        numbers: From the learning rate and the number of the step, counted from 1, the numbers of the update.
-        product: A variable of the optimizer that each update multiplies before it is used.
-        multiplier: Of that variable, from the number of the step.
+        name: The core's name of the update.
+        slots: The optimizer's lists of variables, in the order of the update's slots; None for an absent slot.
+        numbers: Computes the numbers of the update from the learning rate and the step, which counts from 1, and from
+            the product if there is one.
+        product: A variable of the optimizer that each update first multiplies by `multiplier`.
+        multiplier: Computes the factor of the product from the step.
     """
 
     name: str
@@ -36,24 +37,24 @@ class OptimizerUpdate(NamedTuple):
 
 
 def update_of(optimizer: Any) -> OptimizerUpdate | str:
-    """The update of a built optimizer; or why the engine has it not."""
+    """The update of a built optimizer; or why the engine does not support it."""
     reason = unknown_update(optimizer)
     return _ROWS[_kind(optimizer)](optimizer) if reason is None else reason
 
 
 def _kind(optimizer: Any) -> type[keras.optimizers.Optimizer]:
     kind = type(optimizer)
-    # On torch Keras makes a subclass that does the same to many variables at once.
+    # On torch Keras uses a subclass that updates many variables at once.
     kinds = kind.__mro__ if kind.__module__.startswith("keras.src.backend.torch.") else (kind,)
     return next((each for each in kinds if each in _ROWS), kind)
 
 
 def unknown_update(optimizer: Any) -> str | None:
-    """Why the engine does not have an optimizer, which may not be built; None if it has it."""
+    """Why the engine does not support an optimizer, built or not; None if it does."""
     if _kind(optimizer) not in _ROWS:
         return f"the engine has no optimizer {type(optimizer).__name__}"
     if optimizer.loss_scale_factor:
-        return "the engine does not have loss_scale_factor of an optimizer"
+        return "the engine does not support an optimizer's loss_scale_factor"
     replaced = _METHODS & vars(optimizer).keys()
     if norms_of(optimizer) is not None:
         replaced -= {"apply"}
@@ -63,7 +64,7 @@ def unknown_update(optimizer: Any) -> str | None:
 
 
 def rule_of(optimizer: Any, update: OptimizerUpdate) -> UpdateRule:
-    """An optimizer as the core takes it."""
+    """The update and the clipping of an optimizer, in the core's form."""
     if optimizer.clipnorm:
         return UpdateRule(update.name, "norm", float(optimizer.clipnorm))
     if optimizer.global_clipnorm:
@@ -76,21 +77,21 @@ def rule_of(optimizer: Any, update: OptimizerUpdate) -> UpdateRule:
 def trained_weight(
     optimizer: Any, update: OptimizerUpdate | None, variable: Any, array: Callable[[Any], np.ndarray]
 ) -> TrainedWeight:
-    """A weight with what its optimizer keeps for it, as the core takes it.
+    """A weight and its optimizer variables, in the core's form.
 
     Args:
         optimizer: The optimizer.
-        update: Its update; None for a weight that only its regularizer counts.
+        update: Its update; None for a step that evaluates, where the weight matters only to its regularizer.
         variable: The weight's variable.
-        array: Gives the engine's array of a variable.
+        array: Returns the engine's array of a variable.
     """
     penalties = penalties_of(variable) or (0.0, 0.0, 0.0)
     if update is None:
         return TrainedWeight(array(variable), (), penalties=penalties)
-    place = optimizer._get_variable_index(variable)
+    index = optimizer._get_variable_index(variable)
 
     def kept(variables: Sequence[Any] | None) -> np.ndarray | None:
-        return None if variables is None else array(variables[place])
+        return None if variables is None else array(variables[index])
 
     return TrainedWeight(
         array(variable),
@@ -103,26 +104,26 @@ def trained_weight(
 
 
 def in_parts(weight: TrainedWeight, divided: bool) -> list[TrainedWeight]:
-    """A weight, or each part of it along its first axis as one."""
+    """A weight, or its parts along the first axis if it is divided."""
     if not divided:
         return [weight]
 
-    def part(array: np.ndarray | None, place: int) -> np.ndarray | None:
-        return None if array is None else array[place]
+    def part(array: np.ndarray | None, index: int) -> np.ndarray | None:
+        return None if array is None else array[index]
 
     return [
         weight._replace(
             values=values,
-            slots=tuple(part(slot, place) for slot in weight.slots),
-            accumulated=part(weight.accumulated, place),
-            average=part(weight.average, place),
+            slots=tuple(part(slot, index) for slot in weight.slots),
+            accumulated=part(weight.accumulated, index),
+            average=part(weight.average, index),
         )
-        for place, values in enumerate(weight.values)
+        for index, values in enumerate(weight.values)
     ]
 
 
 def kept_by(optimizer: Any, update: OptimizerUpdate) -> list[Any]:
-    """The variables of an optimizer that are as large as weights."""
+    """The variables of an optimizer that have the size of a weight."""
     lists = [
         *update.slots,
         optimizer._accumulated_gradients if optimizer.gradient_accumulation_steps else None,
@@ -132,19 +133,19 @@ def kept_by(optimizer: Any, update: OptimizerUpdate) -> list[Any]:
 
 
 def penalties_of(variable: Any) -> tuple[float, float, float] | None:
-    """l1 and l2 of a weight's regularizer and the slope of |w| at 0; None for another regularizer."""
+    """l1 and l2 of a weight's regularizer and the slope of |w| at 0; None for an unknown regularizer."""
     regularizer = getattr(variable, "regularizer", None)
     if regularizer is None:
         return 0.0, 0.0, 0.0
     if type(regularizer) not in (regularizers.L1, regularizers.L2, regularizers.L1L2):
         return None
     l1, l2 = (keras.ops.convert_to_numpy(getattr(regularizer, name, 0.0)) for name in ("l1", "l2"))
-    # As the backend has it: a bias that begins with zeros is moved by l1 on JAX.
+    # The slope at 0 depends on the backend: on JAX, l1 moves a bias that starts at zero.
     return float(l1), float(l2), slope_of_absolute_at_zero()
 
 
 def average_weight(values: np.ndarray, average: np.ndarray, numbers: Numbers) -> None:
-    """Moves the average of a weight that a step leaves as it is, as Keras does between its updates."""
+    """Updates the moving average of a weight in a step that only accumulates gradients, like Keras."""
     average[...] = average * _FLOAT(numbers.kept) + values * _FLOAT(1 - numbers.kept)
     if numbers.averaged:
         values[...] = average
@@ -156,12 +157,12 @@ def has_penalty(variable: Any) -> bool:
 
 
 class StepCounter:
-    """Counts the steps of an optimizer, and gives the numbers of each.
+    """Counts the steps of an optimizer, and computes the numbers of each step.
 
     Args:
         optimizer: The optimizer.
         update: Its update.
-        array: Gives the engine's array of a variable.
+        array: Returns the engine's array of a variable.
     """
 
     def __init__(self, optimizer: Any, update: OptimizerUpdate, array: Callable[[Any], np.ndarray]) -> None:
@@ -170,7 +171,7 @@ class StepCounter:
         self._rate = rate if isinstance(rate, keras.Variable) else None
         self._schedule = rate
         self._norms = norms_of(optimizer)
-        # As Keras's function, which keeps what it is made with; on torch another counter is made when they change.
+        # Keras's compiled function keeps these settings, too; on torch a change makes a new counter.
         self._decay = float(optimizer.weight_decay or 0.0)
         self._average = (float(optimizer.ema_momentum), optimizer.ema_overwrite_frequency or None)
         if not optimizer.use_ema:
@@ -180,7 +181,7 @@ class StepCounter:
 
     @property
     def variables(self) -> list[Any]:
-        """The variables that it counts in or reads."""
+        """The variables that the counter reads or changes."""
         return [
             one
             for one in (self._optimizer._iterations, self._rate, self._norms, self._update.product)
@@ -188,10 +189,10 @@ class StepCounter:
         ]
 
     def numbers(self) -> Numbers:
-        """The numbers of the next step, which `count` ends."""
+        """The numbers of the next step; call `count` after the step."""
         self._product = None
         done = int(self._array(self._optimizer._iterations))
-        # As Keras, which counts updates.
+        # Keras counts updates, not steps.
         updates = done // self._every
         share = 1.0 if self._every == 1 else 1 / self._every if (done + 1) % self._every == 0 else 0.0
         momentum, every = self._average
@@ -214,7 +215,7 @@ class StepCounter:
         )
 
     def count(self, norm: float) -> None:
-        """Counts a step whose gradients had a norm."""
+        """Counts a step, whose gradients had the norm `norm`."""
         iterations = self._array(self._optimizer._iterations)
         iterations[...] = int(iterations) + 1
         if self._product is not None:
@@ -240,7 +241,7 @@ def _adam(optimizer: Any) -> OptimizerUpdate:
     first, second, epsilon = (float(getattr(optimizer, name)) for name in ("beta_1", "beta_2", "epsilon"))
 
     def numbers(rate: float, step: int) -> tuple[float, ...]:
-        # Powers in float32, as Keras takes them: their distance from 1 is what counts in the first steps.
+        # Powers in float32, like Keras: in the first steps their small distance from 1 matters.
         power_1, power_2 = (float(_FLOAT(beta) ** _FLOAT(step)) for beta in (first, second))
         return rate * math.sqrt(1 - power_2) / (1 - power_1), 1 - first, 1 - second, epsilon
 
@@ -260,12 +261,12 @@ def _nadam(optimizer: Any) -> OptimizerUpdate:
         now, next_one = factor(step), factor(step + 1)
         product = product or now
         power = float(_FLOAT(second) ** _FLOAT(step))
-        of_moment, of_gradient = next_one / (1 - product * next_one), (1 - now) / (1 - product)
-        return rate * of_moment, rate * of_gradient, 1 - first, 1 - second, 1 / (1 - power), epsilon
+        moment_share, gradient_share = next_one / (1 - product * next_one), (1 - now) / (1 - product)
+        return rate * moment_share, rate * gradient_share, 1 - first, 1 - second, 1 / (1 - power), epsilon
 
     slots = (optimizer._momentums, optimizer._velocities)
     product = optimizer._u_product
-    # Keras 3.15 does not count it among the variables, so on JAX each step begins with 1 again.
+    # Keras 3.15 does not list the product among the variables, so on JAX each step starts it at 1 again.
     forgotten = keras.backend.backend() == "jax" and all(one is not product for one in optimizer.variables)
     if forgotten:
         return OptimizerUpdate("nadam", slots, numbers)
@@ -320,7 +321,7 @@ def _ftrl(optimizer: Any) -> OptimizerUpdate:
     )
 
     def numbers(rate: float, step: int) -> tuple[float, ...]:
-        # As Keras, for which a rate of 0 makes weights infinite or NaN.
+        # Like Keras, where a learning rate of 0 makes weights infinite or NaN.
         added = float(_FLOAT(beta) / _FLOAT(2 * rate)) if beta or not rate else 0.0
         return rate, -power, l1, 2 * (l2 + added), 2 * shrinkage
 

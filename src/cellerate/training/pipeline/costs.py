@@ -25,10 +25,10 @@ class LayerCosts:
 
     Attributes:
         names: The layers.
-        seconds: Seconds a step, forward and backward; what is before the trunk counts to its first layer, and what is
-            after it, with the loss, to its last.
-        bytes: Of what each layer gives to the next one in a step.
-        chunks: The chunks of time that were timed.
+        seconds: Seconds a step, forward and backward; the first layer includes what comes before the trunk, the last
+            layer what comes after it, with the loss.
+        bytes: The bytes that each layer passes to the next in a step.
+        chunks: The number of chunks of time that were timed.
     """
 
     names: tuple[str, ...]
@@ -40,15 +40,15 @@ class LayerCosts:
 def measured_costs(
     trainer: keras.Model, trunk: Trunk, source: BatchSource, bridge: Any, stages: int, chunks: int | None
 ) -> LayerCosts:
-    """Times the layers of a model on a batch, each by itself. The model stays as it is.
+    """Times each layer of a model separately on a batch. The model does not change.
 
     Args:
         trainer: The compiled model.
         trunk: Its trunk.
         source: The training batches.
-        bridge: The module of the backend for stages.
-        stages: Into how many stages the model is to be divided.
-        chunks: Into how many chunks time is to be divided; None for `default_chunks`.
+        bridge: The backend's module for stages.
+        stages: The number of stages.
+        chunks: The number of chunks of time; None for `default_chunks`.
     """
     batch = StageBatch.of(trainer, trunk, source.batch(0, 0))
     chunks = chunks or default_chunks(batch.steps, stages)
@@ -75,20 +75,20 @@ def measured_costs(
 
 
 def planned_stages(trainer: keras.Model, source: BatchSource, stages: int) -> dict[str, Any]:
-    """A division of a model into stages with what `distributed.plan` needs to know of it, for JSON.
+    """A division of a model into stages, with the facts that `distributed.plan` needs, for JSON.
 
     Args:
         trainer: The compiled model.
         source: The training batches.
-        stages: How many stages.
+        stages: The number of stages.
 
     Returns:
-        For each stage its `layers`, its `seconds` a step, and the `bytes` that it gives to the next one in a step;
-        `chunks`, the chunks of time; and `bubble`, the share of the time that equal stages wait.
+        For each stage its `layers`, its `seconds` a step, and the `bytes` that it passes to the next in a step;
+        `chunks`, the number of chunks of time; and `bubble`, the share of the time that equal stages wait.
 
     Raises:
         ModelError: The model cannot be divided.
-        ConfigError: It has fewer layers.
+        ConfigError: The model has fewer layers than stages.
     """
     bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}_stages")
     costs = measured_costs(trainer, divisible(trainer, stages), source, bridge, stages, None)
@@ -108,7 +108,7 @@ def divisible(model: keras.Model, stages: int) -> Trunk:
     balanced([1.0] * len(trunk.layers), stages)
     if model.losses:
         raise ModelError(
-            f"model {model.name!r} has regularizers or losses of its layers, which need the weights of all stages: "
+            f"layers of model {model.name!r} add losses or have regularizers, which need the weights of all stages: "
             "train it without them (weight decay of the optimizer works), or in one stage."
         )
     return trunk
@@ -160,7 +160,7 @@ def _judging_seconds(trainer: keras.Model, trunk: Trunk, batch: StageBatch, end:
 
 
 def _seconds(once: Callable[[], Any], bridge: Any) -> float:
-    """The least of a few repetitions, after one that compiles."""
+    """The shortest of a few repetitions, after one that compiles."""
     found = []
     for _ in range(1 + _REPEATED):
         began = time.perf_counter()

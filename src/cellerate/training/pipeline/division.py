@@ -9,9 +9,9 @@ from cellerate.errors import ConfigError
 from cellerate.machine.environment import CHUNKS_VARIABLE, STAGES_VARIABLE
 from cellerate.messages import argument
 
-# A chunk costs some calls in every layer, so it has this many time steps at least, where there are enough.
+# Each chunk costs some calls in every layer, so a chunk has at least this many time steps, if there are enough.
 _LEAST_STEPS = 8
-# With so many chunks for each stage, a fifth of the time is bubble at most.
+# With this many chunks for each stage, the bubble is at most a fifth of the time.
 _CHUNKS_PER_STAGE = 4
 
 
@@ -23,9 +23,9 @@ class StageLayout:
 
     Attributes:
         number: The rank of the process.
-        count: How many processes there are.
-        stages: Into how many stages the model is divided.
-        chunks: Into how many chunks the time axis is divided; None for `default_chunks`.
+        count: The number of processes.
+        stages: The number of stages of the model.
+        chunks: The number of chunks of the time axis; None for `default_chunks`.
     """
 
     number: int = 0
@@ -65,22 +65,22 @@ class StageLayout:
 
 
 def own_layout(number: int, count: int, environment: Mapping[str, str] = os.environ) -> StageLayout:
-    """The layout of a group of processes, as the environment says it.
+    """The layout of a group of processes, read from the environment.
 
     Args:
         number: The rank of this process.
-        count: How many processes there are.
-        environment: Has the number of stages and chunks; without them there is one stage.
+        count: The number of processes.
+        environment: Holds the numbers of stages and chunks; without them there is one stage.
 
     Raises:
-        ConfigError: The numbers do not fit.
+        ConfigError: The number of processes is not a multiple of the stages.
     """
     stages, chunks = (_whole(name, environment) for name in (STAGES_VARIABLE, CHUNKS_VARIABLE))
     if count == 1 or stages is None:
         return StageLayout(number, count)
     if count % stages:
         raise ConfigError(
-            f"{count} processes cannot have {stages} stages each a whole number of times: start a multiple of {stages}."
+            f"{count} processes cannot hold {stages} stages equally often: start a multiple of {stages} processes."
         )
     return StageLayout(number, count, stages, chunks)
 
@@ -99,11 +99,11 @@ def _whole(name: str, environment: Mapping[str, str]) -> int | None:
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[range]:
-    """Divides layers into stages so that the most expensive stage is as cheap as can be.
+    """Divides layers into stages so that the most expensive stage is as cheap as possible.
 
     Args:
-        costs: The cost of each layer, in their order.
-        stages: How many stages, each with one layer at least.
+        costs: The cost of each layer, in order.
+        stages: The number of stages; each gets at least one layer.
 
     Returns:
         The numbers of the layers of each stage.
@@ -116,7 +116,7 @@ def balanced(costs: Sequence[float], stages: int) -> list[range]:
             f"{argument('stages')} is {stages}, but the model has {len(costs)} layers to divide: expected at most that."
         )
     sums = [0.0, *itertools.accumulate(costs)]
-    # worst[n]: the cost of the most expensive stage if the first n layers are divided so far, and where it begins.
+    # worst[n]: the cost of the most expensive stage of the first n layers, and the first layer of each stage.
     worst: list[tuple[float, list[int]]] = [(total, [0]) for total in sums]
     for stage in range(1, stages):
         worst = [
@@ -138,14 +138,14 @@ def default_chunks(steps: int, stages: int) -> int:
 
 
 def chunk_bounds(steps: int, chunks: int) -> list[tuple[int, int]]:
-    """The first step of each chunk and the one after its last; the chunks are equal but for one step."""
+    """The first step of each chunk and the step after its last; chunks differ by at most one step."""
     chunks = min(chunks, steps)
     ends = [steps * number // chunks for number in range(chunks + 1)]
     return list(itertools.pairwise(ends))
 
 
 def bubble_share(stages: int, chunks: int) -> float:
-    """The share of a step's time that a stage of equal ones waits for the others, forward and backward alike.
+    """The share of a step that each of several equal stages waits for the others, forward and backward.
 
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019.
     """

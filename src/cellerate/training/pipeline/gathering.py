@@ -1,4 +1,4 @@
-"""Gathers in the first process what the stages have: weights, seeds, the optimizer's slots, metrics."""
+"""Gathers the values of all stages in the first process: weights, seeds, optimizer slots, metrics."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from cellerate.training.pipeline.division import StageLayout
 
 
 class Gathering:
-    """Knows which stage has which variables of a compiled model.
+    """Knows which stage holds which variables of a compiled model.
 
     Args:
         trainer: The model.
-        layers_of: Gives the layers of a stage.
-        link: The way to the other processes.
-        layout: The place of this process.
+        layers_of: Returns the layers of a stage.
+        link: The connection to the other processes.
+        layout: The position of this process.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Gathering:
         return [*self._owned[stage], *slots_of(self._trainer.optimizer, owners, stage)]
 
     def settle(self) -> None:
-        """Gives the first process all values. All must call it."""
+        """Gives the first process all values. All processes must call it."""
         sync_variables(self._trainer)
         if self._layout.copy == 0:
             for stage in range(1, self._layout.stages):
@@ -81,7 +81,7 @@ class Gathering:
                 variable.assign(ops.zeros_like(variable.value))
 
     def metrics(self) -> dict[str, Any]:
-        """The metrics over all rows; each process keeps its own sums. All must call it."""
+        """The metrics over all rows; each process keeps its own sums. All processes must call it."""
         sync_variables(self._trainer)
         variables = self._trainer.metrics_variables
         own = [_numpy(variable) for variable in variables]
@@ -107,11 +107,11 @@ class Gathering:
 
 
 def slots_of(optimizer: Any, owners: dict[str, int], stage: int) -> list[Any]:
-    """The variables that an optimizer has for the weights of a stage.
+    """The optimizer's variables for the weights of a stage.
 
     Args:
         optimizer: The optimizer, built.
-        owners: The stage of each weight, by the weight's name in those of its slots.
+        owners: The stage of each weight, by the prefix of its slots' names.
         stage: The stage.
 
     Raises:

@@ -11,19 +11,19 @@ from cellerate.layers.chunked import ChunkedLayers
 from cellerate.models.trunk import Trunk
 
 Run = Callable[[Any, Any, Sequence[Any], bool], tuple[Any, list[Any]]]
-"""A function of (fixed, x, states, training) that gives (y, states); `fixed` has no gradient."""
+"""A function of (fixed, x, states, training) that returns (y, states); `fixed` has no gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StageBatch:
-    """A batch as the stages use it.
+    """A batch in the form of the stages.
 
     Attributes:
-        x: The inputs, as they came.
+        x: The inputs in their original structure.
         y: The targets.
         weight: The weights of the rows, or None.
-        entering: The inputs of what is before the trunk, or of the trunk itself.
-        beside: Those that what is after the trunk takes, too.
+        entering: The inputs of the model before the trunk, or of the trunk itself.
+        beside: The inputs that the model after the trunk takes besides the trunk's output.
         rows: The number of rows.
         steps: The number of time steps in the trunk.
     """
@@ -38,7 +38,7 @@ class StageBatch:
 
     @classmethod
     def of(cls, trainer: keras.Model, trunk: Trunk, data: Any) -> "StageBatch":
-        """Takes apart what `fit` gives to a step."""
+        """Unpacks the data that `fit` passes to a step."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         flat = [x[tensor.name] for tensor in trainer.inputs] if isinstance(x, dict) else keras.tree.flatten(x)
         inputs = [
@@ -57,23 +57,23 @@ class StageBatch:
         return cls(x, y, weight, entering, beside, rows, steps)
 
     def judged(self, share: Any) -> tuple[Any, ...]:
-        """The fixed arguments of the loss; `share` is what the loss is multiplied by."""
+        """The fixed arguments of the loss; `share` is the loss's factor."""
         x = keras.tree.map_structure(ops.convert_to_tensor, self.x)
         return self.beside, x, self.y, self.weight, ops.convert_to_tensor(share, "float32")
 
 
 def preparing(trunk: Trunk) -> Run:
-    """The function of what is before the trunk."""
+    """The function of the model before the trunk."""
 
     def run(fixed: Any, x: Any, states: Sequence[Any], training: bool) -> tuple[Any, list[Any]]:
-        given = fixed if len(fixed) > 1 else fixed[0]
-        return trunk.before(given, training=training), []  # type: ignore[misc]
+        inputs = fixed if len(fixed) > 1 else fixed[0]
+        return trunk.before(inputs, training=training), []  # type: ignore[misc]
 
     return run
 
 
 def running(layers: ChunkedLayers) -> Run:
-    """The function of layers of the trunk."""
+    """The function of some layers of the trunk."""
 
     def run(fixed: Any, x: Any, states: Sequence[Any], training: bool) -> tuple[Any, list[Any]]:
         return layers(fixed if x is None else x, states, training)
@@ -82,7 +82,7 @@ def running(layers: ChunkedLayers) -> Run:
 
 
 def judging(trainer: keras.Model, trunk: Trunk) -> tuple[Run, list[Any], list[Any]]:
-    """The function of the loss and the metrics, with the variables it trains and those it changes."""
+    """The function of the loss and the metrics, the variables it trains, and the other variables it changes."""
     (tracker,) = [metric for metric in trainer.metrics if metric.name == "loss"][:1]
     after = trunk.after
 

@@ -1,8 +1,8 @@
-"""The steps of training that the stages of a model take together.
+"""The training steps that the stages of a model take together.
 
-A stage works on a chunk of time while the stage before works on the next one. Backward goes from the last chunk to the
-first, with the gradients of the states, so the gradients are those of the whole sequence: the curve is that of one
-process.
+A stage works on a chunk of time while the stage before works on the next. Backward goes from the last chunk to the
+first, with the gradients of the states, so the gradients equal those of the whole sequence, and the loss curve equals
+that of one process.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ from cellerate.training.pipeline.parts import StageBatch, judging, preparing, ru
 
 @dataclasses.dataclass(frozen=True)
 class StageReport:
-    """A stage of a model in the first copy of it.
+    """A stage of the first copy of a model.
 
     Attributes:
-        stage: Its number, from 0.
+        stage: The number of the stage, from 0.
         layers: The names of its layers.
-        cost_ms: Their measured cost in a step, in milliseconds, which the division is based on.
-        chunks: Into how many chunks the time axis is divided.
-        bubble: The share of the time that a stage waits for the others if all are equal.
-        waiting: The share of the time in which it waited, measured.
-        memory_bytes: The largest resident memory of its process.
+        cost_ms: The measured milliseconds of these layers in a step, on which the division is based.
+        chunks: The number of chunks of the time axis.
+        bubble: The share of the time that each of equal stages would wait for the others.
+        waiting: The measured share of the time that the stage waited.
+        memory_bytes: The peak resident memory of its process.
     """
 
     stage: int
@@ -52,13 +52,13 @@ class StageReport:
 
 
 class DividedTraining:
-    """A stage of a compiled model, which takes steps with the others.
+    """A stage of a compiled model, which takes steps with the other stages.
 
     Args:
-        trainer: The compiled model; its `fit` and `evaluate` go through the stages from then on.
+        trainer: The compiled model; its `fit` and `evaluate` run through the stages from then on.
         source: The training batches of this process's copy.
-        layout: The place of this process.
-        of_first: Gives the first process's float32 array to all; all must call it.
+        layout: The position of this process.
+        of_first: Returns the first process's float32 array in all processes; all must call it.
     """
 
     def __init__(self, trainer: keras.Model, source: BatchSource, layout: StageLayout, of_first: Any) -> None:
@@ -66,7 +66,7 @@ class DividedTraining:
         self._trainer, self.layout = trainer, layout
         self._trunk = divisible(trainer, layout.stages)
         self._check_optimizer()
-        # Building metrics reads them, which all processes would have to do at once later.
+        # Build the metrics now: building reads them, and later all processes would have to read them at once.
         trainer._symbolic_build(data_batch=source.batch(0, 0))
         self._within = False
         self._link = self._bridge.StageLink(layout.stages)
@@ -75,7 +75,7 @@ class DividedTraining:
         self._waited_s = self._worked_s = 0.0
         self._names: tuple[str, ...] = ()
         self._make_parts()
-        # On the instance: the class of the model, and so its files, stay as they are.
+        # Set on the instance, so the class of the model, and with it the saved file, stays the same.
         trainer.make_train_function, trainer.make_test_function = self._make_training, self._make_testing
         trainer.get_metrics_result = self.metrics
         trainer.train_function = trainer.test_function = None
@@ -93,7 +93,7 @@ class DividedTraining:
             )
 
     def _divide(self, source: BatchSource, of_first: Any) -> None:
-        """Measures what the layers cost, and divides them."""
+        """Measures the cost of the layers, and divides them into stages."""
         layout, count = self.layout, len(self._trunk.layers)
         found = np.zeros(count + 1, np.float32)
         if layout.number == 0:
@@ -107,7 +107,7 @@ class DividedTraining:
         self._cost_ms = [1e3 * sum(seconds[number] for number in stage) for stage in self._ranges]
 
     def _layers_of(self, stage: int) -> list[keras.Layer]:
-        """The layers and models of a stage whose weights it trains."""
+        """The layers and models whose weights a stage trains."""
         found: list[keras.Layer] = [self._trunk.layers[number] for number in self._ranges[stage]]
         if stage == 0 and self._trunk.before is not None:
             found.insert(0, self._trunk.before)
@@ -204,7 +204,7 @@ class DividedTraining:
         return len(self._exit.shape) == 3
 
     def _ahead(self, batch: StageBatch) -> tuple[list[Any], list[Any], Any]:
-        """Goes forward through all chunks: what the last stage gives, the tapes, and the tape of what is before."""
+        """Runs all chunks forward; returns the last stage's outputs, the tapes, and the tape of the part before."""
         ends, tapes, prepared = [], [], None
         fixed, x = self._entering(batch)
         if self._before is not None:
@@ -224,7 +224,7 @@ class DividedTraining:
         return ends, tapes, prepared
 
     def _entering(self, batch: StageBatch) -> tuple[Any, Any]:
-        """The whole sequence that enters the first stage: without a gradient, and with one."""
+        """The whole input sequence of the first stage: first without a gradient, second with one."""
         return (batch.entering[0], None) if self.layout.begins and self._before is None else (None, None)
 
     def _chunk(self, batch: StageBatch, whole: Any, begin: int, end: int) -> Any:
@@ -251,7 +251,7 @@ class DividedTraining:
             self._before.backward(prepared, ops.concatenate(dentering[::-1], axis=1), ())
 
     def _received(self, like: Any, batch: StageBatch, steps: int, source: int) -> Any:
-        """Waits for a chunk of another stage."""
+        """Waits for a chunk from another stage."""
         began = time.perf_counter()
         shape = (batch.rows, steps, *like.shape[2:])
         found = self._link.receive(shape, keras.backend.standardize_dtype(like.dtype), source)
@@ -262,7 +262,7 @@ class DividedTraining:
     def _share(self, batch: StageBatch) -> float:
         """The factor of the loss of a copy's rows, so that the mean over the copies is the loss of all rows.
 
-        Copies have equally many rows, but not equally many that count.
+        All copies have the same number of rows, but their sample weights may differ.
         """
         copies = self.layout.copies
         if copies == 1:
@@ -291,7 +291,7 @@ class DividedTraining:
         return float(loss)
 
     def _test(self, data: Any) -> dict[str, float]:
-        """Judges a batch; what comes of it is read later."""
+        """Evaluates a batch; the metrics are read later."""
         batch = StageBatch.of(self._trainer, self._trunk, data)
         fixed, _ = self._entering(batch)
         if self._before is not None:
@@ -317,9 +317,9 @@ class DividedTraining:
         return self._names
 
     def metrics(self) -> dict[str, Any]:
-        """The metrics over the rows of all copies, of which each last stage has counted some. All must call it.
+        """The metrics over the rows of all copies, counted by their last stages. All processes must call it.
 
-        Within a step, and before the first one of a compiled model, they are those of this process.
+        Within a step, and before a compiled model's first step, the metrics are this process's own.
         """
         trainer = self._trainer
         if self._within or (trainer.train_function is None and trainer.test_function is None):
@@ -327,15 +327,15 @@ class DividedTraining:
         return self._gathering.metrics()
 
     def settle(self) -> None:
-        """Gives the first process the weights, the optimizer's slots and the metrics of all. All must call it."""
+        """Gives the first process all weights, optimizer slots and metrics. All processes must call it."""
         self._gathering.settle()
 
     def count_once(self) -> None:
-        """Leaves the sums of metrics that every process has read from a checkpoint to the first."""
+        """Makes metric sums that every process has read from a checkpoint count only in the first process."""
         self._gathering.count_once()
 
     def in_words(self) -> str:
-        """The division as a sentence."""
+        """The division of the model as a message."""
         stages = [
             f"{', '.join(self._trunk.layers[number].name for number in own)} ({cost:.3g} ms)"
             for own, cost in zip(self._ranges, self._cost_ms, strict=True)
@@ -346,7 +346,7 @@ class DividedTraining:
         )
 
     def reports(self, gathered: Any) -> tuple[StageReport, ...]:
-        """The stages of the first copy; `gathered` gives the whole numbers of all processes. All must call it."""
+        """The stages of the first copy; `gathered` returns all processes' integers. All processes must call it."""
         waiting = round(1e6 * self._waited_s / self._worked_s) if self._worked_s else 0
         memory = (peak_memory_bytes() or 0) >> 10
         found = np.asarray(gathered([waiting, memory]))

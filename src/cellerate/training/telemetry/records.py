@@ -28,8 +28,8 @@ class Sample(NamedTuple):
     """A model's output for an input.
 
     Attributes:
-        given: What it is given, such as the beginning of a text.
-        made: What it makes of it, such as how the text goes on.
+        given: The input, such as the beginning of a text.
+        made: The output, such as the continuation of the text.
     """
 
     given: str
@@ -43,18 +43,18 @@ _EVERY_S = 1.0
 
 
 class Telemetry(Display):
-    """Listens to a run, passes all on to the display, and writes what it hears and what the machine says.
+    """Listens to a run, passes every event on to the display, and records the figures of the run and the machine.
 
     Attributes:
-        status: How the run ended; to be set before the end, else it has failed.
+        status: The end of the run; if nothing sets it before the end, the run has failed.
 
     Args:
-        display: What shows the run.
+        display: Shows the run.
         folder: The run's folder.
-        trackers: Where figures go besides, by the names of `trackers`.
-        made_of: What the run is made of, which trackers are told.
-        resumed: Whether the run goes on; otherwise the figures of an earlier one are replaced.
-        sample: Gives something that the model makes, asked after each epoch; None if there is nothing to show.
+        trackers: The trackers that also get the figures, by the names of `trackers`.
+        made_of: The settings and data of the run, for the trackers.
+        resumed: Whether the run is resumed; otherwise the figures of an earlier run are replaced.
+        sample: Returns a sample of the model's output, called after each epoch; None if there are no samples.
         show_samples: Whether to show samples on the display, too.
     """
 
@@ -115,7 +115,7 @@ class Telemetry(Display):
         self._display.step(epoch, step, logs)
         now, done = time.perf_counter(), epoch * self._plan.steps_per_epoch + step
         if self._reference is None or done <= self._reference[1]:
-            # The first step of an epoch also waits for what was before it; of a run, it compiles.
+            # The first step of an epoch also waits for the work before it, and the first step of a run compiles.
             self._reference = now, done
             self._record(epoch, done, logs, None)
         elif now - self._reference[0] >= _EVERY_S:

@@ -55,7 +55,7 @@ def open_trackers(
     Args:
         names: Which of "tensorboard", "wandb" and "mlflow".
         folder: The run's folder.
-        settings: What the run is made of, as plain values.
+        settings: The settings and data of the run, as plain values.
         resumed: Whether the run goes on.
 
     Raises:
@@ -90,7 +90,7 @@ class TensorBoardTracker:
 
         self.key = str(folder / "tensorboard")
         if known is None:
-            # Curves of an earlier run would be drawn into those of this one.
+            # Otherwise the curves of an earlier run would mix with this run's.
             shutil.rmtree(self.key, ignore_errors=True)
         self._writer = Writer(self.key)
 
@@ -121,7 +121,7 @@ class WandbTracker:
             reinit="create_new",
             dir=str(folder),
             config=dict(settings),
-            # Stdout is for results, and what it would print of the run is in the run.
+            # Stdout is for results, and the run already shows what wandb would print.
             settings=wandb.Settings(console="off", silent=True),
         )
         # A run that goes on from its last checkpoint repeats steps, and wandb's own count must not go back.

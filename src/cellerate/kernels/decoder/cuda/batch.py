@@ -30,9 +30,9 @@ class Loaded:
         device: The GPU's number.
 
     Attributes:
-        generator: As given.
-        state_size: As given.
-        device: As given.
+        generator: The model's kernel, with any number of rows.
+        state_size: S.
+        device: The GPU's number.
         weights: The memory of each array of weights.
         seconds_per_step: The time per step of the kernel that ran last, including its start and the wait for it.
         seconds_per_wave: For each kernel that has run, how long a step takes for the clusters that run at once.

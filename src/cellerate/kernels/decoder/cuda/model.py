@@ -44,8 +44,8 @@ class CudaStepModel(Steps):
         device: The GPU's number.
 
     Attributes:
-        device: As given.
-        generator: What its kernel is compiled for, except for the number of rows.
+        device: The GPU's number.
+        generator: The options its kernel is compiled for, except for the number of rows.
         packed_bytes: The size of weights and table on the GPU.
 
     Raises:

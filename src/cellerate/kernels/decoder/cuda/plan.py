@@ -275,9 +275,9 @@ class Head:
 
     Attributes:
         block_tiles: Tiles per block.
-        senders: How many blocks have tiles.
-        tile_warps: How many tiles the warps of a block compute at once.
-        depth_warps: How many warps share a tile, each with some of the units of h.
+        senders: The number of blocks with tiles.
+        tile_warps: The number of tiles that the warps of a block compute at once.
+        depth_warps: The number of warps that share a tile, each with some of the units of h.
         rounds: Tiles per warp, one after another.
         pairs: Pairs of products per tile and warp.
     """
@@ -302,7 +302,7 @@ def choose(generator: Generator, batch: int, resident: Callable[[Generator], int
     Args:
         generator: The kernel, with any number of rows.
         batch: B.
-        resident: Gives how many clusters of a kernel the GPU runs at once.
+        resident: Returns the number of clusters of a kernel that the GPU runs at once.
 
     Raises:
         ConfigError: No number of rows fits.

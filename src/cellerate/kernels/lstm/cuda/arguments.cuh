@@ -1,4 +1,4 @@
-// What the kernels of the recurrences are given.
+// The arguments of the recurrence kernels.
 #pragma once
 
 #include "lstm.cuh"

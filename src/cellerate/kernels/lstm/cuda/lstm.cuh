@@ -120,8 +120,8 @@ CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void*
   }
 }
 
-// The same through global memory, from where all blocks get it by one reading: what takes longer to begin, but hardly
-// longer for more rows. Between blocks a multiprocessor receives about 30 bytes a nanosecond, and far more so.
+// The same through global memory, which is read once for all blocks. This takes longer to begin, but hardly longer for
+// more rows: directly from other blocks a multiprocessor receives about 30 bytes a nanosecond, this way far more.
 //   memory: `bytes` of this block alone, which no block of the cluster reads any more.
 template <class P, int bytes>
 CELLERATE_DEVICE void send_through_memory(const Place<P>& here, void* to, const void* from, void* memory,
@@ -269,7 +269,7 @@ CELLERATE_DEVICE void all_gates(const UnitGates& z, Gate& i, Gate& f, Gate& g, G
 struct ValueAndSlope {
   float value, slope;
 };
-// Those of the activation of c.
+// The value and derivative of the activation of c.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {
@@ -282,7 +282,7 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   const float value = activate<kKind, Number>(c);
   return {value, derivative<kKind>(c, value)};
 }
-// Those of a gate, from what was kept of it.
+// The value and derivative of a gate, from its kept form.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
   if constexpr (kKind == Activation::kSigmoid) {
@@ -301,7 +301,7 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
 
 // Goes back through a step of a unit in a row: from the gradients of h and c after the step to those of the four gates
 // before their activations, and of c before the step.
-//   of_forward: what forward kept of the gates.
+//   of_forward: the gates as forward kept them.
 template <Activation kGate, Activation kValue, class Number>
 CELLERATE_DEVICE void go_back(const Number (&of_forward)[4], float c_after, float c_before, float d_h,
                               float& d_c, float (&d_z)[4]) {

@@ -3,8 +3,8 @@
 // The framework computes the gradients of weights and inputs, as products over all steps, from what this computes.
 //
 // As in the forward recurrence, a cluster owns some rows of the batch, and each of its blocks some units. In every
-// step, a block turns the gradients of h of its units into those of their gates. These times its weights are its part
-// of the gradient of the previous h of all units; each block gets the part for its units.
+// step, a block computes the gradients of its units' gates from the gradients of their h, and multiplies them by its
+// weights: this is its part of the gradient of the previous h of all units. Each block gets the parts for its units.
 #pragma once
 
 #include "arguments.cuh"
@@ -44,7 +44,7 @@ struct BackwardShared {
   // With a mask for each gate: the masks of all units, (4, kUnits, rows). For many units there is no room for floats.
   static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
   Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
-  // That the parts have arrived: for each turn that of the even and that of the odd steps.
+  // Signal that the parts have arrived: for each turn one barrier for even steps and one for odd steps.
   Barrier arrived[2 * P::kTurns];
   // The weights for which there are no registers.
   static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates

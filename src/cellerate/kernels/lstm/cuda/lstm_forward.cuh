@@ -25,7 +25,7 @@ struct ForwardShared {
   Panels<P, P::kBlockPanels, 1> output[2];  // not used if the state is the same
   // With a mask for each gate: the masks of all units, (4, kPanels) panels.
   Number dropout[P::kDropped ? 4 * P::kPanels * P::kRows * kPanelUnits : 1];
-  // That h has arrived: that of the even and that of the odd steps.
+  // Signal that h has arrived: one barrier for even steps and one for odd steps.
   Barrier arrived[2];
   // With a mask for each gate: the sums of all gates, units and rows.
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];

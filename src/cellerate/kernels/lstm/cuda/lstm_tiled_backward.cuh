@@ -1,7 +1,7 @@
 // The backward recurrence of one LSTM layer for many rows, of 16-bit numbers; `lstm_tiles.cuh` describes how.
 //
-// A chunk is the gradients of one gate of the units of a block. In every step a block gets those of all units, and
-// computes the gradient of the previous h of its own units as one sum, where `lstm_backward.cuh` sends parts of sums.
+// A chunk is the gradients of one gate of the units of a block. In every step a block gets the chunks of all units, and
+// computes the gradient of the previous h of its own units as one sum; `lstm_backward.cuh` sends parts of sums instead.
 #pragma once
 
 #include "lstm_tiles.cuh"
@@ -11,8 +11,8 @@ namespace cellerate::gpu {
 template <class P>
 struct TiledBackwardShared {
   Chunks<P> chunks;
-  // Four warps sum up the even chunks, and four the odd ones; half of their sums they give to each other. For each
-  // tile of 8 rows those of four warps, a thread's four sums together.
+  // Four warps sum up the even chunks, and four the odd ones; each four give half of their sums to the other four. For
+  // each tile of 8 rows, the sums of four warps, with a thread's four sums together.
   alignas(16) float sums[(P::kTiles + 1) / 2 * 2][4][32][4];
   Barrier sums_given;
   Barrier gates_computed;  // the gradients of this block's gates are in memory
@@ -24,7 +24,7 @@ class TiledBackwardBlock {
   using Number = typename P::Number;
   static constexpr int kTiles = P::kTiles;
   static constexpr int kOwnTiles = (kTiles + 1) / 2;  // of four warps; the last four may have one less
-  // So many tiles are read from memory at once: as many as there are registers for.
+  // The tiles that are read from memory at once: as many as there are registers for.
   static constexpr int kReadTiles = 3;
   static_assert(P::kBlockChunks == 4);
 
@@ -47,8 +47,8 @@ class TiledBackwardBlock {
   }
 
  private:
-  // Where the gradients of a block's gates are before they are sent, in two places: a block that is late may still
-  // receive what was sent a step before.
+  // The buffer of the gradients of a block's gates before they are sent. There are two, as a late block may still
+  // receive the data of the step before.
   CELLERATE_DEVICE Number* exchanged(int done) const {
     const long place = (here_.cluster * 2l + done % 2) * P::kBlocks + here_.rank;
     return in_.exchanged + place * 4 * P::kChunk;

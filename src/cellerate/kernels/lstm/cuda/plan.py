@@ -389,9 +389,9 @@ def choose(
     Args:
         variant: The variant, with any number of rows and in any way.
         batch: B.
-        resident: Gives how many clusters of a variant the GPU runs at once.
-        step_us: Gives how long a step of a variant takes in a full wave, in microseconds.
-        ways: Those of `WAYS` to choose from.
+        resident: Returns the number of clusters of a variant that the GPU runs at once.
+        step_us: Returns the microseconds of a step of a variant in a full wave.
+        ways: The entries of `WAYS` to choose from.
     """
 
     def waves(one: Variant) -> int:

@@ -89,7 +89,7 @@ CASES = {
 
 @functools.cache
 def failure(device: int, way: str = "plain") -> str | None:
-    """Why the kernels cannot be trusted on a GPU, in words; None if their results are right.
+    """Why the kernels cannot be trusted on a GPU; None if their results are right.
 
     A separate process checks them, and is ended if it hangs. A check that passed is remembered and not repeated.
 
@@ -129,7 +129,7 @@ def _checked_apart(device: int, way: str) -> float:
 
 
 def check(case: Case, device: int, way: str = "plain") -> float:
-    """Runs both passes of a layer. Gives the largest error of results and gradients, as a share of the allowed one."""
+    """Runs both passes of a layer; returns the largest error, as a share of the allowed error."""
     given = _given(case)
     done = reference.forward(Arguments(**given))
     rng = np.random.default_rng(1)
@@ -258,7 +258,7 @@ def _run(
     sizes: tuple[int, ...],
     device: int,
 ) -> dict[str, np.ndarray]:
-    """Runs a kernel on arrays and gives its results by name; bfloat16 as its bits."""
+    """Runs a kernel on arrays and returns its results by name; bfloat16 as bits."""
     arguments = _arguments(variant, sizes)
     held = {}
     for name, array in arrays.items():

@@ -12,10 +12,10 @@ BLOCK_UNITS = 64
 FEWEST_UNITS = 256
 THREADS = 384
 NUMBER_BYTES = 2
-# Into how many chunks what a block sends in a step is divided.
+# The chunks that a block sends in a step.
 BLOCK_CHUNKS = {"forward": 1, "backward": 4}
-# The most that are on their way or in use. Multiplying so many chunks takes about as long as one needs to come: that of
-# weights from the second-level cache, those of other blocks when all blocks have told that they have room.
+# The most chunks in flight or in use. Multiplying this many takes about as long as one chunk needs to arrive: weights
+# from the second-level cache, chunks of other blocks after all blocks have signalled that they have room.
 _MOST_SLOTS = {"forward": 5, "backward": 10}
 _WEIGHT_SLOTS = {"forward": 3, "backward": 4}
 # Backward, four warps use the even chunks and four the odd ones. Each four have slots of their own.
@@ -32,9 +32,9 @@ class Tile:
         units: H, a multiple of `BLOCK_UNITS`.
         rows: One of `ROWS`.
         masked: Whether there is a mask.
-        slots: Chunks from other blocks that are on their way or in use.
-        weight_slots: Chunks of weights that are on their way or in use.
-        resident: Chunks of weights that stay.
+        slots: Chunks from other blocks that are in flight or in use.
+        weight_slots: Chunks of weights that are in flight or in use.
+        resident: Chunks of weights that stay in shared memory.
     """
 
     direction: str
@@ -75,7 +75,7 @@ class Tile:
 
 
 def tile(direction: str, units: int, rows: int, *, masked: bool) -> Tile:
-    """The best use of a block's memory: all weights stay there, or as many as leave room for what is on its way."""
+    """The best use of a block's memory: all weights stay there, or as many as leave room for chunks in flight."""
     found, users = Tile(direction, units, rows, masked, 0, 0, 0), _USERS[direction]
     found = dataclasses.replace(found, slots=min(found.chunks, _MOST_SLOTS[direction]))
     all_stay = dataclasses.replace(found, resident=found.chunks)
