@@ -67,7 +67,7 @@ void launch(const xla::Request& request, void* stream) {
   const std::optional<Kernel> kernel = kernels().find(key);
   if (!kernel) {
     throw xla::Failure(xla::Code::kNotFound, "the kernel " + std::string(key) +
-                                                 " is not loaded in this process, because an exported "
+                                                 " is not loaded in this process; an exported "
                                                  "program does not contain its kernels: call or "
                                                  "lower the function with JAX in this process");
   }

@@ -31,7 +31,7 @@ struct LstmInputs {
   bool return_sequences = true;
 
   // Either x, or ids and embeddings. With ids and embeddings, row (b, t) of x is embeddings[ids[b, t]], and there is no
-  // dropout. If a call has both, x is not read, and backward computes the gradient of x instead of the embeddings'. A
+  // dropout. If a call has both, x is not read, and backward computes the gradient of x, not of the embeddings. A
   // call has neither, and D = 0, if row_bias is its only input.
   const void* x = nullptr;            // (B, T, D)
   const int32_t* ids = nullptr;       // (B, T), each in [0, V)

@@ -1,4 +1,4 @@
-// What the forward and the backward recurrence of one LSTM layer share: sizes, and the layout of their data.
+// Sizes and data layout shared by the forward and the backward recurrence of one LSTM layer.
 //
 // Only the recurrence is here; the framework computes the products over all steps (x·kernel, and the gradients of
 // weights and inputs). Dimensions: B batch, T steps, H units. The four gates of a unit, in Keras's order i, f, c, o,
@@ -18,7 +18,7 @@ namespace cellerate::gpu {
 // The output of a masked step, by the names of cellerate.program.MASKED_OUTPUTS.
 enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 
-// What a kernel is compiled for.
+// The compile-time parameters of a kernel.
 //   Number: Bfloat16, Float16, float or Tf32, of weights, inputs, outputs and h; c and all sums are float.
 //   units: H, rounded up to a multiple of block_units.
 //   block_units: units of a block, 32 or 64.
@@ -103,9 +103,9 @@ CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
   }
 }
 
-// Sends `bytes` of this block's shared memory to the same place in each block of the cluster: what the threads of the
-// block had written before they met. A warp stores 512 bytes in a row into one block, and each block begins with another
-// one, so that all are busy. Source: st.async in the PTX manual.
+// Sends `bytes` of this block's shared memory to the same address in each block of the cluster. The threads of the
+// block must meet after writing the bytes. A warp stores 512 bytes in a row into one block, and each block begins with
+// a different one, so that all are busy. Source: st.async in the PTX manual.
 template <class P, int bytes>
 CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void* from, Barrier& barrier) {
   constexpr int kChunks = bytes / 16;
@@ -120,8 +120,8 @@ CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void*
   }
 }
 
-// The same through global memory, from where all blocks get it by one reading: what takes longer to begin, but hardly
-// longer for more rows. Between blocks a multiprocessor receives about 30 bytes a nanosecond, and far more so.
+// Sends through global memory, which is read once for all blocks. This takes longer to begin, but hardly longer for
+// more rows: between blocks a multiprocessor receives about 30 bytes per nanosecond, and through memory far more.
 //   memory: `bytes` of this block alone, which no block of the cluster reads any more.
 template <class P, int bytes>
 CELLERATE_DEVICE void send_through_memory(const Place<P>& here, void* to, const void* from, void* memory,

@@ -1,13 +1,13 @@
-// What the two recurrences share that compute many rows: a cluster computes up to 152 rows, as many as its registers can
-// sum up, and streams through shared memory what has no room there. Of weights, each block reads its own part from
-// memory in every step; of what the blocks exchange, each reads its own units' part, once for the whole cluster. So the
-// weights are read once for 152 rows, where `lstm_forward.cuh` and `lstm_backward.cuh` read them, if they have no
-// room, once for 40 at most.
+// The parts shared by the two recurrences for many rows. A cluster computes up to 152 rows, as many as its registers
+// can sum up, and streams through shared memory everything that does not fit there. In every step each block reads its
+// own part of the weights from memory. Each block also reads its own units' part of the exchanged numbers, once for the
+// whole cluster. So the weights are read once for 152 rows; `lstm_forward.cuh` and `lstm_backward.cuh` read weights
+// that do not fit once for at most 40 rows.
 //
-// All comes in chunks, as deep as 64 numbers of a product: those that blocks exchange, to all blocks in the same order.
-// The block whose chunk is next sends it when all blocks have room. Barriers count what arrives; no block waits for
-// another except for chunks and for room. The warps of a block have their parts: eight multiply and compute, four do
-// all else (after CUTLASS, whose warps have parts of their own for copies and for products).
+// All numbers come in chunks, as deep as 64 numbers of a product. All blocks receive the exchanged chunks in the same
+// order. The block whose chunk is next sends it when all blocks have room. Barriers count arrivals; blocks wait for
+// each other only for chunks and for room. Eight warps of a block multiply and compute, and four do everything else
+// (after CUTLASS, where separate warps copy and multiply).
 #pragma once
 
 #include "arguments.cuh"
@@ -19,10 +19,10 @@ namespace cellerate::gpu {
 // The units of a block, and how deep a chunk is.
 constexpr int kTileUnits = 64;
 
-// What a kernel is compiled for; what has the same name as in `Plan` is the same.
-//   block_chunks: into how many chunks a block's part of what is exchanged is divided: 1 forward, 4 backward.
-//   slots, weight_slots: chunks of what is exchanged, and of weights, that are on their way or in use.
-//   resident: chunks of weights that stay in shared memory; if those are all, there are no slots for others.
+// The compile-time parameters of a kernel; names that `Plan` has too have the same meaning.
+//   block_chunks: the number of chunks of a block's part of the exchanged numbers: 1 forward, 4 backward.
+//   slots, weight_slots: exchanged chunks, and chunks of weights, that are on their way or in use.
+//   resident: chunks of weights that stay in shared memory; if all do, there are no slots for others.
 template <class Number_, int units, int rows, Activation activation, Activation recurrent_activation,
           bool masked, int block_chunks, int slots, int weight_slots, int resident>
 struct TiledPlan {
@@ -55,7 +55,7 @@ struct TiledPlan {
   static_assert(0 < slots && slots <= kChunks && (weight_slots > 0) == kStreams);
 };
 
-// Where a number lies in a chunk: 8 rows of 8 numbers are 128 bytes, as the wide products read them.
+// The index of a number in a chunk: 8 rows of 8 numbers are 128 bytes, as the wide products read them.
 CELLERATE_DEVICE constexpr int in_tile(int row, int number) {
   return ((row / 8 * 8 + number / 8) * 8 + row % 8) * 8 + number % 8;
 }
@@ -73,7 +73,7 @@ struct Chunks {
   Barrier room[P::kBlockChunks];  // for each of this block's chunks, in all blocks
 };
 
-// Where the n-th chunk of all lies, and the parity of the phase in which it does.
+// The slot of the n-th chunk, and the parity of the phase in which it is there.
 template <int slots>
 struct Slot {
   const int slot, parity;
