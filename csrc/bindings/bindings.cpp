@@ -120,8 +120,7 @@ nb::list phase_times() {
 }  // namespace
 
 NB_MODULE(_core, module) {
-  // Objects in the caches of a framework, such as a model that JAX has compiled, live until the process ends: not a
-  // leak.
+  // Objects in a framework's caches, such as a model that JAX has compiled, live until the process ends: not a leak.
   nb::set_leak_warnings(false);
   module.doc() = "Cellerate's native core; cellerate.kernels.native is its face.";
   module.def(

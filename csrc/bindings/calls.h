@@ -31,8 +31,7 @@ const Call& call_named(std::string_view name);
 // Throws std::invalid_argument if an argument does not fit.
 Run prepare(const Call& call, Options options, Arrays arguments, Arrays results);
 
-// The bytes that forward keeps for backward. Throws std::invalid_argument if an argument does not fit, or if the call
-// keeps nothing.
+// The bytes of the reserve. Throws std::invalid_argument if an argument does not fit, or the call keeps nothing.
 size_t reserve_bytes(const Call& call, std::string_view storage, Options options, Options sizes);
 
 }  // namespace cellerate

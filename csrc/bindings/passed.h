@@ -83,8 +83,7 @@ std::vector<PassedNode> passed_nodes(const nanobind::list& list);
 // The nodes; their inputs and arrays point into `passed`. Throws std::invalid_argument.
 std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed);
 
-// The rows of program_table.h for which `flag` is set. For each name: its inputs, arrays, number, whole numbers and
-// shapes.
+// The rows of program_table.h for which `flag` is set; by name: inputs, arrays, number, whole numbers and shapes.
 nanobind::dict operations_with(bool ProgramOpRow::* flag);
 
 }  // namespace cellerate

@@ -18,8 +18,7 @@ inline F clamp(F x, float low, float high) {
 }
 
 // e^x within 2 ulp, for x from -104 to `high`; beyond, the value at that end. It is finite for `high` up to 88.
-// kBesideOne saves a step for callers that only add 1 to e^x: then it is within 5 ulp, or within 2 where |x| is below
-// 14.
+// kBesideOne saves a step for callers that only add 1 to e^x: it is within 5 ulp, or within 2 where |x| is below 14.
 // Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial is the best of degree 6 that begins with 1 + r,
 // for |r| up to ln 2 / 2: it errs by 3e-9.
 template <bool kBesideOne = false>

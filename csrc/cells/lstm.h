@@ -90,8 +90,7 @@ struct LstmKernels {
   size_t (*pack_backward)(const LstmBackward&, std::byte* memory);
 };
 
-// Runs one layer on target(). Throws std::out_of_range if an id is not in [0, V), std::bad_alloc, and the errors of
-// parallel().
+// Runs a layer on target(). Throws std::out_of_range if an id is not in [0, V), std::bad_alloc, and like parallel().
 void forward(const LstmForward& in);
 void backward(const LstmBackward& in);
 

@@ -124,8 +124,7 @@ class BackwardJob {
   // few enough for dz to stay in the last-level cache.
   static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
 
-  // The shares into which the products of a chunk are divided: several for each thread while other programs want the
-  // cores.
+  // The shares of a chunk's products: several for each thread while other programs want the cores.
   Index shares() const { return plan_.pieces > plan_.threads ? 4 * plan_.threads : plan_.threads; }
 
   void recur_by_rows(Crew& crew, Index begin, Index end) {
@@ -261,7 +260,6 @@ class BackwardJob {
     }
   }
 
-  // Row `row` of the chunk in d_gates_.
   float* d_gates(Index panel, Index row) const { return d_gates_ + (panel * chunk_ * rows_ + row) * kRun; }
   void write_row(Index panel, Index row, const Gates& gates) {
     auto* to = reinterpret_cast<typename Computed::Type*>(d_gates(panel, row));

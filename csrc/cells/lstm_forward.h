@@ -108,7 +108,6 @@ class ForwardJob {
 
   Range all_panels() const { return {0, plan_.unit_panels}; }
 
-  // Runs all steps of some rows.
   template <class Enter>
   void run_rows(Range rows, const Enter& enter) {
     for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
@@ -147,7 +146,6 @@ class ForwardJob {
     }
   }
 
-  // Runs one step of some rows and panels.
   void advance_all(Index step, Index step_of_chunk, Range rows, Range panels) {
     for (Index panel = panels.begin; panel < panels.end; ++panel) {
 #ifdef __AMX_BF16__

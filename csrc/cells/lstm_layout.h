@@ -32,8 +32,7 @@ inline Index threads_for(double products) {
 
 // The division of a call that uses `threads` threads on an idle machine. While other programs want the cores, it takes
 // more pieces, so that a core that is away half of the time delays a piece and not half of the rows. It takes one
-// thread if the call is short, or if its threads meet at every step, where waiting would cost more than the threads
-// save.
+// thread if the call is short, or if its threads meet at every step, where waiting would cost more than they save.
 inline Division division_of(Index threads, double products, bool meets, Index most_pieces) {
   const bool by_work = sharing() == Sharing::kByWork;
   const bool wanted = by_work ? cores_are_wanted() : sharing() == Sharing::kAlwaysPieces;
@@ -222,8 +221,7 @@ void run_on(int threads, Job& job, bool again_soon = false) {
   parallel(threads, body, &job, again_soon);
 }
 
-// Takes the memory that a job lays out, and calls job.lead(crew) on this thread, with a crew of up to `threads`
-// threads.
+// Takes the memory that a job lays out, and calls job.lead(crew) on this thread, with up to `threads` threads.
 template <class Job>
 void lead_on(int threads, Job& job) {
   const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });

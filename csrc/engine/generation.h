@@ -31,11 +31,9 @@ class Generation {
   Generation(const std::vector<Draw>& draws, const Exponentials& exponentials, int64_t outputs, int threads);
 
   // The next id, or -1 at the end: `count` ids are drawn, a stop id is drawn, the caller has cancelled, or the logits
-  // are not finite. `place` is the sequence; with a single sequence it is the thread, and next() does not check for
-  // cancelling.
+  // are not finite. `place` is the sequence; with a single sequence it is the thread, and cancelling is not checked.
   int32_t next(int64_t place, const float* logits);
-  // Whether the caller has cancelled a single sequence. Only one thread may ask, because the answer can change at any
-  // time.
+  // Whether the caller has cancelled a single sequence. Only one thread may ask, because the answer can change.
   bool cancelled() const;
 
   int64_t drawn(int64_t row) const { return place_of(row).drawn; }

@@ -86,8 +86,7 @@ class PaceOf {
   }
 
   static constexpr auto kRelaxed = std::memory_order_relaxed;
-  // The next trial of the slower choice waits for at least kTryAgain seconds, kRarely times the length of the last
-  // trial, and kSeldom calls.
+  // The next trial waits for at least kTryAgain seconds, kRarely times the last trial's length, and kSeldom calls.
   static constexpr double kTryAgain = 0.2, kRarely = 100;
   static constexpr int kSeldom = 10;
   // Threads sleep after kAsleepAfter without work, and take up to kWaking to wake, even on a virtual machine.

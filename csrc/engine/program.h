@@ -247,8 +247,7 @@ struct ProgramCall {
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)
   double* seconds = nullptr;  // for every node, or null: the first thread adds the time it spends on the node
-  // For each input and output of ids, or of numbers without a time axis: the elements from row to row. Null if all are
-  // dense.
+  // For each input and output of ids, or of numbers without a time axis: elements from row to row. Null if dense.
   const int64_t* input_rows = nullptr;
   const int64_t* output_rows = nullptr;
   int threads = 0;        // 0 for as many as make the call faster
@@ -284,7 +283,7 @@ struct ProgramRun {
   size_t bytes = 0;            // of the values of a block
   int64_t rows_of_block = 0;   // at most
   int teams = 1, members = 1;  // one of them is 1
-  // The first thread calls it after each node, if `clock` is not null.
+  // The first thread calls it after each node, unless `clock` is null.
   void (*mark)(void* clock, int32_t node) = nullptr;
   void* clock = nullptr;
 };
@@ -301,8 +300,7 @@ struct ProgramGraph {
 struct ProgramKernels {
   // Packs the weights into memory and returns their size in bytes; with null it only counts. Throws std::bad_alloc.
   size_t (*pack)(const ProgramGraph& graph, std::byte* memory);
-  // Runs the program on the weights that pack() wrote. Ids must be checked before. Throws std::bad_alloc and the errors
-  // of parallel().
+  // Runs the program on packed weights. Ids must be checked before. Throws std::bad_alloc and like parallel().
   void (*run)(const std::byte* packed, const ProgramRun& run);
   Exponentials exponentials;
 };
@@ -315,8 +313,7 @@ struct ProgramOptions {
   // In int8, outputs of LSTMs in [-1, 1] become bytes with a scale of 1/127. This is a little coarser than a scale for
   // each row, but the LSTM has already made these bytes for itself.
   bool static_scales = false;
-  // Gives the same numbers on every target in float32, int8 and int4; slower on targets without the instructions for
-  // it.
+  // Gives the same numbers on every target in float32, int8 and int4; slower on targets without instructions for it.
   bool same_everywhere = false;
 };
 
@@ -348,7 +345,6 @@ class CompiledProgram {
   // Throws std::out_of_range if an id is not in its table, and the errors of the kernels. Ids of a call with `text` are
   // not checked; a negative id is masked and looks up the first row.
   void run(const ProgramCall& call, const ProgramPlan& plan) const;
-  // Plans and runs a single call.
   void run(const ProgramCall& call) const { run(call, plan(call)); }
 
  private:

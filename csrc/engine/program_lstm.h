@@ -1,8 +1,7 @@
 // An LSTM of a program on packed weights, over whole sequences, for the rows of a block. program_kernels.h calls it.
 //
 // For each step and panel of units, a tile of registers starts from the input projection, or from a row of the table,
-// adds h·R, and turns the sums of the four gates into the new c and h, as in lstm_forward.h. It keeps nothing for
-// backward.
+// adds h·R, and turns the sums of the four gates into the new c and h, as in lstm_forward.h, but without a reserve.
 #pragma once
 
 #include "engine/program.h"
@@ -131,7 +130,6 @@ class LstmRun {
     wide_.lay_out(team_.me, team_.count, memory, weights_.kernel, weights_.recurrent);
   }
 
-  // Runs a whole sequence.
   void run() {
     begin();
     team_.meet();
@@ -374,7 +372,6 @@ class LstmRun {
     }
   }
 
-  // advance_all() for one row and panel.
   CELLERATE_PART_OF_CALLER inline void advance(Index step, Index row, Index panel, F i, F f, F g, F o) {
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, weights_.units);

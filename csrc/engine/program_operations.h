@@ -80,8 +80,7 @@ class ProgramOperations {
     return -1;
   }
 
-  // Copies the rows of an input, (B, T, F) or ids (B, T), into the order of a block, unless the block reads them in
-  // place.
+  // Copies the rows of an input, (B, T, F) or ids (B, T), into the order of a block, unless it is read in place.
   void take(const Block& block, Index n, Index count) {
     Index input = 0;
     for (Index before = 0; before < n; ++before) input += nodes_[before].op == ProgramOp::kInput;

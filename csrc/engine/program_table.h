@@ -44,7 +44,6 @@ struct ProgramOpRow {
   bool predicts = true;  // whether packed models compute it
 
   constexpr bool reads_many() const { return inputs[0] != nullptr && *inputs[0] == '*'; }
-  // Includes optional inputs.
   constexpr size_t count_of_inputs() const {
     size_t count = 0;
     while (count < std::size(inputs) && inputs[count] != nullptr) ++count;

@@ -41,8 +41,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 
 // int4 numbers are multiplied as the upper halves of bytes, so 16 times too large, because the upper numbers then need
 // no shift. On targets whose byte products take absolute values (kShortSums), the numbers are stored plus 8 and summed
-// in 16 bits; then eight times the sum of the left factor is subtracted, and the sum multiplied by 16. The results are
-// the same.
+// in 16 bits; then eight times the sum of the left factor is subtracted, and the sum times 16 is the same result.
 constexpr int kNumberOffset = Simd::kShortSums ? 8 : 0;
 
 // The numbers in the lower and in the upper half of each byte, as signed bytes.
@@ -173,8 +172,7 @@ inline void add_narrow(const float* x, const float* weights, Index next_panel, I
   }
 }
 
-// sums += the product of up to three rows of bytes and a panel of int4. Sums each group in integers and then scales it,
-// group by group.
+// sums += the product of up to three rows of bytes and a panel of int4; sums each group in integers, then scales it.
 template <int kCount>
 [[gnu::noinline]] void add_groups_of(const StepRows& a, Index row, const StepMatrix& b, Index panel,
                                      float* sums) {

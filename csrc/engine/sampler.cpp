@@ -63,8 +63,7 @@ void Sampler::add(int32_t id) {
 }
 
 int64_t Sampler::choose(const float* logits, uint64_t position, float* log_probability) {
-  // NaN or an infinity times zero is NaN, and makes the sum NaN. Sixteen of each, because a single one would wait for
-  // the operation before.
+  // NaN or an infinity times zero is NaN, and makes the sum NaN. Sixteen sums, because one would wait for each addition.
   constexpr int kSums = 16;
   float checks[kSums] = {}, tops[kSums];
   std::fill_n(tops, kSums, logits[0]);
@@ -147,8 +146,7 @@ int64_t Sampler::filter(double total) {
     std::iota(order, order_.end(), 0);
     std::nth_element(order, order + left, order_.end(), before);
   } else {
-    // Skip weights so small that all of them together are less than top_p leaves out. Take half of this limit, because
-    // sums are rounded.
+    // Skip weights so small that all of them together are less than top_p leaves out; half of it, as sums are rounded.
     const double least = (1 - sampling_.top_p) * total / (2 * static_cast<double>(outputs_));
     left = 0;
     for (int64_t n = 0; n < outputs_; ++n) {

@@ -1,7 +1,6 @@
 // Chooses the next token from logits, in double precision and with counter-based random numbers.
 //
-// It knows nothing about models: logits in, a token out. cellerate.runtime.text.sampling follows the same rules in
-// NumPy.
+// It does not depend on a model. cellerate.runtime.text.sampling follows the same rules in NumPy.
 #pragma once
 
 #include <cstddef>
@@ -65,8 +64,7 @@ class Sampler {
   const int64_t outputs_;
   std::vector<double> scores_, weights_;
   std::vector<int32_t> order_;
-  // For the penalty: the count of each id in its window; and with a window, a ring of the last ids and the count of all
-  // ids so far.
+  // For the penalty: the count of each id; and with a window, a ring of the last ids and the number of ids so far.
   std::vector<int32_t> times_;
   std::vector<int32_t> ring_;
   size_t came_ = 0;

@@ -11,8 +11,7 @@
 namespace cellerate {
 namespace {
 
-// Positions that a call reads: enough to hide the cost of the call, and few enough for the outputs of all layers to
-// stay in the cache.
+// Positions that a call reads: enough to hide its cost, and few enough for all outputs to stay in the cache.
 constexpr int64_t kPositionsAtOnce = 192;
 constexpr int64_t kLargestTable = int64_t{64} << 20;
 // The fewest ids whose time measures the speed of drawing.
@@ -142,8 +141,7 @@ void TextProgram::run(const Sizes& sizes, const int32_t* ids, const float* state
   program_.run(call, sizes.plan);
 }
 
-// Checks the arguments of read(). If rows have lengths, returns the ids with -1 after the end of each row; else
-// nothing.
+// Checks the arguments of read(). If rows have lengths, returns the ids with -1 after the end of each row.
 std::vector<int32_t> TextProgram::checked(const TextIds& text, const float* state) const {
   std::vector<int32_t> read;
   for (int64_t row = 0; row < text.batch; ++row) {
@@ -185,8 +183,7 @@ void TextProgram::score(const TextIds& text, const float* state, float* new_stat
   run_all(true, text, state, new_state, log_probabilities);
 }
 
-// Reads the ids in parts; each part starts from the states of the part before. `result` gets log probabilities or
-// logits.
+// Reads the ids in parts; each part starts from the last states. `result` gets log probabilities or logits.
 void TextProgram::run_all(bool scores, const TextIds& text, const float* state, float* new_state,
                           float* result) const {
   const std::vector<int32_t> read = checked(text, state);
@@ -220,8 +217,7 @@ void TextProgram::run_all(bool scores, const TextIds& text, const float* state, 
 // With few rows, the choice is between one thread and all together: each then multiplies its part of the columns, which
 // stay in its cache, and all meet after each layer. With more rows, the choice is between all together and rows of its
 // own for each thread, which then waits for no other. Measured on two cores with 64 rows and 512 units in int8, all
-// together take 0.81 of the time; but while another program holds a core, waiting takes several times as long as the
-// work.
+// together take 0.81 of the time; but while another program holds a core, waiting takes several times the work.
 std::vector<TextProgram::Drawn> TextProgram::generate(const std::vector<Draw>& draws, const float* state,
                                                       float* new_state, float* logits) const {
   const auto batch = static_cast<int64_t>(draws.size());

@@ -9,8 +9,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Rows and words of a tile, and the most rows whose sums fit beside the factors: two tiles of rows times two of
-// columns.
+// Rows and words of a tile, and the most rows whose sums fit beside the factors: 2 tiles of rows times 2 of columns.
 constexpr Index kTileRows = 16, kTileWords = 16, kBlockRows = 2 * kTileRows;
 
 // Whether words of the summed axis are multiplied in tiles; there they are padded with zeros to whole tiles.

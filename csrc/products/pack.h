@@ -229,8 +229,7 @@ Index packed_words(Index n, Index depth) {
   const Index rows = round_up(n, kRows);
   return (kTiled<kPairs> ? larger(rows, round_up(n, kBlockRows)) : rows) * depth;
 }
-// The words from row to row of a packed left factor: also from one tile of rows to the next, an odd number of cache
-// lines.
+// The words from row to row of a packed left factor: from tile to tile, too, an odd number of cache lines.
 template <bool kPairs>
 Index packed_depth(Index k) {
   constexpr Index kWhole = 16 / std::gcd(16, kRows);

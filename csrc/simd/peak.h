@@ -1,5 +1,4 @@
-// Measures how fast this target multiplies, and reads memory, when nothing else limits it. Reports give a kernel's
-// speed as a share of its limit.
+// Measures how fast this target multiplies, and reads memory: the limits to which reports compare the kernels.
 #pragma once
 
 #include "cells/lstm_layout.h"

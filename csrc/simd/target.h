@@ -1,7 +1,6 @@
 // A target, which is an instruction set: the structure of its name and algorithms, and below, the definition for each.
 //
-// A target_*.cpp sets CELLERATE_TARGET, and includes its vectors and then this header. Without CELLERATE_TARGET, the
-// header only declares the structure.
+// A target_*.cpp sets CELLERATE_TARGET, then includes its vectors and this header, which else has only the structure.
 #pragma once
 
 #include "cells/lstm.h"

@@ -30,8 +30,7 @@ class Scratch {
 // gives fresh memory at each step, clearing it in small pages costs as much as the arithmetic.
 void use_huge_pages(void* data, size_t bytes);
 
-// Lays out arrays one after another, each on a new cache line: first without memory, to count the bytes, then with
-// memory.
+// Lays out arrays one after another, each on a new cache line: first without memory, to count the bytes, then with it.
 class Layout {
  public:
   explicit Layout(std::byte* base) : base_(base) {}

@@ -61,8 +61,7 @@ void wait_while(const std::atomic<Value>& value, Value old, std::chrono::microse
   value.wait(old, std::memory_order_acquire);
 }
 
-// Spins until condition() holds; after kBarrierPauses, longer than running threads need, it yields the core between
-// checks.
+// Spins until condition() holds; after kBarrierPauses, more than running threads need, it yields between checks.
 template <class Condition>
 void spin_until(Condition condition) {
   for (int i = 0; !condition(); ++i) {
@@ -161,8 +160,7 @@ class Pool {
       return;
     }
     const uint64_t phase = (phase_.load(std::memory_order_relaxed) & ~kState) + kNextPhase;
-    // phase_ is kBetween: a worker that reads a new value below then rereads phase_, and sees kBetween or a later
-    // state.
+    // phase_ is kBetween: a worker that reads a new value below rereads phase_, and sees kBetween or a later state.
     parts_.store(parts, std::memory_order_release);
     part_.store(part, std::memory_order_release);
     part_context_.store(context, std::memory_order_release);
@@ -216,8 +214,7 @@ class Pool {
     std::atomic<uint64_t> phase{0};
   };
 
-  // Takes part n, unless another thread has taken it in this phase. A phase ends only when all its parts are taken, so
-  // a late thread takes none.
+  // Takes part n, unless another thread has in this phase. Late threads take none: a phase ends with all parts taken.
   bool take(int n, uint64_t phase) {
     uint64_t last = taken_[n].phase.load(std::memory_order_relaxed);
     return last < phase && taken_[n].phase.compare_exchange_strong(last, phase, std::memory_order_relaxed);

@@ -64,8 +64,7 @@ void with_crew(int count, void (*lead)(void* context, Crew& crew), void* context
 // stays true for a multiple of the lost time, so that trying again costs little.
 bool cores_are_wanted();
 
-// Which calls of layers use several threads. Tests set it to run small calls on threads; results are the same to the
-// bit.
+// Which calls of layers use several threads. Tests set it to run small calls on threads; it never changes results.
 enum class Sharing {
   kByWork,       // calls that threads make faster
   kAlways,       // all calls that can

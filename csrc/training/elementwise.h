@@ -65,8 +65,7 @@ inline void normalize_back(Normalizer normalizer, const float* y, const float* d
   }
 }
 
-// The sum of term(first, end) over a row. It adds lane by lane first, whatever the division of the rows, so the result
-// is always the same.
+// The sum of term(first, end) over a row, lane by lane first, so that it is the same for any division of the rows.
 template <class Term>
 float sum_of_row(Index features, const Term& term) {
   F sums = set(0.0f);

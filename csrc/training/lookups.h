@@ -35,8 +35,7 @@ struct InputParts {
   std::vector<Part> still;  // (B, rows) each
 };
 
-// Which rows of an embedding are multiplied once and then looked up: all rows of its table, or the distinct rows that
-// each piece reads.
+// Which rows of an embedding are multiplied once and looked up: all, or the distinct rows that each piece reads.
 class Lookup {
  public:
   // Whether LSTMs look up rows in this batch.

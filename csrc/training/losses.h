@@ -84,8 +84,7 @@ inline Term binary_term(const Loss& loss, float y, float target) {
   target = smoothed(loss, target);
   return loss.from_logits ? entropy_of_logit(y, target) : entropy_of_probability(loss, y, target);
 }
-// The two flags: whether alpha weighs the classes, and whether the cross-entropy takes logits, as on TensorFlow, and
-// not clipped probabilities.
+// Its two flags: whether alpha weighs the classes, and whether the cross-entropy takes logits, as on TensorFlow.
 inline Term binary_focal_term(const Loss& loss, float y, float target) {
   const float alpha = loss.numbers[0], gamma = loss.numbers[1];
   target = smoothed(loss, target);

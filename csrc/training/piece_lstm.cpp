@@ -150,8 +150,7 @@ void Piece::multiply_still(int32_t n) const {
   }
 }
 
-// The gradients of the inputs that are the same at all steps, and of their rows of the kernel. Runs after the backward
-// of the LSTM, which writes d_row_bias.
+// The gradients of the inputs that are the same at all steps, and of their rows of the kernel, from d_row_bias.
 void Piece::still_back(int32_t n) {
   const ProgramNode& of = node(n);
   const InputParts& parts = program_.parts_[n];

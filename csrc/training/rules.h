@@ -8,8 +8,7 @@
 
 namespace cellerate {
 
-// A row for each loss: its kind, the name of Keras's function, and the function in losses.h that computes it. A comment
-// lists Loss::numbers, in order.
+// A row for each loss: its kind, Keras's name, and the function in losses.h. A comment lists Loss::numbers, in order.
 // clang-format off
 #define CELLERATE_LOSSES(row) \
   row(kSquared, "mean_squared_error", mean_loss<squared_term>) \
@@ -86,8 +85,7 @@ struct Measure {
   bool weighted = false;   // whether positions are multiplied by the sample weights
 };
 
-// How an optimizer updates a weight w from its gradient g, with up to three slots: a, b, c. Each comment lists the
-// TrainingNumbers of a step, in order.
+// How an optimizer updates a weight w from its gradient g, with slots a, b, c. Comments list the numbers, in order.
 enum class UpdateKind : int32_t {
   kSgd,       // rate
   kMomentum,  // rate, momentum; a: momentum
