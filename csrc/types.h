@@ -1,4 +1,4 @@
-// The number types of arrays: one row a type, which the checks, the bindings and XLA read.
+// The number types of arrays: one row for each type, which the checks, the bindings and XLA read.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace cellerate {
 // The types in which x, states and outputs are stored; pack.h loads and stores them.
 enum class Storage : int32_t { kFloat32, kBfloat16, kCount };
 
-// How a packed model's matrices are kept and multiplied; int4 is widened and multiplied as int8.
+// The type in which the matrices of a packed model are stored and multiplied; int4 is widened and multiplied as int8.
 enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kInt4, kCount };
 inline constexpr const char* kPrecisionNames[] = {"float32", "bfloat16", "int8", "int4"};
 
@@ -20,7 +20,7 @@ static_assert(static_cast<int>(Type::kInt32) == static_cast<int>(Storage::kCount
 struct TypeRow {
   const char* name;
   size_t bytes;
-  uint8_t dlpack_code, bits;  // as NumPy and torch pass it
+  uint8_t dlpack_code, bits;  // in arrays of NumPy and torch
   int32_t xla;                // XLA's PrimitiveType
 };
 // In the order of Type.

@@ -18,7 +18,7 @@ size_t place_among(const char* what, std::string_view name, std::span<const char
 }
 namespace {
 
-// One axis of a rule: factor times the size of a letter, or the factor alone.
+// One axis of a rule: a factor times the size of a letter, or only the factor.
 struct Axis {
   int64_t factor = 1;
   char letter = 0;

@@ -1,4 +1,4 @@
-// Checks the arrays and options that a caller passes, whatever it calls.
+// Checks the arrays and options of any call.
 //
 // NumPy and torch (bindings.cpp) and XLA (xla_ffi.cpp) pass the same arrays in the same order, and must refuse the
 // same mistakes with the same messages.
@@ -19,20 +19,20 @@
 
 namespace cellerate {
 
-// An array that is dense and row-major, or absent: then data is null and shape is not used.
+// A dense row-major array. If it is absent, `data` is null and `shape` is not used.
 struct Array {
   void* data = nullptr;
   Type type = Type::kOther;
   std::vector<int64_t> shape;
-  bool present = false;  // also for an array without elements, which has no data
+  bool present = false;  // also true for an array without elements, whose data is null
 };
 
 using Arrays = std::span<const Array>;
 using Names = std::span<const char* const>;
 
-// The arrays of one call by name. Looking one up checks it, and so fixes the sizes and the storage that others share.
+// The arrays of one call by name. Each lookup checks an array, and fixes the sizes and the storage that arrays share.
 //
-// All throw std::invalid_argument, which names the array, the shape or type that it should have, and what came.
+// All functions throw std::invalid_argument, which names the array, and the expected and actual shape or type.
 class Checker {
  public:
   // Arrays in the order of their names; results are those that the call will write.
@@ -40,11 +40,11 @@ class Checker {
 
   bool has(const char* name) const { return find(name) != nullptr; }
 
-  // The data of an array, null if it is absent.
+  // The data of an array, or null if it is absent.
   //
-  // T says which types it may have: float, int32_t, uint8_t for bool, std::byte for bytes, and void for the storage,
-  // which is the same for all of these arrays. Axes are separated by spaces: a letter is a size that all arrays share,
-  // a number is itself, and 4H four times H.
+  // T is the accepted type: float, int32_t, uint8_t for bool, std::byte for bytes, and void for the storage type, which
+  // all such arrays share. Axes are separated by spaces: a letter is a size that all arrays share, a number is itself,
+  // and 4H is four times H.
   template <class T>
   T* get(const char* name, const char* axes) {
     const Array* array = find(name);
@@ -52,18 +52,18 @@ class Checker {
     check(*array, name, axes, accepted(static_cast<T*>(nullptr)));
     return static_cast<T*>(array->data);
   }
-  // The same for an array that must be there.
+  // The data of an array that must be present.
   template <class T>
   T* need(const char* name, const char* axes) {
     if (!has(name)) throw std::invalid_argument(std::string(name) + ": expected an array, got none");
     return get<T>(name, axes);
   }
 
-  // A size that the arrays looked up so far have determined, at least 1.
+  // A size that previous lookups have fixed; throws if it is 0.
   int64_t size(char letter, const char* what) const;
   void set_size(char letter, int64_t size) { sizes_[index(letter)] = size; }
 
-  // The storage, as the first array of that type has determined it.
+  // The storage type, fixed by the first lookup of an array with T = void.
   Storage storage() const { return storage_ == Type::kOther ? Storage::kFloat32 : Storage(storage_); }
 
  private:
@@ -83,12 +83,12 @@ class Checker {
   std::string expected_type(Accepted accepted) const;
   [[noreturn]] void refuse_shape(const Array& array, const char* name, const char* axes) const;
 
-  std::vector<std::pair<const char*, const Array*>> arrays_;  // those that are there
+  std::vector<std::pair<const char*, const Array*>> arrays_;  // the arrays that are present
   int64_t sizes_['Z' - 'A' + 1];
   Type storage_ = Type::kOther;
 };
 
-// An option as one of an enumeration's kCount values.
+// An option as one of the kCount values of an enumeration.
 template <class Enum>
 Enum option(const char* name, int64_t value, int64_t count = static_cast<int64_t>(Enum::kCount)) {
   if (value < 0 || value >= count) {
@@ -97,15 +97,15 @@ Enum option(const char* name, int64_t value, int64_t count = static_cast<int64_t
   }
   return static_cast<Enum>(value);
 }
-// The place of a name among others. Throws std::invalid_argument if it is none of them.
+// The index of a name among `names`. Throws std::invalid_argument if it is not there.
 size_t place_among(const char* what, std::string_view name, std::span<const char* const> names);
-// One of an enumeration's values by its name.
+// The value of an enumeration with this name.
 template <class Enum, size_t kNames>
 Enum named(const char* what, std::string_view name, const char* const (&names)[kNames]) {
   static_assert(kNames == static_cast<size_t>(Enum::kCount));
   return static_cast<Enum>(place_among(what, name, names));
 }
-// The same for an activation: its code, and the bits of its parameters.
+// An activation as options: its code, and the bits of its parameters.
 constexpr size_t kActivationOptions = 1 + Activation::kMostParameters;
 inline Activation activation_option(const char* name, std::span<const int64_t> values) {
   if (values.size() != kActivationOptions) {
@@ -118,7 +118,7 @@ inline Activation activation_option(const char* name, std::span<const int64_t> v
   }
   return found;
 }
-// The same for a bool.
+// An option that is a bool.
 inline bool option(const char* name, int64_t value) { return option<bool>(name, value, 2); }
 
 }  // namespace cellerate

@@ -1,4 +1,4 @@
-// The Python module cellerate.kernels._core: arguments in, errors out; nothing is computed here.
+// The Python module cellerate.kernels._core: converts arguments and errors; it computes nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -27,7 +27,7 @@ using cellerate::Names;
 using cellerate::Type;
 
 Type type_of(const nb::dlpack::dtype& type) {
-  // NumPy cannot pass bfloat16; its 16 bits come as uint16.
+  // NumPy does not have bfloat16, so Python passes its 16 bits as uint16.
   if (type == nb::dtype<uint16_t>()) return Type::kBfloat16;
   return cellerate::type_where([&](const cellerate::TypeRow& row) {
     return type.code == row.dlpack_code && type.bits == row.bits && type.lanes == 1;
@@ -120,7 +120,7 @@ nb::list phase_times() {
 }  // namespace
 
 NB_MODULE(_core, module) {
-  // What a framework's caches hold until the process ends, such as a model that JAX has compiled, is not lost.
+  // Objects in a framework's caches, such as a model that JAX has compiled, live until the process ends: not a leak.
   nb::set_leak_warnings(false);
   module.doc() = "Cellerate's native core; cellerate.kernels.native is its face.";
   module.def(
@@ -167,7 +167,7 @@ NB_MODULE(_core, module) {
                                      tuple_of(each->results), tuple_of(each->sizes));
   }
   module.attr("CALLS") = all;
-  // What an option of a call is by name: the name's place is its code.
+  // The names of options; the index of a name is its code.
   module.attr("ACTIVATIONS") = tuple_of(cellerate::Activation::kNames);
   module.attr("FUNCTIONS") = tuple_of(cellerate::kFunctionNames);
   module.attr("MASKED_OUTPUTS") = tuple_of(cellerate::kMaskedOutputNames);

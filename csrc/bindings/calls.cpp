@@ -2,7 +2,7 @@
 
 namespace cellerate {
 
-// One row an algorithm: its calls, which <algorithm>_calls.cpp defines.
+// One row for each algorithm: its calls, defined in <algorithm>_calls.cpp.
 extern const std::span<const Call> kLstmCalls;
 extern const std::span<const Call> kDenseCalls;
 

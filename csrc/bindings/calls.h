@@ -1,4 +1,4 @@
-// The calls of the core by name: what bindings.cpp and xla_ffi.cpp offer, without knowing any of them.
+// The calls of the core by name, so that bindings.cpp and xla_ffi.cpp need not know any single call.
 #pragma once
 
 #include <functional>
@@ -13,25 +13,25 @@ using Run = std::function<void()>;
 
 struct Call {
   const char* name;
-  // The orders in which options, whole numbers, and arrays are passed. Absent arrays keep their place.
+  // The order of the options, which are whole numbers, and of the arrays. Absent arrays keep their place.
   Names options, arguments, results;
-  // Checks everything and gives what runs while the arrays live. Throws std::invalid_argument.
+  // Checks everything, and returns a function that runs the call while the arrays live. Throws std::invalid_argument.
   Run (*prepare)(Options options, Checker& arrays);
-  // How many bytes the result `reserve` has, for sizes in the order of their names; null if there is none.
+  // The bytes of the result `reserve`, for sizes in the order of their names; null for a call without a reserve.
   size_t (*reserve_bytes)(Storage storage, Options options, Options sizes) = nullptr;
   Names sizes = {};
 };
 
 std::vector<const Call*> calls();
 
-// Throws std::invalid_argument if there is no such call.
+// Throws std::invalid_argument if no call has this name.
 const Call& call_named(std::string_view name);
 
-// Checks a call and gives what runs it, which needs no lock of Python: it throws what the algorithm does. Throws
-// std::invalid_argument if something does not fit.
+// Checks a call, and returns a function that runs it without Python's lock and throws the errors of the algorithm.
+// Throws std::invalid_argument if an argument does not fit.
 Run prepare(const Call& call, Options options, Arrays arguments, Arrays results);
 
-// How many bytes forward keeps for backward. Throws std::invalid_argument as above, also for a call that keeps nothing.
+// The bytes of the reserve. Throws std::invalid_argument if an argument does not fit, or the call keeps nothing.
 size_t reserve_bytes(const Call& call, std::string_view storage, Options options, Options sizes);
 
 }  // namespace cellerate

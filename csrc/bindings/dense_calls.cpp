@@ -1,4 +1,4 @@
-// The dense layer as calls: what its arrays must be, and how they fill the structures of dense.h.
+// The calls of the dense layer: checks their arrays and fills the structures of dense.h.
 #include "bindings/calls.h"
 #include "products/dense.h"
 #include "simd/dispatch.h"

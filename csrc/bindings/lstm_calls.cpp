@@ -1,4 +1,4 @@
-// The LSTM as calls: what its arrays must be, and how they fill the structures of lstm.h.
+// The calls of the LSTM: checks their arrays and fills the structures of lstm.h.
 #include "bindings/calls.h"
 #include "cells/lstm.h"
 #include "simd/dispatch.h"
@@ -64,7 +64,7 @@ void fill_inputs(Options options, Checker& arrays, LstmInputs& in) {
 
 const char* outputs_axes(const LstmInputs& in) { return in.return_sequences ? "B T H" : "B H"; }
 
-// The reserve, whose size follows from everything else.
+// The reserve; its size follows from all other arrays and options.
 void* get_reserve(Checker& arrays, LstmInputs& in) {
   in.storage = arrays.storage();
   arrays.set_size('R', static_cast<int64_t>(target().lstm->reserve_bytes(in)));
@@ -98,7 +98,8 @@ Run prepare_backward(Options options, Checker& arrays) {
   call.d_h0 = arrays.get<void>("d_h0", "B H");
   call.d_c0 = arrays.get<void>("d_c0", "B H");
   call.reserve = get_reserve(arrays, call);
-  if (call.reserve == nullptr) throw std::invalid_argument("reserve: expected what forward kept, got none");
+  if (call.reserve == nullptr)
+    throw std::invalid_argument("reserve: expected the reserve that forward wrote, got none");
   return [call] { backward(call); };
 }
 

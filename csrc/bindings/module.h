@@ -1,4 +1,4 @@
-// What the files beside bindings.cpp add to the Python module.
+// The parts of the Python module in the files beside bindings.cpp.
 #pragma once
 
 #include <nanobind/nanobind.h>

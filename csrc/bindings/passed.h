@@ -1,4 +1,4 @@
-// What Python passes: the memory of arrays, and the nodes of a program.
+// Arguments from Python: the memory of arrays, and the nodes of a program.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +24,7 @@ namespace cellerate {
 
 using ProgramWeights =
     std::optional<nanobind::ndarray<const float, nanobind::c_contig, nanobind::device::cpu>>;
-using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
+using ActivationCodes = std::vector<int64_t>;  // the code of the activation, and the bits of its parameters
 // op; inputs and arrays in the order of its row; activation, recurrent_activation, normalizer, masked_output;
 // go_backwards, return_sequences, ids, cell; number; whole numbers
 using PassedNode =
@@ -32,25 +32,25 @@ using PassedNode =
                std::tuple<ActivationCodes, ActivationCodes, std::string, std::string>,
                std::tuple<bool, bool, bool, bool>, float, std::vector<int64_t>>;
 
-// What a call has in common with others of the same shapes.
+// The parts that calls with the same shapes share.
 struct ProgramSizes {
   std::vector<ValueShape> shapes;
   std::vector<int64_t> begins;
 };
 
-// The memory of an array, which stays where it is as long as this is there. nanobind's own type would take NumPy's arrays
-// by DLPack, which costs 0.1 µs more for each.
+// The memory of an array, which stays valid while this object lives. nanobind's own type would take NumPy's arrays by
+// DLPack, which costs 0.1 µs more for each array.
 class Buffer {
  public:
   enum class Access : int { kRead = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT, kWrite = kRead | PyBUF_WRITABLE };
 
-  // Empty if the object gives no such memory.
+  // Empty if the object does not provide such memory.
   Buffer(nanobind::handle array, Access access) {
     if (PyObject_GetBuffer(array.ptr(), &view_, static_cast<int>(access)) == 0) return;
     PyErr_Clear();
     view_.obj = nullptr;
   }
-  // After it only the data may be asked for: of some objects the shape lies in the view itself.
+  // After a move only the data is valid, because the shape of some objects is inside the moved view.
   Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
   Buffer& operator=(Buffer&&) = delete;
   ~Buffer() { PyBuffer_Release(&view_); }
@@ -66,7 +66,7 @@ class Buffer {
     const auto *mine = data<std::byte>(), *its = other.data<std::byte>();
     return mine < its + other.view_.len && its < mine + view_.len;
   }
-  // Whether it has this shape and type, the code of `struct`.
+  // Whether the array has this shape and type, a code of Python's `struct`.
   bool is(std::span<const int64_t> shape, char type) const {
     if (view_.obj == nullptr || view_.format == nullptr || view_.format[0] != type || view_.format[1] != 0)
       return false;
@@ -77,14 +77,13 @@ class Buffer {
   Py_buffer view_{};
 };
 
-// A list of nodes of Python. Throws nanobind::cast_error.
+// Converts a Python list of nodes. Throws nanobind::cast_error.
 std::vector<PassedNode> passed_nodes(const nanobind::list& list);
 
-// The nodes, whose inputs and arrays stay where they were passed. Throws std::invalid_argument.
+// The nodes; their inputs and arrays point into `passed`. Throws std::invalid_argument.
 std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed);
 
-// The rows of program_table.h that a flag is set for: the inputs, the arrays, the number, the whole numbers and the shapes
-// by name.
+// The rows of program_table.h for which `flag` is set; by name: inputs, arrays, number, whole numbers and shapes.
 nanobind::dict operations_with(bool ProgramOpRow::* flag);
 
 }  // namespace cellerate

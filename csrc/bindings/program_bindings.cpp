@@ -19,7 +19,7 @@ using Times = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const float* data_of(const ProgramWeights& array) { return array ? array->data() : nullptr; }
 
-// The rows and columns of a kernel; of an LSTM its inputs and units, and of factors only columns.
+// Sets the rows and columns of a kernel: for an LSTM its inputs and units; for a vector only the columns.
 void set_sizes(ProgramNode& node, const ProgramWeights& kernel, const ProgramWeights& recurrent_kernel,
                const ProgramWeights& bias) {
   const ProgramWeights& weights = kernel ? kernel : bias;
@@ -75,11 +75,11 @@ void run(const CompiledProgram& program, int64_t batch, const ProgramSizes& size
   program.run(call);
 }
 
-// A program's calls for one input and one output of the same sizes again and again: all but their numbers is settled
-// when it is made. States go from call to call, in two arrays each that take turns.
+// Repeated calls of a program with one input and one output of the same sizes, planned once. States pass from call to
+// call, each in two arrays that take turns.
 class PreparedRun {
  public:
-  // The places of a state among the program's inputs and outputs, and its two arrays, the first of which holds it.
+  // The index of a state among the program's inputs and outputs, and its two arrays; the first holds the initial state.
   using State = std::tuple<size_t, size_t, nb::object, nb::object>;
 
   PreparedRun(const CompiledProgram& program, int64_t batch, const ProgramSizes& sizes, size_t input,
@@ -88,17 +88,18 @@ class PreparedRun {
     check_sizes(program, sizes);
     const size_t others = states.size() + 1;
     if (program.inputs() != others || program.outputs() != others || input >= others || output >= others)
-      throw std::invalid_argument("expected one input, one output and all states");
+      throw std::invalid_argument("expected one input, one output, and otherwise only states");
     for (size_t side = 0; side < 2; ++side) {
       inputs_[side].resize(others);
       outputs_[side].resize(others);
     }
     for (const auto& [from, to, first, second] : states) {
       if (from >= others || to >= others)
-        throw std::invalid_argument("expected each state among the inputs and the outputs");
+        throw std::invalid_argument("expected states that are inputs and outputs of the program");
       for (const nb::object& array : {first, second}) {
         if (!held_.emplace_back(array, Buffer::Access::kWrite).is(shape_of(program.node_of_input(from)), 'f'))
-          throw std::invalid_argument("the array of a state does not fit");
+          throw std::invalid_argument(
+              "expected the arrays of a state in float32 and in the shape of the state");
       }
       float* const arrays[] = {held_[held_.size() - 2].data<float>(), held_.back().data<float>()};
       for (size_t side = 0; side < 2; ++side) {
@@ -114,7 +115,7 @@ class PreparedRun {
 
   PreparedRun(const PreparedRun&) = delete;
 
-  // False, and nothing done, if the arrays are not as they were announced, or share memory.
+  // Returns false and does nothing if an array has another shape or type than planned, or if they share memory.
   bool run(nb::handle x, nb::handle result) {
     const Buffer from(x, Buffer::Access::kRead), to(result, Buffer::Access::kWrite);
     if (!fits(from, to)) return false;
@@ -124,11 +125,12 @@ class PreparedRun {
     return true;
   }
 
-  // The seconds that each of so many calls takes without Python around it.
+  // The seconds of each of `count` calls, without the overhead of Python.
   std::vector<double> time(nb::handle x, nb::handle result, int64_t count) {
     using Clock = std::chrono::steady_clock;
     const Buffer from(x, Buffer::Access::kRead), to(result, Buffer::Access::kWrite);
-    if (!fits(from, to)) throw std::invalid_argument("the arrays are not as they were announced");
+    if (!fits(from, to))
+      throw std::invalid_argument("expected arrays in the shapes and types that the calls are planned for");
     const std::shared_ptr<const ProgramPlan> plan = plan_now();
     std::vector<double> seconds;
     const nb::gil_scoped_release release;
@@ -164,7 +166,7 @@ class PreparedRun {
   }
 
   ProgramCall call() const { return {batch_, sizes_.shapes.data(), sizes_.begins.data(), nullptr, nullptr}; }
-  // Of a whole batch of a node's values.
+  // The shape of a node's value for a whole batch.
   std::vector<int64_t> shape_of(size_t node) const {
     const auto [steps, features, sequences] = sizes_.shapes[node];
     std::vector<int64_t> shape{batch_};
@@ -187,7 +189,7 @@ class PreparedRun {
   std::shared_ptr<const ProgramPlan> plan_;
 };
 
-// Of each node: whether another one does its work, whether LSTMs look it up, and whether it looks ids up in a table.
+// For each node: ValueLink::nothing, looked_up and tabled.
 std::vector<std::tuple<bool, bool, bool>> links(const CompiledProgram& program) {
   std::vector<std::tuple<bool, bool, bool>> found;
   for (const ValueLink& link : program.links()) found.emplace_back(link.nothing, link.looked_up, link.tabled);

@@ -62,8 +62,8 @@ void read_text(const TextProgram& model, const In<int32_t>& ids, const std::opti
   (model.*kRead)(text, state.data(), new_state.data(), result.data());
 }
 
-// A step of some sequences, whose arrays Python has not looked at: state (B, S), ids (B), int32 or int64. False, and
-// nothing done, if something does not fit; then the full checks say what.
+// Reads one id of each sequence, from arrays that Python has not checked: state (B, S); ids (B), int32 or int64.
+// Returns false and does nothing if an array does not fit; the caller's full checks then raise the error.
 bool step_text(const TextProgram& model, nb::handle state, nb::handle ids, nb::handle new_state,
                nb::handle logits) {
   const Buffer from(state, Buffer::Access::kRead), read(ids, Buffer::Access::kRead);
@@ -85,7 +85,7 @@ bool step_text(const TextProgram& model, nb::handle state, nb::handle ids, nb::h
   return true;
 }
 
-// Writes the ids and their log probabilities, (B, N) with N the largest count. Gives for each row how many there are,
+// Writes the ids and their log probabilities, (B, N) with N the largest count. Returns for each row the number of ids,
 // and whether a logit was not finite.
 std::vector<std::tuple<int64_t, bool>> draw_text(const TextProgram& model, const In<float>& state,
                                                  const Out<float>& new_state, const Out<float>& logits,

@@ -13,39 +13,37 @@ namespace cellerate {
 namespace {
 
 using Weight = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-// The values; the slots; the gradients of earlier steps and the moving average; whether it decays; l1, l2 and the slope of
+// The values; the slots; the accumulated gradients and the moving average; whether it decays; l1, l2 and the slope of
 // |w| at 0.
 using PassedWeight = std::tuple<Weight, std::vector<std::optional<Weight>>,
                                 std::tuple<std::optional<Weight>, std::optional<Weight>>, bool,
                                 std::tuple<float, float, float>>;
-// What a backend takes for derivatives where there are none, as `Kinks` names it.
+// The members of `Kinks`, in order.
 using PassedKinks = std::tuple<float, float, float, float, float, float, bool>;
-// Its name; from_logits; its own numbers; label_smoothing and the least probability; the kinks; the levels.
+// The name; from_logits; Loss::numbers; label_smoothing and the least probability; the kinks; the quantile levels.
 using PassedLoss = std::tuple<std::string, bool, std::vector<float>, std::tuple<float, float>, PassedKinks,
                               std::vector<float>>;
-// Its name, threshold, and whether it is masked and weighted.
+// The name, the threshold, and whether the measure is masked and weighted.
 using PassedMeasures = std::vector<std::tuple<std::string, float, bool, bool>>;
-// The nodes of the output, its mask and its logits; the loss, whether it is a mean, and by weight, and its factor; the measures.
+// The nodes of the output, its mask and its logits; the loss; LossHead::mean, by_weight and factor; the measures.
 using PassedHead = std::tuple<int32_t, int32_t, int32_t, PassedLoss, bool, bool, double, PassedMeasures>;
-// Of a batch normalisation: its node; the moving mean and variance; their momentum.
+// For a batch normalisation: its node; the moving mean and variance; their momentum.
 using PassedMoments = std::tuple<int32_t, Weight, Weight, float>;
-// The update; the clip and its size; whether rows are apart; whether the norm is wanted; the nodes that are copied; the
-// moments; the nodes that compute in bfloat16.
+// The members of TrainingRules: update, clip, most, rows_apart, norms, copied, moments and narrow.
 using PassedRules = std::tuple<std::string, std::string, float, bool, bool, std::vector<int32_t>,
                                std::vector<PassedMoments>, std::vector<int32_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Given = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Factors = std::optional<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>;
-// Of each node: of a gather, where each number of a row lies in a row of its input.
+// For each node: if it is a gather, the index in a row of its input of each number of its own row.
 using Gathers = std::vector<std::optional<nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>>>;
-// Takes the seconds of the nodes forward, then backward, of the losses, of packing weights, and of the update.
+// Receives the seconds of all nodes forward, all nodes backward, the losses, the packing and the update.
 using Seconds = nb::ndarray<double, nb::c_contig, nb::device::cpu>;
-// Of an output: the positions and features of a row; the targets; the weights.
+// For an output: the positions and features of a row; the targets; the sample weights.
 using PassedTargets = std::tuple<int64_t, int64_t, Given, Factors>;
-// The numbers of the update; the decay; the share of accumulated gradients; what averages keep, and whether weights
-// become theirs.
+// The members of TrainingNumbers: numbers, decay, share, kept and averaged.
 using PassedNumbers = std::optional<std::tuple<std::vector<float>, float, float, float, bool>>;
-// The loss and the norm; of each output the loss, and each measure's total and count.
+// The loss and the norm; for each output the loss, and the total and count of each measure.
 using Found =
     std::tuple<double, double, std::vector<std::tuple<double, std::vector<std::tuple<double, double>>>>>;
 
@@ -58,7 +56,9 @@ LossHead head_of(const PassedHead& passed) {
   const auto& [name, from_logits, numbers, common, kinks, levels] = loss;
   head.loss.kind = named<LossKind>("loss", name, kLossNames);
   head.loss.from_logits = from_logits;
-  if (numbers.size() > kMostLossNumbers) throw std::invalid_argument("a loss has too many numbers");
+  if (numbers.size() > kMostLossNumbers)
+    throw std::invalid_argument("expected at most " + std::to_string(kMostLossNumbers) +
+                                " numbers of a loss");
   std::copy(numbers.begin(), numbers.end(), head.loss.numbers);
   std::tie(head.loss.label_smoothing, head.loss.least) = common;
   Kinks& at = head.loss.kinks;
@@ -79,14 +79,15 @@ TrainedWeight weight_of(const PassedWeight& passed) {
   const auto data = [&](const std::optional<Weight>& array) -> float* {
     if (!array) return nullptr;
     if (array->size() != values.size())
-      throw std::invalid_argument("a slot has another size than its weight");
+      throw std::invalid_argument("expected slots of the same size as their weight");
     return array->data();
   };
   TrainedWeight weight;
   weight.values = values.data();
   weight.count = static_cast<int64_t>(values.size());
   weight.decays = decays;
-  if (slots.size() != kMostSlots) throw std::invalid_argument("expected three slots, or None for one");
+  if (slots.size() != kMostSlots)
+    throw std::invalid_argument("expected three slots for each weight, None for an absent one");
   for (size_t n = 0; n < slots.size(); ++n) weight.slots[n] = data(slots[n]);
   weight.accumulated = data(std::get<0>(others));
   weight.average = data(std::get<1>(others));
@@ -118,7 +119,7 @@ void make(TrainingProgram* self, const nb::list& list, const std::vector<std::tu
   new (self) TrainingProgram(nodes_of(nodes), std::move(drops), std::move(trained), std::move(rules));
 }
 
-// Checks the inputs of a call and gives their addresses.
+// Checks the inputs of a call and returns their addresses.
 std::vector<const void*> inputs_of(const TrainingProgram& program, int64_t rows, const ProgramSizes& sizes,
                                    const Inputs& inputs) {
   std::vector<const void*> from;
@@ -129,7 +130,7 @@ std::vector<const void*> inputs_of(const TrainingProgram& program, int64_t rows,
     const bool right_type =
         program.node(n).ids ? array.dtype() == nb::dtype<int32_t>() : array.dtype() == nb::dtype<float>();
     if (!right_type || static_cast<int64_t>(array.size()) != rows * shape.positions() * shape.features)
-      throw std::invalid_argument("an input has another type or size than its node");
+      throw std::invalid_argument("expected inputs with the type and size of their nodes");
     from.push_back(array.data());
   }
   return from;
@@ -140,9 +141,9 @@ HeadBatch part_of(const LossHead& head, int64_t rows, const PassedTargets& passe
   const int64_t places = rows * positions;
   if (targets.dtype() != (head.takes_ids() ? nb::dtype<int32_t>() : nb::dtype<float>()) ||
       static_cast<int64_t>(targets.size()) != places * head.target_features(features))
-    throw std::invalid_argument("the targets have another type or size than the output");
+    throw std::invalid_argument("expected targets with the type and size that the loss needs");
   if (weights && static_cast<int64_t>(weights->size()) != places)
-    throw std::invalid_argument("expected a weight for each position of the output");
+    throw std::invalid_argument("expected a sample weight for each position of the output");
   return {positions, features, targets.data(), weights ? weights->data() : nullptr};
 }
 
@@ -154,21 +155,22 @@ Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, con
       keys.size() != program.count() || gathers.size() != program.count() ||
       inputs.size() != program.inputs() || targets.size() != program.heads().size() ||
       copies.size() != program.copied().size())
-    throw std::invalid_argument("expected a shape, a begin and a key for each node, all inputs and targets");
+    throw std::invalid_argument(
+        "expected all inputs, targets and copies, and a shape, begin, key and gather per node");
   std::vector<const int32_t*> places;
   for (size_t n = 0; n < gathers.size(); ++n) {
     const ValueShape& shape = sizes.shapes[n];
     const bool gathers_here = program.node(n).op == ProgramOp::kGather;
     if (gathers_here != gathers[n].has_value() ||
         (gathers_here && static_cast<int64_t>(gathers[n]->size()) != shape.positions() * shape.features))
-      throw std::invalid_argument("expected a place for each number of a gather");
+      throw std::invalid_argument("expected an index for each number of a gather");
     places.push_back(gathers_here ? gathers[n]->data() : nullptr);
   }
   std::vector<float*> to;
   for (size_t n = 0; n < copies.size(); ++n) {
     const ValueShape& shape = sizes.shapes[static_cast<size_t>(program.copied()[n])];
     if (static_cast<int64_t>(copies[n].size()) != rows * shape.positions() * shape.features)
-      throw std::invalid_argument("a copy has another size than its node");
+      throw std::invalid_argument("expected copies of the same size as their nodes");
     to.push_back(copies[n].data());
   }
   const std::vector<const void*> from = inputs_of(program, rows, sizes, inputs);
@@ -186,13 +188,15 @@ Found run(TrainingProgram& program, int64_t rows, const ProgramSizes& sizes, con
   TrainingNumbers numbers;
   if (passed) {
     const std::vector<float>& each = std::get<0>(*passed);
-    if (each.size() > kMostNumbers) throw std::invalid_argument("too many numbers of an update");
+    if (each.size() > kMostNumbers)
+      throw std::invalid_argument("expected at most " + std::to_string(kMostNumbers) +
+                                  " numbers of an update");
     std::copy(each.begin(), each.end(), numbers.numbers);
     std::tie(std::ignore, numbers.decay, numbers.share, numbers.kept, numbers.averaged) = *passed;
   }
   StepSeconds spent;
   if (timed && timed->size() != 2 * program.count() + 3)
-    throw std::invalid_argument("expected room for the seconds of all parts");
+    throw std::invalid_argument("expected room for two times per node and three more");
   batch.seconds = timed ? &spent : nullptr;
   TrainingResult result;
   {

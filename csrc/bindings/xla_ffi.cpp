@@ -27,7 +27,7 @@ Array array_of(const xla::Buffer& buffer) {
   return array;
 }
 
-// Puts buffers into their places: buffer n belongs to the n-th bit that is set.
+// Puts buffers at their indices: buffer n belongs to the n-th bit that is set in `present`.
 template <class BufferOf>
 std::vector<Array> arrays_of(const BufferOf& buffer_of, int64_t present, size_t count) {
   std::vector<Array> arrays(count);

@@ -3,9 +3,9 @@
 
 namespace cellerate {
 
-// The handler of all calls for XLA's foreign function interface. Attributes: the name of the `call`, its `options`,
-// and the bit masks `arguments` and `results` of which arrays are present, counted as in the call's names; buffers
-// come in that order, without the absent ones.
+// The handler of all calls for XLA's foreign function interface. Attributes: the name of the `call`, its `options`, and
+// the bit masks `arguments` and `results`, with a bit for each array that is present, in the order of the call's names.
+// The buffers come in this order, without absent arrays.
 void* xla_call();
 
 }  // namespace cellerate

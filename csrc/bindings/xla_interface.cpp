@@ -29,7 +29,7 @@ const void* Request::attribute(std::string_view name, AttributeKind kind) const 
       return all.values[n];
     }
   }
-  throw std::invalid_argument("expected the attribute " + std::string(name));
+  throw std::invalid_argument("expected the attribute " + std::string(name) + ", got none");
 }
 
 void Request::check_type(std::string_view name, Number type, Number expected) {
@@ -55,7 +55,7 @@ void* Request::stream() const {
   if (Error* error = frame_.api->get_stream(&request)) {
     DestroyRequest destroyed{sizeof(DestroyRequest), nullptr, error};
     frame_.api->destroy_error(&destroyed);
-    throw Failure(Code::kInternal, "XLA has no stream for this call");
+    throw Failure(Code::kInternal, "expected a stream from XLA for this call, got none");
   }
   return request.stream;
 }

@@ -1,5 +1,5 @@
 // XLA's foreign function interface, as far as the core needs it: C structures whose layout every version since 0.1
-// keeps, and what reads them. Where a layout comes from: jaxlib/include/xla/ffi/api/c_api.h of jaxlib, which
+// keeps, and functions that read them. Source of the layout: jaxlib/include/xla/ffi/api/c_api.h of jaxlib, which
 // tests/bridges/test_xla_layout.py compares with this file.
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace cellerate::xla {
 
-// The version that a handler names. An XLA refuses handlers of later versions than its own, so this is the one of the
-// oldest jaxlib that pyproject.toml takes.
+// The version that a handler reports. XLA refuses handlers of a later version than its own, so this is the version of
+// the oldest jaxlib that pyproject.toml allows.
 constexpr int kMajor = 0, kMinor = 1;
 
-// Numbers that XLA gives a meaning.
+// Constants of XLA.
 constexpr int32_t kMetadata = 1;          // the kind of an extension
 constexpr int32_t kIsBuffer = 1;          // of an argument or result
 constexpr int32_t kExecute = 3;           // the stage of a call
-constexpr uint32_t kInCommandBuffer = 1;  // a trait: calls may be recorded, into a CUDA graph for one
+constexpr uint32_t kInCommandBuffer = 1;  // a trait: calls may be recorded, for example into a CUDA graph
 enum class AttributeKind : int32_t { kArray = 1, kScalar = 3, kText = 4 };
 enum class Code : int32_t {
   kInvalidArgument = 3,
@@ -31,10 +31,10 @@ enum class Code : int32_t {
 };
 enum class Number : int32_t { kBool = 1, kInt32 = 4, kInt64 = 5, kUint8 = 6, kFloat32 = 11, kBfloat16 = 16 };
 
-struct Error;    // XLA's own
-struct Context;  // of a call, XLA's own
+struct Error;    // opaque
+struct Context;  // of a call; opaque
 
-// The structures. Most begin with their size in bytes, by which XLA knows an earlier version, and with extensions.
+// Most structures begin with their size in bytes, from which XLA recognises an earlier version, and with extensions.
 struct Extension {
   size_t bytes;
   int32_t kind;
@@ -45,7 +45,7 @@ struct Version {
   Extension* extensions;
   int major, minor;
 };
-// What XLA asks of a handler that it is given.
+// The questions of XLA to a new handler.
 struct Metadata {
   size_t bytes;
   Version version;
@@ -70,9 +70,9 @@ struct StreamRequest {
   size_t bytes;
   Extension* extensions;
   Context* context;
-  void* stream;  // what is asked for
+  void* stream;  // the result
 };
-// What a handler may call; XLA's goes on after this.
+// The functions that a handler may call; XLA's structure is longer.
 struct Api {
   size_t bytes;
   Extension* extensions;
@@ -121,7 +121,7 @@ struct Attributes {
   Text** names;
   void** values;
 };
-// A call; XLA's goes on after this.
+// A call; XLA's structure is longer.
 struct Frame {
   size_t bytes;
   Extension* extensions;
@@ -133,7 +133,7 @@ struct Frame {
 };
 using Handler = Error*(Frame*);
 
-// An error of a code of its own; others follow from the type of the exception.
+// An error with a code of its own; for other exceptions, the type decides the code.
 class Failure : public std::runtime_error {
  public:
   Failure(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -143,7 +143,7 @@ class Failure : public std::runtime_error {
   Code code_;
 };
 
-// A call to read. What is not there, or of another kind, is an std::invalid_argument.
+// Reads the parts of a call. Throws std::invalid_argument if a part is missing or has another type.
 class Request {
  public:
   explicit Request(const Frame& frame) : frame_(frame) {}
@@ -162,7 +162,7 @@ class Request {
     return numbers<int64_t>(name, Number::kInt64);
   }
 
-  // The platform's stream of the call. Throws Failure if it has none.
+  // The platform's stream of the call. Throws Failure if there is none.
   void* stream() const;
 
  private:
@@ -179,8 +179,8 @@ class Request {
   const Frame& frame_;
 };
 
-// Answers a call: says what the handler is if that is all that XLA asks, else does the work. What that throws becomes
-// an error of XLA's, with "cellerate: " before its message.
+// Answers a call: describes the handler if XLA asks for metadata, else does the work. An exception becomes an error of
+// XLA, with "cellerate: " before its message.
 //   traits: 0, or kInCommandBuffer.
 Error* answer(const Frame& frame, uint32_t traits, void (*work)(const Request&));
 

@@ -31,7 +31,7 @@ struct Kernel {
   void* function;
 };
 
-// Looks strings up without a copy.
+// Lets string_views look up strings without a copy.
 struct Hash {
   using is_transparent = void;
   size_t operator()(std::string_view key) const { return std::hash<std::string_view>{}(key); }
@@ -66,11 +66,10 @@ void launch(const xla::Request& request, void* stream) {
   const std::string_view key = request.text("kernel");
   const std::optional<Kernel> kernel = kernels().find(key);
   if (!kernel) {
-    throw xla::Failure(
-        xla::Code::kNotFound,
-        "the kernel " + std::string(key) +
-            " is not loaded in this process; a program does not bring its kernels along: call or "
-            "lower the function with JAX here, in place of a program that another process exported");
+    throw xla::Failure(xla::Code::kNotFound, "the kernel " + std::string(key) +
+                                                 " is not loaded in this process; an exported "
+                                                 "program does not contain its kernels: call or "
+                                                 "lower the function with JAX in this process");
   }
   const std::span<const int32_t> numbers = request.int32s("numbers");
   const std::span<const int64_t> slots = request.int64s("slots");
@@ -95,7 +94,7 @@ void launch(const xla::Request& request, void* stream) {
   const int code = kernel->launcher(&config, kernel->function, &only, nullptr);
   if (code != 0) {
     throw xla::Failure(xla::Code::kInternal,
-                       "the CUDA driver did not start a kernel, and says " + std::to_string(code));
+                       "the CUDA driver did not start a kernel; its error code is " + std::to_string(code));
   }
 }
 

@@ -11,8 +11,8 @@ namespace cellerate {
 //   kernel                     the key under which it was registered; an address would be valid in this process only
 //   blocks, threads, shared    blocks of the grid, threads of a block, and bytes of shared memory per block
 //   numbers                    the numbers, 32 bits each
-//   slots                      for each address, which buffer it is of, arguments first, then results; -1 for null
-// The second handler is for a launcher that runs on the CPU, where there is no stream.
+//   slots                      for each address, the index of its buffer, arguments first, then results; -1 for null
+// The second handler is for a launcher that runs on the CPU, without a stream.
 void* xla_launch();
 void* xla_launch_on_host();
 

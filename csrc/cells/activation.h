@@ -34,7 +34,7 @@ struct Activation {
     kSparsePlus,
     kSparseSigmoid,
     kThreshold,
-    // These differ from the ones above at single points; cellerate.activations says where.
+    // These differ from the activations above at single points, which cellerate.activations lists.
     kSeluFromAbove,
     kLeakyReluFromAbove,
     kCeluOfBothSides,
@@ -45,8 +45,8 @@ struct Activation {
     kReluBetween,
     kCount
   };
-  // As cellerate.activations calls them, in the order of Kind. New ones come last: the programs that JAX keeps on disk
-  // hold these places.
+  // The names in cellerate.activations, in the order of Kind. Append new names at the end, because the programs that
+  // JAX caches on disk hold these indices.
   static constexpr const char* kNames[] = {
       "linear",
       "tanh",

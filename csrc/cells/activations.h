@@ -13,13 +13,12 @@ using F = Simd::F;
 
 inline F set(float x) { return Simd::set(x); }
 inline F clamp(F x, float low, float high) {
-  // In this order a NaN stays a NaN: min and max give their second argument if either is NaN.
+  // This order of arguments keeps NaN: min and max return their second argument if either is NaN.
   return Simd::min(set(high), Simd::max(set(low), x));
 }
 
 // e^x within 2 ulp, for x from -104 to `high`; beyond, the value at that end. It is finite for `high` up to 88.
-// Where only a sum of 1 and e^x is wanted, kBesideOne spares a step: then it is within 5 ulp, and within 2 where |x| is
-// below 14.
+// kBesideOne saves a step for callers that only add 1 to e^x: it is within 5 ulp, or within 2 where |x| is below 14.
 // Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial is the best of degree 6 that begins with 1 + r,
 // for |r| up to ln 2 / 2: it errs by 3e-9.
 template <bool kBesideOne = false>
@@ -43,7 +42,7 @@ inline F exponential(F x, float high) {
   return Simd::scale(p, n);
 }
 
-// A quotient that is not divided yet.
+// A quotient before its division.
 struct Quotient {
   F above, below;
 };
@@ -86,13 +85,13 @@ inline F one_and_exponential(F x) {
 inline F logistic(F x, F& e) { return Simd::div(set(1.0f), one_and_exponential(x, e)); }
 inline F logistic(F x) { return Simd::div(set(1.0f), one_and_exponential(x)); }
 
-// Whether the activations are those of nearly every LSTM. These have separate code: next to calls of the rare ones,
-// for which registers must be saved, the forward pass would take a tenth more instructions.
+// Whether the activations are tanh and sigmoid, as in nearly every LSTM. These have separate code: calls of the rare
+// activations must save registers, which would cost the forward pass a tenth more instructions.
 constexpr bool has_usual_gates(Activation activation, Activation recurrent_activation) {
   return activation == Activation::kTanh && recurrent_activation == Activation::kSigmoid;
 }
 
-// For code that must lie in the loop that calls it. Without vectors it would only become large.
+// Forces inlining into the caller's loop. Without vectors, inlining would only enlarge the code.
 #if defined(__AVX2__) || defined(__ARM_NEON)
 #define CELLERATE_PART_OF_CALLER [[gnu::always_inline]]
 #else
@@ -104,9 +103,9 @@ struct CellState {
   F c, h;
 };
 
-// With the usual activations: c' = sigmoid(f) c + sigmoid(i) tanh(g) and h = sigmoid(o) tanh(c'). Quotients are
-// multiplied before they are divided: three divisions in place of five, which take a tenth of the time of all of it.
-// Nothing overflows: the quotients of tanh lie below 1.
+// With the usual activations: c' = sigmoid(f) c + sigmoid(i) tanh(g) and h = sigmoid(o) tanh(c'). Multiplying the
+// quotients before dividing takes three divisions instead of five, which saves a tenth of the function's time. Nothing
+// overflows, because the quotients of tanh are below 1.
 CELLERATE_PART_OF_CALLER inline CellState usual_cell_here(F i, F f, F g, F o, F c) {
   const Quotient candidate = tangent_quotient(g);
   const F added = Simd::div(candidate.above, Simd::mul(one_and_exponential(i), candidate.below));
@@ -156,8 +155,8 @@ inline F relu_slope_of(const Activation& of, F x) {
   return Simd::where_greater(x, threshold, above, below);
 }
 
-// What the approximation of GELU multiplies x by, (1 + tanh u) / 2, as the sigmoid of 2u: it loses nothing where tanh is
-// near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
+// The factor of x in the approximation of GELU, (1 + tanh u) / 2, as the sigmoid of 2u, which loses no accuracy where
+// tanh is near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
 constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCubic = 0.044715f * kGeluScale;
 inline F gelu_factor(F x) {
   return logistic(Simd::mul(x, Simd::fma(Simd::mul(x, x), set(kGeluCubic), set(kGeluScale))));
@@ -243,7 +242,7 @@ constexpr bool derivative_from_value(const Activation& of) {
       return each_lane(x, [=](float v) {
         return v > parameter ? v - parameter : v < -parameter ? v + parameter : v - v;
       });
-    // A NaN is not beyond the threshold.
+    // NaN is not beyond the threshold.
     case Activation::kHardShrinkOfNumbers:
       return each_lane(x, [=](float v) { return std::fabs(v) > parameter ? v : 0.0f; });
     case Activation::kSoftShrinkOfNumbers:
@@ -271,7 +270,7 @@ constexpr bool derivative_from_value(const Activation& of) {
   const F zero = set(0.0f);
   const F one = set(1.0f);
   const float parameter = of.parameters[0];
-  // What tells the side of 0: the value, where it has the sign of x.
+  // A number with the sign of x: the value where possible, else x.
   const F side = derivative_from_value(of) ? y : x;
   switch (of) {
     case Activation::kRelu:
@@ -320,7 +319,7 @@ constexpr bool derivative_from_value(const Activation& of) {
     case Activation::kHardSilu:
       return each_lane(x, [](float v) { return v <= -3 ? 0.0f : v >= 3 ? 1.0f : v / 3 + 0.5f; });
     case Activation::kHardTanh:
-      // 1 at both ends, which cannot be told from the value alone.
+      // 1 at both ends. The value alone does not tell whether x is at an end or beyond it.
       return Simd::where_greater(x, one, zero, Simd::where_greater(set(-1.0f), x, zero, one));
     case Activation::kHardTanhOpen:
       return Simd::where_greater(one, x, Simd::where_greater(x, set(-1.0f), one, zero), zero);
@@ -359,7 +358,7 @@ inline F activate(const Activation& of, F x) {
   if (of == Activation::kSigmoid) return logistic(x);
   return activate_other(of, x);
 }
-// The same, and in `e` also e^-x for a sigmoid, and zero for others.
+// The activation's value; also sets `e` to e^-x for a sigmoid, else to zero.
 inline F activate(const Activation& of, F x, F& e) {
   if (of == Activation::kSigmoid) return logistic(x, e);
   e = set(0.0f);

@@ -3,7 +3,7 @@
 // Time runs backwards in chunks. Within a chunk, each step turns dh and dc into the gradients dz of the four gates,
 // and dz·R^T is the dh of the step before. After a chunk, dx = dz·W^T and the gradients of the weights, [x h 1]^T·dz,
 // are one product each over all its rows. With lookups, dz is summed by id instead, and the small products with the
-// embeddings follow at the end; unless dx is wanted, which then stands for the gradient of the embeddings.
+// embeddings follow at the end; but if the caller asks for dx, dx replaces the gradient of the embeddings.
 #pragma once
 
 #include <stdexcept>
@@ -24,7 +24,7 @@ class BackwardJob {
   static constexpr int kEach =
       kPairs ? 2 : 1;  // rows in one word of the summed axis, in the weights' products
   static constexpr Index kRun = kWidth / kEach;      // words of a panel's row, where K runs over the gates
-  static constexpr Index kGateRun = kLanes / kEach;  // the same for one gate
+  static constexpr Index kGateRun = kLanes / kEach;  // words of one gate in this row
 
  public:
   BackwardJob(const LstmBackward& in, const Plan& plan)
@@ -44,7 +44,7 @@ class BackwardJob {
         gate_(in.recurrent_activation),
         usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
 
-  // Takes the working memory; called first without memory, to learn how much is needed.
+  // Takes the working memory. The first call is without memory, and only counts the bytes.
   void lay_out(Layout& memory) {
     const Index chunk_rows = chunk_ * rows_;
     Layout packed(const_cast<std::byte*>(in_.packed));
@@ -71,7 +71,7 @@ class BackwardJob {
     first_ = memory.take<int32_t>(plan_.batch);
   }
 
-  // The same of the packed weights alone, and packs some of their panels.
+  // Takes the memory of the packed weights.
   void lay_out_packed(Layout& memory) {
     recurrent_ = memory.take<float>(state_panels_ * gates_deep_ * kWidth);
     const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
@@ -124,7 +124,7 @@ class BackwardJob {
   // few enough for dz to stay in the last-level cache.
   static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
 
-  // In how many shares the products of a chunk are divided: some for each thread, as long as threads come and go.
+  // The shares of a chunk's products: several for each thread while other programs want the cores.
   Index shares() const { return plan_.pieces > plan_.threads ? 4 * plan_.threads : plan_.threads; }
 
   void recur_by_rows(Crew& crew, Index begin, Index end) {
@@ -138,7 +138,7 @@ class BackwardJob {
     });
   }
 
-  // Each part multiplies back to its own units only, so that threads meet once a step.
+  // Each part computes dh only for its own units, so that threads meet once a step.
   void recur_by_units(Crew& crew, Index begin, Index end) {
     const Range rows{0, plan_.batch};
     for (Index step = end - 1; step >= begin - 1; --step) {
@@ -162,7 +162,7 @@ class BackwardJob {
   bool masked(Index row, Index step) const {
     return in_.mask != nullptr && in_.mask[row * plan_.steps + time_of(step)] == 0;
   }
-  // Where the vector of unit panel `panel` lies in d_h_.
+  // The vector of unit panel `panel` in d_h_.
   float* d_h(Index panel, Index row) const { return d_h_.at(panel / 4, row) + panel % 4 * kLanes; }
   float* d_c(Index panel, Index row) const { return d_c_ + (panel * plan_.batch + row) * kLanes; }
   // The column panels of the state that belong to unit panels.
@@ -199,7 +199,7 @@ class BackwardJob {
     if (in_.d_outputs == nullptr || (!in_.return_sequences && step + 1 < plan_.steps)) return;
     for (Index row = rows.begin; row < rows.end; ++row) {
       if (masked(row, step)) {
-        // The output was not h, or it was an earlier h: then the gradient stays in dh for the step before.
+        // The output of a masked step is not h, or it is an earlier h, whose gradient stays in dh for the step before.
         if (in_.masked_output == MaskedOutput::kZero) continue;
         if (in_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]) continue;
       }
@@ -216,8 +216,8 @@ class BackwardJob {
     F d[4];
   };
 
-  // The gradients of the gates of one row and panel of units. Leaves in d_c and d_h what the step before gets besides
-  // the product.
+  // The gradients of the gates of one row and panel of units. Leaves in d_c and d_h the gradients of the step before,
+  // without the product dz·R^T.
   template <bool kUsual>
   Gates differentiate_row(Index step, Index panel, Index row) {
     if (masked(row, step)) return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
@@ -260,7 +260,6 @@ class BackwardJob {
     }
   }
 
-  // Where row `row` of the chunk lies in d_gates_.
   float* d_gates(Index panel, Index row) const { return d_gates_ + (panel * chunk_ * rows_ + row) * kRun; }
   void write_row(Index panel, Index row, const Gates& gates) {
     auto* to = reinterpret_cast<typename Computed::Type*>(d_gates(panel, row));
@@ -338,7 +337,7 @@ class BackwardJob {
       }
     }
   }
-  // Makes the words along the rows of a chunk whole tiles: this thread's share of both factors.
+  // Pads the words along the rows of a chunk with zeros to whole tiles: this thread's share of both factors.
   void clear_beyond_rows(int index, Index steps);
   static float word_of_ones() {
     constexpr uint32_t kOnes = 0x3f803f80;  // twice 1 in bfloat16
@@ -353,24 +352,24 @@ class BackwardJob {
   // Adds a chunk to the gradients of a share of the panels of the weights.
   void weight_gradients(int index, Index begin, Index end);
 
-  // Adds the products of `rows` rows of a packed left factor, or of one per gate, and a panel of dz to rows of the
-  // weights' gradients; `row_of` gives the row.
+  // Multiplies `rows` rows of a packed left factor, or of one per gate, by a panel of dz, and adds each product to the
+  // row `row_of` of the weights' gradients.
   template <class RowOf>
   void add_products(const float* left, Index gate_words, bool by_gate, Index rows, Index panel, Index deep,
                     bool first, const RowOf& row_of);
 
-  // kRows rows of a packed left factor, or of one per gate, times a panel of dz. In a function of its own the sums stay
-  // in registers: nobody else can know their address.
+  // kRows rows of a packed left factor, or of one per gate, times a panel of dz. A function of its own keeps the sums
+  // in registers, because their address does not escape.
   [[gnu::noinline]] Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
                                                 const float* d_gates, Index deep) const;
 
   // Adds four vectors of a panel to a row of 4H in Keras's order, or stores them there if `first`.
   void add_gates(const F (&sum)[4], float* row, Index panel, bool first);
 
-  // Adds the rows of dz of one panel to the rows of their ids.
+  // Adds the rows of dz of one panel to the rows of their ids in d_table_.
   void add_to_table(Index panel, Index begin, Index end);
 
-  // Adds them to the gradients of the biases of their rows, and stores these once all steps are there.
+  // Adds the rows of dz of one panel to the gradients of row_bias, and stores these after the last chunk.
   void add_to_row_bias(Index panel, Index begin, Index end);
 
   // Stores the gradients of the initial states of some rows.
@@ -393,7 +392,7 @@ class BackwardJob {
   // Packs a share of the embeddings.
   void pack_embeddings(int index);
 
-  // Computes with lookups the gradients of embeddings, kernel and bias, from dz summed by id.
+  // Computes the gradients of embeddings, kernel and bias from dz summed by id.
   void table_gradients(int index);
 
   const LstmBackward& in_;
@@ -402,10 +401,10 @@ class BackwardJob {
   const Index rows_;          // of one step in a chunk: the batch, rounded up to whole words
   const Index chunk_;         // steps taken together
   const Index depth_;         // words along the rows of a chunk
-  const Index packed_depth_;  // the same of the packed left factors
+  const Index packed_depth_;  // words along the rows of a chunk, in the packed left factors
   const Index state_panels_, input_panels_;
   const Index gates_deep_;  // words of K where K runs over the gates
-  const Index tail_;        // those of each gate of the last panel, if its units are fewer than a panel has
+  const Index tail_;        // words of each gate in the last panel, if that is not full
   const Index x_rows_;      // of the left factor [x 1]^T
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;

@@ -34,7 +34,7 @@ class ForwardJob {
         usual_(has_usual_gates(in.activation, in.recurrent_activation)),
         projects_(plan.vocabulary == 0 && plan.inputs > 0) {}
 
-  // Takes the working memory; called first without memory, to learn how much is needed.
+  // Takes the working memory. The first call is without memory, and only counts the bytes.
   void lay_out(Layout& memory) {
     const Index panels = plan_.unit_panels, batch = plan_.batch;
     Layout packed(const_cast<std::byte*>(in_.packed));
@@ -57,7 +57,7 @@ class ForwardJob {
     first_ = memory.take<int32_t>(batch);
   }
 
-  // The same of what is packed alone, and packs it.
+  // Takes the memory of the packed weights.
   void lay_out_packed(Layout& memory) {
     lay_out_weights(memory);
     if (packs_table()) lay_out_table(memory);
@@ -75,7 +75,7 @@ class ForwardJob {
       each(crew, plan_.threads, [this](int part) { project_table(plan_.panels_shared(part)); });
     if (plan_.split_units) return run_units(crew, clock);
     each(crew, plan_.pieces, [&](int piece) {
-      // Of the first piece, on any thread.
+      // Only the first piece is timed, on any thread.
       const auto enter = [&](Phase phase) {
         if (piece == 0) clock.enter(phase);
       };
@@ -108,7 +108,6 @@ class ForwardJob {
 
   Range all_panels() const { return {0, plan_.unit_panels}; }
 
-  // All steps of some rows.
   template <class Enter>
   void run_rows(Range rows, const Enter& enter) {
     for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
@@ -126,7 +125,7 @@ class ForwardJob {
     }
   }
 
-  // All steps, each divided by units.
+  // Runs all steps; threads divide the units of each step.
   void run_units(Crew& crew, PhaseClock& clock) {
     const int parts = plan_.threads;
     const Range rows{0, plan_.batch};
@@ -147,7 +146,6 @@ class ForwardJob {
     }
   }
 
-  // One step of some rows and panels.
   void advance_all(Index step, Index step_of_chunk, Range rows, Range panels) {
     for (Index panel = panels.begin; panel < panels.end; ++panel) {
 #ifdef __AMX_BF16__
@@ -226,7 +224,7 @@ class ForwardJob {
     }
   }
 
-  // Projects them, for some panels.
+  // Projects the copied inputs, for some panels.
   void project(Index begin, Index end, Range rows, Range panels) {
     const Index batch = plan_.batch;
     const Range all = plan_.all_rows_together() ? Range{0, (end - begin) * batch} : rows;
@@ -238,7 +236,7 @@ class ForwardJob {
     }
   }
 
-  // h times each gate's dropout mask.
+  // Multiplies h by the dropout mask of each gate.
   void drop(float* h, Range rows) {
     for (int gate = 0; gate < 4; ++gate) {
       for (Index row = rows.begin; row < rows.end; ++row) {
@@ -249,14 +247,14 @@ class ForwardJob {
     }
   }
 
-  // The part of the sums of a row's gates that does not come from h, but for a bias of the row that is added to it.
+  // The sums of a row's gates before h·R, without the row's row_bias.
   const float* projection(Index step, Index step_of_chunk, Index panel, Index row) const {
     if (plan_.vocabulary > 0) return table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]);
     return projects_ ? projected_.at(panel, step_of_chunk * plan_.batch + row) : row_bias_.at(panel, row);
   }
   bool adds_row_bias() const { return in_.row_bias != nullptr && (projects_ || plan_.vocabulary > 0); }
 
-  // One step of kCount rows and one panel of units.
+  // Runs one step of kCount rows and one panel of units.
   template <int kCount>
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row) {
     const float* h = h_[step % 2];
@@ -279,7 +277,7 @@ class ForwardJob {
     activate_rows(step, panel, {first_row, first_row + kCount}, sums[0]);
   }
 #ifdef __AMX_BF16__
-  // The same of some rows in the tiles of AMX, without recurrent dropout.
+  // Runs one step of some rows in AMX tiles, without recurrent dropout.
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row, Index count) {
     alignas(64) float sums[kBlockRows][kWidth];
     const float* projected = sums[0];
@@ -306,8 +304,8 @@ class ForwardJob {
                            : activate_rows<true, false>(step, panel, rows, sums);
   }
 
-  // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs. For the
-  // states alone, the gates need not be known by themselves.
+  // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs. Without kGates
+  // it computes only c and h, which is faster.
   template <bool kUsual, bool kGates>
   void activate_rows(Index step, Index panel, Range rows, const float* sums) {
     const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
@@ -330,7 +328,7 @@ class ForwardJob {
       } else {
         next = usual_cell(sum[0], sum[1], sum[2], sum[3], Simd::load(cell(panel, row)));
       }
-      // Lanes without a unit have weights of zero, and an infinity among the inputs makes their sums NaN.
+      // Lanes without a unit have weights of zero, but an infinite input makes their sums NaN.
       const auto units_of = [lanes](F x) { return lanes < kLanes ? first_lanes(x, lanes) : x; };
       next = {units_of(next.c), units_of(next.h)};
       if (masked(row, step))
@@ -405,12 +403,12 @@ class ForwardJob {
   const Index chunk_;              // steps projected at once
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;
-  const bool projects_;  // whether there are inputs to multiply at each position
+  const bool projects_;  // whether the inputs are multiplied at each position
 
   float* kernel_ = nullptr;     // packed
   float* recurrent_ = nullptr;  // packed
   float* bias_ = nullptr;       // packed
-  Panels row_bias_;             // of each row
+  Panels row_bias_;             // for each row
   Panels table_;                // embeddings·kernel + bias, one row per id
   float* x_ = nullptr;          // [step of the chunk][row][x_row_]; with dropout one per gate
   Index x_gate_ = 0;            // words from one gate's x_ to the next

@@ -19,10 +19,10 @@ class GateFunction {
 
   explicit GateFunction(const Activation& kind) : kind_(kind), kept_as_(kept_as(kind)) {}
 
-  // The value at x, and in `e` what kept() needs in addition.
+  // The value at x. Also sets `e`, which kept() needs.
   F value(F x, F& e) const { return activate(kind_, x, e); }
 
-  // What to keep of a gate whose value at x is y.
+  // The number to keep of a gate whose value at x is y.
   F kept(F x, F y, F e) const {
     if (kBfloat16 && kind_ == Activation::kSigmoid) {
       // 1 - s as e^-x s, which avoids the rounding of a difference.
@@ -73,7 +73,7 @@ class GateFunction {
         case Activation::kSelu:
         case Activation::kCeluOfBothSides:
         case Activation::kSeluFromAbove:
-          // They have a limit on one side only, and there rounding x changes the slope little.
+          // These have a limit on one side only, where rounding x changes the slope little.
           return KeptAs::kPreActivation;
         default:
           break;

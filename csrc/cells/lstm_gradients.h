@@ -35,7 +35,7 @@ void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Inde
                      {0, input_panels_});
   } else {
     const auto factors = [&](int gate, Index position) {
-      // The row that pads an odd batch has no factors of its own, and nobody reads its result.
+      // The row that pads an odd batch does not have factors, and its result is not used, so it takes any factors.
       const Index row = smaller(position % rows_, plan_.batch - 1);
       return in_.dropout + (gate * plan_.batch + row) * plan_.inputs;
     };

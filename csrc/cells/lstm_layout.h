@@ -7,31 +7,32 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// When a further thread is worth it, in multiplications, of which a thread does about 1.5 G a second and lane with a
-// single row, and twice as many with several. Measured on two cores, workers asleep as between the layers of a training
-// step: one is there 20 to 40 µs after it was called, and often not at all, because the system puts it on the caller's
-// core. So calls of 100 µs are slower on two threads, and those of 250 µs faster.
+// The multiplications for which a further thread makes a call faster. A thread does about 1.5 G multiplications per
+// second and lane with a single row, and twice as many with several rows. Measured on two cores, with workers asleep as
+// between the layers of a training step: a worker starts 20 to 40 µs after the call, and often not at all, because the
+// system puts it on the caller's core. So calls of 100 µs are slower on two threads, and calls of 250 µs are faster.
 constexpr double kWorthAThread = 1.5e5 * kLanes;
-// Of a step, if threads meet after each: then they do 3 µs of work and more, and a meeting takes 0.3.
+// The multiplications of a step for which threads may meet after each step: at least 3 µs of work; a meeting takes 0.3.
 constexpr double kWorthMeeting = 6e3 * kLanes;
-// Of a call, while other programs want the cores: of more than 10 ms, several times as long as a core is gone.
+// The multiplications of a call that uses threads while other programs want the cores: more than 10 ms of work, several
+// times as long as a core is away.
 constexpr double kWorthPieces = 2e7 * kLanes;
 
-// By how many threads a call is divided, and into how many parts by rows.
+// The number of threads of a call, and the number of pieces into which it divides the rows.
 struct Division {
   int threads, pieces;
 };
 
-// For how many threads there is enough work.
+// The number of threads for which there is enough work.
 inline Index threads_for(double products) {
   if (inside_parallel()) return 1;
   const double wanted = sharing() == Sharing::kByWork ? products / kWorthAThread : thread_count();
   return wanted < thread_count() ? larger(1, static_cast<Index>(wanted)) : thread_count();
 }
 
-// The division of a call that would use so many threads if no other program wanted the cores: then it is in more pieces,
-// so that a core that is gone half of the time delays a piece and not half of the rows; or on one thread, if the call is
-// short, or if its threads meet at every step, where waiting takes longer than doing without the others.
+// The division of a call that uses `threads` threads on an idle machine. While other programs want the cores, it takes
+// more pieces, so that a core that is away half of the time delays a piece and not half of the rows. It takes one
+// thread if the call is short, or if its threads meet at every step, where waiting would cost more than they save.
 inline Division division_of(Index threads, double products, bool meets, Index most_pieces) {
   const bool by_work = sharing() == Sharing::kByWork;
   const bool wanted = by_work ? cores_are_wanted() : sharing() == Sharing::kAlwaysPieces;
@@ -50,7 +51,7 @@ struct Plan {
   bool split_units;
   int pieces;  // of the rows
 
-  // Of a pass that multiplies so many times as often as forward.
+  // Args: passes: the multiplications of this pass, as a multiple of forward's.
   explicit Plan(const LstmInputs& in, double passes = 1)
       : batch(in.batch),
         steps(in.steps),
@@ -58,8 +59,8 @@ struct Plan {
         units(in.units),
         vocabulary(in.ids != nullptr ? in.vocabulary : 0),
         unit_panels(ceil_div(in.units, kLanes)) {
-    // Packed weights of more bytes than this do not stay in a core's cache from step to step; then it is faster if
-    // each core reads only its own share.
+    // Packed weights of more bytes than this do not stay in a core's cache from step to step. Then it is faster if each
+    // core reads only its own share.
     constexpr double kCached = 8e6;
     const double products = passes * 4.0 * static_cast<double>(batch * steps) * static_cast<double>(units) *
                             static_cast<double>(units + (vocabulary > 0 ? 0 : inputs));
@@ -88,12 +89,12 @@ struct Plan {
   // Pairs of rows stay in one piece, because in bfloat16 they share words.
   Range rows_of(int piece) const { return share(batch, piece, pieces, 2); }
   Range panels_of(int part) const { return share(unit_panels, part, threads, 4); }
-  // The shares of work that any thread can do.
+  // The panels of one share of the work that any thread can do.
   Range panels_shared(int part) const { return share(unit_panels, part, threads); }
   bool all_rows_together() const { return split_units || threads == 1; }
 
  private:
-  // Rows of a small piece, which still keep the arithmetic busy while weights are loaded.
+  // The rows of a small piece that still hides the loading of weights.
   static Index rows_of_piece() { return sharing() == Sharing::kByWork ? 16 : 2; }
 };
 
@@ -131,7 +132,7 @@ void pack_gates_transposed(const float* weights, Index n, Index units, bool by_g
 template <bool kPairs>
 constexpr uint64_t kReserveLayout = 0x4c53544d00000000u + kLanes * 2 + (kPairs ? 1 : 0);
 
-// What forward keeps for backward, as one block of memory.
+// The numbers that forward keeps for backward, as one block of memory.
 template <Storage kStorage, bool kPairs>
 struct Reserve {
   using Gate = typename Element<kPairs ? Storage::kBfloat16 : Storage::kFloat32>::Type;
@@ -172,8 +173,8 @@ inline void first_unmasked(const LstmInputs& in, int32_t* first) {
   }
 }
 
-// Treats denormal numbers as zeros while it lives, because they are many times slower. On the caller's thread it is
-// the framework's choice whether they are zeros, and the workers do not inherit that.
+// Treats denormal numbers as zeros while it lives, because they are many times slower. A framework may do so on the
+// caller's thread, but the workers do not inherit its setting.
 class WithoutDenormals {
  public:
   WithoutDenormals() : before_(read()) { write(before_ | kFlush); }
@@ -202,7 +203,7 @@ class WithoutDenormals {
   const uint64_t before_;
 };
 
-// What a thread needs around a kernel.
+// The processor state that a thread needs while it runs a kernel.
 struct KernelGuard {
   const WithoutDenormals without_denormals;
 #ifdef __AMX_BF16__
@@ -210,7 +211,7 @@ struct KernelGuard {
 #endif
 };
 
-// Runs a member function of a job on `threads` threads: job.run(index).
+// Calls job.run(index) on `threads` threads.
 template <class Job>
 void run_on(int threads, Job& job, bool again_soon = false) {
   const auto body = [](void* context, int index, int) {
@@ -220,15 +221,14 @@ void run_on(int threads, Job& job, bool again_soon = false) {
   parallel(threads, body, &job, again_soon);
 }
 
-// Runs a member function of a job on this thread, with the memory that it lays out and a crew of up to `threads` threads:
-// job.lead(crew).
+// Takes the memory that a job lays out, and calls job.lead(crew) on this thread, with up to `threads` threads.
 template <class Job>
 void lead_on(int threads, Job& job) {
   const Workspace workspace([&](Layout& layout) { job.lay_out(layout); });
   with_crew(threads, [](void* context, Crew& crew) { static_cast<Job*>(context)->lead(crew); }, &job);
 }
 
-// Packs the weights of a job into memory, and gives how many bytes they take; with null it only counts.
+// Packs the weights of a job into memory, and returns their size in bytes; with null it only counts.
 template <class Job>
 size_t pack_job(Job&& job, std::byte* memory) {
   Layout layout(memory);

@@ -6,7 +6,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Out of line, as it is called lane by lane and need not be there for every lane.
+// Out of line, because callers call it lane by lane and would otherwise hold a copy of the code for each lane.
 [[gnu::noinline]] inline float function_of(Function of, float number, float x) {
   switch (of) {
     case Function::kSqrt:
@@ -28,7 +28,7 @@ namespace cellerate::CELLERATE_TARGET {
     case Function::kAbs:
       return __builtin_fabsf(x);
     case Function::kSign:
-      return x > 0 ? 1.0f : x < 0 ? -1.0f : x;  // a NaN and zeros stay
+      return x > 0 ? 1.0f : x < 0 ? -1.0f : x;  // keeps NaN and zeros
     case Function::kFloor:
       return floorf(x);
     case Function::kCeil:
@@ -75,7 +75,7 @@ namespace cellerate::CELLERATE_TARGET {
       return x > 0 ? 1.0f : x < 0 ? -1.0f : x;
     case Function::kPower:
       return number == 0 ? 0.0f : number * powf(x, number - 1);
-    default:  // steps
+    default:  // step functions
       return 0;
   }
 }

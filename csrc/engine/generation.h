@@ -1,4 +1,4 @@
-// The ids of a generation, decided while a kernel runs: when a sequence ends, and who draws its next id.
+// Draws the ids of a generation while a kernel runs, and decides when a sequence ends.
 #pragma once
 
 #include <cstdint>
@@ -9,33 +9,31 @@
 
 namespace cellerate {
 
-// What one sequence of a generation asks for.
+// The request for one sequence of a generation.
 struct Draw {
   Sampling sampling;
   std::span<const int32_t> previous;   // for the penalty, oldest first
-  int64_t count = 0;                   // how many ids at most
+  int64_t count = 0;                   // the most ids to draw
   uint64_t position = 0;               // the position in the sequence of the first id to draw
   std::span<const int32_t> stop_ids;   // end the sequence; neither returned nor read
-  const int32_t* cancelled = nullptr;  // not 0 once the caller wants no more, or null
+  const int32_t* cancelled = nullptr;  // becomes nonzero when the caller cancels; or null
   int32_t* ids = nullptr;              // (count), written up to the last id drawn
   float* log_probabilities = nullptr;  // (count)
 };
 
-// Decides the ids of a generation while it runs.
+// Draws the ids of a generation while it runs.
 //
-// With a single sequence, each thread of the kernel asks for the next id itself, at a place of its own, and all get
-// the same answer, so that none has to wait for another. With several sequences, each belongs to one thread.
+// With a single sequence, each thread of the kernel draws every id itself, in a slot of its own. All threads draw the
+// same id, so none waits for another. With several sequences, each belongs to one thread.
 class Generation {
  public:
-  // Args: threads: how many will ask.
+  // Args: threads: how many threads will call next().
   Generation(const std::vector<Draw>& draws, const Exponentials& exponentials, int64_t outputs, int threads);
 
-  // The next id, or -1 if there is none: enough are drawn, a stop id was drawn, the caller wants no more, or the
-  // logits are not finite. `place` is the sequence; with a single sequence it is the thread, and then whether the
-  // caller wants more is not checked.
+  // The next id, or -1 at the end: `count` ids are drawn, a stop id is drawn, the caller has cancelled, or the logits
+  // are not finite. `place` is the sequence; with a single sequence it is the thread, and cancelling is not checked.
   int32_t next(int64_t place, const float* logits);
-  // Whether the caller wants no more of a single sequence. Only one thread may ask, because the answer can change at
-  // any time.
+  // Whether the caller has cancelled a single sequence. Only one thread may ask, because the answer can change.
   bool cancelled() const;
 
   int64_t drawn(int64_t row) const { return place_of(row).drawn; }

@@ -1,7 +1,7 @@
-// Whether several threads are faster than one, as last measured.
+// Chooses between one thread and several by measuring which is faster.
 //
-// Threads that wait for each other at every step all stand still while another program has the core of one of them: then
-// a call on two cores of a busy machine may take three times as long as on one.
+// Threads that wait for each other at every step all stop while another program holds the core of one of them. Then a
+// call on two cores of a busy machine may take three times as long as on one.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +11,16 @@
 
 namespace cellerate {
 
-// For calls of one kind. Any number of threads may use it at once; what they note may get mixed up, which only makes
-// a wrong choice for a while. Calls after a rest, which find the other threads asleep, are judged apart from those that
-// follow each other: a caller with one call now and then may be better off alone, and one with many calls in a row not.
+// The pace of calls of one kind. Any number of threads may use it at once; their measurements may mix, which only
+// causes a wrong choice for a while. Calls after a rest are measured apart from calls in a row, because they find the
+// other threads asleep: a rare call may be faster on one thread, and many calls in a row on several.
 template <class Clock>
 class PaceOf {
   using Time = typename Clock::time_point;
 
  public:
-  // Calls run(several, trial) with what is faster, as far as is known, and notes how long each of the pieces took that it
-  // did, whose number it gives. Those of a trial may be few; fewer than `least` tell nothing.
+  // Calls run(several, trial) with the choice that is faster as far as is known. run() returns how many pieces it did,
+  // and this function records the time of a piece. A trial may do few pieces; fewer than `least` are not recorded.
   template <class Run>
   void take(const Run& run, int64_t least = 1) {
     const Time start = Clock::now();
@@ -32,33 +32,33 @@ class PaceOf {
     const double seconds = std::chrono::duration<double>(end - start).count();
     ended_.store(end, kRelaxed);
     if (choice.trial) kind.trial_seconds.store(seconds, kRelaxed);
-    if (pieces >= least && choice.tells) note(kind, choice.several, seconds / static_cast<double>(pieces));
+    if (pieces >= least && choice.counts) note(kind, choice.several, seconds / static_cast<double>(pieces));
   }
 
  private:
   struct Choice {
-    bool several, trial, tells;
+    bool several, trial, counts;
   };
 
-  // Calls after a rest, or those that follow each other.
+  // The measurements of calls after a rest, or of calls in a row.
   struct Kind {
-    std::atomic<double> seconds[2] = {0, 0}, last[2] = {0, 0};  // of one thread, and of several
-    std::atomic<double> due{0}, trial_seconds{0};               // of the next trial; of the last one
-    std::atomic<int> calls{0};                                  // since the last trial
-    std::atomic<bool> under_way{false}, trial{false};           // whether there is a trial, and of what
+    std::atomic<double> seconds[2] = {0, 0}, last[2] = {0, 0};  // of a piece: on one thread, and on several
+    std::atomic<double> due{0}, trial_seconds{0};      // when the next trial is due; length of the last
+    std::atomic<int> calls{0};                         // since the last trial
+    std::atomic<bool> under_way{false}, trial{false};  // whether a trial runs, and whether on several threads
   };
 
   Choice choose(Kind& kind, bool rested, Time now) {
     Choice choice = next(kind, rested, now);
     const bool awake = several_.exchange(choice.several, kRelaxed) && !rested;
     if (choice.several && !awake) woken_.store(now, kRelaxed);
-    // After a rest, waking the others is part of every call.
-    if (!rested && choice.several && now - woken_.load(kRelaxed) < kWaking) choice.tells = false;
-    if (choice.trial && choice.tells) kind.under_way.store(false, kRelaxed);
+    // A call in a row does not count while it still wakes threads. After a rest, every call wakes them.
+    if (!rested && choice.several && now - woken_.load(kRelaxed) < kWaking) choice.counts = false;
+    if (choice.trial && choice.counts) kind.under_way.store(false, kRelaxed);
     return choice;
   }
 
-  // Which to use now: each is tried first, then the faster one, and the other now and then.
+  // The next choice: first each of the two, then the faster one, with a trial of the slower one now and then.
   Choice next(Kind& kind, bool rested, Time now) {
     if (kind.under_way.load(kRelaxed)) return {kind.trial.load(kRelaxed), true, true};
     const double one = kind.seconds[0].load(kRelaxed), more = kind.seconds[1].load(kRelaxed);
@@ -70,7 +70,7 @@ class PaceOf {
     return begin(kind, more >= one, rested);
   }
 
-  // A trial lasts until a call tells something. The first of several in a row may have to load what the others kept.
+  // A trial lasts until a call counts. The first of several calls in a row may have to reload the cache.
   static Choice begin(Kind& kind, bool several, bool rested) {
     kind.trial.store(several, kRelaxed);
     kind.under_way.store(true, kRelaxed);
@@ -86,16 +86,16 @@ class PaceOf {
   }
 
   static constexpr auto kRelaxed = std::memory_order_relaxed;
-  // The next trial of the slower way follows after so many seconds, so many times as long as a call of it took, and so
-  // many calls.
+  // The next trial waits for at least kTryAgain seconds, kRarely times the last trial's length, and kSeldom calls.
   static constexpr double kTryAgain = 0.2, kRarely = 100;
   static constexpr int kSeldom = 10;
-  // Threads sleep after so long without work, and take up to so long to wake, on a virtual machine too.
+  // Threads sleep after kAsleepAfter without work, and take up to kWaking to wake, even on a virtual machine.
   static constexpr std::chrono::microseconds kAsleepAfter{200}, kWaking{100};
 
   Kind kinds_[2];
-  std::atomic<Time> ended_{Time{}}, woken_{Time{}};  // of the last call; of the last call that woke threads
-  std::atomic<bool> several_{false};                 // whether the last call was on several threads
+  std::atomic<Time> ended_{Time{}},
+      woken_{Time{}};                 // when the last call ended; when a call last woke threads
+  std::atomic<bool> several_{false};  // whether the last call was on several threads
 };
 
 using Pace = PaceOf<std::chrono::steady_clock>;

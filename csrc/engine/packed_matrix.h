@@ -1,4 +1,4 @@
-// Matrices in the form that products of rows read, and how weights become such: packed once, in one block of memory.
+// Packs weights into the matrices that row_products.h multiplies: once, in one block of memory.
 #pragma once
 
 #include "engine/row_products.h"
@@ -11,16 +11,16 @@ inline uint16_t round_to_bf16(float x) {
   return lanes[0];
 }
 
-// The precision in which a matrix (K, panels) is kept. Where bfloat16 is widened, that costs more than it saves for
-// weights that stay in the innermost cache.
+// The precision in which to store a matrix (K, panels). Targets that widen bfloat16 store float32 if the weights fit
+// into the innermost cache, where widening costs more time than it saves.
 inline Precision precision_kept(Precision precision, Index k, Index panels) {
   constexpr Index kInnermost = 48 << 10;  // bytes
   const bool widens = kWidens && precision == Precision::kBfloat16;
   return widens && k * panels * kWidth * 4 <= kInnermost ? Precision::kFloat32 : precision;
 }
 
-// Packs a column of int4, from its weights by row: numbers from -8 to 7 in groups, as cellerate.runtime.narrowing rounds
-// them. What was rounded so before gives the same numbers and scales.
+// Packs column n in int4: groups of numbers from -8 to 7, rounded as in cellerate.runtime.narrowing. Weights that were
+// rounded in this way before keep their numbers and scales.
 template <class Weight>
 void pack_groups(Weight weight, Index n, const StepMatrix& to) {
   constexpr Index kRows4 = 4 * kGroup;
@@ -33,7 +33,7 @@ void pack_groups(Weight weight, Index n, const StepMatrix& to) {
     }
     uint32_t bits = static_cast<uint32_t>(round_to_bf16(extreme / -8)) << 16;
     auto scale = __builtin_bit_cast(float, bits);
-    // A group so small that its scale would be a denormal number becomes zeros.
+    // If the scale would be a denormal number, the group becomes zeros.
     if (__builtin_fabsf(scale) < 1e-37f) {
       scale = 1;
       bits = __builtin_bit_cast(uint32_t, scale);
@@ -79,7 +79,7 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
         const float size = __builtin_fabsf(weight(row));
         largest = size > largest ? size : largest;
       }
-      // A column so small that its scale would be a denormal number may become zeros.
+      // If the scale would be a denormal number, the column may become zeros.
       scale = largest / 127 < 1e-37f ? 1 : largest / 127;
       to.scales[n] = scale;
     }

@@ -1,4 +1,4 @@
-// Memory of weights that are packed once and then read from end to end at every step.
+// Memory for weights that are packed once and then read from end to end at every step.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ struct FreePacked {
 };
 using PackedMemory = std::unique_ptr<std::byte, FreePacked>;
 
-// At least so many bytes: whole huge pages where they are many, else whole cache lines. Throws std::bad_alloc.
+// At least `bytes` bytes: whole huge pages for large blocks, else whole cache lines. Throws std::bad_alloc.
 PackedMemory packed_memory(size_t bytes);
 
 }  // namespace cellerate

@@ -13,16 +13,16 @@
 namespace cellerate {
 namespace {
 
-// What the values of a block may take, so that they stay in a core's own cache beside some weights.
+// The most bytes for the values of a block, so that they stay in a core's own cache beside some weights.
 constexpr size_t kBlockBytes = size_t{512} << 10;
-// But a block has so many rows that a product reaches nearly its full speed, and that of the weights which each step
-// reads again there are at most so many bytes for each row.
+// A block has at least kGoodRows rows, with which a product nearly reaches its full speed, and enough rows for each
+// step to read at most kBytesOfRow bytes of weights for each row.
 constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} << 10;
 constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
 constexpr double kWorthAThread = 1e5;
-// The same of one step of a drawing, whose threads are awake and meet after each layer.
+// The same limit for a step that draws ids, where threads are awake and meet after each layer.
 constexpr double kWorthADrawnStep = 4e4;
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -95,7 +95,7 @@ bool fits_dot(const ProgramNode& node, const ValueShape* shapes, const ValueShap
   return sizes[0] == sizes[1] && shape.positions() * shape.features == rest;
 }
 
-// In training steps all additive weights may be one number.
+// In training steps, additive attention may have a single weight for all features.
 bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape, bool trains) {
   const ValueShape &query = shapes[node.inputs[0]], &key = shapes[node.inputs[1]],
                    &value = shapes[node.inputs[2]];
@@ -110,7 +110,7 @@ bool fits_attention(const ProgramNode& node, const ValueShape* shapes, const Val
          masks(3, key.steps) && masks(4, query.steps);
 }
 
-// The multiplications of a row of an operation that has no weights.
+// The multiplications for a row of an operation without weights.
 double products_of(const ProgramNode& node, const ValueShape* shapes, const ValueShape& shape) {
   if (node.op != ProgramOp::kDot && node.op != ProgramOp::kAttention) return 0;
   const ValueShape &first = shapes[node.inputs[0]], &second = shapes[node.inputs[1]];
@@ -130,14 +130,14 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
     const ValueShape& shape = shapes[n];
     const auto of = [&](int32_t input) -> const ValueShape& { return shapes[node.inputs[input]]; };
     const auto need = [&](bool right) {
-      if (!right) refuse_node(n, "the shapes do not fit");
+      if (!right) refuse_node(n, "the shapes of its inputs do not fit its own shape");
     };
-    // Of a merge.
+    // Whether a merge can read this shape.
     const auto fits = [&](const ValueShape& read) {
       return read == shape ||
              (stretches && read.features == shape.features && shape.positions() % read.positions() == 0);
     };
-    // Of one whose kernel stretches what it reads.
+    // Whether a merge whose kernel broadcasts can read this shape.
     const auto fits_stretched = [&](const ValueShape& read) {
       const int64_t own = shape.positions(), positions = read.positions();
       return fits(read) || ((read.features == 1 || read.features == shape.features) &&
@@ -282,7 +282,7 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
   }
 }
 
-// Places the values of a block of so many rows, each where those that are still needed leave room; gives the bytes.
+// Places each value of a block of `rows` rows in memory that no value still in use holds. Returns the bytes of a block.
 size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector<ValuePlace>& places) const {
   struct Held {
     size_t begin, end;
@@ -293,7 +293,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
   std::vector<Held> held;  // in the order of their places
   std::vector<bool> placed(nodes_.size(), false);
   size_t most = 0;
-  // Values that lie in the caller's arrays as they do in a block.
+  // Finds values that have the same layout in the caller's arrays as in a block.
   const auto find_outside = [&](int32_t owner) {
     const ValueShape& shape = call.shapes[owner];
     const bool numbers = links_[owner].kind == ValueKind::kNumbers;
@@ -323,7 +323,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
     int64_t stride = 1;
     size_t each = sizeof(int32_t);
     if (links_[owner].kind == ValueKind::kNumbers) {
-      // Of long rows an odd number of cache lines, so that neighbours do not fall into the same set of the cache.
+      // Long rows take an odd number of cache lines, so that adjacent rows do not share a set of the cache.
       stride = shape.features < kLongRow ? shape.features : ((shape.features + 15) / 16 | 1) * 16;
     } else if (links_[owner].kind == ValueKind::kMask) {
       each = 1;
@@ -336,7 +336,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
     }
     places[owner] = {begin, stride, 0};
     most = std::max(most, begin + bytes);
-    // A thread that is still drawing must find the last step's logits, so a drawn step overwrites no value of another.
+    // Another thread may still draw from the logits of the last step, so in drawn steps values share no memory.
     const bool stays = call.first_output == FirstOutput::kDrawn;
     const int32_t last_use = stays ? std::numeric_limits<int32_t>::max() : links_[owner].last_use;
     const Held mine{begin, begin + bytes, std::max(last_use, now)};
@@ -347,7 +347,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
     if (links_[n].wanted && !links_[n].looked_up) give(links_[n].owner, n);
     if (nodes_[n].op != ProgramOp::kLstm) continue;
     const int32_t partner = std::max(links_[n].partner, n);
-    // What runs beside a node writes when it does.
+    // The partner of a node writes its value at the same time.
     if (links_[partner].wanted) give(links_[partner].owner, n);
     for (int32_t state = n + 1; state < count; ++state) {
       const bool written = nodes_[state].op == ProgramOp::kLstmState &&
@@ -356,7 +356,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
     }
   }
   for (int32_t n = 0; n < count; ++n) places[n] = places[links_[n].owner];
-  // The parts of a joined value lie side by side.
+  // The parts of a concatenation are side by side.
   for (int32_t n = 0; n < count; ++n) {
     if (nodes_[n].op != ProgramOp::kConcatenate) continue;
     int64_t column = 0;
@@ -364,7 +364,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
       const int32_t part = nodes_[n].inputs[input];
       if (links_[part].owner == n) {
         places[part].column = column;
-        // And of who gives it, where a part is only another name.
+        // If the part is only another name for a value, the node that writes the value needs the column too.
         if (links_[part].nothing) places[nodes_[part].inputs[0]].column = column;
       }
       column += call.shapes[part].features;
@@ -401,7 +401,7 @@ size_t CompiledProgram::node_of_input(size_t n) const {
   }
 }
 
-// Fills in how the threads divide a call.
+// Plans how the threads divide a call.
 void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
   double products = 0;
   for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -421,7 +421,7 @@ void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
   const double worth_one = call.first_output == FirstOutput::kDrawn ? kWorthADrawnStep : kWorthAThread;
   const auto worth = static_cast<int64_t>(std::min(plan.products / worth_one, 1e6));
   const auto threads = call.threads > 0 ? call.threads : std::clamp<int64_t>(worth, 1, plan.threads);
-  // Each thread its own rows, as long as there are enough for a product to be quick; else they share a block.
+  // Each thread gets rows of its own if there are enough for fast products; else the threads share a block.
   plan.teams = call.together || call.batch < 2 * threads ? 1 : threads;
   plan.members = threads / plan.teams;
 }
@@ -448,7 +448,7 @@ ProgramPlan CompiledProgram::plan(const ProgramCall& call) const {
   const int64_t of_team = std::max<int64_t>((call.batch + plan.teams - 1) / plan.teams, 1);
   const int64_t blocks = (of_team + rows - 1) / rows;
   rows = (of_team + blocks - 1) / blocks;
-  // But of whole tiles of rows on every target, if there are several.
+  // Several blocks have whole tiles of rows on every target.
   if (blocks > 1) rows = (rows + kTiledRows - 1) / kTiledRows * kTiledRows;
   plan.rows = rows;
   plan.bytes = place(call, rows, plan.places);

@@ -1,13 +1,13 @@
-// A packed model as one call: a graph of layers whose weights are packed once, run on whole sequences, or on the steps of
-// ids that are drawn.
+// A packed model as one call: a graph of layers whose weights are packed once. It runs on whole sequences, or step by
+// step on ids that it draws.
 //
-// A row of the batch is computed by itself, so threads divide the rows, and each runs the whole graph on a block of
-// them: nothing is handed over between two layers. With fewer rows than threads, several threads share a block; then
-// each has columns of its own and they meet after every product. program_kernels.h computes the numbers, compiled once
-// per target; here are the graph, its checks, its memory and the choice of threads.
+// The rows of a batch do not depend on each other. So threads divide the rows, and each runs the whole graph on a block
+// of rows, without a hand-over between layers. With fewer rows than threads, several threads share a block: each
+// computes its own columns, and they meet after every product. program_kernels.h has the arithmetic, compiled once per
+// target; this file has the graph, its checks, its memory and the choice of threads.
 //
-// In float32 every sum of a product runs over its inputs in ascending order, starting from the bias, so results depend
-// neither on the rows beside a row nor on the threads.
+// In float32 every product sums over its inputs in ascending order, starting from the bias. So the result of a row does
+// not depend on the other rows or on the threads.
 #pragma once
 
 #include <cstddef>
@@ -86,12 +86,12 @@ enum class ProgramOp : int32_t {
 
 constexpr bool is_dense(ProgramOp op) { return op == ProgramOp::kDense || op == ProgramOp::kGroupedDense; }
 
-// What follows the activation of a dense or activation node, over its last axis.
+// The normalisation after the activation of a dense or activation node, over its last axis.
 enum class Normalizer : int32_t { kNone, kSoftmax, kLogSoftmax, kCount };
 inline constexpr const char* kNormalizerNames[] = {"", "softmax", "log_softmax"};
 
-// What a function node computes of each number; those from kGreater on compare it with ProgramNode::number, as a compare
-// node does with another value. The names are those of cellerate.program.
+// The function of a function node. From kGreater on, it compares each number with ProgramNode::number; a compare node
+// compares it with another value instead. The names are the same in cellerate.program.
 enum class Function : int32_t {
   kSqrt,
   kRsqrt,
@@ -120,29 +120,29 @@ inline constexpr const char* kFunctionNames[] = {
     "cos",     "abs",           "sign",       "floor",      "ceil",  "round",    "power",
     "greater", "greater_equal", "less",       "less_equal", "equal", "not_equal"};
 static_assert(std::size(kFunctionNames) == static_cast<size_t>(Function::kCount));
-// Whether the derivative is 0 wherever there is one.
+// Whether the derivative is 0 wherever it exists.
 constexpr bool is_step(Function of) {
   return of >= Function::kGreater || (of >= Function::kSign && of <= Function::kRound);
 }
 
-// What a node gives for each row: numbers (N, T, F), (T, F) or (F), ids (T) or a mask (T).
+// The kind of a node's value for each row: numbers (N, T, F), (T, F) or (F), ids (T) or a mask (T).
 enum class ValueKind : int32_t { kNumbers, kIds, kMask };
 
-// The size of a value. `steps` is 0 for numbers without a time axis; `features` is 1 for ids and masks. Of numbers with
-// three axes `sequences` is N and `steps` N·T, else it is 0.
+// The shape of a value. `steps` is 0 for numbers without a time axis; `features` is 1 for ids and masks. For numbers
+// with three axes `sequences` is N and `steps` is N·T; otherwise `sequences` is 0.
 struct ValueShape {
   int64_t steps = 0, features = 0, sequences = 0;
   int64_t positions() const { return steps == 0 ? 1 : steps; }
   bool operator==(const ValueShape&) const = default;
 };
 
-// One operation. Its arrays are read only while the program is made.
+// One operation. Its arrays are read only while the program is constructed.
 struct ProgramNode {
   ProgramOp op = ProgramOp::kInput;
-  // Numbers of nodes before it; of an LSTM x, mask, h0, c0, with -1 for none.
+  // The indices of earlier nodes; for an LSTM: x, mask, h0, c0. An absent input is -1.
   const int32_t* inputs = nullptr;
   int32_t input_count = 0;
-  // Of the kernel; of an embedding V and E; of an LSTM D and H; features of the others.
+  // The shape of the kernel; for an embedding V and E, for an LSTM D and H; else `columns` is the number of features.
   int64_t rows = 0, columns = 0;
   const float* kernel = nullptr;            // (K, N), (D, 4H), (V, E); gamma or scale (F), or null
   const float* recurrent_kernel = nullptr;  // (H, 4H)
@@ -152,53 +152,54 @@ struct ProgramNode {
   Normalizer normalizer = Normalizer::kNone;
   MaskedOutput masked_output = MaskedOutput::kPreviousOutput;
   bool go_backwards = false, return_sequences = true;
-  bool ids = false;   // an input: whether it holds ids
-  bool cell = false;  // an LSTM's state: c and not h
-  // Epsilon, the value of a masked feature, the factor of scores, the axis of a join, the greatest id that is masked, the
-  // exponent of a power, what is compared with, or the cap of logits, 0 for none.
+  bool ids = false;   // for an input: whether it holds ids
+  bool cell = false;  // for a state of an LSTM: whether it is c, or else h
+  // Epsilon, the value of a masked feature, the factor of scores, the axis of a concatenation, the greatest masked id,
+  // the exponent of a power, the number to compare with, or the cap of logits (0 for no cap).
   float number = 0;
-  int64_t whole[3] = {};                                                 // whole numbers, which its row names
-  Function function() const { return static_cast<Function>(whole[0]); }  // of a function or compare node
+  int64_t whole[3] = {};  // integer options; see ProgramOpRow::whole
+  Function function() const { return static_cast<Function>(whole[0]); }  // for a function or compare node
 };
 
 [[noreturn]] void refuse_node(size_t node, const std::string& what);
 
-// Gives nodes their inputs in `sources`, which it fills, and checks what they read and that they have their weights.
-// Throws std::invalid_argument.
+// Copies the inputs of all nodes to `sources`, and lets the nodes point there. Throws std::invalid_argument if a node
+// reads a wrong input or lacks its weights.
 void take_inputs(std::vector<ProgramNode>& nodes, std::vector<int32_t>& sources);
 
-// Throws std::out_of_range if an id among the inputs of a call is not a row of the smallest table that it is looked up
-// in.
+// Throws std::out_of_range if an input id is not a row of each embedding that reads it.
 void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const void* const* inputs,
                int64_t batch);
 
-// Throws std::invalid_argument unless an LSTM has both first states or none, and a state is that of an LSTM.
+// Throws std::invalid_argument if an LSTM has only one of h0 and c0, or a state node does not read an LSTM.
 void check_states(const std::vector<ProgramNode>& nodes, size_t n);
 
-// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` is that of a call; `stretches`,
-// whether an input of fewer steps may be merged with those of a multiple of them, and steps may be joined.
+// Throws std::invalid_argument if the shapes of nodes do not fit each other. `begins` is ProgramCall::begins.
+// `stretches` allows merging an input with another that has a multiple of its steps, and concatenating along time.
 void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const int64_t* begins,
                   bool stretches = false);
 
-// How the value of a node is linked to the others, the same for all calls.
+// How the value of a node is linked to other nodes. It is the same for all calls.
 struct ValueLink {
   ValueKind kind = ValueKind::kNumbers;
-  int32_t owner = 0;  // the node whose memory holds the value: this one, or the one that it is a part of
-  // Of an owner, the last node that reads its memory; beyond the last node for an output.
+  int32_t owner =
+      0;  // the node whose memory holds the value: this node, or the concatenation that it is a part of
+  // For an owner, the last node that reads its memory; beyond the last node for an output.
   int32_t last_use = 0;
-  bool wanted = false;   // whether anybody reads the value
-  bool nothing = false;  // another node does this one's work
-  bool natural = false;  // of an LSTM that goes backwards: its outputs lie in the order of its inputs
-  // Of an embedding or a mask of ids: only LSTMs read it, and look at the ids themselves.
+  bool wanted = false;   // whether a node or the caller reads the value
+  bool nothing = false;  // whether another node does the work of this node
+  bool natural =
+      false;  // for an LSTM that goes backwards: whether its outputs are in the order of its inputs
+  // For an embedding or a mask of ids: whether only LSTMs read it, which then read the ids instead.
   bool looked_up = false;
-  bool tabled = false;  // of an LSTM that looks ids up: in a table of embeddings·kernel + bias
-  // Of an LSTM: another one that can run beside it, on other threads; -1 if there is none. Either neither needs the
-  // other, or the later one reads the outputs of the earlier one, and follows it through time.
+  bool tabled = false;  // for an LSTM that looks ids up: whether in a table of embeddings·kernel + bias
+  // For an LSTM: another LSTM that can run beside it on other threads, or -1. Either the two are independent, or the
+  // later one reads the outputs of the earlier one, and follows it step by step.
   int32_t partner = -1;
 };
 
-// Whether an LSTM runs beside its partner where threads share a block. One that follows the other through time needs
-// time to do so: of a single step each layer is better divided among all threads.
+// Whether an LSTM runs beside its partner where threads share a block. If one follows the other, this takes several
+// steps; for a single step it is faster to divide each layer among all threads.
 inline bool runs_beside(const ProgramNode* nodes, const ValueLink* links, const ValueShape* shapes,
                         int32_t n) {
   const int32_t partner = links[n].partner;
@@ -211,25 +212,25 @@ inline bool runs_beside(const ProgramNode* nodes, const ValueLink* links, const 
 struct ValuePlace {
   size_t offset = 0;   // in bytes, in the memory of the block
   int64_t stride = 0;  // in elements, from row to row
-  int64_t column = 0;  // in elements, where a part of a joined value begins
-  // The input or output of the call whose memory it is, because its rows lie there as they do in a block; -1 if it is
-  // memory of the block.
+  int64_t column = 0;  // in elements, where a part of a concatenation begins
+  // The input or output of the call whose array holds the value, because its layout is the layout of a block; -1 if the
+  // value lies in the memory of the block.
   int32_t input = -1, output = -1;
 };
 
-// What is done with the first output of a call.
+// The use of the first output of a call.
 enum class FirstOutput : int32_t {
-  kGiven,   // as all others
-  kDrawn,   // logits, of which ids are drawn that are read in turn; the input of ids is not looked at
-  kScored,  // logits, of which the log probabilities of ids are given
-  kNone,    // nothing: only states are wanted
+  kGiven,   // returned, like all other outputs
+  kDrawn,   // logits: each step draws an id, and the next step reads it; the input of ids is ignored
+  kScored,  // logits: the call returns the log probabilities of given ids
+  kNone,    // not used: the caller asks for states only
 };
 
-// What a call needs whose first output are logits.
+// The arguments of a call that draws or scores ids.
 struct TextCall {
   Generation* generation = nullptr;
-  // To score: the id after each step, or -1 for a log probability of 0, and where log probabilities go; both (B, scored)
-  // with so many elements from row to row.
+  // For scoring: the id after each step, or -1 for a log probability of 0; and the array for the log probabilities.
+  // Both are (B, scored); `next_row` and `log_probabilities_row` are the elements from row to row.
   const int32_t* next = nullptr;
   float* log_probabilities = nullptr;
   int64_t next_row = 0, log_probabilities_row = 0;
@@ -239,36 +240,35 @@ struct TextCall {
 // One call of a packed model.
 struct ProgramCall {
   int64_t batch = 0;
-  const ValueShape* shapes = nullptr;  // of every node
-  // Of every node: where a crop begins or what is taken, how many steps of padding lie before a sequence, or 1 for what
-  // works along the features and not along time.
+  const ValueShape* shapes = nullptr;  // for every node
+  // For every node: where a crop begins, the index that a node takes, the steps of padding before a sequence, or 1 for
+  // an operation along the features, not along time.
   const int64_t* begins = nullptr;
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)
-  double* seconds = nullptr;            // of every node, or null: what the first thread spends on it is added
-  // Elements from row to row of ids and of numbers without a time axis, for each input and output; null if they lie
-  // side by side.
+  double* seconds = nullptr;  // for every node, or null: the first thread adds the time it spends on the node
+  // For each input and output of ids, or of numbers without a time axis: elements from row to row. Null if dense.
   const int64_t* input_rows = nullptr;
   const int64_t* output_rows = nullptr;
-  int threads = 0;        // 0 for as many as are worth it
-  bool together = false;  // threads share each block, also where each could have rows of its own
+  int threads = 0;        // 0 for as many as make the call faster
+  bool together = false;  // threads share each block, even if each could have rows of its own
   FirstOutput first_output = FirstOutput::kGiven;
   const TextCall* text = nullptr;
 };
 
-// How calls of the same sizes are run; settled once for all of them.
+// How to run calls of the same sizes; planned once for all of them.
 struct ProgramPlan {
-  // How the threads divide a call: `teams` of `members` threads each, out of so many.
+  // The threads divide a call as `teams` of `members` threads each; `threads` are available.
   int64_t teams = 1, members = 1;
   int threads = 1;
   double products = 0;             // of the whole call
-  int64_t rows = 1;                // of a block, at most
-  size_t bytes = 0;                // of the values of a block
-  std::vector<ValuePlace> places;  // of every node
-  std::vector<int32_t> order;      // the nodes that have something to do
+  int64_t rows = 1;                // the most rows of a block
+  size_t bytes = 0;                // the size of the values of a block
+  std::vector<ValuePlace> places;  // for every node
+  std::vector<int32_t> order;      // the nodes that have work to do
 };
 
-// What a kernel is asked to do. Plain pointers: kernels are compiled for other instruction sets, and must not define
+// The task of a kernel. Plain pointers only: kernels are compiled for other instruction sets, and must not instantiate
 // code of the standard library (see threads.h).
 struct ProgramRun {
   ProgramCall call;
@@ -276,14 +276,14 @@ struct ProgramRun {
   const ValueLink* links = nullptr;
   const ValuePlace* places = nullptr;
   int32_t count = 0;               // of nodes
-  const int32_t* order = nullptr;  // the nodes that have something to do
+  const int32_t* order = nullptr;  // the nodes that have work to do
   int32_t order_count = 0;
   const int32_t* outputs = nullptr;
   int32_t output_count = 0;
   size_t bytes = 0;            // of the values of a block
   int64_t rows_of_block = 0;   // at most
   int teams = 1, members = 1;  // one of them is 1
-  // Called by the first thread after each node, if there is a clock.
+  // The first thread calls it after each node, unless `clock` is null.
   void (*mark)(void* clock, int32_t node) = nullptr;
   void* clock = nullptr;
 };
@@ -298,29 +298,29 @@ struct ProgramGraph {
 
 // A target's implementation.
 struct ProgramKernels {
-  // Packs the weights into memory and gives how many bytes they take; with null it only counts. Throws std::bad_alloc.
+  // Packs the weights into memory and returns their size in bytes; with null it only counts. Throws std::bad_alloc.
   size_t (*pack)(const ProgramGraph& graph, std::byte* memory);
-  // Runs what pack() wrote. Ids have been checked. Throws std::bad_alloc and what parallel() throws.
+  // Runs the program on packed weights. Ids must be checked before. Throws std::bad_alloc and like parallel().
   void (*run)(const std::byte* packed, const ProgramRun& run);
   Exponentials exponentials;
 };
 
 // How a program is packed.
 struct ProgramOptions {
-  size_t most_bytes = std::numeric_limits<size_t>::max();  // that the packed weights may take
-  // Bytes of embeddings·kernel + bias: of a larger table, rows would come from main memory.
+  size_t most_bytes = std::numeric_limits<size_t>::max();  // the limit for the packed weights
+  // The largest table of embeddings·kernel + bias, in bytes: rows of a larger table would come from main memory.
   int64_t largest_table = int64_t{16} << 20;
-  // In int8, outputs of LSTMs that lie in [-1, 1] become bytes in steps of 1/127: a little coarser than in steps of the
-  // largest of each row, but an LSTM has them already so.
+  // In int8, outputs of LSTMs in [-1, 1] become bytes with a scale of 1/127. This is a little coarser than a scale for
+  // each row, but the LSTM has already made these bytes for itself.
   bool static_scales = false;
-  // Numbers are the same on every target, in float32, int8 and int4; without instructions for it, that is slower.
+  // Gives the same numbers on every target in float32, int8 and int4; slower on targets without instructions for it.
   bool same_everywhere = false;
 };
 
 // An immutable program; any number of threads may run it at once.
 class CompiledProgram {
  public:
-  // Throws std::invalid_argument if the graph is not valid or its weights would take too much, and std::bad_alloc.
+  // Throws std::invalid_argument if the graph is not valid or its weights exceed most_bytes, and std::bad_alloc.
   CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs, Precision precision,
                   const ProgramOptions& options);
 
@@ -332,20 +332,19 @@ class CompiledProgram {
   size_t inputs() const { return inputs_; }
   size_t outputs() const { return outputs_.size(); }
   const std::vector<ValueLink>& links() const { return links_; }
-  // The LSTM that runs beside each node in a call of so many rows, if its threads share a block; -1 for none.
+  // For each node, the LSTM that runs beside it if the threads of the call share a block, or -1.
   std::vector<int32_t> partners(const ProgramCall& call) const;
   // Of the nodes that are inputs or outputs, in order.
   bool is_ids(size_t node) const { return nodes_[node].ids; }
   size_t node_of_input(size_t n) const;
   size_t node_of_output(size_t n) const { return static_cast<size_t>(outputs_[n]); }
 
-  // How calls of these sizes are run, with as many threads as there are now; their arrays are not looked at. Throws
+  // Plans calls of these sizes for the current number of threads; does not read their arrays. Throws
   // std::invalid_argument if the shapes do not fit the graph.
   ProgramPlan plan(const ProgramCall& call) const;
-  // Throws std::out_of_range if an id is not in its table, and what the kernels throw. Ids of a call with text are
-  // not checked; a negative one is masked and looks up the first row.
+  // Throws std::out_of_range if an id is not in its table, and the errors of the kernels. Ids of a call with `text` are
+  // not checked; a negative id is masked and looks up the first row.
   void run(const ProgramCall& call, const ProgramPlan& plan) const;
-  // The same, planned for this call alone.
   void run(const ProgramCall& call) const { run(call, plan(call)); }
 
  private:

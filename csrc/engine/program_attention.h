@@ -1,4 +1,4 @@
-// The operations of a program by which each step of a sequence looks at the steps of another, in float32.
+// Attention and dot products in a program, in float32.
 #pragma once
 
 #include "engine/program_sequences.h"
@@ -31,7 +31,7 @@ class AttentionOperations : public SequenceOperations {
           const float score =
               node.number * (layers_[n].factors == nullptr ? product(from, with, width)
                                                            : additive(layers_[n].factors, from, with, width));
-          // As Keras hides what does not count: where nothing does, all count alike.
+          // Like Keras, subtract 1e9 from masked scores: if all keys are masked, all get the same weight.
           scores[s] = counted(s) ? score : score - 1e9f;
         }
         normalize(Normalizer::kSoftmax, scores, counted.keys);
@@ -51,7 +51,7 @@ class AttentionOperations : public SequenceOperations {
     }
   }
 
-  // The sums of products over an axis of each of two values.
+  // The dot product of two values over an axis of each.
   void dot(const Block& block, Index n, Index rows) {
     const Side left(*this, block, n, 0, rows), right(*this, block, n, 1, rows);
     const Frames to = frames(block, n, rows);
@@ -97,7 +97,7 @@ class AttentionOperations : public SequenceOperations {
     return all;
   }
 
-  // Which keys count for a query.
+  // Tells which keys are not masked for a query.
   struct Counted {
     const uint8_t* mask = nullptr;
     bool any = true, causal;
@@ -109,7 +109,7 @@ class AttentionOperations : public SequenceOperations {
       keys = of.shape(inputs[1]).steps;
       if (inputs[3] >= 0) mask = of.values<uint8_t>(block, inputs[3]);
       if (inputs[4] >= 0) any = of.values<uint8_t>(block, inputs[4])[step * rows + row] != 0;
-      // Without masks the first key always counts, and those behind the query have no weight.
+      // Without masks the first key is never masked, so the weights of keys after the query are exactly 0.
       if (causal && inputs[3] < 0 && inputs[4] < 0) keys = smaller(keys, step + 1);
     }
     bool operator()(Index s) const {
@@ -117,7 +117,7 @@ class AttentionOperations : public SequenceOperations {
     }
   };
 
-  // One of two values that are multiplied, and the axis that is summed over.
+  // One of the two values of a dot product, and the axis of its sum.
   struct Side {
     Frames x;
     bool over_features;

@@ -1,4 +1,4 @@
-// The graph of a program: whether it is valid, and how its nodes are linked.
+// Checks the graph of a program, and links its nodes.
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
@@ -10,9 +10,9 @@
 namespace cellerate {
 namespace {
 
-// The most inputs for which integer sums of products of bytes stay below 2^31.
+// The most inputs for which the integer sums of byte products stay below 2^31.
 constexpr int64_t kMostInputs = 65536;
-// Two layers run beside each other if the work of one is at most this many times that of the other.
+// Two layers run beside each other if neither has more than this many times the work of the other.
 constexpr double kBalanced = 3;
 
 bool has_matrix(const ProgramNode& node) {
@@ -36,28 +36,29 @@ void take_inputs(std::vector<ProgramNode>& nodes, std::vector<int32_t>& all) {
     sources += node.input_count;
     const auto count = static_cast<size_t>(node.input_count);
     const ProgramOpRow& rules = row(node.op);
-    if (rules.reads_many() ? count < 1 : count != rules.count_of_inputs()) refuse_node(n, "wrong inputs");
+    if (rules.reads_many() ? count < 1 : count != rules.count_of_inputs())
+      refuse_node(n, std::string("wrong number of inputs for ") + rules.name);
     for (size_t input = 0; input < count; ++input) {
       const int32_t source = node.inputs[input];
       if (source == -1 && rules.is_optional(input)) continue;
       if (source < 0 || source >= static_cast<int32_t>(n))
-        refuse_node(n, "reads a node that does not come before it");
+        refuse_node(n, "expected inputs from earlier nodes, got node " + std::to_string(source));
       if (kind_of(nodes[source]) != rules.kind_of_input(input))
-        refuse_node(n, "reads a value of another kind");
+        refuse_node(n, std::string("an input has the wrong kind for ") + rules.name);
     }
     const bool lacks =
         has_matrix(node) && (node.rows < 1 || node.columns < 1 || node.kernel == nullptr ||
                              (node.op == ProgramOp::kLstm && node.recurrent_kernel == nullptr));
-    if (lacks) refuse_node(n, "has no weights");
+    if (lacks) refuse_node(n, std::string("expected the weights of ") + rules.name + ", got none");
   }
 }
 
 void check_states(const std::vector<ProgramNode>& nodes, size_t n) {
   const ProgramNode& node = nodes[n];
   if (node.op == ProgramOp::kLstmState && nodes[node.inputs[0]].op != ProgramOp::kLstm)
-    refuse_node(n, "reads no LSTM");
+    refuse_node(n, "expected an LSTM as input, because the node is a state");
   if (node.op == ProgramOp::kLstm && (node.inputs[2] < 0) != (node.inputs[3] < 0))
-    refuse_node(n, "has only one of its two first states");
+    refuse_node(n, "expected both h0 and c0 or neither, got one");
 }
 
 void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, const void* const* inputs,
@@ -72,7 +73,7 @@ void check_ids(const std::vector<ProgramNode>& nodes, const ValueShape* shapes, 
       if (nodes[reader].op == ProgramOp::kEmbedding && nodes[reader].inputs[0] == static_cast<int32_t>(n))
         most = std::min(most, nodes[reader].rows - 1);
     }
-    uint32_t largest = 0;  // a negative id is larger than any
+    uint32_t largest = 0;  // unsigned, so that a negative id is larger than all others
     for (int64_t place = 0; place < batch * shapes[n].steps; ++place)
       largest = std::max(largest, static_cast<uint32_t>(ids[place]));
     if (static_cast<int64_t>(largest) > most) throw std::out_of_range("an id is not a row of its table");
@@ -84,11 +85,11 @@ void CompiledProgram::check_graph(Precision precision) {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
     const ProgramOpRow& rules = row(node.op);
-    if (!rules.predicts) refuse_node(n, std::string("packed models have no ") + rules.name);
+    if (!rules.predicts) refuse_node(n, std::string("packed models do not compute ") + rules.name);
     check_states(nodes_, n);
     if (precision == Precision::kInt8 && has_matrix(node) && node.op != ProgramOp::kEmbedding &&
         std::max(node.rows, node.columns) > kMostInputs)
-      refuse_node(n, "int8 sums hold at most " + std::to_string(kMostInputs) + " inputs");
+      refuse_node(n, "expected at most " + std::to_string(kMostInputs) + " inputs in int8");
     if (node.op == ProgramOp::kInput) ++inputs_;
   }
   if (outputs_.empty()) throw std::invalid_argument("outputs: expected at least one");
@@ -126,7 +127,7 @@ void CompiledProgram::link(int64_t largest_table) {
         return nodes_[reader].op == ProgramOp::kLstm && nodes_[reader].inputs[place] == n;
       });
     }
-    // The outputs of a backward layer, put back in order: it may write them so.
+    // A flip of the outputs of a backward layer: the layer itself may write them in order.
     if (node.op != ProgramOp::kFlip) continue;
     const int32_t source = node.inputs[0];
     const ProgramNode& from = nodes_[source];
@@ -138,11 +139,11 @@ void CompiledProgram::link(int64_t largest_table) {
   }
   for (int32_t n = 0; n < count; ++n) {
     if (nodes_[n].op != ProgramOp::kConcatenate) continue;
-    // Layers whose outputs are only joined write them where they belong.
+    // A layer whose outputs are only concatenated writes them into the result.
     for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
       const int32_t part = nodes_[n].inputs[input], owner = links_[part].owner;
       if (nodes_[owner].op != ProgramOp::kLstm || !only_read_once(part) || !only_read_once(owner)) continue;
-      // Joined along time.
+      // Concatenated along time.
       if (nodes_[n].number == 1 && nodes_[owner].return_sequences) continue;
       links_[part].owner = links_[owner].owner = n;
     }
@@ -157,7 +158,7 @@ void CompiledProgram::link(int64_t largest_table) {
     for (int32_t input = 0; input < nodes_[n].input_count; ++input) {
       const int32_t source = nodes_[n].inputs[input];
       if (source < 0) continue;
-      // Who looks an id up reads the ids and not the embedding.
+      // A node that looks ids up reads the ids and not the embedding.
       const int32_t read = links_[source].looked_up ? nodes_[source].inputs[0] : source;
       links_[links_[read].owner].last_use = n;
     }
@@ -166,7 +167,7 @@ void CompiledProgram::link(int64_t largest_table) {
     links_[links_[output].owner].last_use = std::numeric_limits<int32_t>::max();
 }
 
-// Finds an LSTM that can run beside LSTM n and comes after it.
+// Finds a later LSTM that can run beside LSTM n.
 void CompiledProgram::pair_up(int32_t n) {
   const auto is_free = [&](int32_t m) { return nodes_[m].op == ProgramOp::kLstm && links_[m].partner < 0; };
   if (!is_free(n)) return;
@@ -181,10 +182,10 @@ void CompiledProgram::pair_up(int32_t n) {
     const bool follows = second.inputs[0] == n && !first.go_backwards && !second.go_backwards;
     bool ready = true;
     for (int32_t input = follows ? 1 : 0; input < second.input_count; ++input) {
-      // The memory of an input that is only another name may be written late.
+      // An input that only names a part of another node's memory may be written late.
       ready &= second.inputs[input] < n;
     }
-    // Those beside each other take as many steps.
+    // LSTMs beside each other need the same number of steps.
     if (!ready || (!follows && first.inputs[0] != second.inputs[0])) continue;
     links_[n].partner = m;
     links_[m].partner = n;

@@ -1,7 +1,7 @@
-// The kernels of program.h: blocks of rows through the graph.
+// The kernels of program.h: they take blocks of rows through the graph.
 //
-// The numbers of a block lie in the order (step, row), so that the rows of one step, and those of several steps, are
-// one matrix. The threads of a team divide its columns or its rows, and meet between two nodes.
+// The numbers of a block are in the order (step, row), so that the rows of one step, or of several steps, are one
+// matrix. The threads of a team divide its columns or its rows, and meet between two nodes.
 #pragma once
 
 #include <new>
@@ -15,7 +15,7 @@ namespace cellerate::CELLERATE_TARGET {
 template <Precision kPrecision>
 class ProgramJob : AttentionOperations {
   static constexpr int kEach = elements_of_word(kPrecision);
-  static constexpr Index kRowsAtOnce = 96;  // of a dense layer whose inputs become words
+  static constexpr Index kRowsAtOnce = 96;  // that a dense layer converts to words
 
  public:
   ProgramJob(const PackedProgram& program, const ProgramRun& run)
@@ -23,7 +23,7 @@ class ProgramJob : AttentionOperations {
         barrier_(run.members),
         halves_{Barrier(run.members / 2), Barrier(run.members - run.members / 2)} {}
 
-  // The working memory of all teams; called first without memory, to learn how much is needed.
+  // Takes the working memory of all teams. The first call is without memory, and only counts the bytes.
   void lay_out(Layout& memory) {
     if (team_bytes_ == 0) {
       Layout drawn(nullptr);
@@ -59,7 +59,7 @@ class ProgramJob : AttentionOperations {
     return run_.members > 1 && runs_beside(nodes_, run_.links, run_.call.shapes, static_cast<int32_t>(n));
   }
 
-  // What node n needs while it works on so many rows.
+  // Takes the working memory of node n for `rows` rows.
   void lay_out_node(Index n, Index rows, Layout& memory) {
     const ProgramNode& node = nodes_[n];
     if (node.op == ProgramOp::kLstm) {
@@ -88,7 +88,7 @@ class ProgramJob : AttentionOperations {
     LstmRun<kPrecision>(layers_[n].lstm, task, {0, run_.members, nullptr}).lay_out(memory);
   }
 
-  // The threads of a team meet only where one needs it.
+  // Lets the threads of a team meet, if the next node needs it.
   static void join(Block& block) {
     if (block.apart) block.team.meet();
     block.apart = false;
@@ -105,7 +105,7 @@ class ProgramJob : AttentionOperations {
     }
   }
 
-  // Runs all nodes; the LSTMs of a drawn step go on where they are.
+  // Runs all nodes. In a drawn step the LSTMs continue from their states.
   void run_nodes(Block& block, bool first, LstmRun<kPrecision>* lstms) {
     const Index rows = block.rows.size();
     bool after_input = false;
@@ -135,7 +135,7 @@ class ProgramJob : AttentionOperations {
 
   bool draws() const { return run_.call.first_output == FirstOutput::kDrawn; }
 
-  // What a team needs to draw ids: an id for each row, and LSTMs that go on from step to step, for each of its threads.
+  // The memory for drawing ids, for each thread of a team: an id for each row, and LSTMs that run step by step.
   struct DrawnStep {
     int32_t* ids;
     LstmRun<kPrecision>* lstms;
@@ -149,7 +149,7 @@ class ProgramJob : AttentionOperations {
       }
     }
   };
-  // Whether the outputs of an LSTM of a chain are only read as words.
+  // Whether the outputs of an LSTM in a chain are read only as words.
   bool is_only_multiplied(Index n) const {
     const auto reads = [&](const ProgramNode& node) {
       return node.op != ProgramOp::kLstmState && node.input_count > 0 && node.inputs[0] == n;
@@ -165,7 +165,7 @@ class ProgramJob : AttentionOperations {
     return count;
   }
 
-  // Draws ids for the rows of a block and reads each, until none is left.
+  // Draws an id for each row of a block and reads it, again and again, until all sequences have ended.
   void draw(Block& block) {
     Generation& generation = *run_.call.text->generation;
     const Index rows = block.rows.size(), node = run_.outputs[0], count = shape(node).features;
@@ -181,7 +181,7 @@ class ProgramJob : AttentionOperations {
     for (int32_t n = 0; n < run_.count; ++n) {
       if (nodes_[n].op != ProgramOp::kLstm) continue;
       LstmTask task = task_of(block, n, rows);
-      // Each id is drawn, so that none is masked.
+      // Drawn ids are never masked.
       if (single && task.masked_id < 0) task.mask_ids = nullptr;
       if (is_only_multiplied(n)) task.outputs = {};
       new (next) LstmRun<kPrecision>(layers_[n].lstm, task, block.team);
@@ -193,7 +193,7 @@ class ProgramJob : AttentionOperations {
     Frames logits{given, rows, 1, count, count};
     for (Index step = 0;; ++step) {
       if (single) {
-        // Each thread draws the id itself, from logits that do not change until all have met again.
+        // Each thread draws the id itself. The logits do not change until all threads have met again.
         id = generation.next(block.team.me, logits.data);
         if (id < 0) break;
         // Alternates between two places: other threads may still read one while this thread writes the next.
@@ -221,7 +221,7 @@ class ProgramJob : AttentionOperations {
     block.words_of = -1;
   }
 
-  // Gives the log probability of the id after each step.
+  // Writes the log probability of the id after each step.
   void score(Block& block) {
     const TextCall& text = *run_.call.text;
     const Index rows = block.rows.size();
@@ -292,7 +292,7 @@ class ProgramJob : AttentionOperations {
 
   void run_lstm(Block& block, Index n, Index rows) {
     Layout memory(block.memory + scratch_);
-    // So little that meeting after each step would cost more than it saves.
+    // With so little work, meeting after each step would cost more than it saves.
     const Index units = nodes_[n].columns;
     const bool alone =
         block.team.count > 1 && static_cast<double>(rows * units * units) * 4 < kWorthMeeting * kEach;
@@ -360,7 +360,7 @@ class ProgramJob : AttentionOperations {
     return task;
   }
 
-  // Gives the states of an LSTM to the other nodes that ask for them.
+  // Copies the states of an LSTM to all further nodes that read them.
   void copy_states(Block& block, Index n, Index rows) {
     const Range mine = block.team.share_of(rows);
     for (int which = 0; which < 2; ++which) {
@@ -376,7 +376,7 @@ class ProgramJob : AttentionOperations {
     }
   }
 
-  // The value of an LSTM that has just taken a drawn step, as words; or null.
+  // The outputs of node n as words, if n is the LSTM that has just run a drawn step; else null.
   static const StepRows* given(const Block& block, Index n) {
     return block.words_of == n ? &block.words : nullptr;
   }
@@ -451,16 +451,16 @@ class ProgramJob : AttentionOperations {
   }
 
   static constexpr int32_t kAnyId = 0;
-  // Multiplications of a step that take a few times as long as it takes threads to meet. As little as a layer of 128
-  // units in float32 gains, for each thread keeps its half of the weights in a cache of its own.
+  // The multiplications of a step that take a few times as long as a meeting of the threads. Even a layer of 128 units
+  // in float32 gains, because each thread keeps its half of the weights in its own cache.
   static constexpr double kWorthMeeting = 2.5e4;
 
-  // Of the one team that has several threads, and of its halves.
+  // For the one team that has several threads, and for its halves.
   Barrier barrier_, halves_[2];
   Progress progress_;  // of the first of two layers that follow each other
   bool cancelled_[2] = {};
   std::byte* memory_ = nullptr;
-  // Where what is drawn with, the working memory of a node and that of the next team begin.
+  // The offsets of the memory after DrawnStep, of the working memory of a node, and of the next team.
   size_t values_ = 0, scratch_ = 0, team_bytes_ = 0;
 };
 

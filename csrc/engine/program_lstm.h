@@ -1,7 +1,7 @@
-// An LSTM over whole sequences on weights that were packed once, for the rows of a block: what program_kernels.h calls.
+// An LSTM of a program on packed weights, over whole sequences, for the rows of a block. program_kernels.h calls it.
 //
-// For each step and panel of units, a tile of registers starts from the input projection, or from a table's row, adds
-// h·R, and turns the sums of the four gates into the new c and h, as in lstm_forward.h. Nothing is kept for backward.
+// For each step and panel of units, a tile of registers starts from the input projection, or from a row of the table,
+// adds h·R, and turns the sums of the four gates into the new c and h, as in lstm_forward.h, but without a reserve.
 #pragma once
 
 #include "engine/program.h"
@@ -9,7 +9,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// A matrix of numbers: row (step * rows of the block + row of the block) lies at data + that * stride.
+// A matrix of numbers: its row for step t and row r of the block begins at data + (t * rows + r) * stride.
 struct Frames {
   float* data = nullptr;
   Index rows = 0, steps = 0, features = 0, stride = 0;  // steps is 1 without a time axis
@@ -21,7 +21,7 @@ struct Frames {
 struct Team {
   int me, count;
   Barrier* barrier;
-  // One thread divides nothing: two divisions would take a hundredth of a step.
+  // A single thread skips share(), whose two divisions would take a hundredth of a step.
   Range share_of(Index total) const { return count == 1 ? Range{0, total} : share(total, me, count); }
   void meet() const {
     if (count > 1) barrier->wait();
@@ -37,22 +37,22 @@ struct LstmTask {
   const int32_t* mask_ids = nullptr;  // [step][row], in place of a mask: those up to `masked_id` are masked
   int32_t masked_id = 0;
   Frames h0, c0;    // data is null for zeros
-  Frames outputs;   // all steps, or the last; its data is null if nobody wants them
-  Frames h_T, c_T;  // data is null if nobody wants them
+  Frames outputs;   // all steps, or the last; data is null if no node reads them
+  Frames h_T, c_T;  // data is null if no node reads them
   Index rows = 0, steps = 0;
   MaskedOutput masked_output = MaskedOutput::kPreviousOutput;
   bool go_backwards = false, return_sequences = true, natural = false;
-  // Where x is made by another layer at the same time: its progress, and ours for the layer that reads our outputs;
-  // both count steps from `base`.
+  // The progress of the layer that computes x at the same time, and our progress for the layer that reads our outputs.
+  // Both count steps from `base`.
   const Progress* follows = nullptr;
   Progress* leads = nullptr;
   long base = 0;
 };
 
-// The rows of a product's left factor as words, which the threads of a team make of numbers.
+// The rows of a product's left factor as words. The threads of a team convert them together.
 template <Precision kPrecision>
 class RowWords {
-  // So few numbers take less time than to meet: then each thread makes all words for itself.
+  // Converting at most so many numbers takes less time than meeting: then each thread converts all rows for itself.
   static constexpr Index kFew = 4096;
 
  public:
@@ -61,7 +61,7 @@ class RowWords {
     inputs_ = inputs;
     row_ = spread(ceil_div(round_up(inputs, kLanes), elements_of_word(kPrecision)));
     own_ = team.count > 1 && most * inputs <= kFew;
-    // Also enough for a block of fewer rows.
+    // A block of fewer rows may need more.
     const Index rows = larger(most, team.count * smaller(most, kFew / inputs)),
                 mine = own_ ? team.me * most : 0;
     auto* words = memory.take<float>(rows * row_);
@@ -70,8 +70,8 @@ class RowWords {
     words_ = words + mine * row_;
     scales_ = scales + mine;
   }
-  // Of so many rows, whose numbers are at from(row), and in [-1, 1] if they are states. Before the next ones the team must
-  // meet.
+  // Converts `count` rows from the numbers at from(row), which are in [-1, 1] if they are states. The team must meet
+  // before the next call.
   template <class From>
   StepRows make(const Team& team, Index count, bool states, From from) const {
     const Range mine = own_ ? Range{0, count} : team.share_of(count);
@@ -97,8 +97,8 @@ template <Precision kPrecision>
 class LstmRun {
   static constexpr int kEach = elements_of_word(kPrecision);
   static constexpr bool kFloats = kPrecision == Precision::kFloat32;
-  static constexpr Index kRowsAtOnce = 96;  // of the input projection
-  // Between two layers that follow each other: few, so that the second begins soon.
+  static constexpr Index kRowsAtOnce = 96;  // in an input projection
+  // For a layer that another one follows: few steps, so that the follower begins soon.
   static constexpr Index kStepsAtOnce = 8;
 
  public:
@@ -122,7 +122,7 @@ class LstmRun {
     c_ = memory.take<float>(rows * panels_ * kLanes);
     first_ = memory.take<int32_t>(rows);
     if (weights_.table == nullptr) {
-      // As much as a block of fewer rows, with more steps at once, may need.
+      // A block of fewer rows projects more steps at once, and may need this much.
       const Index most = smaller(task_.steps * rows, larger(kRowsAtOnce, rows));
       projected_ = {memory.take<float>(most * panels_ * kWidth), chunk_ * rows};
       if (!as_they_are()) x_.lay_out(most, weights_.inputs, team_, memory);
@@ -130,7 +130,6 @@ class LstmRun {
     wide_.lay_out(team_.me, team_.count, memory, weights_.kernel, weights_.recurrent);
   }
 
-  // A whole sequence.
   void run() {
     begin();
     team_.meet();
@@ -140,18 +139,18 @@ class LstmRun {
       if (task_.follows != nullptr) task_.follows->wait_for(task_.base + static_cast<long>(end));
       if (weights_.table == nullptr) project(begin, end);
       advance_steps(begin, end);
-      // All of the team have met after the last step.
+      // The whole team has met after the last step.
       if (task_.leads != nullptr && team_.me == 0) task_.leads->publish(task_.base + static_cast<long>(end));
     }
   }
 
-  // Or step by step: begin() before the first step, after which the team must meet, and end() after the last one. The
-  // task is of one step, whose ids, mask and x are read anew each time; or x comes as words, if they are not null.
+  // Runs a single step. Call begin() before the first step, after which the team must meet, and end() after the last.
+  // The task has one step; each call reads its ids, mask and x again, or takes x as words if `x` is not null.
   void step(const StepRows* x) {
     if (weights_.table == nullptr) project(0, 1, x);
     advance_steps(0, 1);
   }
-  // The last h as words, until the step after the next.
+  // The last h as words; valid until the step after the next.
   StepRows words() const { return {h_[turn_], h_row_, static_ ? nullptr : h_scales_[turn_]}; }
   void begin() {
     const Index units = weights_.units;
@@ -179,7 +178,7 @@ class LstmRun {
     make_words();
   }
 
-  // Gives the last states, of this thread's panels.
+  // Writes the last states of this thread's panels.
   void end() const {
     for (Index row = 0; row < task_.rows; ++row) {
       for (Index panel = mine_.begin; panel < mine_.end; ++panel) {
@@ -196,7 +195,7 @@ class LstmRun {
   }
 
  private:
-  // Whether x needs no words of its own.
+  // Whether x is used in place, without conversion to words.
   bool as_they_are() const { return kFloats && task_.ids == nullptr; }
   static Index steps_at_once(const LstmTask& task) {
     const Index most = smaller(task.steps, larger(1, kRowsAtOnce / task.rows));
@@ -209,14 +208,14 @@ class LstmRun {
     return task_.mask != nullptr && task_.mask[at] == 0;
   }
   float* cell(Index panel, Index row) const { return c_ + (panel * task_.rows + row) * kLanes; }
-  // Where h is kept in full before a step.
+  // The unrounded h before a step.
   float* hidden(Index row) const {
     return kFloats ? h_[turn_] + row * h_row_ : hidden_ + row * panels_ * kLanes;
   }
   // The row of a table that an id looks up.
   static Index looked_up(int32_t id) { return larger(id, 0); }
 
-  // Turns h before a step into words where their scale needs the whole row.
+  // Turns h into words before a step, if their scale depends on the whole row.
   void make_words() {
     const Range rows = team_.share_of(task_.rows);
     for (Index row = rows.begin; row < rows.end; ++row)
@@ -226,7 +225,7 @@ class LstmRun {
   // Projects the inputs of steps [begin, end).
   void project(Index begin, Index end, const StepRows* given = nullptr) {
     const Index rows = task_.rows, count = (end - begin) * rows;
-    // The steps in the order of time: the first of them lies first.
+    // The first of these steps in the order of time, not of computation.
     const Index first = task_.go_backwards ? task_.steps - end : begin;
     const auto row_at = [&](Index row) -> const float* {
       const Index place = first * rows + row;
@@ -260,7 +259,7 @@ class LstmRun {
           Simd::store(projected_.at(panel + j / kVectors, row + r) + j % kVectors * kLanes, sums[r][j]);
       }
     });
-    // Nobody else reads this thread's panels, and before the next words are made all meet after a step.
+    // No barrier: no other thread reads this thread's panels, and the team meets after a step before it converts again.
   }
 
   // Calls body(Rows<r>{}, PanelCount<p>{}, VectorCount<v>{}, first row, first panel) for blocks that cover the rows and
@@ -310,8 +309,8 @@ class LstmRun {
         end_step(step);
         continue;
       }
-      // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, it still
-      // has those of the last panels.
+      // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, the cache
+      // still holds the last panels.
       for_my_blocks({0, rows}, turn_ == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
         constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
         constexpr int kVectors = decltype(wide)::value, kWide = kVectors * kLanes;
@@ -324,8 +323,8 @@ class LstmRun {
         }
         add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums, wide_);
         if constexpr (kCount == 1 && kVectors == 4 && kLanes > 8) {
-          // With a single row, a call takes 8 ns a panel of those of 16 units. On smaller vectors, which have 16
-          // registers and not 32, the call is the faster way: by 4 %.
+          // With a single row, a call would cost 8 ns for each panel of 16 units. Targets with smaller vectors have 16
+          // registers and not 32; there the call is 4 % faster.
 #pragma GCC unroll 1
           for (int p = 0; p < kPanels; ++p) {
             const F* of = &sums[0][4 * p];
@@ -344,7 +343,7 @@ class LstmRun {
     }
   }
 
-  // Hands on what all threads have written in a step.
+  // Ends a step: the results of all threads become the inputs of the next step.
   void end_step(Index step) {
     turn_ = 1 - turn_;
     if (ends_ && step + 1 == task_.steps) this->end();
@@ -358,7 +357,7 @@ class LstmRun {
     for (int j = 0; j < 4; ++j) Simd::store(to + j * kLanes, Simd::load(from + j * kLanes));
   }
 
-  // Turns the sums of the gates of some rows and panels into c and h: one call for all, which has its constants in
+  // Turns the sums of the gates of some rows and panels into c and h. One call for all keeps the constants in
   // registers.
   template <int kVectors>
   [[gnu::noinline]] void advance_all(Index step, Index row, int rows, Index panel, int panels,
@@ -373,7 +372,6 @@ class LstmRun {
     }
   }
 
-  // Of one row and panel.
   CELLERATE_PART_OF_CALLER inline void advance(Index step, Index row, Index panel, F i, F f, F g, F o) {
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, weights_.units);
@@ -405,7 +403,7 @@ class LstmRun {
     lanes == kLanes ? Simd::store(to, h) : Simd::store_n(to, h, lanes);
   }
 
-  // As usual_cell, with any activations; out of line, so that the code of the usual ones stays small.
+  // Like usual_cell(), for any activations; out of line, so that the code of the usual activations stays small.
   [[gnu::noinline]] CellState other_cell(F i, F f, F g, F o, F c) const {
     const Activation gate = weights_.recurrent_activation, candidate = weights_.activation;
     c = Simd::fma(activate(gate, f), c, Simd::mul(activate(gate, i), activate(candidate, g)));
@@ -420,17 +418,17 @@ class LstmRun {
   const Range mine_;   // panels
   const Index chunk_;  // steps projected at once
   const bool usual_;   // whether the activations are tanh and sigmoid
-  const bool static_;  // whether the words of h have a scale that does not depend on it
+  const bool static_;  // whether the words of h have a fixed scale
 
   int turn_ = 0;              // a step reads h_[turn_] and writes the other
-  bool ends_ = false;         // the last step gives the last states
+  bool ends_ = false;         // whether the last step writes the last states
   Index h_row_ = 0;           // words from row to row
   float* h_[2] = {};          // [row][h_row_]
   float* h_scales_[2] = {};   // [row]
   float* hidden_ = nullptr;   // [row][unit]: h in full, where its words are rounded
   float* c_ = nullptr;        // [unit panel][row][kLanes]
   int32_t* first_ = nullptr;  // [row]: the first step that is not masked
-  RowWords<kPrecision> x_;    // of the chunk, unless x are words as they are
+  RowWords<kPrecision> x_;    // x of the chunk as words, unless x is used in place
   Panels projected_;
   WidePanel wide_;
 };

@@ -1,5 +1,4 @@
-// The operations of a program that multiply no matrices: they copy the values of a block of rows, move them, and compute
-// each row by itself.
+// The operations of a program without matrix products: they copy or move the values of a block, or compute row by row.
 #pragma once
 
 #include "engine/functions.h"
@@ -29,18 +28,18 @@ inline void normalize(Normalizer normalizer, float* row, Index n) {
   for (Index i = 0; i < n; ++i) row[i] = softmax ? row[i] / total : (row[i] - largest) - logarithm;
 }
 
-// What a thread of a team works on.
+// A block of rows, as a thread of the team sees it.
 struct Block {
   Team team;
   std::byte* memory;
   Range rows{0, 0};
-  const int32_t* drawn = nullptr;  // the ids of a drawn step, in place of the first input
-  // In a drawn step, the outputs of the last LSTM as words, and that LSTM; -1 for none.
+  const int32_t* drawn = nullptr;  // the drawn ids of a step, in place of the first input
+  // In a drawn step, the outputs of the last LSTM as words, and the index of this LSTM, or -1.
   StepRows words{};
   Index words_of = -1;
-  // Whether others may still read or write what this thread does next.
+  // Whether the team must meet before the next node, because other threads may still use its memory.
   bool apart = false;
-  long progress = 0;  // how far pairs of layers that follow each other have come so far
+  long progress = 0;  // the steps so far of pairs of LSTMs that follow each other
 };
 
 class ProgramOperations {
@@ -73,7 +72,7 @@ class ProgramOperations {
     return nodes_[state].op == ProgramOp::kLstmState && nodes_[state].inputs[0] == n &&
            nodes_[state].cell == cell && run_.links[state].wanted;
   }
-  // The first node that asks for a state of an LSTM, or -1; the LSTM writes it there.
+  // The first node that reads a state of an LSTM, or -1; the LSTM writes the state to the memory of this node.
   Index state_of(Index n, bool cell) const {
     for (Index state = n + 1; state < run_.count; ++state) {
       if (is_state_of(state, n, cell)) return state;
@@ -81,7 +80,7 @@ class ProgramOperations {
     return -1;
   }
 
-  // Copies an input's rows of (B, T, F), or (B, T) ids, into the order of a block, unless they lie so.
+  // Copies the rows of an input, (B, T, F) or ids (B, T), into the order of a block, unless it is read in place.
   void take(const Block& block, Index n, Index count) {
     Index input = 0;
     for (Index before = 0; before < n; ++before) input += nodes_[before].op == ProgramOp::kInput;
@@ -189,7 +188,7 @@ class ProgramOperations {
     }
   }
 
-  // Copies steps, or some features of each; those of padding are zeros.
+  // Copies steps, or some features of each step; padding becomes zeros.
   void move_steps(const Block& block, Index n, Index rows) {
     const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
     const ProgramOp op = nodes_[n].op;
@@ -232,7 +231,7 @@ class ProgramOperations {
     }
   }
 
-  // The operations that compute each row of a matrix by itself, and its columns in order.
+  // The operations that compute a matrix row by row.
   void each_row(const Block& block, Index n, Index rows) {
     const ProgramNode& node = nodes_[n];
     const Frames x = frames(block, node.inputs[0], rows), to = frames(block, n, rows);
@@ -273,7 +272,7 @@ class ProgramOperations {
     return (op >= ProgramOp::kAdd && op <= ProgramOp::kMinimum) || op == ProgramOp::kDivide ||
            op == ProgramOp::kCompare || op == ProgramOp::kChoose;
   }
-  // Joins values two by two; those of one step, or of one feature, are stretched to the others.
+  // Merges values two by two; broadcasts values of one step or one feature.
   void merge(const Block& block, Index n, Index rows) {
     const ProgramNode& node = nodes_[n];
     const Frames to = frames(block, n, rows);
@@ -300,7 +299,7 @@ class ProgramOperations {
     }
   }
 
-  // Lane by lane, as a NaN must stay one.
+  // Lane by lane, because NaN must stay NaN.
   template <class Function>
   static F each_pair(F a, F b, Function function) {
     float x[kLanes], y[kLanes];
@@ -338,7 +337,7 @@ class ProgramOperations {
     return Simd::load(all[1]);
   }
 
-  // The activation of a sum, or a cap of logits.
+  // The activation of a sum, or the cap of logits.
   static F finished(const ProgramNode& node, F x) {
     if (node.number > 0) {
       const F cap = set(node.number);

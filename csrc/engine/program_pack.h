@@ -6,17 +6,17 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// How many vectors the gates of the units beyond the whole panels take, if they lie side by side; 0 if those units fill
-// a panel, or nearly so.
+// The number of vectors for the gates of the units after the last whole panel, if these gates are packed side by side;
+// 0 if the units fill a panel, or nearly do.
 constexpr int tail_vectors(Index units) {
   const auto vectors = static_cast<int>(ceil_div(4 * (units % kLanes), kLanes));
   return vectors == 4 ? 0 : vectors;
 }
-// Units of a gate in so many vectors.
+// The units whose four gates fit into `vectors` vectors.
 constexpr Index units_of_vectors(int vectors) { return vectors * kLanes / 4; }
 
-// Where the columns of unit panels come from in a kernel of (K, 4H); -1 for none. The gates of the last units may lie side
-// by side: 50 units take 13 vectors and not 16.
+// Maps a column of the unit panels to its column in a kernel (K, 4H), or to -1. The gates of the last units may be
+// packed side by side: 50 units then take 13 vectors and not 16.
 struct UnitColumns {
   Index units;
   Index operator()(Index c) const {
@@ -34,7 +34,7 @@ struct PackedLstm {
   StepMatrix kernel, recurrent;
   float* bias = nullptr;              // [panel][kWidth]
   float* table = nullptr;             // [id][panel][kWidth], or null
-  const float* embeddings = nullptr;  // (V, D), or null: what ids are looked up in where there is no table
+  const float* embeddings = nullptr;  // (V, D), read if there are ids but no table; or null
   bool bounded = false;               // whether |h| is at most 1
 };
 
@@ -51,7 +51,7 @@ struct PackedProgram {
   PackedLayer* layers;
 };
 
-// Lays out a program in memory and, if there is memory, packs it.
+// Lays out a program and, unless the memory is null, packs its weights.
 class ProgramPacker {
  public:
   ProgramPacker(const ProgramGraph& graph, std::byte* memory)
@@ -84,7 +84,7 @@ class ProgramPacker {
   const ProgramNode* looked_up(const ProgramNode& lstm) const {
     return graph_.links[lstm.inputs[0]].looked_up ? &graph_.nodes[lstm.inputs[0]] : nullptr;
   }
-  // Whether somebody reads the rows of an embedding themselves.
+  // Whether a node reads the rows of an embedding, and not only a table of products.
   bool needs_rows(int32_t embedding) const {
     if (!graph_.links[embedding].looked_up) return true;
     for (int32_t n = embedding + 1; n < graph_.count; ++n) {
@@ -141,7 +141,7 @@ class ProgramPacker {
       return;
     }
     pack_matrix(graph_.precision, node.kernel, node.rows, 4 * units, column, to.kernel);
-    // Embeddings come before the LSTMs that read them, so they lie there already.
+    // Embeddings come before the LSTMs that read them, so they are already packed.
     if (embedding != nullptr) to.embeddings = layers_[node.inputs[0]].factors;
   }
 

@@ -1,8 +1,6 @@
-// The operations of a program that look across steps, or along either axis of a value: windows, pooling, sums and their
-// like.
+// The operations of a program across steps, or along either axis of a value: windows, pooling, reductions and softmax.
 //
-// A value of three axes, (N, T, F), has its N sequences one after the other, as steps of which each sequence has its
-// part.
+// A value with three axes, (N, T, F), holds its N sequences one after the other, as N·T steps.
 #pragma once
 
 #include "engine/program_operations.h"
@@ -100,9 +98,9 @@ class SequenceOperations : public ProgramOperations {
   }
 
  protected:
-  // How many sequences a value of a row has.
+  // The number of sequences in a row of a value.
   Index sequences_of(Index n) const { return shape(n).sequences == 0 ? 1 : shape(n).sequences; }
-  // Number `place` of a row's value, whose steps lie one after the other.
+  // Number `place` of a row, counted over steps and features.
   static float& number(const Frames& of, Index row, Index place) {
     return of.at(place / of.features, row)[place % of.features];
   }
@@ -112,7 +110,7 @@ class SequenceOperations : public ProgramOperations {
 
   bool along_features(Index n) const { return run_.call.begins[n] != 0; }
 
-  // Which steps are in the windows of a node.
+  // The steps in the windows of a node.
   struct Windows {
     Index size, strides, dilation, before, windows, steps;
 
@@ -123,14 +121,14 @@ class SequenceOperations : public ProgramOperations {
           before(of.run_.call.begins[n]),
           windows(of.shape(n).steps / of.sequences_of(n)),
           steps(of.shape(of.inputs_of(n)[0]).steps / of.sequences_of(n)) {}
-    // The step of the input at a place of a window, or -1 if there is none.
+    // The step of the input at a tap of a window, or -1 in the padding.
     Index step(Index window, Index tap) const {
       const Index at = window % windows * strides + tap * dilation - before;
       return at < 0 || at >= steps ? -1 : window / windows * steps + at;
     }
   };
 
-  // Numbers of which one is made, for some features beside each other.
+  // The sum or extreme of several numbers, for some adjacent features at once.
   struct Reduced {
     ProgramOp op;
     Index count, numbers = 0;
@@ -145,7 +143,7 @@ class SequenceOperations : public ProgramOperations {
       } else if (numbers == 0) {
         for (Index i = 0; i < count; ++i) most[i] = x[i];
       } else if (op == ProgramOp::kMax) {
-        // A NaN stays one.
+        // Keeps NaN.
         for (Index i = 0; i < count; ++i) most[i] = x[i] > most[i] || x[i] != x[i] ? x[i] : most[i];
       } else {
         for (Index i = 0; i < count; ++i) most[i] = x[i] < most[i] || x[i] != x[i] ? x[i] : most[i];
@@ -159,7 +157,7 @@ class SequenceOperations : public ProgramOperations {
     }
   };
 
-  // Softmax over steps, of the features from `first` on that a vector holds.
+  // Softmax over steps, for the features of one vector from `first` on.
   static void normalize_steps(const Frames& x, const Frames& to, Index row, Range steps, Index first) {
     const auto load = [&](const Frames& from, Index step) {
       return load_upto<Storage::kFloat32>(from.at(step, row), first, x.features);

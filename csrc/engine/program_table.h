@@ -1,7 +1,7 @@
-// The operations of a program by name, with what a node of each reads: one row an operation.
+// The operations of a program by name, with the inputs, arrays and options of their nodes: one row for each operation.
 //
-// cellerate.kernels.program.cpu reads these rows through the bindings, so neither side knows a place in a list of the
-// other. What an operation means is in cellerate.program.
+// cellerate.kernels.program.cpu reads these rows through the bindings, so neither side depends on the order of the
+// other's lists. cellerate.program defines what an operation computes.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@
 
 namespace cellerate {
 
-// Which of the shapes that an operation may have its kernel takes.
-//   any: all with at most a time axis and one of features.
-//   alike: inputs that need not be stretched; masks have the steps of the result.
+// The shapes that a kernel accepts, out of those that its operation allows.
+//   any: at most a time axis and a feature axis.
+//   alike: inputs in the shape of the result, without broadcasting; masks have the steps of the result.
 //   time: x has a time axis, and an axis option names it.
 //   features: an axis option names the last axis.
-//   positions: all with at most two axes before that of features.
-//   stretched: as any, and alike with one axis more.
+//   positions: at most two axes before the feature axis.
+//   stretched: as any, and as alike with one more axis.
 //   joined: an axis option names the last axis, or time.
 //   either: an axis option names the last axis, or the one before.
 //   swapped: an axes option swaps time and features.
@@ -32,19 +32,18 @@ inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "ti
 struct ProgramOpRow {
   ProgramOp op;
   const char* name;
-  ValueKind gives = ValueKind::kNumbers;  // an input with ids gives those
-  // In the order of ProgramNode::inputs. Those that end in "?" may be absent; "*" stands for any number. The names say
-  // the kind: "ids", "mask", or numbers; "*" has the kind of the result.
+  ValueKind gives = ValueKind::kNumbers;  // but an input with ProgramNode::ids gives ids
+  // In the order of ProgramNode::inputs. An input that ends in "?" is optional; "*" stands for any number of inputs.
+  // The name tells the kind: "ids", "mask", else numbers; "*" has the kind of the result.
   const char* inputs[5] = {};
   const char* arrays[3] = {};    // ProgramNode's kernel, recurrent_kernel and bias
   const char* number = nullptr;  // the option that is ProgramNode::number
-  const char* whole[3] = {};     // the options that are ProgramNode::whole, one after the other
+  const char* whole[3] = {};     // the options that are ProgramNode::whole, in order
   const char* shapes = kAnyShapes;
-  bool trains = true;    // whether training steps know it, with its gradient
-  bool predicts = true;  // whether packed models know it
+  bool trains = true;    // whether training steps compute it and its gradient
+  bool predicts = true;  // whether packed models compute it
 
   constexpr bool reads_many() const { return inputs[0] != nullptr && *inputs[0] == '*'; }
-  // Absent ones included.
   constexpr size_t count_of_inputs() const {
     size_t count = 0;
     while (count < std::size(inputs) && inputs[count] != nullptr) ++count;
@@ -120,7 +119,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kDropout, .name = "dropout", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kSpatialDropout, .name = "spatial_dropout", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kStepDropout, .name = "step_dropout", .inputs = {"x"}, .predicts = false},
-    // Each number of a row is one of those of x: all that only moves numbers.
+    // Any operation that only moves numbers: each number of the result is a number of x.
     {.op = ProgramOp::kGather, .name = "gather", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kCumsum, .name = "cumsum", .inputs = {"x"}, .shapes = kFeatures, .predicts = false},
     {.op = ProgramOp::kBatchNorm,
@@ -160,7 +159,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .whole = {"heads", "causal", "zeros"}},
     {.op = ProgramOp::kGaussianDropout, .name = "gaussian_dropout", .inputs = {"x"}, .predicts = false},
     {.op = ProgramOp::kGaussianNoise, .name = "gaussian_noise", .inputs = {"x"}, .predicts = false},
-    // The dense layer of a convolution in groups, whose kernel is (size * features of a group, N).
+    // The dense layer of a grouped convolution, whose kernel is (size * features of a group, N).
     {.op = ProgramOp::kGroupedDense,
      .name = "grouped_dense",
      .inputs = {"x"},
@@ -203,7 +202,7 @@ constexpr bool has_a_row_each() {
 }
 static_assert(has_a_row_each(), "the first rows are in the order of ProgramOp");
 
-// Throws std::invalid_argument if there is no such operation.
+// Throws std::invalid_argument if no operation has this name.
 inline const ProgramOpRow& program_op_named(std::string_view name) {
   for (const ProgramOpRow& each : kProgramOps) {
     if (name == each.name) return each;

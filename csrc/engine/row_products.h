@@ -1,4 +1,4 @@
-// Products of a few rows with packed weights, and rows as their left factors.
+// Products of a few rows and packed weights, and the packing of the rows.
 //
 // Weights lie in panels of four vectors, as in gemm.h. A word of the summed axis K is one float, two bfloat16 or four
 // bytes.
@@ -9,7 +9,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// How many panels a single row takes side by side: enough sums to hide the latency of a multiply-add.
+// The panels that a single row multiplies at once: enough sums to hide the latency of a multiply-add.
 constexpr int kSide = kRows >= 6 ? 4 : 2;
 
 constexpr int elements_of_word(Precision precision) {
@@ -28,20 +28,20 @@ struct StepMatrix {
   float* scales = nullptr;    // int8: [panel][kWidth]
   // int4: [panel][group][kWidth], a scale in bfloat16 above minus the sum of the numbers of a column; else null.
   float* groups = nullptr;
-  // Floats are multiplied, but the words are pairs of bfloat16, and this many numbers are summed; else 0.
+  // If the words are pairs of bfloat16 that are multiplied as floats, the number of elements in the sum; else 0.
   Index narrow = 0;
 };
 
 // Whether a target multiplies bfloat16 as floats. Then x and h stay floats; only weights are rounded.
 constexpr bool kWidens = !Simd::kBfloat16Products;
 
-// Vectors of an instruction set's floats as whole numbers.
+// A vector's bits as integers.
 typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 
-// Numbers of int4 are multiplied sixteenfold, as the upper halves of bytes, so that those take no other shift. Where
-// products of bytes take an absolute value, numbers lie there plus 8 and are multiplied as they are, in sums of 16 bits;
-// eight times the sum of the left factor is taken off, and the sum made sixteenfold. The results are the same.
+// int4 numbers are multiplied as the upper halves of bytes, so 16 times too large, because the upper numbers then need
+// no shift. On targets whose byte products take absolute values (kShortSums), the numbers are stored plus 8 and summed
+// in 16 bits; then eight times the sum of the left factor is subtracted, and the sum times 16 is the same result.
 constexpr int kNumberOffset = Simd::kShortSums ? 8 : 0;
 
 // The numbers in the lower and in the upper half of each byte, as signed bytes.
@@ -51,7 +51,7 @@ inline F lower_numbers(F pairs) {
 inline F upper_numbers(F pairs) {
   return (F)(Simd::kShortSums ? (Bits)pairs >> 4 & 0x0f0f0f0f : (Bits)pairs & 0xf0f0f0f0);
 }
-// What a sum of products of int4 begins with, and its scale, from a word of StepMatrix::groups.
+// The initial value of a sum of int4 products, and its scale, from a word of StepMatrix::groups.
 inline Simd::I start_of([[maybe_unused]] F group) {
   if constexpr (Simd::kByteOffset == 0) return (Simd::I)Ints{};
   return (Simd::I)(((Ints)((Bits)group << 16) >> 16) * (16 * Simd::kByteOffset));
@@ -64,7 +64,7 @@ inline Simd::I dot_numbers(F x, F numbers, Simd::I sum) {
   if constexpr (S::kShortSums) return S::dot_shorts(x, numbers, sum);
   return S::dot_bytes(x, numbers, sum);
 }
-// To be added to all sums of a group with so many words of a row, at most kGroup.
+// The correction to add to the sums of a group, for `count` words of a row, at most kGroup.
 template <class S = Simd>
 inline Ints taken_off([[maybe_unused]] const float* words, [[maybe_unused]] Index count) {
   if constexpr (S::kShortSums) {
@@ -77,7 +77,7 @@ inline Ints taken_off([[maybe_unused]] const float* words, [[maybe_unused]] Inde
   }
   return Ints{};
 }
-// The sums of a group as floats, sixteenfold.
+// The sums of a group as floats, 16 times too large.
 template <class S = Simd>
 inline F whole_of(Simd::I sums, [[maybe_unused]] Ints off) {
   if constexpr (S::kShortSums) return S::to_float((Simd::I)((Ints)S::sixteenfold(sums) + off));
@@ -88,11 +88,11 @@ inline void add_total(F total, float row_scale, float* sums) {
   Simd::store(sums, Simd::fma(total, Simd::set(row_scale / 16), Simd::load(sums)));
 }
 
-// A panel of narrow weights as floats, for all tiles of rows that multiply by it one after another: to widen it
-// for each tile would take as long as half of the products.
+// A panel of bfloat16 weights widened to floats once, for all tiles of rows that multiply it in turn: widening it for
+// each tile would take half as long as the products.
 class WidePanel {
  public:
-  // Room for a panel of any of these matrices, of this thread in a team of so many.
+  // Takes memory for a panel of any of these matrices, for thread `me` of `count`.
   template <class... Matrices>
   void lay_out(int me, int count, Layout& memory, const Matrices&... matrices) {
     Index most = 0;
@@ -131,11 +131,11 @@ struct StepRows {
   float scale_of(Index r) const { return scales == nullptr ? 1.0f / 127 : scales[r]; }
 };
 
-// Sums of kCount rows and kPanels panels, of which kVectors vectors each are wanted.
+// The sums of kCount rows and the first kVectors vectors of each of kPanels panels.
 template <int kCount, int kPanels, int kVectors = 4>
 using Sums = F[kCount][kVectors * kPanels];
 
-// Takes one word of K for kCount rows: sum = product(x, w, sum). Weights that several rows share are loaded first.
+// Adds the products of one word of K for kCount rows: sum = product(x, w, sum). Loads weights that rows share first.
 template <int kCount, int kPanels, int kVectors, class Sum, class Product>
 inline void add_word(const float* words, Index row, const float* weights, Index next_panel, Sum& sums,
                      Product product) {
@@ -159,7 +159,7 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
   }
 }
 
-// The same as add_word() for a row of floats and all words of narrow weights, the lower number of a pair first.
+// Like add_word(), for one row of floats and all words of bfloat16 weights; takes the lower number of a pair first.
 template <int kPanels, int kVectors>
 inline void add_narrow(const float* x, const float* weights, Index next_panel, Index count, F* sums) {
   for (Index k = 0; k < count; k += 2, weights += kWidth) {
@@ -172,12 +172,11 @@ inline void add_narrow(const float* x, const float* weights, Index next_panel, I
   }
 }
 
-// sums += the product of up to three rows of bytes and a panel of int4: in each group whole, then scaled, group after
-// group.
+// sums += the product of up to three rows of bytes and a panel of int4; sums each group in integers, then scales it.
 template <int kCount>
 [[gnu::noinline]] void add_groups_of(const StepRows& a, Index row, const StepMatrix& b, Index panel,
                                      float* sums) {
-  // Short sums, and those of several rows, are enough to hide the latency of a product.
+  // Short sums, or the sums of several rows, hide the latency of a product anyway.
   constexpr bool kApart = kCount == 1 && !Simd::kShortSums;
   const float* x = a.words + row * a.row;
   const float* weights = b.words + panel * ceil_div(b.depth, 2) * kWidth;
@@ -194,7 +193,7 @@ template <int kCount>
     }
     const Index end = smaller(first + kGroup, b.depth);
     for (Index k = first; k < end; k += 2, weights += kWidth) {
-      // The upper numbers of a last pair without a second word are zeros, and so is that word.
+      // If the last pair lacks its second word, this word and the upper numbers are zeros.
       F low[kCount], high[kCount];
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
@@ -228,12 +227,12 @@ template <int kCount>
     add_total(total[n / 4][n % 4], a.scale_of(row + n / 4), sums + n * kLanes);
 }
 
-// sums += A·B for `count` rows from `row`, at most kRows, and a panel of int4; sums are (count, kWidth). Out of line and
-// for all widths, unlike add_product(): a program in int4 is one in int8 but for this.
+// sums += A·B for `count` rows from `row`, at most kRows, and a panel of int4; sums are (count, kWidth). Unlike
+// add_product(), it is out of line, because it is the only difference between programs in int4 and int8.
 inline void add_groups(const StepRows& a, Index row, Index count, const StepMatrix& b, Index panel,
                        float* sums) {
   while (count > 0) {
-    // Four as two and two, since one alone takes as long as two.
+    // Four rows run as two and two, because one row takes as long as two.
     const Index tile = count == 4 ? 2 : smaller(3, count);
     if (tile == 3)
       add_groups_of<3>(a, row, b, panel, sums);
@@ -262,10 +261,10 @@ inline void for_groups(const StepRows& a, Range rows, const StepMatrix& b, Range
   }
 }
 
-// sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
+// sums += A·B for kCount rows from `row` and the first kVectors vectors of kPanels panels from `panel`.
 //
-// All loops over sums are unrolled, and it is a part of its caller; otherwise the compiler would keep the sums in memory,
-// and copy them twice. Without vectors they are there anyway.
+// All loops over sums are unrolled, and the function is inlined; otherwise the compiler would keep the sums in memory
+// and copy them twice. Without vectors the sums are in memory anyway.
 template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
 CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, const StepMatrix& b,
                                                  Index panel, Sums<kCount, kPanels, kVectors>& sums,
@@ -361,7 +360,7 @@ inline void for_blocks(Range rows, Range panels, bool backwards, Body body) {
   if (panel < panels.end) body(Rows<1>{}, PanelCount<1>{}, rows.begin, panel);
 }
 
-// Turns the first n floats of a row into the words of a product's left factor, and gives their scale.
+// Turns the first n floats of a row into the words of a product's left factor, and returns their scale.
 template <Precision kPrecision>
 float row_to_words(const float* from, Index n, float* to) {
   if constexpr (kPrecision == Precision::kFloat32) {
@@ -384,7 +383,7 @@ float row_to_words(const float* from, Index n, float* to) {
     float lanes[kLanes], stranges[kLanes];
     Simd::store(lanes, largest);
     Simd::store(stranges, strange);
-    // Half after half, so that one waits for few others.
+    // Reduces by halves, because each step then waits for few others.
 #pragma GCC unroll 8
     for (int half = kLanes / 2; half > 0; half /= 2) {
 #pragma GCC unroll 8
@@ -418,7 +417,7 @@ void store_state(float* row, Index first, F h) {
   }
 }
 
-// The same of n numbers in [-1, 1], whose scale is that of store_state().
+// Like row_to_words(), for n numbers in [-1, 1], with the scale of store_state().
 template <Precision kPrecision>
 void states_to_words(const float* from, Index n, float* to) {
   for (Index first = 0; first < n; first += kLanes)

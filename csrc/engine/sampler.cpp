@@ -45,7 +45,7 @@ Sampler::Sampler(const Sampling& sampling, const Exponentials& exponentials, int
       order_(static_cast<size_t>(outputs)) {
   if (sampling_.repetition_penalty == 1) return;
   times_.resize(static_cast<size_t>(outputs));
-  // A window with room for all ids forgets none.
+  // A window with room for all ids needs no ring.
   const int64_t all = static_cast<int64_t>(previous.size()) + more;
   if (sampling_.window > 0 && sampling_.window < all) ring_.resize(static_cast<size_t>(sampling_.window));
   for (const int32_t id : previous) add(id);
@@ -63,7 +63,7 @@ void Sampler::add(int32_t id) {
 }
 
 int64_t Sampler::choose(const float* logits, uint64_t position, float* log_probability) {
-  // A NaN or an infinity times zero is NaN, and makes the sum NaN. Sixteen of each, because one would wait for the last.
+  // NaN or an infinity times zero is NaN, and makes the sum NaN. Sixteen sums, because one would wait for each addition.
   constexpr int kSums = 16;
   float checks[kSums] = {}, tops[kSums];
   std::fill_n(tops, kSums, logits[0]);
@@ -134,7 +134,7 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
   return report(ordered ? order_[chosen] : chosen, model_weights);
 }
 
-// Sorts the weights in descending order, with the lower id of equals first, and gives how many stay.
+// Sorts the weights in descending order, the lower id of equals first, and returns how many to keep.
 int64_t Sampler::filter(double total) {
   const auto before = [&](int32_t a, int32_t b) {
     return weights_[a] != weights_[b] ? weights_[a] > weights_[b] : a < b;
@@ -146,8 +146,7 @@ int64_t Sampler::filter(double total) {
     std::iota(order, order_.end(), 0);
     std::nth_element(order, order + left, order_.end(), before);
   } else {
-    // Weights need no sorting if they are so small that all of them together are less than what top_p leaves out. The
-    // limit is half of that, because sums are rounded.
+    // Skip weights so small that all of them together are less than top_p leaves out; half of it, as sums are rounded.
     const double least = (1 - sampling_.top_p) * total / (2 * static_cast<double>(outputs_));
     left = 0;
     for (int64_t n = 0; n < outputs_; ++n) {

@@ -1,6 +1,6 @@
 // Chooses the next token from logits, in double precision and with counter-based random numbers.
 //
-// It knows nothing about models: logits in, a token out. cellerate.runtime.text.sampling follows the same rules in NumPy.
+// It does not depend on a model. cellerate.runtime.text.sampling follows the same rules in NumPy.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,13 @@ namespace cellerate {
 
 // Applied in this order: repetition penalty, temperature, top-k, top-p, min-p.
 struct Sampling {
-  double temperature = 1;         // divides the logits; 0 takes the likeliest, and the lowest id of equals
-  int64_t top_k = 0;              // only this many of the likeliest; 0 for all
-  double top_p = 1;               // only the fewest likeliest with this share of what is left; 1 for all
-  double min_p = 0;               // only ids at least this share as likely as the likeliest; 0 for all
-  double repetition_penalty = 1;  // divides logits above 0 of ids seen, and multiplies those below 0
-  int64_t window = 0;             // how many of the last ids the penalty sees; 0 for all
+  double temperature = 1;  // divides the logits; 0 takes the likeliest id, the lowest of equals
+  int64_t top_k = 0;       // keeps this many of the likeliest ids; 0 for all
+  double top_p = 1;        // keeps the fewest ids that have this share of the probability left; 1 for all
+  double min_p = 0;        // keeps ids with at least this share of the highest probability; 0 for all
+  double repetition_penalty =
+      1;               // for ids seen before: divides logits above 0, and multiplies logits below 0
+  int64_t window = 0;  // how many of the last ids the penalty sees; 0 for all
   uint64_t seed = 0;
   uint64_t stream = 0;  // which of several sequences drawn with one seed
 };
@@ -49,8 +50,8 @@ class Sampler {
   Sampler(const Sampling& sampling, const Exponentials& exponentials, int64_t outputs,
           std::span<const int32_t> previous, int64_t more);
 
-  // The token at `position` of the sequence, or -1 if a logit is not finite. `log_probability` becomes the token's by
-  // the model itself: ln softmax(logits), without any of the rules.
+  // The token at `position` of the sequence, or -1 if a logit is not finite. Writes ln softmax(logits) of the token to
+  // `log_probability`, without penalty, temperature or filters.
   int64_t choose(const float* logits, uint64_t position, float* log_probability);
   // Tells the penalty about an id.
   void add(int32_t id);
@@ -63,8 +64,7 @@ class Sampler {
   const int64_t outputs_;
   std::vector<double> scores_, weights_;
   std::vector<int32_t> order_;
-  // For the penalty: how often it sees each id; and if it forgets ids, a ring of the last ones and how many came in
-  // all.
+  // For the penalty: the count of each id; and with a window, a ring of the last ids and the number of ids so far.
   std::vector<int32_t> times_;
   std::vector<int32_t> ring_;
   size_t came_ = 0;

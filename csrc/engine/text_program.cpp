@@ -11,11 +11,10 @@
 namespace cellerate {
 namespace {
 
-// Positions that are read at once: so many that a call costs little beside them, and so few that the outputs of all
-// layers stay in the cache.
+// Positions that a call reads: enough to hide its cost, and few enough for all outputs to stay in the cache.
 constexpr int64_t kPositionsAtOnce = 192;
 constexpr int64_t kLargestTable = int64_t{64} << 20;
-// Fewer ids than this tell nothing of how fast they are drawn.
+// The fewest ids whose time measures the speed of drawing.
 constexpr int64_t kTells = 8;
 
 void need(bool right, const char* what) {
@@ -32,7 +31,7 @@ TextProgram::TextProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> ou
       begins_(program_.count(), 0) {
   need(program_.node(0).op == ProgramOp::kInput && program_.node(0).ids, "ids first");
   size_t state = 1;
-  int32_t last = 0;  // of the chain
+  int32_t last = 0;  // the last node of the chain
   for (size_t n = 1; n < program_.count(); ++n) {
     const ProgramNode& node = program_.node(n);
     const auto reads = [&](int32_t input, size_t source) {
@@ -68,8 +67,8 @@ TextProgram::TextProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> ou
   outputs_ = sizes(FirstOutput::kGiven, 1, 1, 1, 1)->shapes[program_.node_of_output(0)].features;
 }
 
-// The sizes of calls of so many rows and steps, whose ids lie so far apart from row to row. If the logits are given or
-// drawn from, the last LSTM gives its last step only.
+// The sizes of calls of `batch` rows and `steps` steps, with `ids_row` elements from row to row of ids. If the logits are
+// returned or drawn from, the last LSTM gives only its last step.
 std::shared_ptr<const TextProgram::Sizes> TextProgram::sizes(FirstOutput first, int64_t batch, int64_t steps,
                                                              int64_t ids_row, int threads,
                                                              bool together) const {
@@ -86,7 +85,7 @@ std::shared_ptr<const TextProgram::Sizes> TextProgram::sizes(FirstOutput first, 
     const ValueShape read = node.input_count > 0 ? made->shapes[node.inputs[0]] : ValueShape{steps, 1};
     ValueShape shape = read;
     if (node.op == ProgramOp::kInput && n > 0) {
-      // A state: of the LSTM that reads it.
+      // A state has the shape of the LSTM that reads it.
       size_t reader = n + 1;
       while (program_.node(reader).op != ProgramOp::kLstm ||
              std::ranges::count(program_.node(reader).inputs + 2, program_.node(reader).inputs + 4,
@@ -142,7 +141,7 @@ void TextProgram::run(const Sizes& sizes, const int32_t* ids, const float* state
   program_.run(call, sizes.plan);
 }
 
-// The ids that are read, with -1 behind the ends of rows, or none if these are all. Throws what read() throws.
+// Checks the arguments of read(). If rows have lengths, returns the ids with -1 after the end of each row.
 std::vector<int32_t> TextProgram::checked(const TextIds& text, const float* state) const {
   std::vector<int32_t> read;
   for (int64_t row = 0; row < text.batch; ++row) {
@@ -162,7 +161,7 @@ std::vector<int32_t> TextProgram::checked(const TextIds& text, const float* stat
     read.insert(read.end(), ids, ids + length);
     read.insert(read.end(), static_cast<size_t>(text.steps - length), -1);
   }
-  // A NaN or an infinity times zero is NaN. Sixteen sums, because one would wait for each addition.
+  // NaN or an infinity times zero is NaN. Sixteen sums, because a single one would wait for each addition.
   constexpr int64_t kSums = 16;
   float sums[kSums] = {};
   const int64_t count = text.batch * state_size_;
@@ -171,7 +170,7 @@ std::vector<int32_t> TextProgram::checked(const TextIds& text, const float* stat
   }
   for (int64_t n = count / kSums * kSums; n < count; ++n) sums[0] += state[n] * 0.0f;
   if (std::accumulate(sums, sums + kSums, 0.0f) != 0)
-    throw std::invalid_argument("state holds a NaN or an infinity");
+    throw std::invalid_argument("state holds a NaN or an infinity; expected finite numbers");
   return read;
 }
 
@@ -184,7 +183,7 @@ void TextProgram::score(const TextIds& text, const float* state, float* new_stat
   run_all(true, text, state, new_state, log_probabilities);
 }
 
-// Reads the ids a part after the other; the states of a part begin the next. `result` are log probabilities or logits.
+// Reads the ids in parts; each part starts from the last states. `result` gets log probabilities or logits.
 void TextProgram::run_all(bool scores, const TextIds& text, const float* state, float* new_state,
                           float* result) const {
   const std::vector<int32_t> read = checked(text, state);
@@ -215,10 +214,10 @@ void TextProgram::run_all(bool scores, const TextIds& text, const float* state, 
   }
 }
 
-// With one row or few, one thread draws or all together do: each multiplies its part of the columns, which stay in its
-// cache, and all meet after each layer. With more rows, the choice is between that and rows for each thread, which then
-// waits for no other. Measured on two cores, 64 rows and 512 units in int8, together takes 0.81 of the time; while
-// another program has one of the cores, waiting takes several times as long as the work.
+// With few rows, the choice is between one thread and all together: each then multiplies its part of the columns, which
+// stay in its cache, and all meet after each layer. With more rows, the choice is between all together and rows of its
+// own for each thread, which then waits for no other. Measured on two cores with 64 rows and 512 units in int8, all
+// together take 0.81 of the time; but while another program holds a core, waiting takes several times the work.
 std::vector<TextProgram::Drawn> TextProgram::generate(const std::vector<Draw>& draws, const float* state,
                                                       float* new_state, float* logits) const {
   const auto batch = static_cast<int64_t>(draws.size());
@@ -253,7 +252,7 @@ std::vector<TextProgram::Drawn> TextProgram::generate_on(int threads, bool toget
   return drawn;
 }
 
-// Draws ids in stretches, each on as many threads as are fastest at the time.
+// Draws ids in stretches, each on the number of threads that is fastest at the time.
 TextProgram::Drawn TextProgram::generate_at_pace(Draw draw, const float* state, float* new_state,
                                                  float* logits) const {
   constexpr int64_t kStretch = 512, kTrial = 64;

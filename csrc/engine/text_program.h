@@ -18,7 +18,7 @@
 
 namespace cellerate {
 
-// Ids to read.
+// The ids of a call.
 struct TextIds {
   int64_t batch = 0, steps = 0;
   const int32_t* ids = nullptr;      // (B, T)
@@ -28,10 +28,11 @@ struct TextIds {
 // An immutable model; any number of threads may use it at once.
 class TextProgram {
  public:
-  // Args: nodes: a chain from an embedding to the logits; its inputs are the ids, and h and c of each LSTM. Each LSTM has
-  // a mask of the ids and leaves its state as it is where they are masked. outputs: the logits, and h and c of each LSTM.
+  // Args: nodes: a chain from an embedding to the logits; its inputs are the ids, and h and c of each LSTM. Each LSTM
+  // has a mask of the ids and leaves its state as it is where they are masked. outputs: the logits, and h and c of each
+  // LSTM.
   // threads: how many a call uses, or 0 for as many as are fastest.
-  // Throws std::invalid_argument if the graph is another one, and std::bad_alloc.
+  // Throws std::invalid_argument if the graph differs from this, and std::bad_alloc.
   TextProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs, Precision precision, int threads);
 
   int64_t vocabulary() const { return vocabulary_; }
@@ -43,12 +44,12 @@ class TextProgram {
   // state is not valid, std::bad_alloc, and what parallel() throws.
   // Args: state, new_state: (B, S), in different memory. logits: (B, V') after the last id of each row.
   void read(const TextIds& text, const float* state, float* new_state, float* logits) const;
-  // Reads ids, and gives the log probability (B, T - 1) of each but the first, 0 behind the end of a row. Throws what
-  // read() throws.
+  // Reads ids, and writes the log probability (B, T - 1) of each id after the first; 0 after the end of a row. Throws
+  // like read().
   void score(const TextIds& text, const float* state, float* new_state, float* log_probabilities) const;
 
-  // Draws ids; gives how many each row drew, and throws what read() throws. The state is not checked.
-  // Args: state, new_state: (B, S). logits: (B, V'), before and after.
+  // Draws ids; returns the count of each row. Throws like read(), but does not check the state.
+  // Args: state, new_state: (B, S). logits: (B, V'), read at the start and written at the end.
   struct Drawn {
     int64_t count;
     bool diverged;  // a logit was not finite
@@ -57,7 +58,7 @@ class TextProgram {
                               float* logits) const;
 
  private:
-  // What calls of the same sizes have in common.
+  // The parts that calls of the same sizes share.
   struct Sizes {
     std::vector<ValueShape> shapes;
     std::vector<int64_t> input_rows, output_rows;
@@ -80,7 +81,7 @@ class TextProgram {
   const int threads_;
   int64_t vocabulary_ = 0, outputs_ = 0, state_size_ = 0;
   std::vector<int64_t> begins_;  // zeros, for each node
-  mutable std::mutex mutex_;     // of the sizes
+  mutable std::mutex mutex_;     // guards sizes_
   mutable std::map<Key, std::shared_ptr<const Sizes>> sizes_;
   static constexpr size_t kKinds = 16;
   mutable Pace paces_[kKinds];  // of generations, by the logarithm of their rows

@@ -9,7 +9,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Rows and words of a tile, and the most rows whose sums fit beside the factors: two tiles of rows times two of columns.
+// Rows and words of a tile, and the most rows whose sums fit beside the factors: 2 tiles of rows times 2 of columns.
 constexpr Index kTileRows = 16, kTileWords = 16, kBlockRows = 2 * kTileRows;
 
 // Whether words of the summed axis are multiplied in tiles; there they are padded with zeros to whole tiles.
@@ -45,7 +45,7 @@ void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
 }
 
-// Gives this thread eight tiles while it lives, and those of a caller back afterwards.
+// Configures eight tiles for this thread while it lives, and then restores the caller's tiles.
 class TilesInUse {
  public:
   TilesInUse() {
@@ -126,7 +126,7 @@ void multiply_whole(const float* left, const Left& a, Index blocks, const float*
   }
 }
 
-// c = start + A·B for up to kBlockRows rows and a panel. What lies beyond the rows of A is read and not used.
+// c = start + A·B for up to kBlockRows rows and a panel. Memory beyond the rows of A is read but not used.
 //
 // Args: left: as above. start: rows of kWidth floats, `start_row` apart (0: one row for all); may be c; null for zeros.
 // c: rows of kWidth floats.

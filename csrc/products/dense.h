@@ -20,12 +20,12 @@ struct DenseForward : DenseInputs {
 };
 struct DenseBackward : DenseInputs {
   const void* d_y = nullptr;
-  void* d_x = nullptr;  // or null if not wanted
+  void* d_x = nullptr;  // or null to skip it
   float* d_kernel = nullptr;
   float* d_bias = nullptr;  // or null without a bias
 };
 
-// What a target has for it, as LstmKernels.
+// The dense functions of a target.
 struct DenseKernels {
   void (*forward)(const DenseForward&);
   void (*backward)(const DenseBackward&);

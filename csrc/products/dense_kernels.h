@@ -1,6 +1,6 @@
-// A dense layer over many rows, forward and backward: what surrounds an LSTM in a training step.
+// A dense layer over many rows, forward and backward, as in a training step.
 //
-// Its products are the LSTM's, with plain columns in place of gates.
+// Its products are the products of the LSTM, with plain columns in place of gates.
 #pragma once
 
 #include "cells/lstm_layout.h"
@@ -36,7 +36,7 @@ void pack_rows(const float* weights, Index k, Index n, float* out, Range panels)
 struct DensePlan {
   Index rows, inputs, outputs;
   int threads;
-  int pieces;  // of the work; more than threads while these come and go
+  int pieces;  // of the work; more than `threads` while other programs want the cores
 
   explicit DensePlan(const DenseInputs& in) : rows(in.rows), inputs(in.inputs), outputs(in.outputs) {
     const double products = static_cast<double>(rows) * static_cast<double>(inputs * outputs);
@@ -46,7 +46,7 @@ struct DensePlan {
   }
 };
 
-// How many rows are taken together, so that their copies stay in the cache.
+// The rows of a chunk: few enough for their copies to stay in the cache.
 constexpr Index kDenseRows = 768;
 
 template <Storage kStorage, bool kPairs>
@@ -108,7 +108,7 @@ class DenseForwardJob {
   const DenseForward& in_;
   const DensePlan& plan_;
   const Index panels_, depth_, x_row_;
-  const Index chunk_;  // rows of a piece taken together
+  const Index chunk_;  // rows of a chunk
 
   float* kernel_ = nullptr;  // packed
   float* bias_ = nullptr;    // [panel][kWidth]
@@ -192,7 +192,7 @@ class DenseBackwardJob {
     }
     if (kTiled<kPairs> && mine.end == count) clear_beyond_rows(ceil_div(count, kEach));
   }
-  // Makes the words along the rows of a chunk whole tiles.
+  // Pads the words along the rows of a chunk with zeros to whole tiles.
   void clear_beyond_rows(Index deep) {
     const auto beyond = static_cast<size_t>(round_up(deep, kTileWords) - deep);
     for (Index row = 0; row < x_rows_; ++row) {
@@ -263,9 +263,9 @@ class DenseBackwardJob {
   const DensePlan& plan_;
   const Index panels_, input_panels_;
   const Index d_y_depth_, d_y_row_;
-  const Index chunk_;         // rows taken together
-  const Index depth_;         // words along them
-  const Index packed_depth_;  // the same of x_
+  const Index chunk_;         // rows of a chunk
+  const Index depth_;         // words along the rows of a chunk
+  const Index packed_depth_;  // words along the rows of a chunk in x_
   const Index x_rows_;        // of the left factor [x 1]^T
 
   float* kernel_ = nullptr;  // W^T, packed

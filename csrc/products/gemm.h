@@ -1,7 +1,7 @@
 // Matrix products on packed weights, one register tile at a time.
 //
 // A word of A is broadcast, and a tile is up to kRows rows of four accumulators. So float and bfloat16 differ in only
-// one instruction. Where there is AMX, its tiles multiply bfloat16, but for products that differ from gate to gate.
+// one instruction. With AMX, its tiles multiply bfloat16, except in products with a separate left factor for each gate.
 //
 // Sums run over K in order, whatever the tile, so a result does not depend on how rows and panels are divided.
 #pragma once
@@ -49,7 +49,7 @@ struct Tile {
   void add_packed(const float* a, const float* b, Index k) {
     for (Index i = 0; i < k; ++i, a += kRows, b += kWidth) add(b, [&](int r) { return Simd::set(a[r]); });
   }
-  // The same two, with a separate A for each of the four vectors of B.
+  // Like the two above, with a separate A for each of the four vectors of B.
   void add_rows_by_gate(const float* const (&a)[4], Index a_row, const float* b, Index k) {
     for (Index i = 0; i < k; ++i, b += kWidth) {
       add_by_gate(b, [&](int r, int j) { return Simd::set(a[j][r * a_row + i]); });
@@ -161,7 +161,7 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
         const float* left = a.data + first * a.block + row * a.row;
         int gate = 0;
         for (Index n = first; n < last;) {
-          // A last block with a tail is taken gate by gate.
+          // A last block with a tail is multiplied gate by gate.
           const bool cut = a.tail > 0 && n + 1 == a.blocks;
           tile.add_rows(left, a.row, part, cut ? a.tail : a.run);
           left += cut ? a.run / 4 : a.block;
@@ -174,8 +174,8 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
   }
 }
 
-// The same with a separate left factor for each gate, where b's panels are unit panels: a.data belongs to the first
-// gate, and the other gates follow, `gate` words apart. There are no blocks.
+// Like multiply(), with a separate left factor for each gate, where b's panels are unit panels: a.data belongs to the
+// first gate, and the other gates follow, `gate` words apart. There are no blocks.
 template <bool kPairs>
 void multiply_by_gate(const Left& a, Index gate, const float* b, const float* bias, const Panels& c,
                       Range rows, Range panels) {

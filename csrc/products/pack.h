@@ -34,7 +34,7 @@ struct Element<Storage::kBfloat16> {
 template <Storage kStorage>
 constexpr bool kPairsOf = Element<kStorage>::kPairs;
 
-// Gives function.operator()<kStorage>() for a storage known only now.
+// Calls function.operator()<kStorage>() for a storage known only at run time.
 template <int32_t kFirst = 0, class Function>
 auto by_storage(Storage storage, const Function& function) {
   constexpr int32_t kNext = kFirst + 1;
@@ -69,7 +69,7 @@ void store_upto(typename Element<kStorage>::Type* p, F x, Index first, Index end
   }
 }
 
-// Words along K that n elements take.
+// The words along K of n elements.
 template <bool kPairs>
 constexpr Index words(Index n) {
   const Index found = kPairs ? ceil_div(n, 2) : n;
@@ -92,7 +92,7 @@ F word(F low, [[maybe_unused]] F high) {
 
 // Packs weights (K, N) as [panel][words of K][kWidth], the given panels.
 //
-// `columns(panel, vector)` says from which columns a panel takes each of its four vectors; beyond the end, zeros.
+// `columns(panel, vector)` gives the columns of each of a panel's four vectors; columns beyond the end are zeros.
 template <bool kPairs, class Columns>
 void pack_panels(const float* weights, Index k, Index n, const Columns& columns, float* out, Range panels) {
   constexpr Index kEach = kPairs ? 2 : 1;
@@ -110,13 +110,13 @@ void pack_panels(const float* weights, Index k, Index n, const Columns& columns,
         Simd::store(to, word<kPairs>(part(row), kPairs ? part(row + 1) : Simd::set(0)));
       }
     }
-    // Whole tiles.
+    // Pads to whole tiles.
     for (float* end = out + (panel + 1) * depth * kWidth; to < end; to += kLanes)
       Simd::store(to, Simd::set(0));
   }
 }
 
-// A bias (N) as [panel][kWidth], its columns as above; zeros if there is none.
+// Packs a bias (N) as [panel][kWidth], with columns as above; zeros if `bias` is null.
 template <class Columns>
 void pack_bias(const float* bias, const Columns& columns, float* out, Index panels) {
   for (Index panel = 0; panel < panels; ++panel) {
@@ -128,7 +128,7 @@ void pack_bias(const float* bias, const Columns& columns, float* out, Index pane
   }
 }
 
-// Of each two blocks of kStride lanes the first ones of a and b, or the second ones.
+// From each pair of blocks of kStride lanes, the first blocks of a and b, or the second blocks.
 template <int kStride, bool kSecond, int... kLane>
 F exchange(F a, F b, std::integer_sequence<int, kLane...>) {
   constexpr int kOfA = kSecond ? kStride : 0, kOfB = kLanes + kOfA - kStride;
@@ -154,7 +154,7 @@ void transpose(F (&rows)[kLanes]) {
 
 // Packs weights (K, N), transposed, as [panel of K's][words of all blocks][kWidth].
 //
-// A block is a vector of columns: `columns(block)` says from which, and beyond the end it has zeros.
+// A block is a vector of columns, given by `columns(block)`; columns beyond the end are zeros.
 template <bool kPairs, class Columns>
 void pack_transposed(const float* weights, Index k, Index n, Index blocks, const Columns& columns, float* out,
                      Range panels) {
@@ -204,7 +204,7 @@ void copy_row(const typename Element<kStorage>::Type* from, Index n, float* to) 
   }
 }
 
-// The same, each element times its factor.
+// Copies a row like the function above, with each element times its factor.
 template <Storage kStorage, bool kPairs>
 void scale_row(const typename Element<kStorage>::Type* from, const float* factors, Index n, float* to) {
   constexpr Storage kComputed = kPairs ? Storage::kBfloat16 : Storage::kFloat32;
@@ -217,7 +217,7 @@ void scale_row(const typename Element<kStorage>::Type* from, const float* factor
   }
 }
 
-// Where the word (k, row) of a packed left factor lies: [tile of rows][K][kRows], or [row][K] for the tiles of AMX.
+// The index of word (k, row) in a packed left factor: [tile of rows][K][kRows], or [row][K] for the tiles of AMX.
 template <bool kPairs>
 float* packed_at(float* data, Index depth, Index row, Index k) {
   if constexpr (kTiled<kPairs>) return data + row * depth + k;
@@ -229,7 +229,7 @@ Index packed_words(Index n, Index depth) {
   const Index rows = round_up(n, kRows);
   return (kTiled<kPairs> ? larger(rows, round_up(n, kBlockRows)) : rows) * depth;
 }
-// The words from row to row of it: also from one tile of rows to the next, there are an odd number of cache lines.
+// The words from row to row of a packed left factor: from tile to tile, too, an odd number of cache lines.
 template <bool kPairs>
 Index packed_depth(Index k) {
   constexpr Index kWhole = 16 / std::gcd(16, kRows);

@@ -1,4 +1,4 @@
-// The words that products are made of, and the matrices that they form.
+// The words of products, and the matrices that they form.
 //
 // Everything is counted in words of 32 bits: one float, or two bfloat16 that are neighbours along the summed axis K.
 // A panel of B is four vectors wide and lies as [K][4 * lanes].
@@ -41,10 +41,9 @@ struct Panels {
   float* at(Index panel, Index row) const { return data + (panel * rows + row) * kWidth; }
 };
 
-// The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the
-// words of all blocks make up K. Of gradients of gates, a block is a panel of units, gate after gate, and the last panel
-// may be of fewer units: then `tail` words of each of its gates count, and the others, which are zeros, may be passed
-// over.
+// The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the words
+// of all blocks make up K. For gradients of gates, a block is a panel of units, gate after gate. If the last panel is
+// not full, `tail` words of each of its gates count; the other words are zeros and may be skipped.
 struct Left {
   const float* data;
   Index row, block, run, blocks;

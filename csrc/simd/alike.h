@@ -36,7 +36,7 @@ constexpr bool kAlike = false;
 #endif
 
 namespace cellerate::CELLERATE_TARGET {
-// Of what a layer stores.
+// Whether the other target runs layers with this storage.
 template <Storage kStorage>
 constexpr bool kLayerAlike = kAlike<Precision::kBfloat16>;
 template <>

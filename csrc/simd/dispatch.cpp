@@ -23,7 +23,7 @@
 
 namespace cellerate {
 
-// Only those of this build are there.
+// Each build has some of these targets.
 namespace scalar {
 extern const Target kTarget;
 }
@@ -165,7 +165,7 @@ void set_target(std::string_view name) { chosen.store(named(name, "target"), std
 
 namespace {
 
-// What is done a second by work(rounds), which gives how much it did; in enough rounds for the clock.
+// The speed of work(rounds), per second; work returns the amount done. Takes enough rounds for the clock to be exact.
 template <class Work>
 double rate_of(const Work& work) {
   using Clock = std::chrono::steady_clock;

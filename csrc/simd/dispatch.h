@@ -1,4 +1,4 @@
-// Which target runs: the best that this processor and build have, or the one that was asked for.
+// Chooses the target: the fastest that this build has and this processor runs, or the one that the user names.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace cellerate {
 
 // The target in use. The first call chooses: CELLERATE_TARGET if it is set, else the fastest that can run.
-// Throws std::invalid_argument if CELLERATE_TARGET names one that is unknown or cannot run here.
+// Throws std::invalid_argument if CELLERATE_TARGET names a target that is unknown or cannot run here.
 const Target& target();
 
 // The targets that can run here, fastest first.
@@ -22,7 +22,7 @@ void set_target(std::string_view name);
 // Operations per second of target() on `threads` threads when only its multiply-add units limit it. Without products of
 // bfloat16, those of float32 are measured.
 double measure_peak(Precision precision, int threads);
-// Bytes a second that threads read of so many bytes, over and over: what weights that are read at every step allow.
+// Bytes per second at which threads read `bytes` bytes again and again: the limit for weights that each step reads.
 double measure_read(int64_t bytes, int threads);
 
 }  // namespace cellerate

@@ -1,5 +1,4 @@
-// How fast this target multiplies, and reads memory, when nothing else limits it. A kernel's speed is given as a share
-// of the one that limits it.
+// Measures how fast this target multiplies, and reads memory: the limits to which reports compare the kernels.
 #pragma once
 
 #include "cells/lstm_layout.h"
@@ -8,7 +7,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// So that the compiler does not leave out what nobody reads.
+// Keeps the compiler from removing x, which nothing reads.
 inline void keep(F x) {
   float lanes[kLanes];
   Simd::store(lanes, x);
@@ -17,7 +16,7 @@ inline void keep(F x) {
   (void)sink;
 }
 
-// So that the compiler takes x for another number from here on.
+// Makes the compiler assume that x changes here.
 inline void forget(F& x) {
 #if defined(__x86_64__)
   asm volatile("" : "+x"(x));
@@ -50,7 +49,7 @@ class PeakJob {
       for (int64_t round = 0; round < rounds_; ++round) {
 #pragma GCC unroll 16
         for (Simd::I& each : sum) {
-          forget(b);  // or products that take several instructions would be computed once
+          forget(b);  // else the compiler would compute products of several instructions only once
           each = Simd::dot_bytes(a, b, each);
         }
       }
@@ -69,7 +68,7 @@ class PeakJob {
     }
   }
 
-  // Operations of one thread: a multiplication and an addition each.
+  // The operations of one thread; each multiply-add is two.
   double operations() const {
     if (kTiled<kPairs>)
       return static_cast<double>(rounds_ * kTileRows * kTileWords) * 4 * kLanes * 2 * kProducts;
@@ -113,7 +112,7 @@ double peak_operations(int threads, int64_t rounds) {
 
 inline double peak(Precision precision, int threads, int64_t rounds) {
 #ifdef __AMX_BF16__
-  // All but bfloat16 is computed by another target's instructions.
+  // For all precisions but bfloat16, another target's code runs.
   if (precision != Precision::kBfloat16) return CELLERATE_ALIKE::kTarget.peak(precision, threads, rounds);
 #endif
   if (precision >= Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);

@@ -46,9 +46,9 @@ struct Simd {
 #elif defined FP_FAST_FMAF
   static F fma(F a, F b, F c) { return each_fma(a, b, c); }
 #else
-  // As doubles the product is exact. The sum is rounded to a double and then to a float, which is as good as once,
-  // unless the double lies halfway between two floats: it may have been rounded to there. Then, and among the floats
-  // below the normal ones, where halfway looks different, the C library computes it.
+  // As doubles the product is exact. The sum is rounded to a double and then to a float. This equals a single rounding
+  // unless the double is halfway between two floats, because the first rounding may have moved it there. Then, and for
+  // denormal floats, where halfway looks different, the C library computes the result.
   static F fma(F a, F b, F c) {
     const Doubles sum = __builtin_convertvector(a, Doubles) * __builtin_convertvector(b, Doubles) +
                         __builtin_convertvector(c, Doubles);
@@ -67,7 +67,7 @@ struct Simd {
   static F min(F a, F b) { return a < b ? a : b; }
   static F max(F a, F b) { return a > b ? a : b; }
   static F round(F x) {
-    // Floats of this size and beyond are whole, and a sum with it rounds to one, ties to even.
+    // Floats of at least this size are integers, so adding it rounds x to an integer, ties to even.
     const F whole = set(8388608.0f), sign = where_negative(x, set(-1), set(1));
     const F r = ((x * sign + whole) - whole) * sign;
     return x * sign < whole ? r : x;
@@ -143,7 +143,7 @@ struct Simd {
     for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
   }
-  // Not 0 in a half of a double whose bits that a float does not keep are a one and zeros; rarely elsewhere.
+  // Nonzero for a double whose bits beyond a float's are a one and then zeros; rarely nonzero elsewhere.
   static I halfway(I parts) { return (parts & 0x1fffffff) == 0x10000000; }
 #endif
 };

@@ -1,6 +1,6 @@
-// One instruction set: its name and its algorithms, listed here once, as a structure and below as each target's own.
+// A target, which is an instruction set: the structure of its name and algorithms, and below, the definition for each.
 //
-// A target_*.cpp sets CELLERATE_TARGET, includes its vectors, then this; without it, there is only the structure.
+// A target_*.cpp sets CELLERATE_TARGET, then includes its vectors and this header, which else has only the structure.
 #pragma once
 
 #include "cells/lstm.h"
@@ -15,15 +15,15 @@ struct TrainingKernels;  // training/kernels.h
 struct Target {
   const char* name;
   bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
-  // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
+  // Runs `rounds` rounds of multiply-adds on each thread, and returns the number of operations; see peak.h.
   double (*peak)(Precision precision, int threads, int64_t rounds);
-  // Reads so many floats so many times, each thread its own part.
+  // Reads `count` floats `rounds` times, each thread its own part.
   void (*read)(const float* from, int64_t count, int threads, int64_t rounds);
 
   const LstmKernels* lstm;
   const DenseKernels* dense;
   const ProgramKernels* programs;
-  const ProgramKernels* same_programs;  // whose numbers are the same on every target
+  const ProgramKernels* same_programs;  // programs whose numbers are the same on every target
   const TrainingKernels* training;
 };
 
@@ -47,7 +47,7 @@ extern const ProgramKernels kProgramKernels;
 #include "engine/program_kernels.h"
 #endif
 
-// A target whose fma rounds twice has programs of another target beside its own, whose numbers are the same everywhere.
+// A target whose fma rounds twice also has the programs of another target, whose numbers are the same everywhere.
 #ifdef CELLERATE_SAME_PROGRAMS
 namespace cellerate::CELLERATE_SAME_PROGRAMS {
 extern const ProgramKernels kProgramKernels;
@@ -56,7 +56,7 @@ extern const ProgramKernels kProgramKernels;
 #define CELLERATE_SAME_PROGRAMS CELLERATE_PROGRAMS
 #endif
 
-// A target that differs from another one in products of bytes only uses that one's layers, which have none.
+// A target that differs from another one only in products of bytes uses its layers, which do not multiply bytes.
 #ifdef CELLERATE_LAYERS
 namespace cellerate::CELLERATE_LAYERS {
 extern const LstmKernels kLstmKernels;
@@ -74,7 +74,7 @@ extern const DenseKernels kDenseKernels{forward, backward};
 }  // namespace cellerate::CELLERATE_TARGET
 #endif
 
-// All that a training step computes beside its layers is float32, so such a target uses another one's, too.
+// Besides its layers, a training step computes only in float32, so such a target uses the other one's code here too.
 #ifdef CELLERATE_TRAINING
 namespace cellerate::CELLERATE_TRAINING {
 extern const TrainingKernels kTrainingKernels;

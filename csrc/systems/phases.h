@@ -12,7 +12,7 @@ inline constexpr int kPhases = 5;
 inline constexpr const char* kPhaseNames[kPhases] = {"pack weights", "input products", "time steps",
                                                      "input gradients", "weight gradients"};
 
-// Calls of one kind: layers of the same sizes cannot be told apart.
+// The times of all layers of the same sizes together.
 struct PhaseTimes {
   bool backward;
   int64_t inputs, units, vocabulary;
@@ -20,12 +20,12 @@ struct PhaseTimes {
   double seconds[kPhases] = {};
 };
 
-// Begins to watch, with nothing seen yet, or ends.
+// Starts recording with empty times, or stops it.
 void watch_phases(bool on);
 bool phases_are_watched();
 std::vector<PhaseTimes> phase_times();
 
-// The clock of one call, on its first thread, if anyone watches; each phase ends where the next begins.
+// The clock of one call, on its first thread, while recording. Each phase ends where the next begins.
 class PhaseClock {
   using Clock = std::chrono::steady_clock;
 

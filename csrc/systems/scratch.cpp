@@ -20,7 +20,7 @@ struct Block {
   size_t bytes;
 };
 
-// The blocks that are kept: as many as calls ever ran at the same time.
+// The kept blocks: as many as the most calls that ran at the same time.
 struct Kept {
   std::mutex mutex;
   std::vector<Block> blocks;
@@ -40,7 +40,7 @@ Scratch::Scratch(size_t bytes) {
   {
     const std::lock_guard lock(kept().mutex);
     auto& blocks = kept().blocks;
-    // Room for all of them, so that giving one back cannot fail.
+    // Reserves room for all blocks, so that giving one back cannot fail.
     blocks.reserve(blocks.size() + kept().in_use + 1);
     ++kept().in_use;
     if (!blocks.empty()) {
@@ -74,7 +74,7 @@ Scratch::~Scratch() {
 
 void use_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef __linux__
-  // Only pages that lie entirely in the array. If the system has no huge pages, nothing is worse than before.
+  // Only pages that are entirely in the array. A system without huge pages ignores the advice.
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
   const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);

@@ -30,8 +30,7 @@ class Scratch {
 // gives fresh memory at each step, clearing it in small pages costs as much as the arithmetic.
 void use_huge_pages(void* data, size_t bytes);
 
-// Lays out arrays one after another, each starting on a new cache line: first without memory, to learn the size, then
-// again with memory.
+// Lays out arrays one after another, each on a new cache line: first without memory, to count the bytes, then with it.
 class Layout {
  public:
   explicit Layout(std::byte* base) : base_(base) {}
@@ -49,7 +48,7 @@ class Layout {
   size_t bytes_ = 0;
 };
 
-// The memory of one call, with its arrays in place: place(layout) takes them, first to learn the size, then for good.
+// The memory of one call. It calls place(layout) twice: first to count the bytes, then to place the arrays.
 class Workspace {
  public:
   template <class Place>

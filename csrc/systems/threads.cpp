@@ -25,16 +25,16 @@ using Body = void (*)(void* context, int index, int count);
 
 // Long enough to bridge the gap between two products of a layer, short enough to leave the cores to others.
 constexpr std::chrono::microseconds kSpin{20};
-// A caller waits for workers that are about to finish, and on a virtual machine waking it would take 40 µs.
+// How long a caller stays awake for workers that are about to finish: on a virtual machine, waking it would take 40 µs.
 constexpr std::chrono::microseconds kCallerPatience{200};
-// How long a worker stays awake for a next call that is likely to come.
+// How long a worker stays awake for a likely next call.
 constexpr std::chrono::microseconds kWorkerPatience{200};
 // The threads of one step arrive within this many pauses, unless one of them has no core of its own.
 constexpr int kBarrierPauses = 500;
-// A wait for a worker that takes longer than this many pauses, some 25 µs, is looked into.
+// A wait for a worker of more pauses than this, some 25 µs, is checked for a worker without a core.
 constexpr int kLongWait = 1000;
-// For so many times as long as a call lost by a worker without a core, calls take no such risk; twice as long after each
-// failure in a row, up to kLongestCaution.
+// After a call loses time because a worker has no core, calls avoid threads for this multiple of the lost time; twice
+// as long after each further loss in a row, up to kLongestCaution.
 constexpr int kCaution = 30;
 constexpr std::chrono::nanoseconds kLongestCaution = std::chrono::seconds(1);
 
@@ -61,7 +61,7 @@ void wait_while(const std::atomic<Value>& value, Value old, std::chrono::microse
   value.wait(old, std::memory_order_acquire);
 }
 
-// Spins until it is so, and yields the core between looks once that takes longer than it does among running threads.
+// Spins until condition() holds; after kBarrierPauses, more than running threads need, it yields between checks.
 template <class Condition>
 void spin_until(Condition condition) {
   for (int i = 0; !condition(); ++i) {
@@ -76,15 +76,15 @@ void spin_until(Condition condition) {
 // Set while this thread runs a body of a parallel() or with_crew() with several threads.
 thread_local bool inside_body = false;
 
-// What is known of other programs that want the cores; for the whole process, and all threads may use it.
+// Remembers whether other programs want the cores, for the whole process. All threads may use it.
 class Caution {
   using Clock = std::chrono::steady_clock;
 
  public:
   bool holds() const { return now() < until_.load(kRelaxed); }
 
-  // A call took so long, and lost so much of it while a worker had no core. Once may be the system's own doing, so it
-  // takes two such calls in a row, or one of the first after the last caution.
+  // Records that a call of length `taken` lost the time `lost` because a worker had no core. A single loss may come
+  // from the system itself, so caution needs two such calls in a row, or one soon after the last caution.
   void note(Clock::duration taken, std::chrono::nanoseconds lost) {
     if (lost * 10 < taken) return;
     const int64_t time = now(), until = until_.load(kRelaxed), before = caution_.load(kRelaxed);
@@ -160,7 +160,7 @@ class Pool {
       return;
     }
     const uint64_t phase = (phase_.load(std::memory_order_relaxed) & ~kState) + kNextPhase;
-    // phase_ says kBetween: a worker that reads any of these looks at it again, and sees at least that.
+    // phase_ is kBetween: a worker that reads a new value below rereads phase_, and sees kBetween or a later state.
     parts_.store(parts, std::memory_order_release);
     part_.store(part, std::memory_order_release);
     part_context_.store(context, std::memory_order_release);
@@ -186,19 +186,19 @@ class Pool {
   Pool* next = nullptr;  // in the list of pools left behind by a fork
 
  private:
-  // The states of phase_, in its last bits. A helper may be asleep at any time, and see only later what went on.
+  // The states of phase_, in its last bits. A helper may sleep at any time, and miss changes.
   static constexpr uint64_t kOpen = 0, kBetween = 1, kClosed = 2, kState = 3, kNextPhase = 4;
-  // What a worker is called for. Only kRun is waited for, so only a kHelp can be missed.
+  // The reasons to call a worker. The caller waits only for kRun, so a worker can miss only a kHelp.
   enum Call : uint32_t { kRun = 1, kHelp = 2, kEnd = 3, kWhat = 3, kNextCall = 4 };
   static constexpr int kMostParts = 4 * kMaxThreads;
 
   struct alignas(128) Worker {
-    // Counts the calls, so that a worker can wait for it to change; in the last bits, what the last one is for.
+    // Counts the calls, so that a worker can wait for a change; the last bits have the reason for the last call.
     std::atomic<uint32_t> calls{0};
     std::atomic<bool> in_part{false};
     std::thread thread;
     clockid_t clock{};
-    // Of the caller that waits: whether it waits for this worker, and the worker's processor time before.
+    // Set by a waiting caller: whether it waits for this worker, and the worker's processor time before the wait.
     bool watched = false;
     std::chrono::nanoseconds before{};
 
@@ -209,19 +209,18 @@ class Pool {
       calls.notify_one();
     }
   };
-  // Of one part: the last phase in which a thread took it.
+  // The last phase in which a thread took a part.
   struct alignas(128) Taken {
     std::atomic<uint64_t> phase{0};
   };
 
-  // Takes part n, unless another thread has it in this phase. A phase ends only when all its parts are taken, so who
-  // comes too late takes none.
+  // Takes part n, unless another thread has in this phase. Late threads take none: a phase ends with all parts taken.
   bool take(int n, uint64_t phase) {
     uint64_t last = taken_[n].phase.load(std::memory_order_relaxed);
     return last < phase && taken_[n].phase.compare_exchange_strong(last, phase, std::memory_order_relaxed);
   }
 
-  // Runs what parts of a phase there are for thread `index`, and says how many.
+  // Takes and runs parts of a phase as thread `index`; returns how many.
   int take_parts(uint64_t phase, int index, int count, int parts, Part part, void* context) {
     int done = 0;
     const auto try_to = [&](int n) {
@@ -237,7 +236,7 @@ class Pool {
     return done;
   }
 
-  // Waits for workers that are in the middle of a part, and adds up what was lost because one of them had no core.
+  // Waits for workers in the middle of a part, and adds up the time that is lost because one of them has no core.
   template <class Condition>
   void wait_long(const Condition& all_done) {
     const int count = threads_.load(std::memory_order_relaxed) - 1;
@@ -254,7 +253,7 @@ class Pool {
       const Worker& worker = *workers_[i];
       if (worker.watched) lost = std::max(lost, waited - (time_of(worker.clock) - worker.before));
     }
-    // Below this, it is the inaccuracy of the clocks.
+    // Smaller losses are below the accuracy of the clocks.
     if (lost > std::chrono::microseconds(20)) lost_ += lost;
   }
 
@@ -277,7 +276,7 @@ class Pool {
                 count = threads_.load(std::memory_order_acquire);
       const Part part = part_.load(std::memory_order_acquire);
       void* const context = part_context_.load(std::memory_order_acquire);
-      // Then all of these belong to the phase.
+      // If phase_ is unchanged, all values read above belong to the phase.
       if (phase_.load(std::memory_order_relaxed) != phase) continue;
       if (index >= count) return;
       self->in_part.store(true, std::memory_order_relaxed);
@@ -330,7 +329,7 @@ class Pool {
       }
       patience = patience_;
       body_(context_, index, count_);
-      // After this the caller may return and call again, so nothing of the job may be read any more.
+      // After this the caller may return and call again, so the worker must not read the job any more.
       if (running_.fetch_sub(1, std::memory_order_seq_cst) == 1) running_.notify_one();
     }
   }
@@ -343,13 +342,13 @@ class Pool {
   std::chrono::microseconds patience_ = kSpin;
   alignas(128) std::atomic<int> running_{0};  // workers that have not finished the job
 
-  // A phase is one each(); what follows up to done_ belongs to it.
+  // A phase is one each(); the members up to done_ belong to it.
   alignas(128) std::atomic<uint64_t> phase_{kClosed};
   std::atomic<int> parts_{0}, threads_{0};
   std::atomic<Part> part_{nullptr};
   std::atomic<void*> part_context_{nullptr};
   alignas(128) std::atomic<int> done_{0};  // parts that workers have ended
-  std::chrono::nanoseconds lost_{0};       // of this lead(), by workers without a core
+  std::chrono::nanoseconds lost_{0};       // in this lead(), because workers had no core
   Taken taken_[kMostParts];
 };
 

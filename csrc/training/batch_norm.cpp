@@ -1,4 +1,4 @@
-// The normalisation of a batch: its rows are one piece.
+// Batch normalisation. The whole batch is one piece, because the statistics need all rows.
 #include <algorithm>
 #include <cmath>
 
@@ -7,7 +7,7 @@
 namespace cellerate {
 namespace {
 
-// Calls each(number, feature) for all numbers of so many positions.
+// Calls each(index, feature) for all numbers of `count` positions.
 template <class Each>
 void for_each(int64_t count, int64_t features, const Each& each) {
   for (int64_t place = 0; place < count; ++place) {
@@ -17,12 +17,12 @@ void for_each(int64_t count, int64_t features, const Each& each) {
 
 using Sums = std::vector<double>;
 
-// What Keras adds to the number of positions that a mask leaves, where there may be none.
+// Keras adds this to the number of positions that are not masked, which may be 0.
 constexpr double kLeastPositions = 1e-7;
 
 }  // namespace
 
-// How many positions the statistics of a batch count: those that the mask leaves, if there is one.
+// The number of positions in the statistics of a batch: without those that are masked.
 double Piece::positions_counted(int32_t n) const {
   const uint8_t* counts = mask(source(n, 1));
   if (counts == nullptr) return static_cast<double>(positions(n));
@@ -31,7 +31,7 @@ double Piece::positions_counted(int32_t n) const {
          kLeastPositions;
 }
 
-// The mean and the inverse deviation of each feature, of this batch in training, else of those before.
+// Writes the mean and the inverse deviation of each feature: of this batch in training, else the moving statistics.
 void Piece::take_moments(int32_t n) {
   const Moments& moments = *program_.moments_of(static_cast<size_t>(n));
   const int64_t features = shape(n).features, count = positions(n);
@@ -86,7 +86,7 @@ void Piece::normalize_batch_back(int32_t n) {
   const int64_t features = shape(n).features, count = positions(n);
   const float *x = value(source(n)), *d = layout_.nodes[n].gradient, *mean = layout_.nodes[n].kept;
   const float* inverse = mean + features;
-  // Of each feature the sum of the gradients, and of their products with the normalised numbers.
+  // For each feature, the sum of the gradients, and the sum of their products with the normalised numbers.
   Sums sums(static_cast<size_t>(features)), products(sums.size());
   double* sum = sums.data();
   double* along = products.data();
@@ -109,7 +109,7 @@ void Piece::normalize_batch_back(int32_t n) {
   give(source(n), [&](float* to) {
     for_each(count, features, [&](int64_t i, int64_t feature) {
       const float factor = inverse[feature] * (of.kernel == nullptr ? 1 : of.kernel[feature]);
-      // The statistics do not depend on what the mask leaves out.
+      // The statistics do not depend on masked positions.
       const bool outside = counts != nullptr && counts[i / features] == 0;
       to[i] = factor *
               (outside ? d[i]

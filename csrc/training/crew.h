@@ -1,4 +1,4 @@
-// Work for the threads of a step.
+// Runs the parts of a step on threads, and rethrows their errors.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace cellerate {
 
-// A crew whose parts are functions, which may throw: the first error is kept, and no further part begins.
+// A crew whose parts may throw. It keeps the first error, and then starts no further part.
 class Team {
  public:
   explicit Team(Crew& crew) : crew_(crew) {}
@@ -47,7 +47,7 @@ class Team {
   std::exception_ptr failure_;
 };
 
-// Calls lead(team) with up to `count` threads. Throws what with_crew(), the lead and its parts throw.
+// Calls lead(team) with up to `count` threads. Rethrows errors of with_crew(), the lead and its parts.
 template <class Lead>
 void with_team(int count, const Lead& lead) {
   struct Work {
@@ -64,7 +64,7 @@ void with_team(int count, const Lead& lead) {
   if (work.failure) std::rethrow_exception(work.failure);
 }
 
-// Whole cache lines.
+// Rounds up to whole cache lines.
 constexpr int64_t round_up(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 }  // namespace cellerate

@@ -1,4 +1,4 @@
-// What a training step computes number by number and row by row, forward and backward.
+// The arithmetic of a training step, number by number and row by row, forward and backward.
 #pragma once
 
 #include "engine/program_operations.h"
@@ -6,7 +6,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Calls function(first, count) for vectors that cover [0, count).
+// Calls function(first, end) for vectors that cover [0, count).
 template <class Function>
 void for_vectors(Index count, const Function& function) {
   for (Index first = 0; first < count; first += kLanes) function(first, smaller(first + kLanes, count));
@@ -65,7 +65,7 @@ inline void normalize_back(Normalizer normalizer, const float* y, const float* d
   }
 }
 
-// The sum of term(first, end) over a row, lane by lane first, so that it is the same for every division of the rows.
+// The sum of term(first, end) over a row, lane by lane first, so that it is the same for any division of the rows.
 template <class Term>
 float sum_of_row(Index features, const Term& term) {
   F sums = set(0.0f);
@@ -146,19 +146,19 @@ inline uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// function(n, drawn) for each of `count` numbers of 32 bits.
+// Calls function(n, drawn) with each of `count` random numbers of 32 bits.
 template <class Function>
 void with_draws(const Draws& draws, Index count, const Function& function) {
   const auto low = static_cast<uint32_t>(draws.key), high = static_cast<uint32_t>(draws.key >> 32);
   const auto first = static_cast<uint64_t>(draws.first);
-  // The upper half of the place becomes part of the key.
+  // The upper half of the index becomes part of the key.
   const uint32_t salt = mixed(high + static_cast<uint32_t>(first >> 32) * 0x9e3779b9U);
   const auto start = static_cast<uint32_t>(first);
   for (Index n = 0; n < count; ++n)
     function(n, mixed(mixed((start + static_cast<uint32_t>(n)) ^ low) + salt));
 }
 
-// function(n, factor) for each of `count` numbers: the factor is 0 or 1 / (1 - rate).
+// Calls function(n, factor) for each of `count` numbers, with a factor of 0 or 1 / (1 - rate).
 template <class Function>
 void with_factors(const Draws& draws, float rate, Index count, const Function& function) {
   const auto least = static_cast<uint32_t>(static_cast<double>(rate) * 4294967296.0);

@@ -7,10 +7,10 @@
 namespace cellerate {
 namespace {
 
-// A table of embeddings times the kernel is worth its products if a piece looks up this share of its rows.
+// Multiplying a whole table by the kernel pays if its rows are at most this share of a piece's positions.
 constexpr double kTableShare = 0.5;
-// The rows that pieces read are worth finding if they are this share of their positions at most. An LSTM in bfloat16
-// computes the products of positions in half the time, those of rows in float32.
+// Finding the distinct rows of pieces pays if they are at most this share of the positions. The share is smaller in
+// bfloat16, where products of positions take half the time but products of distinct rows stay in float32.
 constexpr double kRowsShare = 0.7, kNarrowRowsShare = 0.35;
 
 int64_t times_read(const ProgramNode& node, size_t other) {
@@ -21,7 +21,7 @@ int64_t times_read(const ProgramNode& node, size_t other) {
 
 void Lookup::turn_off() {
   whole_ = false;
-  // Their memory serves the next batch.
+  // Keep the memory for the next batch.
   if (distinct()) std::swap(pieces_, spare_);
   pieces_.clear();
 }
@@ -38,7 +38,7 @@ void Lookup::take_distinct(const int32_t* ids, int64_t rows, int64_t steps, int6
     known.clear();
     places.clear();
     for (int64_t at = of.first * steps; at < (of.first + of.count) * steps; ++at) {
-      // What an earlier piece has left there is told by the row that stands at that place now.
+      // found_ may still hold an index from an earlier piece. It is valid only if `known` has this id at the index.
       int32_t& place = found_[static_cast<size_t>(ids[at])];
       if (static_cast<size_t>(place) >= known.size() || known[static_cast<size_t>(place)] != ids[at]) {
         place = static_cast<int32_t>(known.size());
@@ -63,14 +63,14 @@ bool TrainingProgram::shares_table(size_t node) const {
                        [&](const ProgramNode& each) { return each.kernel == nodes_[node].kernel; }) > 1;
 }
 
-// Whether the only use of a value is that an LSTM takes it for its inputs, with nothing dropped.
+// Whether an LSTM reads a value only as its inputs, without dropout.
 bool TrainingProgram::is_input_of(size_t lstm, size_t node, bool training) const {
   const ProgramNode& of = nodes_[lstm];
   return of.op == ProgramOp::kLstm && of.inputs[0] == static_cast<int32_t>(node) &&
          times_read(of, node) == 1 && (!training || rates_[lstm].inputs == 0);
 }
 
-// Calls check(reader) for those who read a value, which is not an output: whether there are some, and all pass.
+// Whether check(reader) holds for all readers of a value; false without readers, or if the value is an output.
 template <class Check>
 bool TrainingProgram::all_readers(size_t node, const Check& check) const {
   bool found = false;
@@ -82,8 +82,8 @@ bool TrainingProgram::all_readers(size_t node, const Check& check) const {
   return found && !is_output(node);
 }
 
-// The parts that the inputs of an LSTM consist of: of a repeated vector, of what is joined feature by feature, or of
-// the sum of an embedding and of such vectors, where the embedding must then be looked up.
+// Splits the inputs of an LSTM into parts if they are a repeated vector, a concatenation of features, or the sum of an
+// embedding and vectors that are the same at all steps. Such a sum is split only if the embedding has a lookup.
 InputParts TrainingProgram::parts_of(size_t lstm, const TrainingBatch& batch, bool training) const {
   const int32_t x = nodes_[lstm].inputs[0];
   const ProgramNode& of = nodes_[static_cast<size_t>(x)];
@@ -119,7 +119,7 @@ InputParts TrainingProgram::parts_of(size_t lstm, const TrainingBatch& batch, bo
   return found.still.empty() || (joins && first != rows) ? whole : found;
 }
 
-// Finds the values that nothing needs, because LSTMs read the parts that they consist of.
+// Finds the values that are not needed, because LSTMs read their parts.
 void TrainingProgram::find_skipped() {
   for (size_t n = nodes_.size(); n-- > 0;) {
     const ProgramOp op = nodes_[n].op;
@@ -132,8 +132,7 @@ void TrainingProgram::find_skipped() {
   }
 }
 
-// Finds what the inputs of LSTMs consist of, and the embeddings that only LSTMs read, which look them up themselves
-// where that is quicker than their products.
+// Splits the inputs of LSTMs into parts, and chooses the embeddings whose products are faster to look up.
 void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t pieces, bool training) {
   for (Lookup& lookup : lookups_) lookup.turn_off();
   for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -147,7 +146,7 @@ void TrainingProgram::choose_lookups(const TrainingBatch& batch, int64_t pieces,
     if (nodes_[n].op != ProgramOp::kLstm || parts_[n].still.empty()) continue;
     const int32_t moving = parts_[n].moving.node;
     const bool adds = nodes_[static_cast<size_t>(nodes_[n].inputs[0])].op == ProgramOp::kAdd;
-    // The product of a sum takes no longer than that of its part.
+    // Without a lookup, splitting saves nothing: the product of the sum takes as long as the product of the part.
     if (adds && moving >= 0 && !lookups_[static_cast<size_t>(moving)].active())
       parts_[n] = {{nodes_[n].inputs[0], 0, nodes_[n].rows}, {}};
   }
@@ -164,7 +163,7 @@ void TrainingProgram::choose_lookup(size_t n, const TrainingBatch& batch, int64_
     return skipped_[reader] != 0 ? all_readers(reader, takes_it)
                                  : is_input_of(reader, n, training) && takes_it(reader);
   });
-  // Rows that are apart need the gradients of the outputs, of one embedding.
+  // rows_apart needs the gradients of the outputs, and sums them for one embedding only.
   if (!only_lstms || (rules_.rows_apart && shares_table(n))) return;
   const int64_t steps = batch.shapes[n].steps, most_rows = (batch.rows + pieces - 1) / pieces;
   if (kTableShare * static_cast<double>(most_rows * steps) >= static_cast<double>(nodes_[n].rows)) {

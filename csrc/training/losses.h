@@ -16,21 +16,21 @@ inline float slope_of_size(const Kinks& kinks, float x) {
 inline float passed(const Kinks& kinks, float share, float d) {
   return share == 0 && kinks.selects ? 0.0f : share * d;
 }
-// What max(x, bound) passes on to x of a gradient.
+// The gradient of x in max(x, bound), where the result has the gradient d.
 inline float through_maximum(const Kinks& kinks, float x, float bound, float d) {
   const float tie = x == bound ? kinks.maximum_at_tie : kinks.maximum_at_nan;
   return passed(kinks, x > bound ? 1.0f : x < bound ? 0.0f : tie, d);
 }
-// The same of clip(x, least, most).
+// The gradient of x in clip(x, least, most), where the result has the gradient d.
 inline float through_clip(const Kinks& kinks, float x, float least, float most, float d) {
   const float end = x == least || x == most ? kinks.clip_at_end : 0.0f;
   return passed(kinks, x > least && x < most ? 1.0f : end, d);
 }
-// NaN stays NaN.
+// Both keep NaN.
 inline float at_least(float x, float least) { return x < least ? least : x; }
 inline float clipped(float x, float least, float most) { return x < least ? least : x > most ? most : x; }
 
-// The losses of one number, and their derivatives by the prediction y.
+// The losses of one number, and their derivatives with respect to the prediction y.
 inline Term squared_term(const Loss&, float y, float target) {
   const float off = y - target;
   return {off * off, 2 * off};
@@ -84,8 +84,7 @@ inline Term binary_term(const Loss& loss, float y, float target) {
   target = smoothed(loss, target);
   return loss.from_logits ? entropy_of_logit(y, target) : entropy_of_probability(loss, y, target);
 }
-// Its flags: whether alpha weighs, and whether the cross-entropy is that of logits, as on TensorFlow, not of clipped
-// probabilities.
+// Its two flags: whether alpha weighs the classes, and whether the cross-entropy takes logits, as on TensorFlow.
 inline Term binary_focal_term(const Loss& loss, float y, float target) {
   const float alpha = loss.numbers[0], gamma = loss.numbers[1];
   target = smoothed(loss, target);
@@ -97,13 +96,13 @@ inline Term binary_focal_term(const Loss& loss, float y, float target) {
   if (!logits) entropy.slope *= by_logit;
   const float factor = powf(missed, gamma);
   const float fall = gamma == 0 ? 0.0f : -gamma * powf(missed, gamma - 1) * entropy.value;
-  // Two products, as an infinite one is NaN beside a target of 0.
+  // Two products, because an infinite product times a factor of 0 is NaN.
   const float slope = (target * fall - (1 - target) * fall) * by_logit + factor * entropy.slope;
   const float weight = loss.numbers[2] != 0 ? target * alpha + (1 - target) * (1 - alpha) : 1.0f;
   return {weight * factor * entropy.value, weight * slope};
 }
 
-// Losses that are a mean over the features of a position.
+// The losses that average a term over the features of a position.
 template <Term (*term)(const Loss&, float, float)>
 double mean_loss(const Loss& loss, const LossRows& rows) {
   double total = 0;
@@ -123,7 +122,7 @@ double mean_loss(const Loss& loss, const LossRows& rows) {
   return total;
 }
 
-// The pinball loss: predictions for all levels of a target follow each other.
+// The pinball loss. The predictions for all levels of a target are adjacent.
 inline double quantile_loss(const Loss& loss, const LossRows& rows) {
   double total = 0;
   const Index levels = loss.level_count;
@@ -137,7 +136,7 @@ inline double quantile_loss(const Loss& loss, const LossRows& rows) {
       const float level = loss.levels[i % levels], off = target[i / levels] - y[i];
       const float above = level * off, below = (level - 1) * off;
       sum += static_cast<double>(above > below || above != above ? above : below);
-      // Where both are equal the gradient is shared, as of any maximum.
+      // Where both are equal they share the gradient, as for any maximum.
       const float slope = above > below ? -level : above < below ? 1 - level : 0.5f - level + (above - above);
       if (rows.d_outputs != nullptr) rows.d_outputs[row * rows.features + i] = slope * (weight * share);
     }
@@ -146,7 +145,7 @@ inline double quantile_loss(const Loss& loss, const LossRows& rows) {
   return total;
 }
 
-// The largest number of a row and the sum of e^(y - largest); writes these powers to `powers`.
+// The largest number of a row and the sum of e^(y - largest). exponents() also writes the terms of the sum to `powers`.
 struct Exponents {
   float largest;
   double sum;
@@ -194,7 +193,7 @@ inline float entropy_of_logits(const Loss& loss, const float* y, const float* ta
   return static_cast<float>(value);
 }
 
-// The same with probabilities, which Keras divides by their sum and keeps from 0 and 1.
+// The cross-entropy with probabilities, which Keras divides by their sum and clips away from 0 and 1.
 inline float entropy_of_probabilities(const Loss& loss, const float* y, const float* target, int32_t id,
                                       Index n, float weight, float* d) {
   double sum = 0;
@@ -281,7 +280,7 @@ inline float cosine_similarity(const Loss& loss, const float* y, const float* ta
   const float target_root = 1 / __builtin_sqrtf(static_cast<float>(of_target));
   const float target_scale = target_root > most ? most : target_root;
   const float along = static_cast<float>(both) * target_scale;
-  // What the norm of y adds: through the minimum of its inverse and `most`, then through the inverse root.
+  // The gradient through the norm of y: through min(1 / norm, most), then through the inverse square root.
   float by_norm = -through_maximum(loss.kinks, -root, -most, along);
   by_norm = by_norm == 0 && std::isinf(root) ? loss.kinks.inverse_root_at_zero : by_norm * root * root * root;
   for (Index i = 0; i < n; ++i) d[i] = -(target[i] * target_scale * scale + by_norm * y[i]) * weight;
@@ -302,14 +301,14 @@ inline float categorical_hinge(const Loss& loss, const float* y, const float* ta
   float equal = 0;
   for (Index i = 0; i < n; ++i) equal += (1 - target[i]) * y[i] == most ? 1.0f : 0.0f;
   for (Index i = 0; i < n; ++i) {
-    // Equal ones share the gradient of the largest; beside a NaN there are none.
+    // Equal maxima share the gradient. If the maximum is NaN, nothing equals it, and 0 / 0 makes each part NaN.
     const float part = ((1 - target[i]) * y[i] == most ? 1.0f : 0.0f) / equal;
     d[i] = passed_on * (part * (1 - target[i]) - target[i]);
   }
   return at_least(off, 0);
 }
 
-// Losses of a position as a whole. `of` gives one and writes its gradient times the weight.
+// The losses that need all features of a position. `of` returns the loss and writes its gradient times the weight.
 template <float (*of)(const Loss&, const float*, const float*, int32_t, Index, float, float*)>
 double position_loss(const Loss& loss, const LossRows& rows) {
   double total = 0;
@@ -336,7 +335,7 @@ inline double loss_of(const Loss& loss, const LossRows& rows) {
   return kRuns[static_cast<size_t>(loss.kind)](loss, rows);
 }
 
-// The place of the largest number, the first of equal ones; NaN counts as the largest, as in argmax.
+// The index of the largest number, the first of equal ones; NaN counts as the largest, as in argmax.
 inline Index largest_of(const float* row, Index n) {
   Index place = 0;
   for (Index i = 1; i < n && row[place] == row[place]; ++i) {
@@ -366,7 +365,7 @@ inline MeasureSums measure_of(const Measure& measure, const LossRows& rows) {
   const Index n = rows.features;
   for (Index row = 0; row < rows.positions; ++row) {
     const double weight = rows.weights == nullptr ? 1 : static_cast<double>(rows.weights[row]);
-    // What a mask leaves out does not count, whatever it holds.
+    // A masked position does not count, even if it holds NaN.
     if (weight == 0 && !measure.weighted) continue;
     const double factor = measure.weighted ? weight : 1;
     sums.total += factor * measure_at(measure, rows.outputs + row * n,

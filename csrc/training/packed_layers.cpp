@@ -1,17 +1,17 @@
-// The weights of layers, packed once for all pieces of a step.
+// The weights of LSTMs, packed once for all pieces of a step.
 #include "simd/dispatch.h"
 #include "training/piece.h"
 
 namespace cellerate {
 namespace {
 
-// Stands for an array of which only the presence counts.
+// Stands for any array where packing depends only on whether the array is null.
 float present;
 
 }  // namespace
 
-PackedLayers::PackedLayers(const TrainingProgram& program, bool training, bool wanted) : program_(program) {
-  for (size_t n = 0; wanted && n < program.nodes_.size(); ++n) {
+PackedLayers::PackedLayers(const TrainingProgram& program, bool training, bool packs) : program_(program) {
+  for (size_t n = 0; packs && n < program.nodes_.size(); ++n) {
     if (program.nodes_[n].op != ProgramOp::kLstm) continue;
     for (const bool backward : {false, true}) {
       if (backward && (!training || program.differentiable_[n] == 0)) continue;

@@ -1,4 +1,4 @@
-// The rows of a batch that a thread takes through a whole step: forward, and the loss.
+// A piece of a training step: its memory and forward.
 #include "training/piece.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace cellerate {
 namespace {
 
-constexpr uint8_t kAlways = 1;  // any pointer to a mask will do where only its presence counts
+constexpr uint8_t kAlways = 1;  // stands for a mask where only its presence counts
 
 bool is_mask(ProgramOp op) { return row(op).gives == ValueKind::kMask; }
 
@@ -196,7 +196,7 @@ void Piece::run(TrainingResult& result) {
 
 void Piece::embed(int32_t n) {
   float* const to = layout_.nodes[n].value;
-  // The LSTMs that look its rows up read the table itself.
+  // LSTMs that look up rows of the whole table read the table itself.
   if (to == nullptr) return;
   const Lookup& lookup = program_.lookups_[static_cast<size_t>(n)];
   const int64_t features = node(n).columns;
@@ -307,7 +307,7 @@ void Piece::forward(int32_t n) {
   }
 }
 
-// The kernel of a dense node; that of groups with zeros where an output does not look, in `whole`.
+// The kernel of a dense node. A grouped kernel is written to `whole`, with zeros for the inputs of other groups.
 const float* Piece::dense_kernel(int32_t n, std::vector<float>& whole) const {
   const ProgramNode& of = node(n);
   if (of.op == ProgramOp::kDense) return of.kernel;
@@ -338,7 +338,7 @@ void Piece::forward_dense(int32_t n) {
     kernels.normalize(of.normalizer, to.value, positions(n), of.columns);
 }
 
-// What only moves, adds or scales the numbers of a row.
+// Gathers, cumulative sums, and affine functions of the numbers of a row.
 void Piece::move(int32_t n) {
   const ProgramNode& of = node(n);
   const bool gathers = of.op == ProgramOp::kGather, scales = of.op == ProgramOp::kAffine;

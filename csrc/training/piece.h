@@ -15,19 +15,19 @@ namespace cellerate {
 inline void copy(const float* from, float* to, int64_t count) {
   std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
 }
-// Zeros, if it is not wanted.
-inline void copy_if(bool wanted, const float* from, float* to, int64_t count) {
-  if (wanted) return copy(from, to, count);
+// Copies if `copies`, else writes zeros.
+inline void copy_if(bool copies, const float* from, float* to, int64_t count) {
+  if (copies) return copy(from, to, count);
   std::memset(to, 0, static_cast<size_t>(count) * sizeof(float));
 }
 
-// How many numbers of an LSTM are kept in bfloat16, too; none of a layer in float32.
+// How many numbers of an LSTM are kept in bfloat16, too; 0 for a layer in float32.
 struct NarrowSizes {
   int64_t inputs = 0, outputs = 0, states = 0, first = 0;
 };
 
-// Arrays of an LSTM that computes in bfloat16, in that type: its inputs, outputs, last states and first states, or
-// their gradients. Null where there are none.
+// The bfloat16 arrays of an LSTM that computes in this type: its inputs, outputs, last states and first states, or
+// their gradients. Null for each that the LSTM does not have.
 struct NarrowLstm {
   uint16_t *inputs = nullptr, *outputs = nullptr, *last = nullptr, *first = nullptr;
 
@@ -35,48 +35,50 @@ struct NarrowLstm {
   NarrowLstm(Layout& layout, const NarrowSizes& sizes);
 };
 
-// Where the values of a piece lie, one after another; first without memory, to learn how much is needed.
+// The arrays of a node in a piece of R rows. Those from `reserve` on belong to LSTMs.
 struct NodeMemory {
-  float* value = nullptr;     // (R, T, F); of an embedding whose rows are looked up, those that are read
+  float* value =
+      nullptr;  // (R, T, F); for an embedding with a lookup, the distinct rows that the piece reads
   uint8_t* mask = nullptr;    // (R, T)
   float* gradient = nullptr;  // of the value
-  // What backward needs besides the value: the input of an activation; of a normalisation the mean and the inverse
-  // deviation, of each position or of each feature; of attention the weights of the values.
+  // What backward needs besides the value: for an activation, its input; for a normalisation, the mean and the inverse
+  // deviation of each position or feature; for attention, the attention weights.
   float* kept = nullptr;
-  std::byte* reserve = nullptr;    // of an LSTM
-  float* dropped = nullptr;        // of an LSTM: its inputs times the factors of its dropout
-  float* input_factors = nullptr;  // of its dropout: (R, D), or (4, R, D)
-  float* state_factors = nullptr;  // of its recurrent dropout: (4, R, H)
-  float* states = nullptr;         // its last h and c, (2, R, H)
-  float* d_states = nullptr;       // their gradients, where a node reads them
-  float* d_first = nullptr;        // those of its first states, where it has some
-  float* row_bias = nullptr;       // where it reads what is the same at all steps: its products, (R, 4H)
-  float* d_row_bias = nullptr;     // their gradients
-  NarrowLstm narrow;               // of one that computes in bfloat16
+  std::byte* reserve = nullptr;    // what forward keeps for backward
+  float* dropped = nullptr;        // the inputs times the dropout factors
+  float* input_factors = nullptr;  // the dropout factors: (R, D), or (4, R, D)
+  float* state_factors = nullptr;  // the recurrent dropout factors: (4, R, H)
+  float* states = nullptr;         // the last h and c, (2, R, H)
+  float* d_states = nullptr;       // the gradients of the last h and c, if a node reads these
+  float* d_first = nullptr;        // the gradients of h0 and c0, if the LSTM reads these
+  float* row_bias = nullptr;  // the products of inputs that are the same at all steps, plus the bias, (R, 4H)
+  float* d_row_bias = nullptr;  // the gradients of row_bias
+  NarrowLstm narrow;            // the arrays of an LSTM that computes in bfloat16
 };
 
+// The memory of a piece. With `memory` null it only counts `bytes`.
 struct StepLayout {
   std::vector<NodeMemory> nodes;
   float* spare = nullptr;  // as large as the largest value
-  NarrowLstm narrow;       // the gradients of the LSTM that runs, where one computes in bfloat16
+  NarrowLstm narrow;       // bfloat16 gradients of the LSTM that is running
 
   StepLayout(const TrainingProgram& program, const TrainingBatch& batch, int64_t rows, bool training,
              std::byte* memory);
   size_t bytes = 0;
 };
 
-// The weights of the layers, packed once for all pieces of a step: for every LSTM a part for forward and one for
-// backward. The calls here differ from those of a piece in rows and steps alone.
+// The weights of the LSTMs, packed once for all pieces of a step: one part for forward and one for backward. The LSTM
+// calls here differ from the calls of a piece only in rows and steps.
 class PackedLayers {
  public:
-  PackedLayers(const TrainingProgram& program, bool training, bool wanted);
+  // Args: packs: false to pack nothing.
+  PackedLayers(const TrainingProgram& program, bool training, bool packs);
 
   size_t bytes() const { return bytes_; }
   void place(std::byte* memory) { memory_ = memory; }
-  // Packs part n of so many.
   int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
   void pack(int64_t n) const;
-  // What a node's calls take; null if nothing is packed.
+  // The packed weights of a node's calls; null if nothing is packed.
   const std::byte* forward(int32_t node) const { return at(node, false); }
   const std::byte* backward(int32_t node) const { return at(node, true); }
 
@@ -97,14 +99,14 @@ class PackedLayers {
   size_t bytes_ = 0;
 };
 
-// Of a step whose parts are timed, if they are.
+// Times the parts of a step, if it is on.
 class StepClock {
   using Clock = std::chrono::steady_clock;
 
  public:
   explicit StepClock(bool on) : on_(on), since_(on ? Clock::now() : Clock::time_point()) {}
 
-  // Adds the seconds since it was made or added last.
+  // Adds the seconds since the last call, or since construction.
   void add_to(double& seconds) {
     if (!on_) return;
     const Clock::time_point now = Clock::now();
@@ -119,7 +121,7 @@ class StepClock {
 
 class Piece {
  public:
-  // Args: gradients: of this piece, or null for the loss alone.
+  // Args: gradients: the memory for the gradients of this piece, or null to compute only the loss.
   Piece(const TrainingProgram& program, const TrainingBatch& batch, const PackedLayers& packed,
         const PieceRows& rows, float* gradients, std::byte* memory);
 
@@ -129,19 +131,19 @@ class Piece {
   const ProgramNode& node(int32_t n) const { return program_.nodes_[n]; }
   const ValueShape& shape(int32_t n) const { return batch_.shapes[n]; }
   int32_t source(int32_t n, int32_t input = 0) const { return node(n).inputs[input]; }
-  // Of an operation that moves steps: the step that it reads for one of its own; of padding one that is not there.
+  // For an operation that moves steps: the step of the input that `own` reads; for padding, one outside the input.
   int64_t step_read(int32_t n, int64_t own) const;
-  // Of a merge: whether an input has fewer positions, which are taken again and again, or one feature for all.
+  // For a merge: whether an input is broadcast to the result, because it has fewer positions, or one feature for all.
   bool is_stretched(int32_t n, int32_t input) const {
     const ValueShape &own = shape(n), &read = shape(source(n, input));
     return read.positions() != own.positions() || read.features != own.features;
   }
-  // The place in such an input that a place of the result reads.
+  // The position in a broadcast input that a position of the result reads.
   int64_t place_read(int32_t n, int32_t input, int64_t place) const {
     const int64_t own = shape(n).positions(), read = shape(source(n, input)).positions();
     return place / own * read + place % own % read;
   }
-  // Of an input of a concatenation: in how many parts it is copied, their width, and how far apart they come to lie.
+  // How to copy an input of a concatenation: `places` parts of `width` numbers, `stride` apart in the result.
   struct Joined {
     int64_t places, width, stride;
   };
@@ -155,7 +157,7 @@ class Piece {
   const int32_t* ids(int32_t n) const;
   const uint8_t* mask(int32_t n) const;
   float* gradient_of(int32_t n, int array) const;
-  // Of an embedding that is looked up: the rows that can be, the place of each position among them, and their number.
+  // The table that a lookup reads: its rows, the row number that each position reads, and the number of rows.
   struct Table {
     const float* rows;
     const int32_t* places;
@@ -174,7 +176,7 @@ class Piece {
   template <class Each>
   void for_each_hidden(int32_t n, const Head& head, const Each& each) const;
   bool drops_weights(int32_t n, const Head& head, std::vector<float>& factors) const;
-  // Of a dense node in groups: calls each(place in a kernel without groups, place in its own, numbers there).
+  // For a grouped dense node: calls each(index in a kernel without groups, index in the node's kernel, count).
   template <class Each>
   void for_each_group(int32_t n, const Each& each) const;
   const float* dense_kernel(int32_t n, std::vector<float>& whole) const;
@@ -227,7 +229,7 @@ class Piece {
   const void* narrowed(const float* from, uint16_t* to, int64_t count) const;
   void widened(const uint16_t* from, float* to, int64_t count) const;
   bool wants_gradient(int32_t n) const { return n >= 0 && program_.differentiable_[n] != 0; }
-  // write(to) writes the gradient of a value, which is added to what other readers of the value have given.
+  // Adds the gradient that write(to) writes to the gradients that other readers of the value have given.
   template <class Write>
   void give(int32_t n, const Write& write);
 
@@ -237,9 +239,9 @@ class Piece {
   const int64_t piece_, first_, rows_;
   float* const gradients_;
   StepLayout layout_;
-  std::vector<const void*> inputs_;  // of every node that is one
-  std::vector<uint8_t> reached_;     // whether a node's gradient is there
-  // Of an LSTM: whether the gradient of its last h and of its last c is there.
+  std::vector<const void*> inputs_;  // for every node; null unless it is an input
+  std::vector<uint8_t> reached_;     // for every node: whether its gradient has been written
+  // For an LSTM: whether the gradients of its last h and of its last c have been written.
   std::vector<std::array<bool, 2>> reached_states_;
 };
 

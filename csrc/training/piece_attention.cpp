@@ -1,6 +1,6 @@
-// The rows of a batch that a thread takes through a whole step: products of values with each other, forward and back.
+// Dot products and attention in a training step, forward and backward.
 //
-// A product of two values is that of a dense layer whose kernel is the second one.
+// The product of two values is a dense layer whose kernel is the second value.
 #include <algorithm>
 #include <numeric>
 
@@ -12,11 +12,11 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Some columns of a matrix whose rows lie so many numbers apart.
+// Some columns of a matrix whose rows are `stride` numbers apart.
 struct Columns {
   int64_t rows, columns, stride;
 
-  // Copies them side by side, transposed if that is wanted, and back.
+  // Copies the columns to a dense matrix, or to its transpose, and back.
   void take(const float* from, bool transposed, Floats& to) const {
     to.resize(static_cast<size_t>(rows * columns));
     for_each(transposed, [&](int64_t apart, size_t beside) { to[beside] = from[apart]; });
@@ -26,7 +26,7 @@ struct Columns {
   }
 
  private:
-  // Calls each(place in the matrix, place in the copy).
+  // Calls each(index in the matrix, index in the copy).
   template <class Each>
   void for_each(bool transposed, const Each& each) const {
     for (int64_t row = 0; row < rows; ++row) {
@@ -37,7 +37,7 @@ struct Columns {
   }
 };
 
-// The additive weights of so many features: of each its own, or one of all.
+// The weights of additive attention: one for each feature, or a single one repeated.
 Floats spread(const ProgramNode& of, int64_t features) {
   if (of.columns == 1) return Floats(static_cast<size_t>(features), of.kernel[0]);
   return Floats(of.kernel, of.kernel + of.columns);
@@ -56,7 +56,7 @@ Call product_of(const float* a, const float* b, int64_t rows, int64_t inputs, in
 
 }  // namespace
 
-// One of two values that are multiplied, a matrix for each row of the batch.
+// One of the two values of a dot product, a matrix for each row of the batch.
 struct Piece::Factor {
   const float* x;
   Columns matrix;
@@ -109,11 +109,11 @@ void Piece::give_all(int32_t n, const Floats& d) {
   give(n, [&](float* to) { copy(d.data(), to, size(n)); });
 }
 
-// A head of attention in a row of the batch.
+// An attention head in a row of the batch.
 struct Piece::Head {
   int64_t row, number, queries, keys, pairs;
-  Columns query, key, value, result;                          // in the matrices of all heads
-  int64_t first_query, first_key, first_value, first_result;  // where they begin
+  Columns query, key, value, result;                          // its columns in the matrices of all heads
+  int64_t first_query, first_key, first_value, first_result;  // the index of its first number in each
 };
 
 template <class Each>
@@ -139,7 +139,7 @@ void Piece::for_each_head(int32_t n, const Each& each) const {
   }
 }
 
-// Calls each(place) for the pairs of a query and a key that do not count.
+// Calls each(place) for the masked pairs of a query and a key.
 template <class Each>
 void Piece::for_each_hidden(int32_t n, const Head& head, const Each& each) const {
   const uint8_t *of_keys = mask(source(n, 3)), *of_queries = mask(source(n, 4));
@@ -153,7 +153,7 @@ void Piece::for_each_hidden(int32_t n, const Head& head, const Each& each) const
   }
 }
 
-// The factors of the dropout of a head's weights; false if none are dropped.
+// Draws the dropout factors of a head's attention weights; returns false without dropout.
 bool Piece::drops_weights(int32_t n, const Head& head, Floats& factors) const {
   const float rate = program_.rates_[static_cast<size_t>(n)].inputs;
   if (gradients_ == nullptr || rate == 0) return false;
@@ -188,7 +188,7 @@ void Piece::attend(int32_t n) {
       program_.target_->dense->forward(call);
     }
     for (int64_t i = 0; of.number != 1 && i < head.pairs; ++i) weights[i] *= of.number;
-    // As Keras hides what does not count: where nothing does, all count alike.
+    // Like Keras, subtract 1e9 from masked scores: if all keys are masked, all get the same weight.
     for_each_hidden(n, head, [&](int64_t place) { weights[place] -= 1e9f; });
     kernels.normalize(Normalizer::kSoftmax, weights, head.queries, head.keys);
     if (of.whole[2] != 0) for_each_hidden(n, head, [&](int64_t place) { weights[place] = 0; });
@@ -239,7 +239,7 @@ void Piece::attend_back(int32_t n) {
     if (drops) kernels.multiply(d_weights.data(), factors.data(), d_weights.data(), head.pairs);
     kernels.normalize_back(Normalizer::kSoftmax, weights, d_weights.data(), d_weights.data(), head.queries,
                            head.keys);
-    // Of a query that does not count Keras overwrites the scores.
+    // Keras overwrites the scores of a masked query, so their gradient is 0.
     if (source(n, 4) >= 0)
       for_each_hidden(n, head, [&](int64_t place) { d_weights[static_cast<size_t>(place)] = 0; });
     for (float& each : d_weights) each *= of.number;

@@ -1,4 +1,4 @@
-// The rows of a batch that a thread takes through a whole step: the losses, the measures and the gradients.
+// A piece of a training step: the losses, the measures and backward.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -68,7 +68,7 @@ void Piece::take_loss(size_t number, HeadResult& result) {
   reached_[out] = 1;
 }
 
-// No output depends on the node.
+// Zeroes the gradients of a node on which no output depends.
 void Piece::clear_gradients(int32_t n) {
   for (const TrainingProgram::Use& use : program_.uses_) {
     if (use.node != n) continue;
@@ -211,7 +211,7 @@ void Piece::backward_dense(int32_t n) {
   });
 }
 
-// The gradients of a scale and an offset that are weights, and not constants.
+// The gradients of a trainable scale and offset.
 void Piece::scale_back(int32_t n) {
   const int64_t features = shape(n).features;
   const float *x = value(source(n)), *d = layout_.nodes[n].gradient;
@@ -243,10 +243,10 @@ void Piece::move_back(int32_t n, float* to) const {
 }
 
 void Piece::embedding_back(int32_t n, const float* d) {
-  // The LSTM that looks its rows up has given their gradient.
+  // The LSTM with the lookup has already written this gradient.
   if (program_.lookups_[static_cast<size_t>(n)].active() && !program_.rules_.rows_apart) return;
   const TrainingProgram::Use* use = program_.use_of(static_cast<size_t>(n), 0);
-  // Those that are summed by id lie where they are wanted.
+  // Gradients that are summed by id are already in their place.
   if (use == nullptr || use->by_rows) return;
   clear_gradients(n);
   float* table = gradients_ + use->offset;
@@ -277,7 +277,7 @@ void Piece::over_time_back(int32_t n) {
           for (int64_t i = 0; i < features; ++i) to[step * features + i] = d[i] / static_cast<float>(live);
         }
       } else if (of.op == ProgramOp::kMaxOverTime) {
-        // Equal maxima share the gradient, as on every backend but torch, whose first one takes it all.
+        // Equal maxima share the gradient, as on every backend but torch, where the first maximum gets all of it.
         const float* most = layout_.nodes[n].value + row * features;
         const float* from = value(x) + row * steps * features;
         for (int64_t i = 0; i < features; ++i) {

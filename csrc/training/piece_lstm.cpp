@@ -1,4 +1,4 @@
-// An LSTM layer of a piece, forward and backward, in the type that it computes in.
+// An LSTM layer of a piece, forward and backward, in float32 or bfloat16.
 #include "simd/dispatch.h"
 #include "training/piece.h"
 
@@ -31,7 +31,7 @@ void Piece::draw_factors(int32_t n) {
 
 namespace {
 
-// Where a layer keeps some numbers, from `first` on: in bfloat16, if there is a place for that.
+// The array that the LSTM reads or writes, from index `first` on: `narrow`, or `wide` if `narrow` is null.
 void* place_of(float* wide, uint16_t* narrow, int64_t first = 0) {
   if (narrow != nullptr) return narrow + first;
   return wide + first;
@@ -39,14 +39,14 @@ void* place_of(float* wide, uint16_t* narrow, int64_t first = 0) {
 
 }  // namespace
 
-// The numbers as the layer takes them: themselves, or narrowed into `to`.
+// The numbers in the type of the LSTM: rounded to bfloat16 in `to`, or `from` itself if `to` is null.
 const void* Piece::narrowed(const float* from, uint16_t* to, int64_t count) const {
   if (from == nullptr || to == nullptr) return from;
   program_.target_->training->narrow(from, to, count);
   return to;
 }
 
-// Moves what the layer has given to where it is wanted, if it is not there.
+// Widens bfloat16 results to float32; does nothing if `from` is null.
 void Piece::widened(const uint16_t* from, float* to, int64_t count) const {
   if (from != nullptr) program_.target_->training->widen(from, to, count);
 }
@@ -129,7 +129,7 @@ void Piece::forward_lstm(int32_t n) {
   widened(narrow.last, to.states, 2 * states);
 }
 
-// The products of what an LSTM reads that is the same at all steps, with its bias.
+// Computes row_bias: the products of the inputs that are the same at all steps, plus the bias.
 void Piece::multiply_still(int32_t n) const {
   const ProgramNode& of = node(n);
   float* const to = layout_.nodes[n].row_bias;
@@ -150,7 +150,7 @@ void Piece::multiply_still(int32_t n) const {
   }
 }
 
-// Their gradients, once those of the products are there, and those of what each position reads.
+// The gradients of the inputs that are the same at all steps, and of their rows of the kernel, from d_row_bias.
 void Piece::still_back(int32_t n) {
   const ProgramNode& of = node(n);
   const InputParts& parts = program_.parts_[n];
@@ -167,7 +167,7 @@ void Piece::still_back(int32_t n) {
     call.d_y = layout_.nodes[n].d_row_bias;
     call.d_bias = first ? gradient_of(n, 2) : nullptr;
     float* const d_kernel = gradient_of(n, 0) + part.first * call.outputs;
-    // The parts of a sum have the same rows of the kernel.
+    // The parts of a sum share the rows of the kernel, so their gradients are added.
     const bool adds = sums_up && (!first || parts.moving.node >= 0);
     if (adds) more.resize(static_cast<size_t>(part.rows * call.outputs));
     call.d_kernel = adds ? more.data() : d_kernel;
@@ -180,7 +180,7 @@ void Piece::still_back(int32_t n) {
   }
 }
 
-// Hands the gradient of a state to its LSTM.
+// Gives the gradient of a state node to its LSTM.
 void Piece::state_back(int32_t n) {
   const bool cell = node(n).cell;
   float* to = layout_.nodes[source(n)].d_states + (cell ? size(n) : 0);
@@ -220,7 +220,7 @@ void Piece::backward_lstm(int32_t n) {
   const Lookup* const lookup = program_.lookup_of(n);
   if (lookup != nullptr && !program_.rules_.rows_apart) {
     float* const rows = lookup->distinct() ? layout_.nodes[x].gradient : gradient_of(x, 0);
-    // Another LSTM may have given its part.
+    // Another LSTM may already have written its gradient there.
     const bool adds = rows != nullptr && reached_[x] != 0;
     call.d_embeddings = adds ? layout_.spare : rows;
     program_.target_->lstm->backward(call);

@@ -1,5 +1,4 @@
-// The rows of a batch that a thread takes through a whole step: what makes one value of several, forward and back, and
-// the functions of single numbers.
+// Merges, which make one value of several, in a training step: forward and backward.
 #include <algorithm>
 
 #include "simd/dispatch.h"
@@ -46,7 +45,7 @@ void Piece::merge(int32_t n) {
   }
 }
 
-// The merges that are rare.
+// The less common merges.
 void Piece::join(const ProgramNode& of, const float* other, float* to, int64_t count) const {
   for (int64_t i = 0; i < count; ++i) {
     const float x = to[i], y = other[i];
@@ -74,7 +73,7 @@ Piece::Joined Piece::joined(int32_t n, int32_t input) const {
   return {rows_, width, own.positions() * own.features};
 }
 
-// An input of a merge in the shape of the result: the input itself, or stretched in the buffer.
+// An input of a merge in the shape of the result: the input itself, or its broadcast copy in `buffer`.
 const float* Piece::stretched(int32_t n, int32_t input, std::vector<float>& buffer) const {
   const float* from = value(source(n, input));
   if (!is_stretched(n, input)) return from;
@@ -114,7 +113,7 @@ void Piece::merge_back(int32_t n) {
   }
 }
 
-// Adds up what the gradient of a stretched input is at each number of the result.
+// Sums the gradient in the shape of the result over the positions and features to which the input is broadcast.
 void Piece::gather_stretched(int32_t n, int32_t input, const float* whole, float* to) const {
   const int64_t features = shape(n).features, read = shape(source(n, input)).features;
   std::fill_n(to, size(source(n, input)), 0.0f);
@@ -128,7 +127,7 @@ void Piece::gather_stretched(int32_t n, int32_t input, const float* whole, float
   }
 }
 
-// The gradient of an input of a merge at each number of the result.
+// The gradient of an input of a merge, in the shape of the result.
 void Piece::merged_back(int32_t n, int32_t input, float* to) const {
   const ProgramNode& of = node(n);
   const float* y = layout_.nodes[n].value;
@@ -154,7 +153,7 @@ void Piece::merged_back(int32_t n, int32_t input, float* to) const {
     }
     case ProgramOp::kMaximum:
     case ProgramOp::kMinimum: {
-      // Equal extremes share the gradient, as in kMaxOverTime; on TensorFlow the first one takes it all.
+      // Equal extremes share the gradient, as in kMaxOverTime; on TensorFlow the first one gets all of it.
       std::vector<float> shares(static_cast<size_t>(count));
       for (int32_t other = 0; other < of.input_count; ++other) {
         const float* x = stretched(n, other, buffer);

@@ -1,6 +1,6 @@
-// The rows of a batch that a thread takes through a whole step: what looks across the steps of a row, forward and back.
+// Operations across the steps of a row in a training step: windows, pooling and reductions, forward and backward.
 //
-// A value of three axes, (N, T, F), has its N sequences one after the other.
+// A value with three axes, (N, T, F), holds its N sequences one after the other.
 #include <algorithm>
 
 #include "simd/dispatch.h"
@@ -19,12 +19,12 @@ int64_t sequences_of(const ValueShape& shape) { return std::max<int64_t>(shape.s
 struct Piece::Windows {
   int64_t size, strides, dilation, before, sequences, steps, count, features;
 
-  // The step of its sequence at a place of a window, or -1 if there is none.
+  // The step of the sequence at a tap of a window, or -1 in the padding.
   int64_t step(int64_t window, int64_t tap) const {
     const int64_t at = window * strides + tap * dilation - before;
     return at < 0 || at >= steps ? -1 : at;
   }
-  // Calls each(window of all, tap, step of all) for the steps that there are.
+  // Calls each(window, tap, step) for all taps that are not padding; windows and steps count across sequences.
   template <class Each>
   void for_each(const Each& each) const {
     for (int64_t sequence = 0; sequence < sequences; ++sequence) {
@@ -88,7 +88,7 @@ void Piece::pool_back(int32_t n, float* to) const {
   const TrainingKernels& kernels = *program_.target_->training;
   const float *x = value(source(n)), *most = layout_.nodes[n].value;
   const bool mean = node(n).op == ProgramOp::kAveragePool;
-  // What the steps of a window have not been given yet; of a mean the part of each.
+  // For a maximum, the gradient of each window that no step has received yet; for a mean, the share of each step.
   std::vector<float> left(static_cast<size_t>(size(n)));
   copy(layout_.nodes[n].gradient, left.data(), size(n));
   if (mean) {
@@ -105,7 +105,7 @@ void Piece::pool_back(int32_t n, float* to) const {
   });
 }
 
-// What an operation along an axis works on: (outer, steps, features), where the steps become one.
+// The shape (outer, steps, features) of the input of an operation along an axis; `steps` is that axis.
 struct Piece::Along {
   int64_t outer, steps, features;
 };
@@ -158,7 +158,7 @@ void Piece::reduce_back(int32_t n, float* to) const {
   }
 }
 
-// Softmax along an axis, or its gradient from the result and that of the result.
+// Softmax along an axis; or, with `d`, its gradient, where `from` is the result and `d` the gradient of the result.
 void Piece::normalize_along(int32_t n, const float* from, const float* d, float* to) const {
   const Along axis = along(n);
   const TrainingKernels& kernels = *program_.target_->training;

@@ -1,4 +1,4 @@
-// What a training step minimises, measures and changes: losses, measures and updates by name.
+// The losses and measures of a training step, and the updates of its optimizers, by name.
 //
 // The formulas are those of Keras 3; losses.h and updates.h compute them.
 #pragma once
@@ -8,8 +8,7 @@
 
 namespace cellerate {
 
-// A row for each loss: its kind, what Keras calls its function, and in losses.h what computes it; behind it the
-// numbers of its own, in this order.
+// A row for each loss: its kind, Keras's name, and the function in losses.h. A comment lists Loss::numbers, in order.
 // clang-format off
 #define CELLERATE_LOSSES(row) \
   row(kSquared, "mean_squared_error", mean_loss<squared_term>) \
@@ -45,27 +44,27 @@ inline constexpr const char* kLossNames[] = {
 };
 inline constexpr int kMostLossNumbers = 4;
 
-// What a backend of Keras takes for derivatives where there are none.
+// The values that a Keras backend uses as derivatives where a function has none.
 struct Kinks {
   float size_at_zero = 0, size_at_nan = 0;       // of |x|
-  float maximum_at_tie = 0, maximum_at_nan = 0;  // of max(x, bound): where they are equal
-  float clip_at_end = 0;                         // of a clip, at an end
-  float inverse_root_at_zero = 0;                // of 1 / sqrt(x), times 0
-  bool selects = false;  // whether what does not pass is 0 even if it is NaN; else it is a product with 0
+  float maximum_at_tie = 0, maximum_at_nan = 0;  // of max(x, bound), at x == bound and at NaN
+  float clip_at_end = 0;                         // of a clip, at either end
+  float inverse_root_at_zero = 0;                // of 1 / sqrt(x) at 0, times 0
+  bool selects = false;  // whether a blocked gradient becomes 0 even if it is NaN; else it is multiplied by 0
 };
 
 struct Loss {
   LossKind kind = LossKind::kSquared;
   bool from_logits = false;
-  float numbers[kMostLossNumbers] = {};  // its own
-  float label_smoothing = 0;             // of the cross-entropies but the sparse one
-  float least = 1e-7f;                   // Keras's epsilon: how far probabilities are kept from 0 and 1
+  float numbers[kMostLossNumbers] = {};  // its parameters; see CELLERATE_LOSSES
+  float label_smoothing = 0;             // for the cross-entropies except the sparse one
+  float least = 1e-7f;                   // Keras's epsilon: probabilities are clipped to [least, 1 - least]
   Kinks kinks;
-  const float* levels = nullptr;  // of the quantiles
+  const float* levels = nullptr;  // the quantile levels
   int32_t level_count = 0;
 };
 
-// What is averaged over the outputs beside the loss.
+// The metrics that a step averages besides the loss.
 enum class MeasureKind : int32_t {
   kSparseAccuracy,
   kCategoricalAccuracy,
@@ -81,25 +80,24 @@ static_assert(sizeof kMeasureNames / sizeof *kMeasureNames == static_cast<size_t
 
 struct Measure {
   MeasureKind kind = MeasureKind::kSquared;
-  float threshold = 0.5f;  // of the binary accuracy
-  bool masked = false;     // whether only positions count that the output's mask leaves
-  bool weighted = false;   // whether positions count as the weights of the samples say
+  float threshold = 0.5f;  // for the binary accuracy
+  bool masked = false;     // whether masked positions are left out
+  bool weighted = false;   // whether positions are multiplied by the sample weights
 };
 
-// How an optimizer changes a weight w by its gradient g, with up to three slots of its own: a, b, c. The numbers of a
-// step are those named here, in this order.
+// How an optimizer updates a weight w from its gradient g, with slots a, b, c. Comments list the numbers, in order.
 enum class UpdateKind : int32_t {
   kSgd,       // rate
   kMomentum,  // rate, momentum; a: momentum
-  kNesterov,  // the same
+  kNesterov,  // as kMomentum
   kAdam,      // rate with both corrections, 1 - beta_1, 1 - beta_2, epsilon; a, b: moments
-  kAmsgrad,   // the same; c: the largest second moment
+  kAmsgrad,   // as kAdam; c: the largest second moment
   kRmsprop,   // rate, rho, epsilon, momentum; a: mean square, b: momentum or null, c: mean gradient or null
   kAdagrad,   // rate, epsilon; a: sum of squares
   kNadam,  // rates of a and of the gradient, 1 - beta_1, 1 - beta_2, 1 / (1 - beta_2^step), epsilon; a, b: moments
   kLion,      // rate, beta_1, beta_2; a: momentum
-  kAdamax,    // rate, 1 - beta_1, beta_2, 1 - beta_1^step, epsilon; a: moment, b: largest size
-  kAdadelta,  // rate, rho, epsilon; a: mean square of gradients, b: that of changes
+  kAdamax,    // rate, 1 - beta_1, beta_2, 1 - beta_1^step, epsilon; a: moment, b: largest |g|
+  kAdadelta,  // rate, rho, epsilon; a: mean square of gradients, b: mean square of changes
   kFtrl,      // rate, power of a, l1, twice l2, twice the shrinkage; a: sum of squares, b: linear
   kCount,
 };

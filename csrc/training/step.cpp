@@ -16,25 +16,26 @@
 namespace cellerate {
 namespace {
 
-// A piece has at least so many rows, and more the more weights each step reads, which rows then share. There are at most
-// so many pieces, as each has gradients of its own.
+// A piece has between kRowsOfPiece and kMostRowsOfPiece rows: one for every kUnitsOfRow units, because the rows of a
+// piece share the loading of the weights. There are at most kMostPieces, because each has gradients of its own.
 constexpr int64_t kRowsOfPiece = 8, kMostRowsOfPiece = 32, kUnitsOfRow = 8, kMostPieces = 8;
-// If that gives fewer pieces than there are threads, they are smaller: rows that share the loading of weights less are
-// slower by a third, and a thread without a piece does nothing.
+// If that gives fewer pieces than threads, the pieces are smaller. Fewer rows then share the loading of the weights,
+// which makes a row slower by a third; but a thread without a piece does nothing.
 constexpr int64_t kRowsOfSmallPiece = 4, kMostRowsOfSmallPiece = 16, kUnitsOfSmallRow = 32;
-// With more bytes of recurrent weights than this, which do not stay in a core's cache, each core reads its own share of
-// them, and the rows stay together.
+// Recurrent weights of more bytes than this do not stay in a core's cache. Then the rows stay together, and each core
+// reads its own share of the weights.
 constexpr int64_t kLargestKernel = int64_t{8} << 20;
-// With fewer multiplications than this a step is not worth a second thread.
+// A step of fewer multiplications than this is faster on one thread.
 constexpr double kWorthAThread = 2e6;
-// Places for running pieces to work in.
+
+// The blocks of memory in which pieces run, one for each thread.
 class Slots {
  public:
   explicit Slots(int count) : free_(static_cast<size_t>(count)) {
     for (auto& each : free_) each.store(true, std::memory_order_relaxed);
   }
 
-  // One of the places, for as long as it lives.
+  // Holds a free block for as long as this object lives.
   class Lent {
    public:
     explicit Lent(Slots& slots) : slots_(slots) {
@@ -81,22 +82,23 @@ void TrainingProgram::check_graph() {
   for (const LossHead& head : rules_.heads) {
     if (head.output < 0 || head.output >= count || head.mask < -1 || head.mask >= count || head.logits < -1 ||
         head.logits >= count)
-      throw std::invalid_argument("outputs, their masks and their logits must be nodes");
+      throw std::invalid_argument("heads: expected numbers of nodes as output, mask and logits");
     if ((head.mask >= 0 || head.by_weight) && head.mean && rules_.heads.size() > 1)
-      throw std::invalid_argument("of several losses one is the mean over what a mask or weights leave");
+      throw std::invalid_argument(
+          "heads: expected a single loss if it is a mean over a mask or sample weights");
     if (head.loss.kind == LossKind::kQuantile && head.levels.empty())
-      throw std::invalid_argument("a loss of quantiles has no levels");
+      throw std::invalid_argument("heads: expected levels for a quantile loss, got none");
   }
   for (const int32_t node : rules_.copied) {
-    if (node < 0 || node >= count) throw std::invalid_argument("what is copied must be nodes");
+    if (node < 0 || node >= count) throw std::invalid_argument("copied: expected numbers of nodes");
   }
   for (const int32_t node : rules_.narrow) {
     if (node < 0 || node >= count || nodes_[node].op != ProgramOp::kLstm)
-      throw std::invalid_argument("what computes in bfloat16 must be an LSTM");
+      throw std::invalid_argument("narrow: expected LSTMs, because only they compute in bfloat16");
   }
   for (const Moments& moments : rules_.moments) {
     if (moments.node < 0 || moments.node >= count || nodes_[moments.node].op != ProgramOp::kBatchNorm)
-      throw std::invalid_argument("moments must be those of a batch normalisation");
+      throw std::invalid_argument("moments: expected the number of a batch normalisation node");
   }
   take_inputs(nodes_, sources_);
   for (size_t n = 0; n < nodes_.size(); ++n) {
@@ -104,7 +106,8 @@ void TrainingProgram::check_graph() {
     const ProgramOpRow& rules = row(node.op);
     if (!rules.trains) refuse_node(n, std::string("no training step computes the gradient of ") + rules.name);
     check_states(nodes_, n);
-    if (node.op == ProgramOp::kBatchNorm && moments_of(n) == nullptr) refuse_node(n, "has no moments");
+    if (node.op == ProgramOp::kBatchNorm && moments_of(n) == nullptr)
+      refuse_node(n, "expected moments for a batch normalisation, got none");
     inputs_ += node.op == ProgramOp::kInput;
   }
 }
@@ -123,7 +126,7 @@ bool TrainingProgram::is_output(size_t node) const {
                      [&](const LossHead& head) { return is_it(head.output) || is_it(head.logits); });
 }
 
-// Finds which weights each node has, and where their gradients lie.
+// Finds the weights of each node, and the sizes of their gradients.
 void TrainingProgram::find_uses() {
   const auto weight_of = [&](const float* values) {
     const auto found = std::find_if(weights_.begin(), weights_.end(),
@@ -148,21 +151,21 @@ void TrainingProgram::find_uses() {
     const bool lstm = node.op == ProgramOp::kLstm, matrix = lstm || is_dense(node.op);
     for (int array = 0; array < 3; ++array) {
       Use use{static_cast<int32_t>(n), array, weight_of(arrays[array])};
-      // The kernels of layers write all gradients at once, also those that nobody wants.
+      // The kernels of LSTM and dense layers write the gradients of all their arrays, so frozen arrays need room too.
       if (arrays[array] == nullptr || (use.weight < 0 && !matrix)) continue;
       const int64_t columns = lstm ? 4 * node.columns : node.columns;
       const int64_t rows = array == 2 ? 1 : array == 1 ? node.columns : std::max<int64_t>(node.rows, 1);
       use.count = rows * columns;
       if (use.weight >= 0 && weights_[use.weight].count != use.count)
-        throw std::invalid_argument("a weight has another size in the graph");
-      // Where a gradient has more parts, Keras adds them first, and no rows are apart.
+        throw std::invalid_argument("weights: the size of a weight differs from its size in the graph");
+      // If accumulation or a regularizer adds to a gradient, Keras sums the parts of each row before squaring.
       use.squares = node.op == ProgramOp::kEmbedding && rules_.rows_apart && !weights_[use.weight].has_more();
       uses_.push_back(use);
     }
   }
 }
 
-// Says where the gradients of a batch lie: those of pieces, and those of embeddings that are summed by id.
+// Places the gradients of a batch in memory: those of the pieces, and those of embeddings that are summed by id.
 void TrainingProgram::place_gradients(const TrainingBatch& batch) {
   int64_t floats = 0, row_floats = 0;
   for (Use& use : uses_) {
@@ -200,7 +203,7 @@ const TrainingProgram::Use* TrainingProgram::use_of(size_t node, int array) cons
 
 void TrainingProgram::add_apart(const float* d, float* to, int64_t count) const {
   const TrainingKernels& kernels = *target_->training;
-  // Keras adds up the gradients that it clips by the norm of all.
+  // When Keras clips by the global norm, it sums the parts of a gradient first.
   const bool sizes = rules_.update == UpdateKind::kAdamax && rules_.clip != ClipKind::kGlobalNorm;
   (sizes ? kernels.add_sizes : kernels.add_squares)(d, to, count);
 }
@@ -214,7 +217,7 @@ Storage TrainingProgram::storage_of(int32_t node) const {
 void TrainingProgram::check_heads(const TrainingBatch& batch) const {
   for (const Moments& moments : rules_.moments) {
     if (batch.shapes[moments.node].features != moments.features)
-      throw std::invalid_argument("moments have another size than the features of their node");
+      throw std::invalid_argument("moments: expected a mean and a variance for each feature of the node");
   }
   for (size_t n = 0; n < rules_.heads.size(); ++n) {
     const LossHead& head = rules_.heads[n];
@@ -223,12 +226,12 @@ void TrainingProgram::check_heads(const TrainingBatch& batch) const {
     if (part.positions < 1 || part.features < 1 ||
         part.positions * part.features != out.positions() * out.features ||
         (head.loss.kind == LossKind::kQuantile && part.features % head.loss.level_count != 0))
-      throw std::invalid_argument("the positions of a loss do not fit its output");
+      throw std::invalid_argument("heads: positions * features differs from the size of the output");
     const ValueShape& read = batch.shapes[head.read_by_loss()];
     if (read.positions() != out.positions() || read.features != out.features)
-      throw std::invalid_argument("the logits of an output have another shape");
+      throw std::invalid_argument("heads: the shape of the logits differs from the shape of the output");
     if (head.mask >= 0 && batch.shapes[head.mask].positions() != part.positions)
-      throw std::invalid_argument("a mask does not fit the positions of its output");
+      throw std::invalid_argument("heads: the mask and the output differ in their number of positions");
     if (!head.takes_ids()) continue;
     const auto* ids = static_cast<const int32_t*>(part.targets);
     for (int64_t place = 0; place < batch.rows * part.positions; ++place) {
@@ -253,7 +256,7 @@ double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
 }
 
 int64_t TrainingProgram::pieces_of(const TrainingBatch& batch, double products) const {
-  // Whose statistics are those of all rows.
+  // Batch normalisation needs the statistics of all rows.
   if (!rules_.moments.empty()) return 1;
   int64_t units = 0;
   for (const ProgramNode& node : nodes_) {
@@ -277,13 +280,13 @@ std::byte* TrainingProgram::memory(size_t bytes) {
   return memory_.get();
 }
 
-// What the loss of a head is multiplied by, but for what its mask leaves out.
+// The factor that makes the sum of a head's loss a mean over all positions, masked ones included; 1 for a sum.
 double TrainingProgram::scale_of(const TrainingBatch& batch, size_t head) const {
   const auto positions = static_cast<double>(batch.rows * batch.heads[head].positions);
   return rules_.heads[head].mean ? 1 / positions : 1;
 }
 
-// Adds up what the pieces have found, and gives the factor that is left for all gradients.
+// Adds up the results of the pieces. Returns the factor by which all gradients must still be multiplied.
 double TrainingProgram::sum_results(const TrainingBatch& batch, const std::vector<TrainingResult>& pieces,
                                     TrainingResult& total) const {
   double scale = 1;
@@ -301,14 +304,14 @@ double TrainingProgram::sum_results(const TrainingBatch& batch, const std::vecto
       }
     }
     double factor = scale_of(batch, n);
-    // As Keras: what the mask leaves out does not count, and the mean is over what is left.
+    // Like Keras, take the mean over the positions that are not masked.
     if (head.by_weight && (head.mask >= 0 || batch.heads[n].weights != nullptr))
       factor = sum.counted == 0 ? 0 : 1 / sum.counted;
     else if (head.mask >= 0 && head.mean)
       factor *= static_cast<double>(batch.rows * batch.heads[n].positions) / (sum.counted + 1e-7);
     sum.loss *= factor;
     total.loss += head.factor * sum.loss;
-    // The gradients of several heads have their factors already.
+    // With several heads, each piece has already multiplied its gradients by the factors of the heads.
     if (rules_.heads.size() == 1) scale = head.factor * factor;
   }
   return scale;
@@ -328,7 +331,7 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   const auto slot_bytes = StepLayout(*this, batch, most_rows, training, nullptr).bytes;
   const size_t gradient_bytes =
       training ? (static_cast<size_t>(pieces) * gradient_floats_ + row_floats_) * sizeof(float) : size_t{0};
-  // A single piece has its layers divided among the threads, which pack the weights together.
+  // For a single piece, the threads divide each layer and pack its weights when they run it.
   PackedLayers packed(*this, training, pieces > 1);
   std::byte* all = memory(gradient_bytes + static_cast<size_t>(threads) * slot_bytes + packed.bytes());
   packed.place(all + gradient_bytes + static_cast<size_t>(threads) * slot_bytes);
@@ -365,7 +368,7 @@ TrainingResult TrainingProgram::run(const TrainingBatch& batch, const TrainingNu
   return total;
 }
 
-// Adds up the times of pieces that ran beside each other, as shares of the time that all of them took.
+// Adds up the times of the pieces, and scales them so that they add up to the wall time of all pieces.
 void TrainingProgram::sum_seconds(const std::vector<TrainingResult>& pieces, double wall,
                                   StepSeconds& to) const {
   to.forward.resize(nodes_.size());

@@ -1,11 +1,11 @@
 // A whole training step as one call: a graph of layers forward, a loss, back again, and the update of the weights.
 //
-// A row of the batch is computed by itself, so the rows are divided into pieces, and a thread takes a piece through all
-// layers and times, forward and backward. Threads take pieces as they become free, and meet only to add the gradients,
-// piece after piece, so that a step gives the same bits whatever the number of threads and the load of the machine.
-// A batch of few rows is one piece, whose layers are divided among the threads by units.
+// The rows of a batch do not depend on each other. So the step divides them into pieces, and a thread takes a piece
+// through all layers and times, forward and backward. Threads take pieces as they become free, and meet only to add the
+// gradients in the order of the pieces: a step gives the same bits for any number of threads and any load of the
+// machine. A batch of few rows is one piece, whose layers the threads divide by units.
 //
-// training/kernels.h is what a target computes; here are the graph, its memory and the order of the work.
+// training/kernels.h has the arithmetic of a target; this file has the graph, its memory and the order of the work.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@
 
 namespace cellerate {
 
-// The shares of numbers that are dropped: of a dropout the first; of an LSTM those of its inputs and of its state.
+// The dropout rates of a node. A dropout node has only `inputs`; an LSTM has both.
 struct Rates {
   float inputs = 0, state = 0;
 };
 
-// A weight that changes, where it is kept.
+// A trainable weight.
 struct TrainedWeight {
   float* values = nullptr;
   int64_t count = 0;
@@ -33,69 +33,69 @@ struct TrainedWeight {
   bool decays = true;
   float* accumulated = nullptr;  // the gradients of the steps since the last update, or null
   float* average = nullptr;      // the moving average of the weight, or null
-  // Its regularizer adds l1 |w| + l2 w² to the loss; at 0, |w| has this slope.
+  // The regularizer adds l1 |w| + l2 w² to the loss; `slope_at_zero` is the slope of |w| at 0.
   float l1 = 0, l2 = 0, slope_at_zero = 0;
 
-  // Whether its gradient is more than that of the loss.
+  // Whether anything is added to the gradient of the loss.
   bool has_more() const { return accumulated != nullptr || l1 != 0 || l2 != 0; }
 };
 
-// An output and the loss that compares it.
+// An output and its loss.
 struct LossHead {
   int32_t output = 0;
   int32_t mask = -1;    // the node of its mask, or -1
-  int32_t logits = -1;  // the node that the loss reads in the place of the output, of the same shape, or -1
+  int32_t logits = -1;  // the node that the loss reads instead of the output, of the same shape, or -1
   Loss loss;
-  std::vector<float> levels;  // of a loss of quantiles
-  // Whether the loss is the mean over the positions that the mask leaves, not the sum.
+  std::vector<float> levels;  // the quantile levels of a quantile loss
+  // Whether the loss is the mean over the positions that are not masked, or else their sum.
   bool mean = true;
-  // Whether such a mean is divided by the sum of all weights, where there are some, and not by their number.
+  // Whether the mean is divided by the sum of the sample weights, if there are any, or else by the number of positions.
   bool by_weight = false;
-  double factor = 1;  // of the loss in the sum of all
+  double factor = 1;  // the weight of this loss in the total loss
   std::vector<Measure> measures;
 
   int32_t read_by_loss() const { return logits < 0 ? output : logits; }
   bool takes_ids() const { return loss.kind == LossKind::kSparse; }
-  // How many numbers of a target belong to so many of an output.
+  // The size of the target at a position where the output has `features` numbers.
   int64_t target_features(int64_t features) const {
     return takes_ids() ? 1 : loss.kind == LossKind::kQuantile ? features / loss.level_count : features;
   }
 };
 
-// The moving statistics of a batch normalisation, which a step moves towards those of its batch.
+// The moving statistics of a batch normalisation, which a step moves towards the statistics of its batch.
 struct Moments {
   int32_t node = 0;
   float *mean = nullptr, *variance = nullptr;
   int64_t features = 0;
-  float momentum = 0;  // what they keep of themselves
+  float momentum = 0;  // the share of the old statistics that a step keeps
 };
 
 struct TrainingRules {
   std::vector<LossHead> heads;
   UpdateKind update = UpdateKind::kSgd;
   ClipKind clip = ClipKind::kNone;
-  float most = 0;  // of the clipped value or norm
-  // Whether updates take for the square of an embedding's gradient the sum of the squares of all its parts, as Keras's
-  // optimizers do on TensorFlow.
+  float most = 0;  // the largest value or norm that clipping allows
+  // Whether the squared gradient of an embedding row is the sum of the squares of its parts, one part for each position
+  // that reads the row, and not the square of their sum. Keras's optimizers do so on TensorFlow.
   bool rows_apart = false;
-  bool norms = false;  // whether the norm of all gradients is wanted
+  bool norms = false;  // whether the caller asks for the norm of all gradients
   std::vector<Moments> moments;
-  std::vector<int32_t> copied;  // nodes whose values are wanted
-  // LSTMs that compute in bfloat16, where the target has such products: elsewhere this would cost accuracy and time.
+  std::vector<int32_t> copied;  // nodes whose values the caller asks for
+  // LSTMs that compute in bfloat16 on targets with bfloat16 products; on others it would cost accuracy and time.
   std::vector<int32_t> narrow;
 
   bool clips_norms() const { return clip == ClipKind::kNorm || clip == ClipKind::kGlobalNorm; }
 };
 
-// What an output is compared with in a batch.
+// The targets and sample weights of an output in a batch.
 struct HeadBatch {
-  // Of a row: the loss has a value for each position. Their product is the size of the output.
+  // For one row. The loss has a value for each position; positions * features is the size of the output.
   int64_t positions = 0, features = 0;
   const void* targets = nullptr;   // (B, positions, LossHead::target_features) float32, or int32 ids
   const float* weights = nullptr;  // (B, positions), or null
 };
 
-// The seconds that the parts of a step take, as if they followed each other.
+// The seconds of each part of a step, as if the parts ran one after the other.
 struct StepSeconds {
   std::vector<double> forward, backward;  // of every node
   double losses = 0, packing = 0, update = 0;
@@ -103,45 +103,45 @@ struct StepSeconds {
 
 struct TrainingBatch {
   int64_t rows = 0;
-  const ValueShape* shapes = nullptr;   // of every node
-  const int64_t* begins = nullptr;      // of every node: where a crop begins
+  const ValueShape* shapes = nullptr;   // for every node
+  const int64_t* begins = nullptr;      // for every node: where a crop begins
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
-  const uint64_t* keys = nullptr;       // of every node: of its draws
-  // Of every node: of a gather, for each number of a row, its place in a row of x.
+  const uint64_t* keys = nullptr;       // for every node: the key of its random numbers
+  // For every node: if it is a gather, the index in a row of x of each number of its own row.
   const int32_t* const* gathers = nullptr;
-  const HeadBatch* heads = nullptr;  // of every head
-  float* const* copies = nullptr;    // where the values that are wanted go, (B, ...)
-  StepSeconds* seconds = nullptr;    // takes the time of each part, if it is not null
+  const HeadBatch* heads = nullptr;  // for every head
+  float* const* copies = nullptr;    // for every copied node: its value is written here, (B, ...)
+  StepSeconds* seconds = nullptr;    // the time of each part is written here; null to measure nothing
 };
 
 // The numbers of an update that change from step to step.
 struct TrainingNumbers {
   float numbers[kMostNumbers] = {};  // see UpdateKind
-  float decay = 0;                   // what decaying weights lose of themselves
-  // Of accumulated gradients: their share in the mean, or 0 for a step that only adds its own to them.
+  float decay = 0;                   // the share of itself that a decaying weight loses
+  // The factor that makes accumulated gradients a mean, or 0 for a step that only accumulates.
   float share = 1;
-  float kept = 0;         // what moving averages keep of themselves
-  bool averaged = false;  // whether weights become their averages at the end
+  float kept = 0;         // the share of the old value that a moving average keeps
+  bool averaged = false;  // whether the step ends by setting the weights to their averages
 };
 
 struct HeadResult {
-  // Of a piece the weighted sum over its positions; of a step the mean or the sum, as the head asks.
+  // For a piece, the weighted sum over its positions; for a step, the mean or sum that the head asks for.
   double loss = 0;
-  // The positions that the mask does not leave out; of a mean by weight the sum of all weights.
+  // The number of positions that are not masked; with LossHead::by_weight, the sum of the sample weights.
   double counted = 0;
   std::vector<MeasureSums> measures;
 };
 
 struct TrainingResult {
-  double loss = 0;  // all heads' losses times their factors, and what regularizers add
-  double norm = 0;  // of all gradients before they are clipped, if it is wanted
+  double loss = 0;  // the sum of each head's loss times its factor, and of the regularizers
+  double norm = 0;  // the norm of all gradients before clipping, if TrainingRules::norms asks for it
   std::vector<HeadResult> heads;
-  StepSeconds seconds;  // of a piece, if they are wanted
+  StepSeconds seconds;  // for a piece, if TrainingBatch::seconds asks for them
 };
 
 class TrainingProgram {
  public:
-  // Args: nodes: as CompiledProgram takes them, but their arrays are the live weights.
+  // Args: nodes: as for CompiledProgram, but their arrays are the live weights.
   // Throws std::invalid_argument if the graph is not valid.
   TrainingProgram(std::vector<ProgramNode> nodes, std::vector<Rates> rates,
                   std::vector<TrainedWeight> weights, TrainingRules rules);
@@ -152,7 +152,7 @@ class TrainingProgram {
   const std::vector<int32_t>& copied() const { return rules_.copied; }
   const ProgramNode& node(size_t n) const { return nodes_[n]; }
 
-  // One step; without numbers the loss and the measures alone, with all drops left out and no weight changed.
+  // Runs one step. If `numbers` is null, computes only the loss and the measures, without dropout or updates.
   // Throws std::out_of_range if an id is not a row of its table or of the output, and std::bad_alloc.
   TrainingResult run(const TrainingBatch& batch, const TrainingNumbers* numbers);
 
@@ -165,11 +165,12 @@ class TrainingProgram {
   // The gradient of one array of a node, in the memory of a piece.
   struct Use {
     int32_t node = 0, array = 0;
-    int32_t weight = -1;  // which weight it changes, or none
+    int32_t weight = -1;  // the index of the weight that it changes, or -1
     size_t offset = 0;    // in floats
     int64_t count = 0;
-    bool squares = false;  // of an embedding whose rows are apart: the sums of squares follow the gradient
-    // Of an embedding in this batch: the gradients of its outputs are summed by id at the end.
+    bool squares =
+        false;  // for an embedding with TrainingRules::rows_apart: sums of squares follow the gradient
+    // For an embedding in this batch: whether the gradients of its outputs are summed by id at the end.
     bool by_rows = false;
   };
 
@@ -187,7 +188,7 @@ class TrainingProgram {
   void place_gradients(const TrainingBatch& batch);
   void check_heads(const TrainingBatch& batch) const;
   const Moments* moments_of(size_t node) const;
-  // Whether the value of a node is needed by others than nodes.
+  // Whether a loss or the caller reads the value of a node.
   bool is_output(size_t node) const;
   double scale_of(const TrainingBatch& batch, size_t head) const;
   double sum_results(const TrainingBatch& batch, const std::vector<TrainingResult>& pieces,
@@ -195,14 +196,14 @@ class TrainingProgram {
   double penalty() const;
   void sum_seconds(const std::vector<TrainingResult>& pieces, double wall, StepSeconds& to) const;
   const Use* use_of(size_t node, int array) const;
-  // Adds what an update takes for the square of a gradient in parts: their squares, of Adamax their sizes.
+  // Adds the square of each number of a gradient part to `to`, or for Adamax its absolute value.
   void add_apart(const float* d, float* to, int64_t count) const;
-  // The type in which an LSTM takes and gives numbers.
+  // The type of an LSTM's inputs and outputs.
   Storage storage_of(int32_t node) const;
   int64_t pieces_of(const TrainingBatch& batch, double products) const;
   double products_of_row(const TrainingBatch& batch) const;
   const int32_t* ids_of(const TrainingBatch& batch, int32_t input) const;
-  // The lookup of what an LSTM reads at each position; null if it reads that itself.
+  // The lookup that gives an LSTM the products of its inputs; null if the LSTM computes them.
   const Lookup* lookup_of(int32_t lstm) const;
   float* gradients(int64_t piece) const { return gradients_ + static_cast<size_t>(piece) * gradient_floats_; }
   std::byte* memory(size_t bytes);
@@ -214,13 +215,13 @@ class TrainingProgram {
   std::vector<TrainedWeight> weights_;
   TrainingRules rules_;
   std::vector<Use> uses_;
-  std::vector<uint8_t> differentiable_;  // of each node: whether a weight that changes is behind it
-  std::vector<Lookup> lookups_;          // of an embedding that only LSTMs read
-  std::vector<InputParts> parts_;        // of an LSTM
-  std::vector<uint8_t> skipped_;         // of each node: whether its value is only read in parts
+  std::vector<uint8_t> differentiable_;  // for each node: whether its value depends on a trainable weight
+  std::vector<Lookup> lookups_;          // for each node; used for embeddings that only LSTMs read
+  std::vector<InputParts> parts_;        // for each node; used for LSTMs
+  std::vector<uint8_t> skipped_;         // for each node: whether LSTMs read its parts in place of its value
   size_t inputs_ = 0;
-  size_t gradient_floats_ = 0;  // of a piece
-  size_t row_floats_ = 0;       // of all gradients that are summed by id
+  size_t gradient_floats_ = 0;  // the size of a piece's gradients
+  size_t row_floats_ = 0;       // the size of all gradients that are summed by id
   float* gradients_ = nullptr;
   float* row_gradients_ = nullptr;
   PackedMemory memory_;

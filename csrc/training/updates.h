@@ -35,22 +35,23 @@ inline F to_power(F x, float exponent) {
 // One vector of an update.
 struct UpdateVector {
   F w, g;
-  F square;  // of the gradient; of Adamax its size
+  F square;  // the squared gradient; for Adamax its absolute value
   F a, b, c;
 };
 
-inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool has_b, bool has_c,
+inline void update_vector(UpdateKind kind, const float (&numbers)[kMostNumbers], bool has_b, bool has_c,
                           UpdateVector& v) {
   const auto moments = [&] {
-    v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(of[1])));
-    v.b = Simd::add(v.b, Simd::mul(Simd::sub(v.square, v.b), set(of[2])));
+    v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(numbers[1])));
+    v.b = Simd::add(v.b, Simd::mul(Simd::sub(v.square, v.b), set(numbers[2])));
   };
   switch (kind) {
     case UpdateKind::kMomentum:
     case UpdateKind::kNesterov: {
-      const F step = Simd::mul(v.g, set(of[0]));
-      v.a = Simd::sub(Simd::mul(v.a, set(of[1])), step);
-      v.w = Simd::add(v.w, kind == UpdateKind::kMomentum ? v.a : Simd::sub(Simd::mul(v.a, set(of[1])), step));
+      const F step = Simd::mul(v.g, set(numbers[0]));
+      v.a = Simd::sub(Simd::mul(v.a, set(numbers[1])), step);
+      v.w = Simd::add(v.w,
+                      kind == UpdateKind::kMomentum ? v.a : Simd::sub(Simd::mul(v.a, set(numbers[1])), step));
       return;
     }
     case UpdateKind::kAdam:
@@ -58,76 +59,76 @@ inline void update_vector(UpdateKind kind, const float (&of)[kMostNumbers], bool
       moments();
       if (kind == UpdateKind::kAmsgrad) v.c = Simd::max(v.c, v.b);
       const F root = Simd::square_root(kind == UpdateKind::kAmsgrad ? v.c : v.b);
-      v.w = Simd::sub(v.w, Simd::div(Simd::mul(v.a, set(of[0])), Simd::add(root, set(of[3]))));
+      v.w = Simd::sub(v.w, Simd::div(Simd::mul(v.a, set(numbers[0])), Simd::add(root, set(numbers[3]))));
       return;
     }
     case UpdateKind::kRmsprop: {
-      v.a = Simd::add(Simd::mul(set(of[1]), v.a), Simd::mul(set(1 - of[1]), v.square));
-      F below = Simd::add(v.a, set(of[2]));
+      v.a = Simd::add(Simd::mul(set(numbers[1]), v.a), Simd::mul(set(1 - numbers[1]), v.square));
+      F below = Simd::add(v.a, set(numbers[2]));
       if (has_c) {
-        v.c = Simd::add(Simd::mul(set(of[1]), v.c), Simd::mul(set(1 - of[1]), v.g));
-        below = Simd::add(Simd::sub(v.a, Simd::mul(v.c, v.c)), set(of[2]));
+        v.c = Simd::add(Simd::mul(set(numbers[1]), v.c), Simd::mul(set(1 - numbers[1]), v.g));
+        below = Simd::add(Simd::sub(v.a, Simd::mul(v.c, v.c)), set(numbers[2]));
       }
-      F step = Simd::div(Simd::mul(set(of[0]), v.g), Simd::square_root(below));
-      if (has_b) step = v.b = Simd::add(Simd::mul(set(of[3]), v.b), step);
+      F step = Simd::div(Simd::mul(set(numbers[0]), v.g), Simd::square_root(below));
+      if (has_b) step = v.b = Simd::add(Simd::mul(set(numbers[3]), v.b), step);
       v.w = Simd::sub(v.w, step);
       return;
     }
     case UpdateKind::kAdagrad:
       v.a = Simd::add(v.a, v.square);
-      v.w = Simd::sub(v.w,
-                      Simd::div(Simd::mul(set(of[0]), v.g), Simd::square_root(Simd::add(v.a, set(of[1])))));
+      v.w = Simd::sub(v.w, Simd::div(Simd::mul(set(numbers[0]), v.g),
+                                     Simd::square_root(Simd::add(v.a, set(numbers[1])))));
       return;
     case UpdateKind::kNadam: {
-      const F now = Simd::mul(v.g, set(of[1]));
-      v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(of[2])));
-      v.b = Simd::add(v.b, Simd::mul(Simd::sub(v.square, v.b), set(of[3])));
-      const F root = Simd::square_root(Simd::mul(v.b, set(of[4])));
-      v.w =
-          Simd::sub(v.w, Simd::div(Simd::add(Simd::mul(v.a, set(of[0])), now), Simd::add(root, set(of[5]))));
+      const F now = Simd::mul(v.g, set(numbers[1]));
+      v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(numbers[2])));
+      v.b = Simd::add(v.b, Simd::mul(Simd::sub(v.square, v.b), set(numbers[3])));
+      const F root = Simd::square_root(Simd::mul(v.b, set(numbers[4])));
+      v.w = Simd::sub(
+          v.w, Simd::div(Simd::add(Simd::mul(v.a, set(numbers[0])), now), Simd::add(root, set(numbers[5]))));
       return;
     }
     case UpdateKind::kLion: {
-      const F way = Simd::add(Simd::mul(v.a, set(of[1])), Simd::mul(v.g, set(1 - of[1])));
-      v.w = Simd::sub(v.w, Simd::mul(sign_of(way), set(of[0])));
-      v.a = Simd::add(Simd::mul(v.a, set(of[2])), Simd::mul(v.g, set(1 - of[2])));
+      const F way = Simd::add(Simd::mul(v.a, set(numbers[1])), Simd::mul(v.g, set(1 - numbers[1])));
+      v.w = Simd::sub(v.w, Simd::mul(sign_of(way), set(numbers[0])));
+      v.a = Simd::add(Simd::mul(v.a, set(numbers[2])), Simd::mul(v.g, set(1 - numbers[2])));
       return;
     }
     case UpdateKind::kAdamax: {
-      v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(of[1])));
-      v.b = Simd::max(Simd::mul(set(of[2]), v.b), v.square);
-      const F below = Simd::mul(set(of[3]), Simd::add(v.b, set(of[4])));
-      v.w = Simd::sub(v.w, Simd::div(Simd::mul(set(of[0]), v.a), below));
+      v.a = Simd::add(v.a, Simd::mul(Simd::sub(v.g, v.a), set(numbers[1])));
+      v.b = Simd::max(Simd::mul(set(numbers[2]), v.b), v.square);
+      const F below = Simd::mul(set(numbers[3]), Simd::add(v.b, set(numbers[4])));
+      v.w = Simd::sub(v.w, Simd::div(Simd::mul(set(numbers[0]), v.a), below));
       return;
     }
     case UpdateKind::kAdadelta: {
       const auto mean = [&](F before, F now) {
-        return Simd::add(Simd::mul(set(of[1]), before), Simd::mul(set(1 - of[1]), now));
+        return Simd::add(Simd::mul(set(numbers[1]), before), Simd::mul(set(1 - numbers[1]), now));
       };
-      const auto root = [&](F x) { return Simd::square_root(Simd::add(x, set(of[2]))); };
+      const auto root = [&](F x) { return Simd::square_root(Simd::add(x, set(numbers[2]))); };
       v.a = mean(v.a, v.square);
       const F ratio = Simd::div(root(v.b), root(v.a));
       v.b = mean(v.b, Simd::mul(Simd::mul(ratio, ratio), v.square));
-      v.w = Simd::sub(v.w, Simd::mul(set(of[0]), Simd::mul(ratio, v.g)));
+      v.w = Simd::sub(v.w, Simd::mul(set(numbers[0]), Simd::mul(ratio, v.g)));
       return;
     }
     case UpdateKind::kFtrl: {
-      const F next = Simd::add(v.a, v.square), power = to_power(next, of[1]), rate = set(of[0]);
-      const F moved = Simd::div(Simd::sub(power, to_power(v.a, of[1])), rate);
-      const F gradient = Simd::add(v.g, Simd::mul(set(of[4]), v.w));
+      const F next = Simd::add(v.a, v.square), power = to_power(next, numbers[1]), rate = set(numbers[0]);
+      const F moved = Simd::div(Simd::sub(power, to_power(v.a, numbers[1])), rate);
+      const F gradient = Simd::add(v.g, Simd::mul(set(numbers[4]), v.w));
       v.a = next;
       v.b = Simd::add(v.b, Simd::sub(gradient, Simd::mul(moved, v.w)));
-      v.w =
-          Simd::div(Simd::sub(clamp(v.b, -of[2], of[2]), v.b), Simd::add(Simd::div(power, rate), set(of[3])));
+      v.w = Simd::div(Simd::sub(clamp(v.b, -numbers[2], numbers[2]), v.b),
+                      Simd::add(Simd::div(power, rate), set(numbers[3])));
       return;
     }
     default:
-      v.w = Simd::sub(v.w, Simd::mul(v.g, set(of[0])));
+      v.w = Simd::sub(v.w, Simd::mul(v.g, set(numbers[0])));
       return;
   }
 }
 
-// The vector of an update that `at` loads and stores: a whole one, or the last one, of fewer numbers.
+// Updates the vector that `at` loads and stores: a whole one, or the last one with fewer numbers.
 template <class Vectors>
 void update_at(UpdateKind kind, const UpdateRows& rows, const Vectors& at) {
   const auto slot = [&](int n) { return rows.slots[n] == nullptr ? set(0.0f) : at.load(rows.slots[n]); };
@@ -159,10 +160,10 @@ void update_at(UpdateKind kind, const UpdateRows& rows, const Vectors& at) {
   }
 }
 
-// All whole vectors; returns where they end.
+// Updates all whole vectors; returns the index of the first number after them.
 template <UpdateKind kKind>
 Index update_whole(const UpdateRows& passed) {
-  // A copy, in which the numbers that are written cannot lie: so it is not read again for each vector.
+  // A local copy, which the stores cannot alias: so the compiler need not reload its fields for each vector.
   const UpdateRows rows = passed;
   struct Whole {
     Index first;
@@ -173,7 +174,7 @@ Index update_whole(const UpdateRows& passed) {
   for (; first + kLanes <= rows.end; first += kLanes) update_at(kKind, rows, Whole{first});
   return first;
 }
-// For each kind, so that none is told from the others for each vector.
+// Instantiated for each kind, so that the loop over vectors does not branch on the kind.
 template <int... kKinds>
 Index update_whole(UpdateKind kind, const UpdateRows& rows, std::integer_sequence<int, kKinds...>) {
   constexpr Index (*kUpdates[])(const UpdateRows&) = {update_whole<static_cast<UpdateKind>(kKinds)>...};

@@ -9,7 +9,7 @@
 namespace cellerate {
 namespace {
 
-// Floats of a weight that a thread sums and updates at once, and of all gradients that are worth a second thread.
+// The floats of a weight that a thread sums and updates at once, and the floats that are worth a second thread.
 constexpr int64_t kUpdatedAtOnce = 8192, kWorthAThread = 16 * kUpdatedAtOnce;
 
 }  // namespace
@@ -44,7 +44,7 @@ WeightUpdates::WeightUpdates(TrainingProgram& program, const TrainingBatch& batc
   }
 }
 
-// Calls visit(id, place) for each gradient of a row of an embedding: of each position, or of each row that a piece reads.
+// Calls visit(id, place) for each gradient of an embedding: one for each position, or for each row that a piece reads.
 template <class Visit>
 void WeightUpdates::each_row(const Use& use, const Visit& visit) const {
   const Lookup& lookup = program_.lookups_[static_cast<size_t>(use.node)];
@@ -84,7 +84,7 @@ void WeightUpdates::cut(size_t n) {
     chunks_.push_back({n, begin, std::min(begin + at_once, count)});
 }
 
-// Where the sums of a use lie.
+// The memory of the summed gradient of a use.
 float* WeightUpdates::sums(size_t n) const {
   const Use& use = program_.uses_[n];
   if (!use.by_rows) return program_.gradients_ + use.offset;
@@ -124,7 +124,7 @@ void WeightUpdates::sum_rows(const Chunk& chunk) {
   }
 }
 
-// What a gradient has besides that of the loss.
+// Adds the gradient of the regularizer.
 void WeightUpdates::complete(Chunk& chunk) {
   const TrainedWeight& weight = weight_of(chunk.use);
   if (!weight.has_more() || !is_first(chunk)) return;
@@ -133,7 +133,7 @@ void WeightUpdates::complete(Chunk& chunk) {
                              chunk.end * features);
 }
 
-// Adds the gradients of earlier steps and takes the mean, or keeps the sum for later ones.
+// Adds the gradients of earlier steps. Then takes the mean, or keeps the sum for later steps.
 void WeightUpdates::accumulate(const Chunk& chunk) {
   float* sum = weight_of(chunk.use).accumulated;
   if (sum == nullptr || !is_first(chunk)) return;
@@ -146,7 +146,7 @@ void WeightUpdates::accumulate(const Chunk& chunk) {
   }
 }
 
-// The sum of the squares of all gradients; that of each weight is in squares_.
+// Returns the sum of the squares of all gradients, and writes the sum for each weight to squares_.
 double WeightUpdates::sum_squares(Team& team) {
   team.each(static_cast<int64_t>(chunks_.size()), [&](int n) {
     Chunk& chunk = chunks_[static_cast<size_t>(n)];
@@ -161,13 +161,13 @@ double WeightUpdates::sum_squares(Team& team) {
   return all;
 }
 
-// The sum of the squares of a part of a weight's gradient, once it is whole; of rows that are apart, of all their parts.
+// The sum of the squares of a chunk's gradient, after all uses are added; with rows_apart, the squares of all parts.
 double WeightUpdates::squares_of(const Chunk& chunk) const {
   const Use& use = program_.uses_[chunk.use];
   if (!is_first(chunk)) return 0;
   const float* from = sums(chunk.use) + (use.squares ? round_up(use.count) : 0);
   const int64_t features = width(chunk.use);
-  // Several sums, as each addition waits for the one before.
+  // Several sums, because each addition to one sum waits for the previous addition.
   constexpr int64_t kSums = 4;
   double parts[kSums] = {};
   for (int64_t n = chunk.begin; n < chunk.end; ++n) {
@@ -192,7 +192,7 @@ void WeightUpdates::add_to_first(const Chunk& chunk) {
   }
 }
 
-// What all parts of a weight's update have in common.
+// The part of an update that all chunks of a weight share.
 UpdateRows WeightUpdates::rows_of(const Use& use) const {
   const TrainingRules& rules = program_.rules_;
   const auto place = static_cast<size_t>(use.weight);
@@ -206,7 +206,7 @@ UpdateRows WeightUpdates::rows_of(const Use& use) const {
     const double norm = std::sqrt(global ? all_squares_ : squares_[place]);
     const auto most = static_cast<double>(rules.most);
     factor *= most / std::max(norm, most);
-    // As Keras: a norm of all that is infinite makes all gradients NaN.
+    // Like Keras, an infinite global norm makes all gradients NaN.
     if (global && !std::isfinite(norm)) factor *= norm - norm;
   }
   rows.scale = static_cast<float>(factor);
@@ -219,8 +219,8 @@ UpdateRows WeightUpdates::rows_of(const Use& use) const {
   return rows;
 }
 
-// The sums of squares that an update takes for the square of a gradient; null for the square itself, as of rows that
-// Keras adds up when it clips all gradients by one norm.
+// The sums of squares that an update uses as the squared gradient. Null means the square of the sum, which Keras also
+// takes when it clips by the global norm.
 const float* WeightUpdates::squares_apart(const Use& use, const float* gradient) const {
   if (!use.squares || gradient == nullptr || program_.rules_.clip == ClipKind::kGlobalNorm) return nullptr;
   return gradient + round_up(use.count);
@@ -238,7 +238,7 @@ void WeightUpdates::change(const Chunk& chunk) {
   program_.target_->training->update(program_.rules_.update, rows);
 }
 
-// Rows that the batch does not read have a gradient of zero, which no memory holds.
+// Rows that the batch does not read have a gradient of zero, which is not stored.
 void WeightUpdates::change_rows(const Chunk& chunk) {
   const Use& use = program_.uses_[chunk.use];
   const int64_t features = program_.nodes_[static_cast<size_t>(use.node)].columns;
@@ -278,7 +278,7 @@ void WeightUpdates::run(TrainingResult& result) {
       return;
     }
     team.each(count, [&](int n) { sum(at(n)); });
-    // A weight that several nodes have is summed from all of them.
+    // A weight of several nodes gets the sum of their gradients.
     for (const Chunk& chunk : chunks_) add_to_first(chunk);
     if (more) team.each(count, [&](int n) { complete(at(n)); });
     for (const Chunk& chunk : chunks_) result.loss += chunk.penalty;

@@ -1,4 +1,4 @@
-// The end of a step: the gradients of all pieces summed, clipped, and given to the weights.
+// The end of a step: sums and clips the gradients of all pieces, and updates the weights.
 #pragma once
 
 #include <vector>
@@ -9,30 +9,30 @@ namespace cellerate {
 
 class Team;
 
-// What the regularizer of part [begin, end) of a weight adds to the loss; its gradient is added to `gradient` times
-// `scale`, unless that is null.
+// Returns the penalty of a weight's regularizer over part [begin, end). Unless `gradient` is null, multiplies it by
+// `scale` and adds the gradient of the penalty.
 double regularize(const TrainedWeight& weight, float* gradient, float scale, int64_t begin, int64_t end);
 
 class WeightUpdates {
  public:
-  // Args: scale: of all gradients. pieces: how many have them.
+  // Args: scale: multiplies all gradients. pieces: the number of pieces.
   WeightUpdates(TrainingProgram& program, const TrainingBatch& batch, const TrainingNumbers& numbers,
                 double scale, int64_t pieces);
 
-  // Changes the weights, and adds to the result what their regularizers add to the loss, and the norm if it is wanted.
+  // Updates the weights. Adds the penalties of the regularizers to the loss of the result, and fills in its norm.
   void run(TrainingResult& result);
 
  private:
   using Use = TrainingProgram::Use;
 
-  // A part of a weight that a thread takes at once: numbers, or rows of an embedding.
+  // The part of a weight that a thread updates at once: numbers, or rows of an embedding.
   struct Chunk {
     size_t use;
     int64_t begin, end;
     double squares = 0;  // the sum of the squares of its gradient
-    double penalty = 0;  // what the regularizer of the weight adds to the loss
+    double penalty = 0;  // the penalty of the regularizer
   };
-  // The places of the gradients of each id, in order: those of id n are places[starts[n]] up to places[starts[n + 1]].
+  // Where the gradients of each id lie: id n has places[starts[n]] to places[starts[n + 1] - 1].
   struct Places {
     std::vector<int32_t> starts, places;
   };
@@ -61,14 +61,14 @@ class WeightUpdates {
     const Use& use = program_.uses_[chunk.use];
     return first_[static_cast<size_t>(use.weight)] == &use;
   }
-  // Of a gradient as it lies in memory now.
+  // The factor by which a gradient in memory must still be multiplied.
   double scale_of(size_t n) const { return weight_of(n).has_more() ? 1 : scale_; }
-  // The numbers of a weight that a part is of.
+  // The numbers in one unit of a chunk: a row of an embedding, or a single number.
   int64_t width(size_t n) const {
     const Use& use = program_.uses_[n];
     return use.by_rows ? program_.nodes_[static_cast<size_t>(use.node)].columns : 1;
   }
-  // Whether the gradient of a row of an embedding is anything but zero.
+  // Whether the gradient of a row of an embedding may differ from zero.
   bool is_read(size_t n, int64_t id) const {
     if (weight_of(n).has_more()) return true;
     const auto at = places_[n].starts.begin() + id;
@@ -81,9 +81,10 @@ class WeightUpdates {
   const double scale_;
   const int64_t pieces_;
   std::vector<Chunk> chunks_;
-  std::vector<Places> places_;     // of every use
-  std::vector<const Use*> first_;  // of every weight, the use that gets the sum of all
-  std::vector<double> squares_;    // of every weight
+  std::vector<Places> places_;  // for every use
+  std::vector<const Use*>
+      first_;  // for every weight, its first use, to which the gradients of the others are added
+  std::vector<double> squares_;  // for every weight
   double all_squares_ = 0;
 };
 

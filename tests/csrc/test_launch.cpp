@@ -102,7 +102,7 @@ TEST(a_kernel_is_started_by_its_key_and_one_that_is_not_loaded_is_an_error) {
   CHECK(call("one").empty());
   CHECK(started == 1);
   add("one", 700);
-  CHECK(holds(call("one"), "says 700"));
+  CHECK(holds(call("one"), "its error code is 700"));
 }
 
 TEST(a_call_that_does_not_fit_is_an_error_in_words) {

@@ -1,4 +1,5 @@
-// The element-wise activations of Keras and their derivatives, for one number at a time: those of csrc/cells/activations.h.
+// The element-wise activations of Keras and their derivatives, for one number at a time: those of
+// csrc/cells/activations.h.
 //
 // Unlike there, tanh and sigmoid are only as exact as the storage can represent, and the activation is known when a
 // kernel is compiled.
@@ -38,7 +39,7 @@ struct Activation {
     kSparsePlus,
     kSparseSigmoid,
     kThreshold,
-    // These differ from the ones above at single points; cellerate.activations says where.
+    // These differ from the activations above at single points, which cellerate.activations lists.
     kSeluFromAbove,
     kLeakyReluFromAbove,
     kCeluOfBothSides,
@@ -72,8 +73,8 @@ CELLERATE_DEVICE float hyperbolic_tangent(Tf32, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Float16, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Bfloat16, float x) { return tanh_11_bits(x); }
 
-// The smaller of s and 1 - s, for the sigmoid s of x, exact to its own last bits however small it is. What matters of
-// a forget gate near 1, over hundreds of steps, is its distance from 1.
+// The smaller of s and 1 - s, for the sigmoid s of x, exact to its last bits even if it is small. The distance of a
+// forget gate from 1 matters over hundreds of steps.
 CELLERATE_DEVICE float smaller_of_sigmoid(float x) {
   const float e = expf(-fabsf(x));
   return e / (1.0f + e);
@@ -101,7 +102,7 @@ CELLERATE_DEVICE void short_smaller_of_sigmoids(float (&x)[count]) {
 
 CELLERATE_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// With the comparisons in this order, a NaN stays a NaN.
+// This order of comparisons keeps NaN.
 CELLERATE_DEVICE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 CELLERATE_DEVICE float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 
@@ -111,8 +112,8 @@ CELLERATE_DEVICE constexpr bool is_plain_relu(Activation of) {
   return of.first == 0 && of.second == kInfinityBits && of.third == 0;
 }
 
-// What the approximation of GELU multiplies x by, (1 + tanh u) / 2, as the sigmoid of 2u: it loses nothing where tanh is
-// near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
+// The factor of x in the approximation of GELU, (1 + tanh u) / 2, as the sigmoid of 2u, which loses no accuracy where
+// tanh is near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
 constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCubic = 0.044715f * kGeluScale;
 CELLERATE_DEVICE float gelu_factor(float x) { return sigmoid(x * (kGeluScale + kGeluCubic * x * x)); }
 
@@ -225,7 +226,7 @@ CELLERATE_DEVICE float activate(float x) {
 template <Activation kKind>
 CELLERATE_DEVICE float derivative(float x, float y) {
   [[maybe_unused]] const float parameter = from_bits(kKind.first), second = from_bits(kKind.second);
-  // What tells the side of 0: the value, where it has the sign of x.
+  // A number with the sign of x: the value where possible, else x.
   [[maybe_unused]] const float side = derivative_from_value(kKind) ? y : x;
   switch (kKind) {
     case Activation::kTanh:
@@ -279,7 +280,7 @@ CELLERATE_DEVICE float derivative(float x, float y) {
     case Activation::kHardSilu:
       return x <= -3 ? 0.0f : x >= 3 ? 1.0f : x / 3 + 0.5f;
     case Activation::kHardTanh:
-      // 1 at both ends, which cannot be told from the value alone.
+      // 1 at both ends. The value alone does not tell whether x is at an end or beyond it.
       return x < -1 || x > 1 ? 0.0f : 1.0f;
     case Activation::kHardTanhOpen:
       return x > -1 && x < 1 ? 1.0f : 0.0f;

@@ -49,8 +49,7 @@ CELLERATE_DEVICE float upper_part(float x) {
   return from_bits(bits);
 }
 
-// Makes the compiler compute what follows from x right here: if it moved that out of a loop, it would occupy
-// registers.
+// Keeps the compiler from moving computations with x out of a loop, where their results would occupy registers.
 CELLERATE_DEVICE void keep_in_loop(unsigned& x) { asm volatile("" : "+r"(x)); }
 
 // Relative error 2^-11.
@@ -170,19 +169,19 @@ CELLERATE_DEVICE void expect_bytes(Barrier& barrier, int bytes) {
                "r"(bytes)
                : "memory");
 }
-// What this thread has read and written until now comes before the end of the phase.
+// Arrives at the barrier. All earlier reads and writes of this thread come before the end of the phase.
 CELLERATE_DEVICE void arrive(Barrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
-// The same for another block's barrier, given as the one in this block.
+// Arrives at another block's barrier, given as the address of this block's barrier.
 CELLERATE_DEVICE void arrive_in(int block, Barrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(block, &barrier)) : "memory");
 }
 // Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. After about 20 seconds,
-// longer than any step takes, it ends the kernel with an error, which is better than a GPU that hangs. What copies and
-// stores brought is in this block's memory and can be read then. The other blocks' writes elsewhere are not acquired:
-// that would empty the first-level cache in every step. By the letter of PTX's memory model, stores from other blocks
-// ask for that as well; they come to the same memory as the barrier that counts them, before they are counted.
+// longer than any step takes, it ends the kernel with an error instead of hanging the GPU. The bytes of copies and
+// stores are then in this block's memory and can be read. Writes of other blocks elsewhere are not acquired, because
+// that would empty the first-level cache in every step. Strictly, PTX's memory model requires this for stores from
+// other blocks, too; but they reach the same memory as the barrier that counts them, before they are counted.
 CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
   constexpr unsigned kPatience = 20'000;  // in units of 2^20 ns
   unsigned done = 0, begun = 0;
@@ -203,8 +202,8 @@ CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
         : "memory");
   }
 }
-// The same without an end. It is for loops in which wide products run: if there were a way out of such a loop, the
-// compiler would wait for the products before each of the next. Other warps of the block must lose their patience.
+// Like wait_for, without a limit. For loops in which wide products run: an exit from such a loop would make the
+// compiler wait for each product before the next. Other warps of the block must enforce the limit.
 CELLERATE_DEVICE void wait_forever_for(Barrier& barrier, int parity) {
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -254,8 +253,8 @@ CELLERATE_DEVICE void copy_from_memory(void* to, const void* from, int bytes, Ba
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
-// The same into the first `blocks` blocks of the cluster, this one among them, by reading memory once. `to` and
-// `barrier` are given as addresses in this block; each block's own barrier counts what came to it.
+// Like copy_from_memory, into the first `blocks` blocks of the cluster, with this block among them; reads memory once.
+// `to` and `barrier` are addresses in this block; each block's own barrier counts the bytes that it receives.
 CELLERATE_DEVICE void copy_from_memory_to_blocks(int blocks, void* to, const void* from, int bytes,
                                                  Barrier& barrier) {
   asm volatile(

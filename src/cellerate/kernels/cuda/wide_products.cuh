@@ -1,4 +1,4 @@
-// The matrix products that four warps make together, with at least one factor in shared memory.
+// Matrix products that four warps compute together, with at least one factor in shared memory.
 #pragma once
 
 #include "device.cuh"
@@ -39,8 +39,8 @@ CELLERATE_DEVICE void finish_wide_products(float (&sums)[tiles][4]) {
   keep_in_order(sums);
 }
 
-// The address of shared memory as descriptions have it, in units of 16 bytes: that within the block. The upper byte of an
-// address is the block's rank in its cluster.
+// The address of shared memory as descriptions have it, in units of 16 bytes: that within the block. The upper byte of
+// an address is the block's rank in its cluster.
 CELLERATE_DEVICE unsigned described_address(const void* p) { return (shared_address(p) & 0x3ffffu) >> 4; }
 
 // Describes rows of `row_bytes` in shared memory to the wide products, from byte `first` of each row on. The rows begin

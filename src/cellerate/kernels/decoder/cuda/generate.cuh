@@ -70,7 +70,7 @@ class GenerateBlock {
       sync_block();
       const int token = here_.lane < P::kRows ? shared_.tokens[here_.lane] : -1;
       if (lanes_where(token >= 0) == 0) {
-        // All rows are over, but the logits of the last h may still be wanted.
+        // All rows have ended, but the caller may still ask for the logits of the last h.
         if (in_.every_step != 0 || in_.new_logits == nullptr) break;
         finishing = true;
         continue;
@@ -171,7 +171,7 @@ class GenerateBlock {
     sync_block();
     next_given_ = given_at(0);
     if (in_.times == nullptr) return;
-    // What the penalty has seen changes with each id, and every block draws, so each has its own copy.
+    // Each id changes the counts of the penalty. Every block draws, so each has its own copy.
     for (int r = here_.warp; r < P::kRows; r += P::kWarps) {
       const long b = here_.first_row + r;
       if (b >= in_.batch) continue;

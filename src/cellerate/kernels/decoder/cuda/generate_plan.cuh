@@ -1,4 +1,4 @@
-// What the generating kernel is given and compiled for: its arguments, its sizes, and its shared memory.
+// The generating kernel's arguments, the sizes for which it is compiled, and its shared memory.
 //
 // cellerate.kernels.decoder.cuda.plan computes the same sizes, and cellerate.kernels.decoder.cuda.records defines the
 // same structures.
@@ -9,15 +9,15 @@
 
 namespace cellerate::gpu {
 
-// What a row of the batch asks for.
+// The request of a row of the batch.
 struct Row {
   Sampling sampling;
   unsigned long long position;  // the position in its sequence of the first id that it draws
-  int length;                   // how many ids it reads first
-  int count;                    // how many ids it then draws, at most
+  int length;                   // the number of ids that it reads first
+  int count;                    // the most ids that it then draws
   int window;                   // how many of the last ids the penalty sees; 0 for all
-  int came;                     // how many ids the penalty has seen
-  int first_stop, stops;        // where its stop ids begin in `stop_ids`, and how many they are
+  int came;                     // the number of ids that the penalty has seen
+  int first_stop, stops;        // the index in `stop_ids` of its first stop id, and their number
 };
 
 struct GenerateArguments {
@@ -37,7 +37,7 @@ struct GenerateArguments {
   const float* state;  // (B, S)
   const float* logits;       // (B, V) for the first id, if any is drawn before one is read; or null
   float* new_state;          // (B, S)
-  float* new_logits;         // (B, V), or null if they are not wanted
+  float* new_logits;         // (B, V), or null to skip them
   int* ids;                  // (B, T) the ids drawn, each at its step
   float* log_probabilities;  // (B, T) of the ids drawn or given, each at its step; or null
   int* drawn;                // (B) how many ids were drawn, or -1 if the logits were not finite

@@ -10,7 +10,7 @@
 
 namespace cellerate::gpu {
 
-// As in csrc/engine/sampler.h, except where other numbers are easier here.
+// As in csrc/engine/sampler.h, with some numbers in a form that is easier to use here.
 struct Sampling {
   double top_p;  // 1 for all
   unsigned long long seed, stream;
@@ -101,7 +101,7 @@ class RowSampler {
     return logits_[id] - largest_ - logf(static_cast<float>(model_sum_));
   }
 
-  // Draws an id with a random number in [0, 1). `reported` says whether its log probability is wanted afterwards.
+  // Draws an id with a random number in [0, 1). `reported` says whether the caller asks for its log probability later.
   CELLERATE_DEVICE int choose(double random, bool reported) {
     if (rules_.greedy == 0 && rules_.top_k >= outputs && rules_.top_p >= 1) {
       const bool plain = rules_.inverse_temperature == 1 && times_ == nullptr && rules_.min_p == 0;

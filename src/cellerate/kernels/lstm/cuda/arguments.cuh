@@ -1,4 +1,4 @@
-// The arguments of the recurrence kernels.
+// The arguments of the recurrent kernels.
 #pragma once
 
 #include "lstm.cuh"
@@ -19,13 +19,13 @@ struct ForwardArguments {
   const unsigned char* mask;       // (B, T), zero where masked; only with a mask
   const float* recurrent_dropout;  // (4, B, H); only with dropout
   Number* outputs;                 // (B, T, H), or null
-  Number* states;                  // (B, T, H) h after each step, or null: not wanted, or the same as outputs
-  Number* gates;                   // (B, T, H, 4) what backward needs, or null
-  float* cells;                    // (B, T, H) c after each step, with gates
-  Number* last_output;             // (B, H), or null
-  Number* h_T;                     // (B, H)
-  float* c_T;                      // (B, H)
-  Number* exchanged;               // where blocks leave h for one another, or null: not needed
+  Number* states;       // (B, T, H) h after each step, or null if not needed or the same as outputs
+  Number* gates;        // (B, T, H, 4) the gates as backward needs them, or null
+  float* cells;         // (B, T, H) c after each step, with gates
+  Number* last_output;  // (B, H), or null
+  Number* h_T;          // (B, H)
+  float* c_T;           // (B, H)
+  Number* exchanged;    // memory in which blocks exchange h, or null if not needed
 };
 
 template <class Number>
@@ -45,7 +45,7 @@ struct BackwardArguments {
   Number* d_projected;             // (B, T, H, 4)
   Number* d_h0;                    // (B, H)
   float* d_c0;                     // (B, H)
-  Number* exchanged;  // where blocks leave the gradients of gates for one another; only for tiles
+  Number* exchanged;               // memory in which blocks exchange the gradients of gates; only for tiles
 };
 
 }  // namespace cellerate::gpu

@@ -1,4 +1,4 @@
-// What the forward and the backward recurrence of one LSTM layer share: sizes, and the layout of their data.
+// Sizes and data layout shared by the forward and the backward recurrence of one LSTM layer.
 //
 // Only the recurrence is here; the framework computes the products over all steps (x·kernel, and the gradients of
 // weights and inputs). Dimensions: B batch, T steps, H units. The four gates of a unit, in Keras's order i, f, c, o,
@@ -18,7 +18,7 @@ namespace cellerate::gpu {
 // The output of a masked step, by the names of cellerate.program.MASKED_OUTPUTS.
 enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 
-// What a kernel is compiled for.
+// The compile-time parameters of a kernel.
 //   Number: Bfloat16, Float16, float or Tf32, of weights, inputs, outputs and h; c and all sums are float.
 //   units: H, rounded up to a multiple of block_units.
 //   block_units: units of a block, 32 or 64.
@@ -103,9 +103,9 @@ CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
   }
 }
 
-// Sends `bytes` of this block's shared memory to the same place in each block of the cluster: what the threads of the
-// block had written before they met. A warp stores 512 bytes in a row into one block, and each block begins with another
-// one, so that all are busy. Source: st.async in the PTX manual.
+// Sends `bytes` of this block's shared memory to the same address in each block of the cluster. The threads of the
+// block must meet after writing the bytes. A warp stores 512 bytes in a row into one block, and each block begins with
+// a different one, so that all are busy. Source: st.async in the PTX manual.
 template <class P, int bytes>
 CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void* from, Barrier& barrier) {
   constexpr int kChunks = bytes / 16;
@@ -120,8 +120,8 @@ CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void*
   }
 }
 
-// The same through global memory, which is read once for all blocks. This takes longer to begin, but hardly longer for
-// more rows: directly from other blocks a multiprocessor receives about 30 bytes a nanosecond, this way far more.
+// Sends through global memory, which is read once for all blocks. This takes longer to begin, but hardly longer for
+// more rows: between blocks a multiprocessor receives about 30 bytes per nanosecond, and through memory far more.
 //   memory: `bytes` of this block alone, which no block of the cluster reads any more.
 template <class P, int bytes>
 CELLERATE_DEVICE void send_through_memory(const Place<P>& here, void* to, const void* from, void* memory,
@@ -269,7 +269,7 @@ CELLERATE_DEVICE void all_gates(const UnitGates& z, Gate& i, Gate& f, Gate& g, G
 struct ValueAndSlope {
   float value, slope;
 };
-// The value and derivative of the activation of c.
+// Those of the activation of c.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {
@@ -282,7 +282,7 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   const float value = activate<kKind, Number>(c);
   return {value, derivative<kKind>(c, value)};
 }
-// The value and derivative of a gate, from its kept form.
+// Those of a gate, from what was kept of it.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
   if constexpr (kKind == Activation::kSigmoid) {
@@ -301,7 +301,7 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
 
 // Goes back through a step of a unit in a row: from the gradients of h and c after the step to those of the four gates
 // before their activations, and of c before the step.
-//   of_forward: the gates as forward kept them.
+//   of_forward: what forward kept of the gates.
 template <Activation kGate, Activation kValue, class Number>
 CELLERATE_DEVICE void go_back(const Number (&of_forward)[4], float c_after, float c_before, float d_h,
                               float& d_c, float (&d_z)[4]) {

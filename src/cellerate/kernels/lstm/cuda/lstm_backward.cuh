@@ -1,10 +1,10 @@
-// The backward recurrence of one LSTM layer: from the gradients of the outputs to those of the pre-activations.
+// The backward recurrence of one LSTM layer: from the gradients of the outputs to the gradients of the pre-activations.
 //
-// The framework computes the gradients of weights and inputs, as products over all steps, from what this computes.
+// From these, the framework computes the gradients of weights and inputs, as products over all steps.
 //
 // As in the forward recurrence, a cluster owns some rows of the batch, and each of its blocks some units. In every
-// step, a block computes the gradients of its units' gates from the gradients of their h, and multiplies them by its
-// weights: this is its part of the gradient of the previous h of all units. Each block gets the parts for its units.
+// step, a block turns the gradients of h of its units into those of their gates. These times its weights are its part
+// of the gradient of the previous h of all units; each block gets the part for its units.
 #pragma once
 
 #include "arguments.cuh"
@@ -44,7 +44,7 @@ struct BackwardShared {
   // With a mask for each gate: the masks of all units, (4, kUnits, rows). For many units there is no room for floats.
   static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
   Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
-  // Signal that the parts have arrived: for each turn one barrier for even steps and one for odd steps.
+  // Complete when the parts have arrived: for each turn, one for even steps and one for odd steps.
   Barrier arrived[2 * P::kTurns];
   // The weights for which there are no registers.
   static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates
@@ -110,8 +110,8 @@ class BackwardBlock {
   // A warp has 16 units in two rows of each tile.
   CELLERATE_DEVICE int row_in_tile() const { return here_.warp % 4 * 2 + here_.lane / 16; }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
-  // Where a lane's four sums of a product lie: for each of the units `group` and `group` + 8, those of the rows
-  // 2 * quarter and 2 * quarter + 1. In this order both writing and reading use all banks.
+  // The index of a lane's four sums of a product: for each of the units `group` and `group` + 8, the rows 2 * quarter
+  // and 2 * quarter + 1. In this order both writing and reading use all banks.
   CELLERATE_DEVICE static int in_sums(int group, int quarter) { return quarter * 8 + (group ^ 2 * quarter); }
   // The chunks of a row change places from row to row.
   CELLERATE_DEVICE static int in_gates(int row, int gate_unit) {
@@ -160,7 +160,7 @@ class BackwardBlock {
     return in_.recurrent_dropout[(static_cast<long>(gate) * in_.batch + b) * in_.units + unit];
   }
 
-  // Starts to read from memory what a step needs, one step ahead.
+  // Starts to read the inputs of a step from memory, one step ahead.
   template <class Turn>
   CELLERATE_DEVICE void read_ahead(Turn, int step) {
     CELLERATE_UNROLL
@@ -177,7 +177,7 @@ class BackwardBlock {
     }
   }
 
-  // Adds up what the blocks have sent for this block's units.
+  // Adds up the parts that the blocks have sent for this block's units.
   template <class Turn>
   CELLERATE_DEVICE void collect(Turn turn, int done) {
     const int now = done & 1;

@@ -1,7 +1,7 @@
-// The backward recurrence of one LSTM layer for many rows, of 16-bit numbers; `lstm_tiles.cuh` describes how.
+// The backward recurrence of one LSTM layer for many rows, in 16-bit numbers; see `lstm_tiles.cuh`.
 //
-// A chunk is the gradients of one gate of the units of a block. In every step a block gets the chunks of all units, and
-// computes the gradient of the previous h of its own units as one sum; `lstm_backward.cuh` sends parts of sums instead.
+// A chunk is the gradients of one gate of the units of a block. In every step a block gets those of all units, and
+// computes the gradient of the previous h of its own units as one sum, where `lstm_backward.cuh` sends parts of sums.
 #pragma once
 
 #include "lstm_tiles.cuh"
@@ -11,8 +11,8 @@ namespace cellerate::gpu {
 template <class P>
 struct TiledBackwardShared {
   Chunks<P> chunks;
-  // Four warps sum up the even chunks, and four the odd ones; each four give half of their sums to the other four. For
-  // each tile of 8 rows, the sums of four warps, with a thread's four sums together.
+  // Four warps sum up the even chunks, and four the odd ones; half of their sums they give to each other. For each
+  // tile of 8 rows those of four warps, a thread's four sums together.
   alignas(16) float sums[(P::kTiles + 1) / 2 * 2][4][32][4];
   Barrier sums_given;
   Barrier gates_computed;  // the gradients of this block's gates are in memory
@@ -47,8 +47,8 @@ class TiledBackwardBlock {
   }
 
  private:
-  // The buffer of the gradients of a block's gates before they are sent. There are two, as a late block may still
-  // receive the data of the step before.
+  // The memory of the gradients of a block's gates before they are sent. Steps alternate between two places, because a
+  // late block may still receive the gradients of the step before.
   CELLERATE_DEVICE Number* exchanged(int done) const {
     const long place = (here_.cluster * 2l + done % 2) * P::kBlocks + here_.rank;
     return in_.exchanged + place * 4 * P::kChunk;
@@ -63,7 +63,7 @@ class TiledBackwardBlock {
     const int unit, row_of_tile;  // the first of the two units, and of the two rows
     const int first_tile;
     float d_h[kOwnTiles][4], d_c[kOwnTiles][4];
-    // What masked steps, or the last output, pass back to the output of the step before; only with a mask.
+    // The gradient that masked steps, or the last output, pass back to the output of the step before; only with a mask.
     float d_repeated[P::kMasked ? kOwnTiles : 1][4];
   };
   struct Cell {
@@ -76,7 +76,7 @@ class TiledBackwardBlock {
   //   steps: T, and the step; or 1 and 0 for what has no steps.
   template <int first, int count, class Work>
   CELLERATE_DEVICE void each_cell(const Worker& mine, int steps, int step, const Work& work) const {
-    // Computed before the steps, what follows from these for every row would occupy registers.
+    // Keeps the compiler from computing values for every row before the steps, which would occupy registers.
     unsigned all_steps = steps, batch = in_.batch;
     keep_in_loop(all_steps);
     keep_in_loop(batch);
@@ -95,7 +95,7 @@ class TiledBackwardBlock {
       }
     }
   }
-  // Does all tiles, some after the others: `work` has constants for the first of them and their count.
+  // Does all tiles in groups: `work` gets constants for the first tile of a group and its count.
   template <int first = 0, class Work>
   CELLERATE_DEVICE static void each_tiles(const Work& work) {
     if constexpr (first < kOwnTiles) {
@@ -164,7 +164,7 @@ class TiledBackwardBlock {
     };
     constexpr int kNextTile = 4 * 32;
     Four *gives = four(half != 0 ? 0 : kOwnTiles), *is_given = four(half != 0 ? kOwnTiles : 0);
-    // Chosen without a branch, sums stay in registers.
+    // Choosing without a branch keeps the sums in registers.
     CELLERATE_UNROLL
     for (int tile = 0; tile < kOwnTiles; ++tile) {
       const int later = kOwnTiles + tile;
@@ -186,7 +186,7 @@ class TiledBackwardBlock {
       for (int part = 0; part < 4; ++part) {
         const float own = half == 0 ? sums[tile][part] : later < kTiles ? sums[later][part] : 0.0f;
         float& d_h = mine.d_h[tile][part];
-        // Only masked steps leave something of it.
+        // Only masked steps keep a part of d_h.
         d_h = (P::kMasked ? d_h : 0.0f) + own + others.of[part];
       }
     }
@@ -198,7 +198,7 @@ class TiledBackwardBlock {
   CELLERATE_DEVICE void retreat(Worker& mine, int done) const {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     const int step = in_.steps - 1 - done;
-    // As they are read: what follows from them would wait for each.
+    // Kept as they are read, because computing with each at once would wait for it.
     Gates<Number> gates[count][4];
     float c[count][4], c_before[count][4];
     Number d_output[count][4];

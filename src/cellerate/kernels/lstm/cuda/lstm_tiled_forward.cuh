@@ -1,4 +1,4 @@
-// The forward recurrence of one LSTM layer for many rows, of 16-bit numbers; `lstm_tiles.cuh` describes how.
+// The forward recurrence of one LSTM layer for many rows, in 16-bit numbers; see `lstm_tiles.cuh`.
 //
 // A chunk is the h of the units of a block.
 #pragma once
@@ -14,8 +14,8 @@ struct TiledForwardShared {
   // The h of this block's units, and their outputs if these differ.
   alignas(16) Number state[P::kChunk];
   Number output[P::kMasked ? P::kChunk : 8];
-  Barrier state_computed;  // phase 0: that before the first step
-  Barrier state_read;      // by all that send or write it
+  Barrier state_computed;  // phase 0: the state before the first step
+  Barrier state_read;      // by all threads that send or write it
 };
 
 // The recurrence in one block: its units, for the rows of its cluster.
@@ -70,7 +70,7 @@ class TiledForwardBlock {
     finish(mine);
   }
 
-  // Puts the initial states where each step finds them.
+  // Puts the initial states where a step expects the previous states.
   CELLERATE_DEVICE void begin(Worker& mine) {
     each_cell(mine, 0, [&](Cell cell) {
       const long n =
@@ -98,7 +98,7 @@ class TiledForwardBlock {
   // Calls `work` for each row of this thread's unit.
   template <class Work>
   CELLERATE_DEVICE void each_cell(const Worker& mine, int step, const Work& work) const {
-    // Computed before the steps, what follows from these for every row would occupy registers.
+    // Keeps the compiler from computing values for every row before the steps, which would occupy registers.
     unsigned steps = in_.steps, batch = in_.batch;
     keep_in_loop(steps);
     keep_in_loop(batch);
@@ -116,7 +116,7 @@ class TiledForwardBlock {
     }
   }
 
-  // Begins the sums of a step with what its inputs add, while h is on its way.
+  // Begins the sums of a step with its projected inputs, while h is on its way.
   CELLERATE_DEVICE void take_projected(Worker& mine, int step, float (&sums)[2][kTiles][4]) const {
     const int unit = here_.first_unit + mine.unit_of_block;
     // Reads all ids before the first is needed.
@@ -233,7 +233,7 @@ class TiledForwardBlock {
   // Sends the h of this block's units to all blocks.
   CELLERATE_DEVICE void send() const {
     for (int step = 0; step < in_.steps; ++step) {
-      // Two places, since a block that is late may still receive what was sent a step before.
+      // Steps alternate between two places, because a late block may still receive the h of the step before.
       const long place = (here_.cluster * 2l + step % 2) * P::kBlocks + here_.rank;
       Number* exchanged = in_.exchanged + place * P::kChunk;
       wait_for(shared_.state_computed, step & 1);

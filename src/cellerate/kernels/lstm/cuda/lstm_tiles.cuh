@@ -1,12 +1,13 @@
-// Shared by the two recurrences for many rows. A cluster computes up to 152 rows, as many as its registers can sum up,
-// and streams data without room in shared memory through it. In every step each block reads its own part of the weights
-// from memory, and sends its own part of the exchanged data to the whole cluster. So the weights are read once for 152
-// rows; `lstm_forward.cuh` and `lstm_backward.cuh` read weights without room once for at most 40 rows.
+// The parts shared by the two recurrences for many rows. A cluster computes up to 152 rows, as many as its registers
+// can sum up, and streams through shared memory everything that does not fit there. In every step each block reads its
+// own part of the weights from memory. Each block also reads its own units' part of the exchanged numbers, once for the
+// whole cluster. So the weights are read once for 152 rows; `lstm_forward.cuh` and `lstm_backward.cuh` read weights
+// that do not fit once for at most 40 rows.
 //
-// Data comes in chunks, 64 numbers of a product deep. All blocks get the exchanged chunks in the same order: the block
-// whose chunk is next sends it when all blocks have room. Barriers count arrivals; no block waits for another except
-// for chunks and for room. The warps of a block are specialised: eight multiply and compute, four do everything else
-// (after CUTLASS, which has separate warps for copies and for products).
+// All numbers come in chunks, as deep as 64 numbers of a product. All blocks receive the exchanged chunks in the same
+// order. The block whose chunk is next sends it when all blocks have room. Barriers count arrivals; blocks wait for
+// each other only for chunks and for room. Eight warps of a block multiply and compute, and four do everything else
+// (after CUTLASS, where separate warps copy and multiply).
 #pragma once
 
 #include "arguments.cuh"
@@ -15,13 +16,13 @@
 
 namespace cellerate::gpu {
 
-// The units of a block, and the depth of a chunk.
+// The units of a block, and how deep a chunk is.
 constexpr int kTileUnits = 64;
 
-// The options that a kernel is compiled for; names shared with `Plan` have the same meaning.
-//   block_chunks: chunks of a block's part of the exchanged data: 1 forward, 4 backward.
-//   slots, weight_slots: exchanged chunks, and chunks of weights, that are in flight or in use.
-//   resident: chunks of weights that stay in shared memory; if all do, there are no weight slots.
+// The compile-time parameters of a kernel; names that `Plan` has too have the same meaning.
+//   block_chunks: the number of chunks of a block's part of the exchanged numbers: 1 forward, 4 backward.
+//   slots, weight_slots: exchanged chunks, and chunks of weights, that are on their way or in use.
+//   resident: chunks of weights that stay in shared memory; if all do, there are no slots for others.
 template <class Number_, int units, int rows, Activation activation, Activation recurrent_activation,
           bool masked, int block_chunks, int slots, int weight_slots, int resident>
 struct TiledPlan {
@@ -45,8 +46,8 @@ struct TiledPlan {
   static constexpr int kChunkBytes = kChunk * static_cast<int>(sizeof(Number));
   static constexpr int kWeightBytes = kWeights * static_cast<int>(sizeof(Number));
   static constexpr bool kStreams = resident < kChunks;
-  // A block starts with 168 registers for each thread. The group of four warps that does not compute gives registers
-  // to the two groups that do.
+  // A block starts with 168 registers for each thread. Two groups of four warps compute; one, which does all else,
+  // leaves them some.
   static constexpr int kWorkersRegisters = rows > 112 ? 240 : 232,
                        kOtherRegisters = 3 * 168 - 2 * kWorkersRegisters;
   static_assert(sizeof(Number) == 2 && units % kTileUnits == 0 && rows % 8 == 0);
@@ -54,7 +55,7 @@ struct TiledPlan {
   static_assert(0 < slots && slots <= kChunks && (weight_slots > 0) == kStreams);
 };
 
-// Where a number lies in a chunk: 8 rows of 8 numbers are 128 bytes, as the wide products read them.
+// The index of a number in a chunk: 8 rows of 8 numbers are 128 bytes, as the wide products read them.
 CELLERATE_DEVICE constexpr int in_tile(int row, int number) {
   return ((row / 8 * 8 + number / 8) * 8 + row % 8) * 8 + number % 8;
 }
@@ -72,7 +73,7 @@ struct Chunks {
   Barrier room[P::kBlockChunks];  // for each of this block's chunks, in all blocks
 };
 
-// The slot of the n-th chunk of all, and the parity of its phase there.
+// The slot of the n-th chunk, and the parity of the phase in which it is there.
 template <int slots>
 struct Slot {
   const int slot, parity;
@@ -156,12 +157,12 @@ class Traffic {
     if constexpr (P::kResident > 0) wait_for(chunks_.resident_arrived, 0);
   }
 
-  // Multiplies the chunks `first`, `first` + `stride` and so on of a step; each group of four warps has its own chunks.
-  // While the products of a chunk run, the products of the next chunk begin.
-  //   begin_products: begins the products of a chunk, from its weights and its exchanged data.
+  // Makes the products of the chunks `first`, `first` + `stride` and so on of a step, for each four warps of their own.
+  // While those of a chunk run, those of the next are begun.
+  //   begin_products: begins those of a chunk, given its weights and what has come.
   template <int stride, class BeginProducts>
   CELLERATE_DEVICE void multiply(int step, int first, const BeginProducts& begin_products) const {
-    // A waiter must wait for every phase of a barrier, so each group of four warps has its own slots.
+    // Who waits for a barrier must wait for each of its phases, so four warps have slots of their own.
     static_assert(P::kSlots % stride == 0 && P::kResident % stride == 0);
     static_assert(!P::kStreams || P::kWeightSlots % stride == 0);
     unsigned n = static_cast<unsigned>(step) * P::kChunks + first;
@@ -199,7 +200,7 @@ class Traffic {
                                chunks_.arrived[come.slot]);
   }
 
-  // Copies the weights of this block, (kChunks, kWeights), to shared memory: resident chunks once, others in every step.
+  // Brings the weights of this block, (kChunks, kWeights), those without a place of their own in every step.
   CELLERATE_DEVICE void bring_weights(const Words* weights) const {
     const Number* all =
         reinterpret_cast<const Number*>(weights) + static_cast<long>(here_.rank) * P::kChunks * P::kWeights;
@@ -213,7 +214,7 @@ class Traffic {
         const int chunk = static_cast<int>(n % P::kChunks);
         if (chunk < P::kResident) continue;
         const Streamed next(nth_streamed(n));
-        // Slots are free at first: waiting for the opposite parity returns at once then.
+        // A slot is free at first; the phase that then ends has the parity that waits for none.
         wait_for(chunks_.weights_used[next.slot], next.parity ^ 1);
         expect_bytes(chunks_.weights_arrived[next.slot], P::kWeightBytes);
         copy_from_memory(chunks_.weights[next.slot], all + chunk * P::kWeights, P::kWeightBytes,
@@ -223,18 +224,18 @@ class Traffic {
   }
 
  private:
-  // The number of chunks with streamed weights before the n-th chunk, which has streamed weights.
+  // How many chunks with streamed weights come before the n-th chunk, which is one.
   CELLERATE_DEVICE static unsigned nth_streamed(unsigned n) {
     return n - (n / P::kChunks + 1) * P::kResident;
   }
 
-  // Signals that this warp has used a chunk.
+  // Tells that this warp has used a chunk.
   CELLERATE_DEVICE void free(unsigned n) const {
     if (here_.lane != 0) return;
     if (P::kStreams && static_cast<int>(n % P::kChunks) >= P::kResident) {
       arrive(chunks_.weights_used[Streamed(nth_streamed(n)).slot]);
     }
-    // The slot now belongs to its next chunk.
+    // The slot is of the chunk that comes next into it.
     if (n + P::kSlots < all_) give_room(n + P::kSlots);
   }
   CELLERATE_DEVICE void give_room(unsigned n) const {

@@ -1,4 +1,5 @@
-// How numbers lie for the matrix units: h in panels of shared memory, weights in registers, shared and global memory.
+// The layout of numbers for the matrix units: h in panels of shared memory, weights in registers, shared and global
+// memory.
 #pragma once
 
 #include "device.cuh"
@@ -54,7 +55,7 @@ CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   }
 }
 
-// Where unit `unit` of row `row` lies in a panel. The chunks of a row change places from row to row, so that reading
+// The index of unit `unit` of row `row` in a panel. The chunks of a row change places from row to row, so that reading
 // a matrix uses each bank once.
 template <class Number>
 CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
@@ -63,8 +64,8 @@ CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
   return row * kPanelUnits + chunk * L::kChunk + unit % L::kChunk;
 }
 
-// Where the weights of a thread lie: for how many products in registers and in shared memory. The others are in
-// global memory, and each step reads them anew.
+// The memory of a thread's weights: the number of products with weights in registers and in shared memory. The other
+// weights are in global memory, and each step reads them again.
 template <int registers, int shared>
 struct Tiers {
   static constexpr int kRegisters = registers;
