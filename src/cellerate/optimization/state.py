@@ -100,7 +100,7 @@ def save_state(state: State, folder: Path) -> None:
 
 
 def load_state(folder: Path, identity: dict[str, str]) -> State | None:
-    """Gives the state of the run in a folder, or None if there is none.
+    """Return the state of the run in a folder, or None if there is none.
 
     Args:
         folder: The folder of the run.

@@ -29,7 +29,7 @@ _FILE = "retrained.keras"
 
 
 def train_command(context: Context) -> str:
-    """Gives the command line that trains such a model on the same data as the run found best.
+    """Return the command line that trains such a model on the same data as the run found best.
 
     A model that the command line cannot build is named by its file, and goes on from its weights.
     """
@@ -60,7 +60,7 @@ def train_command(context: Context) -> str:
 
 
 def architecture_of(work: Workload) -> Any | None:
-    """Gives the settings that build a model like that of a task; None if none do, as for a user's own model."""
+    """Return the settings that build a model like that of a task; None if none do, as for a user's own model."""
     guess = {"text": _text, "series": _series, "embed": _lines}[work.record.task]
     try:
         settings, built = guess(work)

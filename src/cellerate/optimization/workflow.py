@@ -248,7 +248,7 @@ def _stopping(listener: StageListener) -> Iterator[None]:
 
 
 def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
-    """Gives the path of a model's file, unless the run would overwrite it."""
+    """Return the path of a model's file, unless the run would overwrite it."""
     keras2.refuse(model)
     if record is not None:
         raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
@@ -289,7 +289,7 @@ def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
 
 
 def _digest(work: Workload) -> str:
-    """Gives a digest of a model, but not of its file, because Keras writes the time into that."""
+    """Return a digest of a model, but not of its file, because Keras writes the time into that."""
     description = [describe(work.model), work.record.payload]
     digest = hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode())
     for weights in work.model.get_weights():
@@ -349,7 +349,7 @@ def _record(context: Context, command: str, status: Any, found: Any) -> Run:
 
 
 def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSettings) -> str:
-    """Gives the command line of the run, with the options that differ from the defaults."""
+    """Return the command line of the run, with the options that differ from the defaults."""
     words = ["cellerate", "optimize", str(file)]
     for path in data:
         words += ["--data", path]

@@ -36,12 +36,12 @@ def loss_reach(loss: Interval) -> str:
 
 
 def margin(change: Change) -> float:
-    """Gives how far, as a share, the figure may move while `effect` still calls it unchanged."""
+    """Return how far, as a share, the figure may move while `effect` still calls it unchanged."""
     return _UNCHANGED_QUALITY if change.quantity is None else UNCHANGED
 
 
 def effect(change: Change) -> tuple[str, Tone]:
-    """Gives a change in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
+    """Return a change in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
     better, worse = _words(change)
     if change.quantity is None:
         return _quality_effect(change)

@@ -72,7 +72,7 @@ def waterfalls(run: Run) -> list[Figure]:
 
 
 def factor_in_words(factor: float, word: str) -> str:
-    """Gives a factor in words: "2.10x faster", "1.20x slower" or "unchanged"."""
+    """Return a factor in words: "2.10x faster", "1.20x slower" or "unchanged"."""
     if abs(factor - 1) < UNCHANGED:
         return "unchanged"
     return f"{shown.times(factor)} {word}" if factor > 1 else f"{shown.times(1 / factor)} {_OPPOSITE[word]}"

@@ -105,7 +105,7 @@ class Gains:
 
 
 def gains(run: Run) -> Gains | None:
-    """Gives what the run measured on both sides; None if that is nothing, or if the run has no verdict.
+    """Return what the run measured on both sides; None if that is nothing, or if the run has no verdict.
 
     The verdict times the models in turns: before it, their figures are of different minutes.
     """
@@ -153,7 +153,7 @@ def _row(
     *,
     better: bool | None = None,
 ) -> Iterator[GainRow]:
-    """Gives a row of the values in Keras, in the same precision and in int8, if both of the first are known."""
+    """Return a row of the values in Keras, in the same precision and in int8, if both of the first are known."""
     more = unit.endswith("/s") if better is None else better
 
     def change(before: float | None, after: float | None) -> Change | None:
@@ -214,7 +214,7 @@ def _policy(step: TrainingStep) -> str:
 
 
 def _qualities(run: Run, models: dict[str, Candidate]) -> tuple[str, list[float | None]]:
-    """Gives what the models were judged on, all of them on the same, and their qualities."""
+    """Return what the models were judged on, all of them on the same, and their qualities."""
     names = [name for name in (_ORIGINAL, _SAME, _NARROW) if name in models]
     tested = {one.candidate: one.quality.value for one in run.verdict.tested} if run.verdict else {}
     if tested.keys() >= set(names):

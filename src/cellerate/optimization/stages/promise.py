@@ -82,7 +82,7 @@ def judge_on_test_part(context: Context, one: Candidate) -> Judged:
 
 
 def _control_of(context: Context, chosen: Candidate) -> Candidate | None:
-    """Gives the control of a model; for one that was not trained further, the best that the run has."""
+    """Return the control of a model; for one that was not trained further, the best that the run has."""
     if chosen.control is not None:
         return context.candidate(chosen.control)
     controls = [one for one in context.state.candidates if one.is_control]
@@ -92,7 +92,7 @@ def _control_of(context: Context, chosen: Candidate) -> Candidate | None:
 def _held_against(
     context: Context, chosen: Candidate, loss: Interval, control_loss: Interval | None
 ) -> tuple[str, list[str]]:
-    """Gives how the promise is certainly broken, or "", and where it is in doubt."""
+    """Return how the promise is certainly broken, or "", and where it is in doubt."""
     limit = percent(context.settings.max_quality_loss)
     doubt = []
     for one, words in ((loss, "the original"), (control_loss, "the original trained as long")):

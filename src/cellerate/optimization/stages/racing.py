@@ -170,7 +170,7 @@ def _step_of(steps: Sequence[TrainingStep], race: str, way: TrainingWay) -> Trai
 
 
 def all_timed(found: Sequence[Timed | ProbeError]) -> list[Timed]:
-    """Gives what was timed; raises the error of the first that could not be."""
+    """Return what was timed; raises the error of the first that could not be."""
     for one in found:
         if isinstance(one, ProbeError):
             raise one

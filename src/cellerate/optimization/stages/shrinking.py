@@ -136,7 +136,7 @@ class Quantize(Stage):
                 return [*facts, (_INT4, _NO_TIME)]
 
     def _rounded(self, context: Context, precision: str, steps: int) -> tuple[Candidate, CompressionRecord]:
-        """Gives the model rounded to a precision, trained for so many steps if it loses too much without."""
+        """Return the model rounded to a precision, trained for so many steps if it loses too much without."""
         context.listener.notify(precision)
         model = context.original()
         rounded, record = quantize(
@@ -228,7 +228,7 @@ class Prune(Stage):
     def _pruned(
         self, context: Context, model: keras.Model, share: float, words: str, later: float
     ) -> tuple[Candidate, str, list[Curve]]:
-        """Gives the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
+        """Return the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
         precision = context.state.choices.packed_precision
         name = f"pruned-{round(100 * share)}-{precision}"
         if before := context.candidate(name):
@@ -369,7 +369,7 @@ def _slower_in_int4(context: Context, int8: Candidate) -> str:
 
 
 def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
-    """Gives a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
+    """Return a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
     used = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
     whole = [one for one in used if not one.is_control and one.parameters == context.before.parameters]
     precision = context.state.choices.packed_precision
@@ -423,7 +423,7 @@ def _losses(record: CompressionRecord, name: str) -> list[Curve]:
 
 
 def _controls(context: Context, found: list[Candidate]) -> list[Candidate]:
-    """Gives the controls that candidates were held against, each once."""
+    """Return the controls that candidates were held against, each once."""
     names = {one.control for one in found}
     return [one for one in context.state.candidates if one.id in names]
 

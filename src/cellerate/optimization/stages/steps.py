@@ -43,12 +43,12 @@ def training_step(
 
 
 def batch_items(of: TrainingStep | Choices) -> int:
-    """Gives the size of a batch: in rows, or in ids if the length of a row is a choice."""
+    """Return the size of a batch: in rows, or in ids if the length of a row is a choice."""
     return of.batch_size * (of.length or 1)
 
 
 def step_gain(before: TrainingStep, after: TrainingStep, label: str = "training step") -> Change:
-    """Gives the gain of one kind of step over another on batches of the same shape."""
+    """Return the gain of one kind of step over another on batches of the same shape."""
     return Change(
         quantity="training",
         label=label,

@@ -188,7 +188,7 @@ class TrainingPoint:
         return self._test.losses(self._model)
 
     def _begin(self, model: keras.Model, about: TrainingRun) -> None:
-        """Gives a new model the weights that `cellerate train` would begin with."""
+        """Return a new model the weights that `cellerate train` would begin with."""
         found = about.begin(model) if about.begin is not None else None
         self._fixed = () if found is None else found.fixed
         if found is not None:

@@ -93,11 +93,11 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def measure(self) -> Metric:
-        """Gives the measure of quality, with words on the batches it is taken on."""
+        """Return the measure of quality, with words on the batches it is taken on."""
 
     @abc.abstractmethod
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """Gives training batches.
+        """Return training batches.
 
         Args:
             model: The model to train.
@@ -109,7 +109,7 @@ class Workload(abc.ABC):
         """
 
     def timed_source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """Gives training batches of one shape, to time steps: another shape is compiled anew in the middle of them.
+        """Return training batches of one shape, to time steps: another shape is compiled anew in the middle of them.
 
         Arguments and errors are those of `source`.
         """
@@ -117,11 +117,11 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
-        """Gives the batches that each epoch of the model's training was validated on; None if there were none."""
+        """Return the batches that each epoch of the model's training was validated on; None if there were none."""
 
     @abc.abstractmethod
     def loss(self, model: keras.Model) -> keras.losses.Loss:
-        """Gives the loss that training minimises."""
+        """Return the loss that training minimises."""
 
     @abc.abstractmethod
     def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
@@ -147,15 +147,15 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
-        """Gives the ways to use it of somebody who has only Keras: "predict" and "predict_on_batch"."""
+        """Return the ways to use it of somebody who has only Keras: "predict" and "predict_on_batch"."""
 
     @abc.abstractmethod
     def packed_use(self, model: PackedModel) -> Use:
-        """Gives the way to use it when it is packed."""
+        """Return the way to use it when it is packed."""
 
     @abc.abstractmethod
     def sample(self, model: keras.Model, packed: PackedModel | None) -> SampleOutput:
-        """Gives what the model makes of the sample input, which is always the same.
+        """Return what the model makes of the sample input, which is always the same.
 
         Args:
             model: The model.

@@ -101,7 +101,7 @@ class SeriesWorkload(Workload):
         return series_sources(model, self._split, options, self._scaler, self.seed, self._covariates)
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
-        """Gives the loss the model was trained with."""
+        """Return the loss the model was trained with."""
         return series_loss(self._options.loss, self._quantiles)
 
     def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
@@ -206,7 +206,7 @@ class SeriesWorkload(Workload):
 
 
 def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[SeriesPart, str]]:
-    """Gives the parts to judge on, each with words on what its rows are to the original.
+    """Return the parts to judge on, each with words on what its rows are to the original.
 
     These are the validation and the test part of training. If one of them fits no window, the other is split
     in time; between the halves lie as many rows as a window and its horizon have, and no row is in both.
@@ -241,7 +241,7 @@ def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[S
 
 
 def _apart(part: SeriesPart, options: SeriesOptions) -> SeriesPart:
-    """Gives a part without what its windows share with the rows before it, and as many rows more as a horizon has."""
+    """Return a part without what its windows share with the rows before it, and as many rows more as a horizon has."""
     bounds = []
     for floor, begin, stop in part.bounds:
         # A stretch behind a gap in the series has no row before it.

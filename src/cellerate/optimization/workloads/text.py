@@ -216,7 +216,7 @@ class TextWorkload(Workload):
         )
 
     def _drawing(self, steps: keras.Model, method: str, rows: int) -> Any:
-        """Gives a call that draws the next character of each of `rows` rows."""
+        """Return a call that draws the next character of each of `rows` rows."""
         random = np.random.default_rng(self.seed)
         state = [np.zeros([rows, *tensor.shape[1:]], np.float32) for tensor in steps.inputs[1:]]
         held: list[Any] = [np.zeros((rows, 1), np.int32), state]
@@ -268,7 +268,7 @@ class TextWorkload(Workload):
 
 
 def _nats_of(outputs: np.ndarray, targets: np.ndarray, *, probabilities: bool) -> np.ndarray:
-    """Gives -ln p of each target (...) from outputs (..., V)."""
+    """Return -ln p of each target (...) from outputs (..., V)."""
     chosen = np.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0].astype(np.float64)
     if probabilities:
         return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))

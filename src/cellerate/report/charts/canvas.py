@@ -120,7 +120,7 @@ def check_chart(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def drawing(path: str | Path, title: str, grid: Grid, remark: str = "") -> Iterator[list[Any]]:
-    """Gives the empty panels of a chart and writes the file when they are drawn.
+    """Return the empty panels of a chart and writes the file when they are drawn.
 
     The legend, one for all panels, has what is labelled in them.
 

@@ -56,7 +56,7 @@ class SessionMemory:
         return np.array([self.places[name].row for name in names], np.int64)
 
     def put(self, names: Sequence[str], states: np.ndarray, *, changed: bool, staying: int = 0) -> list[str]:
-        """Gives sessions rows in memory, with their states.
+        """Return sessions rows in memory, with their states.
 
         Args:
             names: The sessions.

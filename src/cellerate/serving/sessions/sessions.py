@@ -191,7 +191,7 @@ class Sessions:
             return {name: array[0] for name, array in self._streams.push(given, rows).items()}
 
     def keep_lent(self, push: Push, row: int) -> None:
-        """Gives the session of a push the state of the row that it was read into.
+        """Return the session of a push the state of the row that it was read into.
 
         Raises:
             CellerateError: The session has ended meanwhile, or there is no place for it.
