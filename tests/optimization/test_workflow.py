@@ -299,7 +299,7 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
         go(seed=1, listener=Heard())
     assert heard == []
     go(listener=Heard())
-    going_on = "going on with the run in "
+    going_on = "continuing the run in "
     assert [one.partition(going_on)[1] or one for one in heard] == [*filter(None, [said]), going_on, "start"]
 
 

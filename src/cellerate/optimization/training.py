@@ -30,7 +30,7 @@ def settings_of(record: TaskRecord) -> TrainingSettings:
 
 
 def policy_of(model: keras.Model) -> str:
-    """Return the dtype policy a model trains in: that of its first recurrent layer, else of the whole model."""
+    """Return the dtype policy that a model trains in: its first recurrent layer's, else the whole model's."""
     recurrent = [found.layer for found in find_over_time(model) if isinstance(found.layer, keras.layers.RNN)]
     return str(getattr(recurrent[0] if recurrent else model, "dtype_policy", model.dtype_policy).name)
 
@@ -44,7 +44,7 @@ def learning_rate_of(settings: TrainingSettings, factor: float) -> float:
     """Return the initial learning rate for batches `factor` times as large as before.
 
     It grows with the batch for SGD, and with the square root of the batch for optimizers that divide by the
-    size of gradients. A batch that lacks only a few rows changes nothing.
+    size of gradients. A batch that is only a few rows smaller changes nothing.
 
     Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017; Malladi et al., "On the SDEs and Scaling Rules for
         Adaptive Gradient Algorithms", 2022.
