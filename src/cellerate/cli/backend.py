@@ -159,7 +159,7 @@ def _without_collecting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread_for_lapack(backend: str) -> Iterator[None]:
-    """Return JAX's LAPACK, which is SciPy's, one thread: on busy processors its threads mostly wait for each other.
+    """Give JAX's LAPACK, which is SciPy's, one thread: on busy processors its threads mostly wait for each other.
 
     A QR decomposition for the first weights of 256 units takes 10 ms then, in place of 60 to 1,000; its bits are the
     same. NumPy's LAPACK is another copy, which is there by then and keeps its threads.

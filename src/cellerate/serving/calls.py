@@ -31,13 +31,13 @@ class CallWorker:
         return self._count
 
     async def run(self, call: Callable[[], _Found], deadline_s: float | None = None) -> _Found:
-        """Waits for its turn, calls, and returns what the call returned.
+        """Run a call in its turn, and return its result.
 
-        A call that nobody waits for any more is left out, unless it runs already.
+        A call is dropped if its client gave up before it started.
 
         Raises:
             BusyError: Too many calls wait, or the worker is closing.
-            DeadlineError: It took longer than `deadline_s`.
+            DeadlineError: The call took longer than `deadline_s`.
         """
         if self._closing or self._count >= self._most:
             raise BusyError(

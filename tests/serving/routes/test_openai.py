@@ -197,7 +197,7 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported"),
         ({"presence_penalty": 1}, "presence_penalty is not supported"),
         ({"stop": [""]}, "a stop text is empty"),
-        ({"model": "lines"}, "lines continues no texts; it is a model of lines: POST /v1/embeddings"),
+        ({"model": "lines"}, "lines does not continue texts; it is a model of lines: POST /v1/embeddings"),
         ({"model": "plain"}, "it is a model without a task: POST /v2/models/plain/infer"),
         ({"extra_body": {"temprature": 0.5}}, "no field 'temprature'. Did you mean temperature?"),
         ({"extra_body": {"temprature": 0}}, "Did you mean temperature?"),

@@ -116,7 +116,7 @@ def _seen_before(context: Context, chosen: Candidate) -> list[str]:
     if not others:
         return []
     return [
-        f"An earlier verdict of this run judged {', '.join(sorted(others))} on the test part: if the run goes on "
-        "because of that, the test part has helped to choose. To be sure, judge the model on new data (cellerate "
+        f"An earlier verdict of this run judged {', '.join(sorted(others))} on the test part: if you continued "
+        "the run because of it, the test part has helped to choose. To be sure, judge the model on new data (cellerate "
         "evaluate)."
     ]
