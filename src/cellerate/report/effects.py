@@ -28,7 +28,7 @@ def loss_in_words(loss: float, none: str = "as good") -> str:
 
 
 def loss_reach(loss: Interval) -> str:
-    """The 95 % interval of a loss of quality, in the words that its value is told in."""
+    """The 95 % interval of a loss of quality, in the same words as its value."""
     if loss.high < 0:
         return f"{percent(-loss.high)} to {percent(-loss.low)} better"
     below = f"{percent(-loss.low)} better" if loss.low < 0 else percent(loss.low)

@@ -1,4 +1,4 @@
-"""The chart of a backtest: the values as one line, and over it the forecast of each fold from its origin on."""
+"""The chart of a backtest: the values as one line, and the forecast of each fold over it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ _PAST_ROWS = 24
 def draw_backtest(path: str | Path, folds: Sequence[Sequence[Example]], title: str) -> None:
     """Draws the forecasts of all folds over the values that came, one panel for each series and target.
 
-    Of more than 6 panels, 6 are drawn, spread over the series, and a line under the title says so. Of several
-    intervals the widest is drawn.
+    At most 6 panels are drawn, spread over the series, and a line under the title says if panels are left out. If there
+    are several intervals, only the widest is drawn.
 
     Args:
         path: Ends in ".png" or ".svg".
