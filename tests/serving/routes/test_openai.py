@@ -276,7 +276,7 @@ def test_without_a_name_there_must_be_one_text_model(tmp_path):
     with serving(text_cell(tmp_path / "a.cell"), text_cell(tmp_path / "b.cell")) as two, two.client() as http:
         for answer in (http.get("/tokenizer_info"), http.post("/tokenize", json={"prompt": "a"})):
             assert answer.status_code == 400
-            assert "a, b: name one" in answer.text
+            assert "(a, b)" in answer.text
     with serving(plain_cell(tmp_path / "c.cell")) as none, none.client() as http:
         assert "none" in http.get("/tokenizer_info").text
 

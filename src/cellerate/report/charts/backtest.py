@@ -114,7 +114,7 @@ def _truth(folds: Sequence[tuple[int, Example]], n: int) -> tuple[np.ndarray, np
         truth = example.truth
         values.append(np.full(len(example.times), np.nan) if truth is None else truth[:, n])
     all_times, all_values = np.concatenate(times), np.concatenate(values)
-    # Of a time that several folds hold, one that knows its value.
+    # If several folds hold a time, a known value wins.
     order = np.lexsort((np.isnan(all_values), all_times))
     unique, place = np.unique(all_times[order], return_index=True)
     first = min((example for _, example in folds), key=lambda example: example.times[0])

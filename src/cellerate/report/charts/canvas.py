@@ -21,7 +21,7 @@ HISTORY = "#5a5a5a"
 TRUTH = "#111111"
 FORECAST = "#0072B2"
 BANDS: dict[int, tuple[str, ...]] = {0: (), 1: ("#bddaed",), 2: ("#d6e8f4", "#a3cbe5")}
-"""The opacities of bands, by their number, the outer band first."""
+"""The colours of bands by the number of bands, the outer band first."""
 ANOMALY = "#D55E00"
 GUIDE = "#9a9a9a"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -200,7 +200,7 @@ def _legend(axes: Sequence[Any]) -> dict[str, Any]:
 
 def _save(figure: Any, path: str | Path, title: str) -> None:
     kind = Path(path).suffix.lower().removeprefix(".")
-    # Neither the day nor the version of matplotlib.
+    # No date and no version of matplotlib, so that equal charts have equal bytes.
     metadata = (
         {"Date": None, "Creator": "Cellerate", "Title": title} if kind == "svg" else {"Software": "Cellerate"}
     )

@@ -75,7 +75,9 @@ class Calibration:
         Args:
             scores: (windows, horizon, targets).
             row_scores: (rows, targets).
-            floor, non_negative, until: See the attributes.
+            floor: See the attributes.
+            non_negative: See the attributes.
+            until: See the attributes.
 
         Returns:
             The calibration; None if there are too few scores for any level.

@@ -172,9 +172,7 @@ def _text_model(request: Request, name: str | None) -> Served:
         found = [served for served in models if served.texts is not None]
         if len(found) != 1:
             names = ", ".join(served.name for served in found) or "none"
-            raise RequestError(
-                400, f"model is missing, and there are several text models here: name one of {names}."
-            )
+            raise RequestError(400, f"model is missing: name one of the text models here ({names}).")
         return found[0]
     served = models.get(name)
     if served.texts is None:
