@@ -117,7 +117,9 @@ def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands)
     assert found.passes[2].seconds < 0.1
     assert found.status == "finished"
     (told,) = found.verdict.warnings
-    assert told.startswith("Left out for lack of time, with the least that each needs: Quantize (8 min 20 s).")
+    assert told.startswith(
+        "Left out for lack of time, with the least that each needs: Quantize (8 min 20 s)."
+    )
     # What it says is enough, and not much more.
     budget = float(told.partition("time budget of ")[2].split()[0])
     assert 500 < budget < 700

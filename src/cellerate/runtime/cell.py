@@ -224,7 +224,9 @@ def _encode_header(header: Mapping[str, Any] | None) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"header is not plain JSON: {error}; {advice}") from error
     if not same:
-        raise ConfigError(f"JSON would change the header, such as a tuple to a list or a key to text; {advice}")
+        raise ConfigError(
+            f"JSON would change the header, such as a tuple to a list or a key to text; {advice}"
+        )
     return text
 
 

@@ -211,7 +211,9 @@ class Streams:
             ConfigError: The other object belongs to another model.
         """
         if other._engine is not self._engine:
-            raise ConfigError("the other streams belong to another model; expected streams of the same model.")
+            raise ConfigError(
+                "the other streams belong to another model; expected streams of the same model."
+            )
         self._states = {
             name: np.concatenate([array, other._states[name]]) for name, array in self._states.items()
         }

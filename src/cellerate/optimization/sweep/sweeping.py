@@ -204,7 +204,9 @@ def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None
             f"({argument('overwrite', True)}), or give another {argument('output')}."
         )
     if resume and not there:
-        raise ConfigError(f"{folder} does not hold a sweep to continue: leave {argument('resume', True)} out.")
+        raise ConfigError(
+            f"{folder} does not hold a sweep to continue: leave {argument('resume', True)} out."
+        )
     if folder.is_dir() and not there and any(path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(f"{folder} holds other files: give a new folder as {argument('output')}.")
     with exclusive(folder):
