@@ -225,7 +225,7 @@ def _encode_header(header: Mapping[str, Any] | None) -> str:
         raise ConfigError(f"header is not plain JSON: {error}; {advice}") from error
     if not same:
         raise ConfigError(
-            f"JSON would change the header, such as a tuple to a list or a key to text; {advice}"
+            f"header would be changed by JSON, such as a tuple to a list or a key to text; {advice}"
         )
     return text
 
