@@ -117,7 +117,9 @@ def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands)
     assert found.passes[2].seconds < 0.1
     assert found.status == "finished"
     (told,) = found.verdict.warnings
-    assert told.startswith("Left out for lack of time, with what each needs at least: Quantize (8 min 20 s).")
+    assert told.startswith(
+        "Left out for lack of time, with the least that each needs: Quantize (8 min 20 s)."
+    )
     # What it says is enough, and not much more.
     budget = float(told.partition("time budget of ")[2].split()[0])
     assert 500 < budget < 700
@@ -299,7 +301,7 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
         go(seed=1, listener=Heard())
     assert heard == []
     go(listener=Heard())
-    going_on = "going on with the run in "
+    going_on = "continuing the run in "
     assert [one.partition(going_on)[1] or one for one in heard] == [*filter(None, [said]), going_on, "start"]
 
 

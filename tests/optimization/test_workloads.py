@@ -331,7 +331,7 @@ def test_text_too_short_for_a_model_of_fixed_windows_raises_data_error(made, tmp
     model = keras.Model(inputs, keras.layers.Dense(len(set(TEXT)))(x))
     save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
     (tmp_path / "t.txt").write_text(TEXT[:80])
-    with pytest.raises(DataError, match="each half of the text that is held out has 10 characters: too few"):
+    with pytest.raises(DataError, match="each half of the held-out text has only 10 characters: too few"):
         open_workload(tmp_path / "m.keras", [tmp_path / "t.txt"], seed=0)
 
 
@@ -413,7 +413,7 @@ def test_series_of_which_only_one_window_is_held_out_raises_data_error(made, tmp
     lines = (made / "s.csv").read_text().splitlines()
     (tmp_path / "s.csv").write_text("\n".join(lines[: 1 + 24]))
     # 17 rows to train on, 2 to validate on, 5 to test on; and with half of these, no row is left between them.
-    with pytest.raises(DataError, match="that share no row"):
+    with pytest.raises(DataError, match="too few for two separate windows"):
         model, record = load_model(made / "series.keras")
         told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.0}
         save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
@@ -447,7 +447,7 @@ def test_too_few_lines_to_hold_one_out_raise_data_error(made, tmp_path):
     # Of nine a fifth is one line, and it takes one to choose by and one to test on.
     (tmp_path / "l.txt").write_text("\n".join(LINES[:9]) + "\n")
     with pytest.raises(
-        DataError, match="1 are held out to judge the model on; it takes two: give more lines"
+        DataError, match="1 are held out to judge the model on, but two are needed: give more lines"
     ):
         open_workload(made / "embed.keras", [tmp_path / "l.txt"], seed=0)
 

@@ -43,9 +43,7 @@ def test_model_that_computes_nothing_is_told_of_when_it_is_loaded(
 
     path = plain_cell(tmp_path / "plain.cell")
     monkeypatch.setattr(PackedModel, "predict", predict)
-    with pytest.raises(
-        ModelError, match=r"plain\.cell does not compute a row of zeros: the head broke off\."
-    ):
+    with pytest.raises(ModelError, match=r"plain\.cell cannot compute a row of zeros: the head broke off\."):
         Models({"plain": path}, Limits())
 
 

@@ -159,7 +159,7 @@ def test_unknown_routes_and_methods_are_errors_in_json(small):
         answer = http.get("/v1/completions")
         assert answer.status_code == 405
         message = answer.json()["error"]["message"]
-        assert message == "'/v1/completions' has no GET, but POST; /docs lists all routes."
+        assert message == "'/v1/completions' takes POST, not GET; /docs lists all routes."
         assert answer.headers["allow"] == "POST"
         assert http.patch("/v1/models/text/sessions").headers["allow"] == "GET, HEAD, POST"
 
@@ -233,10 +233,10 @@ def test_numbers_tell_what_was_done(path, tmp_path):
     "models, message",
     [
         (["none.cell"], "none.cell"),
-        (["book.keras"], "give a packed model, which `cellerate pack book.keras -o book.cell` makes"),
-        (["notes.txt"], "give a packed model, which `cellerate pack MODEL.keras -o MODEL.cell` makes"),
+        (["book.keras"], "pack the model first (`cellerate pack book.keras -o book.cell`)"),
+        (["notes.txt"], "pack the model first (`cellerate pack MODEL.keras -o MODEL.cell`)"),
         (["a b=text.cell"], "cannot be the name of a model"),
-        (["{path}", "{path}"], "two models are called 'text'"),
+        (["{path}", "{path}"], "two models have the name 'text'"),
     ],
 )
 def test_model_that_cannot_be_served_is_an_error_in_one_line(path, models, message):

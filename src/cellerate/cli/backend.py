@@ -68,7 +68,7 @@ def start_backend(name: str | None, join: Callable[[str], None] | None = None) -
 def is_not_on_retracing(record: logging.LogRecord) -> bool:
     """Return False for TensorFlow's advice on functions that are compiled again.
 
-    Commands that try several models compile one for each, which is as it must be and nothing that a user can change.
+    Commands that try several models must compile each one, and a user cannot change that.
     """
     return "triggered tf.function retracing" not in record.getMessage()
 
@@ -100,7 +100,7 @@ def start_backend_for(
 
 
 def _keep_programs(backend: str) -> None:
-    """Has a backend that compiles its programs keep them for the next command."""
+    """Let a backend that compiles its programs cache them for the next command."""
     if backend == "jax":
         importlib.import_module("cellerate.bridges.jax_programs").keep_programs(cache_dir())
 
@@ -116,7 +116,7 @@ class _LeftOut(Loader):
         self._names = names
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Takes over imports of these packages; they still count as installed, which torch asks."""
+        """Take over imports of these packages; they still count as installed, which torch checks."""
         return ModuleSpec(name, self) if name in self._names else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -128,7 +128,7 @@ class _LeftOut(Loader):
 
 @contextlib.contextmanager
 def _left_out(names: frozenset[str]) -> Iterator[None]:
-    """Leaves packages out for a while; afterwards they can be imported as ever."""
+    """Leave packages out within a `with`; afterwards they can be imported as usual."""
     finder = _LeftOut(names)
     sys.meta_path.insert(0, finder)
     try:
@@ -138,9 +138,9 @@ def _left_out(names: frozenset[str]) -> Iterator[None]:
 
 
 def arrow_without_pandas() -> None:
-    """Has Arrow do without pandas in this process, which it imports with the first numbers that it hands to NumPy.
+    """Stop Arrow from importing pandas in this process, which it does when it first hands numbers to NumPy.
 
-    It looks for pandas once, and only to recognise pandas' own values, of which tables in files have none.
+    Arrow looks for pandas once, only to recognise pandas' own values, which tables in files do not have.
     """
     with _left_out(frozenset({"pandas"}) - set(sys.modules)):
         arrow = importlib.import_module("pyarrow")
@@ -149,7 +149,7 @@ def arrow_without_pandas() -> None:
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Has Python not look for garbage while it imports, which makes none: a tenth of the time of importing Keras."""
+    """Stop garbage collection during imports, which make no garbage: it takes a tenth of importing Keras."""
     gc.disable()
     try:
         yield
@@ -159,10 +159,10 @@ def _without_collecting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread_for_lapack(backend: str) -> Iterator[None]:
-    """Gives JAX's LAPACK, which is SciPy's, one thread: on busy processors its threads mostly wait for each other.
+    """Give JAX's LAPACK, which is SciPy's, one thread: on busy processors its threads mostly wait for each other.
 
-    A QR decomposition for the first weights of 256 units takes 10 ms then, in place of 60 to 1,000; its bits are the
-    same. NumPy's LAPACK is another copy, which is there by then and keeps its threads.
+    A QR decomposition for the first weights of 256 units then takes 10 ms instead of 60 to 1,000, with the same bits.
+    NumPy's LAPACK is another copy, which is already loaded and keeps its threads.
     """
     name = "OPENBLAS_NUM_THREADS"
     if backend != "jax" or name in os.environ:

@@ -22,7 +22,7 @@ Statistics = Annotated[
     option("Series: a model of StatsForecast to judge beside it: ets, theta or arima; may be repeated."),
 ]
 
-# Figures with a unit are told for a single target only.
+# Figures with a unit are shown only for a single target.
 _COLUMNS = {
     "mae": "MAE",
     "mse": "MSE",
@@ -33,7 +33,7 @@ _COLUMNS = {
     "scaled_mae": "MAE in standard deviations",
     "scaled_crps": "CRPS in standard deviations",
 }
-# Of more targets only the averages are shown; --json has all.
+# With more targets only the averages are shown; --json has all.
 _MOST_TARGETS = 8
 _LONGEST_NAME = 40
 _LARGE = 1e7
@@ -76,12 +76,12 @@ def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
 
 
 def judged_on(report: Mapping[str, Any], judged: str, unit: str) -> str:
-    """Says on how much of the held-out data a model was judged.
+    """Say how much of the held-out data a model was judged on.
 
     Args:
         report: The figures, with `sampled_from` if they are of a sample.
-        judged: The name of the figure that says how much was judged.
-        unit: What is judged, as "windows".
+        judged: The name of the figure that counts the judged items.
+        unit: The name of the items, such as "windows".
     """
     if "sampled_from" not in report:
         return f"{report[judged]:,} {unit}"

@@ -18,18 +18,18 @@ _silent = False
 
 
 def silence() -> None:
-    """Prints nothing from now on but errors: of several processes that do the same, only one speaks."""
+    """Print only errors from now on: of several processes with the same work, only one prints."""
     global _silent
     _silent = True
 
 
 def is_silent() -> bool:
-    """True if another process speaks for this one."""
+    """True if another process prints for this one."""
     return _silent
 
 
 def keep_stdout() -> None:
-    """Keeps stdout for results: what a library prints there, past Python, goes nowhere."""
+    """Keep stdout for results: prints of native libraries are discarded."""
     sys.stdout.flush()
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -73,12 +73,12 @@ def json_text(result: Mapping[str, Any]) -> str:
 
 
 def written(value: float, digits: int) -> str:
-    """A number as tables show it: so many digits, and never fewer than stand before its point."""
+    """Return a number for tables: with `digits` digits, and all digits before the point."""
     return f"{value:.{digits}g}" if not 10.0 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.1f}"
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise, before anything is computed, what drawing a chart would raise; nothing without a path."""
+    """Raise the errors of drawing a chart before anything is computed; do nothing without a path."""
     if path is not None:
         from cellerate.report.charts import check_chart
 
@@ -86,7 +86,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def outputs(*paths: Path | None) -> Callable[[], None]:
-    """Looks, before anything is written, which files are there; gives what then says what was written or replaced."""
+    """Note which files exist now; return a function that later says which were written or replaced."""
     given = {path: path.exists() for path in paths if path is not None}
 
     def say() -> None:
@@ -97,7 +97,7 @@ def outputs(*paths: Path | None) -> Callable[[], None]:
 
 
 def notify(text: str) -> None:
-    """Prints a sentence about what is going on."""
+    """Print a message about progress."""
     if not _silent:
         print(in_options(text), file=sys.stderr, flush=True)
 
@@ -108,7 +108,7 @@ def command_to_resume() -> str:
 
 
 def command_to_repeat() -> str:
-    """The command line of this process, without the options that would throw away its results."""
+    """The command line of this process, without the options that would discard its results."""
     words = [word for word in sys.argv[1:] if word not in ("--restart", "--overwrite")]
     return shlex.join([os.path.basename(sys.argv[0]), *words])  # noqa: PTH119
 

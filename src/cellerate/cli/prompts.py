@@ -8,7 +8,7 @@ from cellerate.errors import DataError
 
 
 def at_terminal() -> bool:
-    """True if a user can type lines and see what comes of them."""
+    """True if a user can type lines and see the results."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -16,8 +16,8 @@ def prompts(sign: str = "") -> Iterator[str]:
     """Each line of stdin that is not empty, without its line end.
 
     Args:
-        sign: What to ask with. A line is then typed, with the line editor and the lines before it (arrow keys);
-            Ctrl-C drops it, and Ctrl-D ends.
+        sign: The prompt. With a prompt, a user types lines with the line editor and its history (arrow keys); Ctrl-C
+            drops a line, and Ctrl-D ends.
 
     Raises:
         DataError: A line is not UTF-8.

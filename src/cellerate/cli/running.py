@@ -49,7 +49,7 @@ class Tasks(TyperGroup):
     """A verb whose commands are the tasks, such as `train`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Names the tasks where a file stands in the place of one, as in `train book.txt`."""
+        """Name the tasks if a file stands in the place of a task, as in `train book.txt`."""
         if args and args[0] not in self.commands and Path(args[0]).exists():
             tasks = alternatives(list(self.commands))
             ctx.fail(f"Say what to train on {args[0]}: {tasks}, as in `{ctx.command_path} text {args[0]}`.")

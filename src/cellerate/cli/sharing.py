@@ -39,12 +39,12 @@ def check_processes(processes: int, output: Path | None) -> None:
 
 @contextlib.contextmanager
 def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Iterator[None]:
-    """A block that makes a pass into a folder; first, several processes do what is left to do if they are asked for.
+    """A block that makes a pass into a folder; before it, `processes` processes do the remaining work.
 
     Args:
-        model: The model; one that is packed computes on processors.
-        processes: How many.
-        output: The folder, which nobody else may write meanwhile.
+        model: The model; a packed model computes on the CPU.
+        processes: The number of processes.
+        output: The folder, which no other command may write meanwhile.
         further: Further options for the command line of these processes.
 
     Raises:
@@ -79,7 +79,7 @@ def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Ite
                 notify(f"what is done stays in {output}. To go on:\n  {command_to_repeat()}")
             raise
         finally:
-            # Nothing stays of a pass that came to nothing.
+            # A pass without results leaves nothing behind.
             if not (existed or any(output.glob("part-*.parquet"))):
                 remove_pass(output)
 

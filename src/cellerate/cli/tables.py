@@ -26,7 +26,7 @@ WithIntervals = Annotated[
 
 
 def given_words(settings: Any, names: Sequence[str] | None = None) -> list[str]:
-    """The settings that are not the defaults, as a command has them; of all fields, or of those named."""
+    """Return the settings that differ from the defaults, as words of a command; of all fields, or of `names`."""
     words = []
     for name, value in changed_fields(settings).items():
         if names is None or name in names:
@@ -41,7 +41,7 @@ def _word(value: Any) -> str:
 
 
 def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float] | None:
-    """The levels that the library is asked for. Raises `ConfigError` if there are some and are to be none."""
+    """Return the levels for the library. Raise `ConfigError` if levels are given without intervals."""
     if level and not intervals:
         raise ConfigError(
             f"{argument('level')} is for intervals: leave it out with {argument('intervals', False)}."
@@ -50,11 +50,11 @@ def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float]
 
 
 def check_table(output: Path) -> None:
-    """Raise, before data are read, what writing a table would raise.
+    """Raise the errors of writing a table before data are read.
 
     Raises:
-        BackendError: It is to be Parquet, and the package `pyarrow` is not installed.
-        OutputError: It cannot be written there.
+        BackendError: The table is Parquet, and the package `pyarrow` is not installed.
+        OutputError: The table cannot be written there.
     """
     if output.suffix.lower() == ".parquet":
         require("pyarrow", "tables", "writing Parquet files")
@@ -63,9 +63,9 @@ def check_table(output: Path) -> None:
 
 @contextlib.contextmanager
 def notes_at_end(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Collects what a library function says of how tables were read, and shows each sentence once at the end.
+    """Collect the messages of a library function about reading tables, and show each once at the end.
 
-    What Python would warn of, such as a series that the model does not know, is shown at once.
+    Python's warnings, such as one about an unknown series, are shown at once.
 
     Args:
         quiet: Whether to show warnings only.
@@ -78,14 +78,14 @@ def notes_at_end(quiet: bool) -> Iterator[Callable[[str], None]]:
         with warnings_as_notes():
             yield lambda sentence: notes.setdefault(sentence)
     finally:
-        # They may say why it failed: a separator that was taken for another.
+        # The messages may explain a failure, such as a wrongly detected separator.
         for sentence in notes if not quiet else ():
             notify(sentence)
 
 
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Shows what Python would warn of as lines for people, each once."""
+    """Show Python's warnings as plain lines, each once."""
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

@@ -27,7 +27,7 @@ def speak_for(program: Callable[[], Verb]) -> None:
 
 
 def in_options(message: object, verb: Verb | None = None) -> str:
-    """A message in the words of the command line.
+    """Return a message in the words of the command line.
 
     Args:
         message: An error or a sentence of the library. A plain text stays as it is.
@@ -50,7 +50,7 @@ def verb_of(program: Verb, words: Sequence[str] | None = None) -> Verb:
         if word in commands:
             command = commands[word]
         elif not word.startswith("-"):
-            # Some take their argument without the name of the command that it is for.
+            # Some groups take the argument of a default command without the command's name.
             command = commands.get(getattr(command, "default", ""), command)
             break
     return command

@@ -1,4 +1,4 @@
-"""An exported model in its own runtime, called as a packed one is."""
+"""An exported model in its own runtime, with the interface of a packed model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ class ExportedModel:
     """A file of another runtime that predicts.
 
     Args:
-        run: Gives the outputs by name.
-        program: What was written.
-        rows: The only number of rows that it takes; None for any.
+        run: Returns the outputs by name.
+        program: The exported program.
+        rows: The only number of rows that the model takes; None for any.
     """
 
     def __init__(
@@ -43,6 +43,6 @@ class ExportedModel:
         return next(iter(results.values())) if len(results) == 1 else results
 
     def _filled(self, array: np.ndarray) -> np.ndarray:
-        """As many rows as it takes, the last one repeated."""
+        """Return the array filled up to the model's number of rows, with its last row repeated."""
         missing = (self._rows or len(array)) - len(array)
         return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) if missing else array

@@ -128,7 +128,7 @@ class OnnxGraph:
         return self.add("Cast", x, to=dtype)
 
     def output(self, x: str, name: str) -> None:
-        """Gives a value the name of an output."""
+        """Give a value the name of an output."""
         self.nodes.append(helper.make_node("Identity", [x], [name], name=f"output {name}"))
 
     def _small(self, array: np.ndarray) -> str:

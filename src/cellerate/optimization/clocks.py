@@ -1,7 +1,7 @@
 """Times a model's answers: calls are timed one by one until a given time has passed.
 
-All ways to use a model, Keras's and ours, are timed by the same rules, so that they can be compared. What is to be
-compared is timed in turns: the speed of a machine changes while something else runs on it.
+Keras's ways to use a model and ours are timed by the same rules, so that they can be compared. Contestants are timed in
+turns, because other programs change the speed of the machine.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ import numpy as np
 from cellerate.report.record import Speed
 
 MEASURED_S = 1.0
-"""About how long to measure each figure."""
+"""The seconds to measure each figure, about."""
 BRIEFLY_S = 0.2
-"""The same for a figure that only has to be about right, as what is compared is timed in turns."""
+"""The same for a figure that only has to be roughly right, because turns decide the comparison."""
 TURNS = 6
-"""In how many turns ways to use a model take their measurements: as few as give a sure order."""
+"""The number of turns to time ways to use a model: the fewest that give a sure order."""
 _LEAST_CALLS, _MOST_CALLS = 6, 20_000
 _WARM_S = 0.1
 
@@ -34,8 +34,7 @@ class Use:
         one: A call that makes one item.
         many: A call that makes `steps` items for each of `batch` sequences; None if this is not measured.
         batch: See `many`.
-        several: A call that makes a given number of items one after another, if the way is used like that;
-            None if it takes a call of `one` for each.
+        several: A call that makes a given number of items one after another; None if each item takes a call of `one`.
         steps: See `many`.
     """
 
@@ -55,7 +54,7 @@ def speed(use: Use, seconds: float | None = None) -> Speed:
         seconds: How long to measure each figure; None for `MEASURED_S`.
 
     Returns:
-        Its latency, which is the time of a call of `one`, and its speeds.
+        Its speeds, and its latency: the time of a call of `one`.
     """
     seconds = MEASURED_S if seconds is None else min(seconds, MEASURED_S)
     calls = timed_calls(use.one, seconds)
@@ -74,7 +73,7 @@ def speed(use: Use, seconds: float | None = None) -> Speed:
 
 
 def middle(turns: Sequence[Speed]) -> Speed:
-    """Gives the speed of a way that was timed in turns: the median of each figure."""
+    """Return the speed of a way that was timed in turns: the median of each figure."""
     figures = ("latency_p50_ms", "latency_p99_ms", "per_s", "throughput_per_s")
     values = {name: [getattr(one, name) for one in turns] for name in figures}
     known = {name: statistics.median(found) for name, found in values.items() if None not in found}
@@ -105,11 +104,11 @@ def predict_uses(model: Any, one: Any, many: Any, batch: int) -> tuple[Use, Use]
 
 
 def timed_calls(call: Callable[[], object], seconds: float | None = None) -> list[float]:
-    """Gives the seconds each call took, after some warm-up calls, for as many calls as fit.
+    """Return the seconds of each call, after some warm-up calls, for as many calls as fit.
 
     Args:
         call: The call.
-        seconds: How long to measure; None for `MEASURED_S`. With less than that, fewer calls are enough.
+        seconds: How long to measure; None for `MEASURED_S`. A shorter time accepts fewer calls.
     """
     seconds = MEASURED_S if seconds is None else seconds
     share = min(1.0, seconds / MEASURED_S) if MEASURED_S else 1.0
@@ -129,7 +128,7 @@ def timed_calls(call: Callable[[], object], seconds: float | None = None) -> lis
 
 
 def _per_s(several: Callable[[int], object], seconds: float) -> float:
-    """Gives items per second: the median of calls that each take a fifth of the time."""
+    """Return items per second: the median of calls that each take a fifth of the time."""
     count, taken = 16, 0.0
     while taken < seconds / 20:
         began = time.perf_counter()

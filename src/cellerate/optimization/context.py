@@ -1,6 +1,6 @@
 """The context of a stage: the model, the data, the findings so far, and the time left.
 
-Candidates are packed, judged, timed and saved here, in the same way for all stages.
+Candidates are packed, judged, timed and saved here, the same for all stages.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ from cellerate.report.record import CONTROL, Candidate
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.packing import pack
 
-# Keras and the native core add in different orders: if the loss is 0, this much is rounding.
+# Keras and the native core sum in different orders: a loss up to this share is rounding.
 _ROUNDING = 1e-6
-# How far a stretch of held-out data may be judged from Keras, as a share: what the order of sums makes of it.
+# How far the judgement of our kernels may lie from Keras's, as a share: sums in another order differ as much.
 _APART, _APART_16_BITS = 1e-3, 2e-2
 ORIGINAL = "original"
 """The id of the model as its user runs it today."""
@@ -44,19 +44,19 @@ PACKED = "float32"
 """The id of the same model packed without loss of precision."""
 
 
-# The share of the budget that judging one model may take: those of the stages that always run are judged a dozen times.
+# The share of the budget that judging one model may take: the stages that always run judge about a dozen times.
 _JUDGING = 1 / 30
-# How far beyond its share of the time a stage may go on, as a share of that, before its training is stopped.
+# A stage's training is stopped once it exceeds the stage's time by this share.
 _GRACE = 0.5
-# How long an answer of a process of a stage may take at least, even if the stage has less time.
+# The seconds that an answer of a measuring process may take even if the stage has less time.
 _PATIENCE_S = 60.0
 
 
 class OutOfTimeError(CellerateError):
-    """A stage had no time, or not enough of it; the message says what for.
+    """A stage had too little time; the message says for what.
 
     Attributes:
-        needs_s: About how many seconds it needs at least.
+        needs_s: About the least seconds that the stage needs.
     """
 
     def __init__(self, message: str, needs_s: float) -> None:
@@ -76,12 +76,12 @@ class Context:
         data: The paths of the data.
         backend: The Keras backend.
         state: The findings so far; a stage adds to it.
-        listener: The listener that is told of progress.
+        listener: The listener that receives progress.
         processes: The processes that measure.
-        deadline: When the time of the stage that is running is up, by `time.perf_counter`.
-        share_s: The seconds that this stage was given; None for the verdict, which takes what it takes.
-        spare_s: The seconds that nothing needs, which a stage may use for longer than was foreseen, and the verdict for
-            more turns.
+        deadline: The end of the running stage's time, by `time.perf_counter`.
+        share_s: The seconds of this stage; None for the verdict, whose time has no limit.
+        spare_s: The seconds that nothing needs: a stage may use them if it takes longer than expected, and the verdict
+            for more turns.
         judged_now: The ids of the models that this call has judged on the test part.
     """
 
@@ -105,11 +105,11 @@ class Context:
         return QualityGate(self.settings.max_quality_loss)
 
     def seconds_left(self) -> float:
-        """The rest of the time of the stage that is running; below 0 once it is used up."""
+        """Return the seconds left for the running stage; negative once they are used up."""
         return self.deadline - time.perf_counter()
 
     def usable_s(self) -> float:
-        """The rest of the time of the running stage, and what nothing else needs."""
+        """Return the seconds left for the running stage, with those that nothing else needs."""
         return self.seconds_left() + self.spare_s
 
     def far_beyond(self) -> bool:
@@ -117,11 +117,11 @@ class Context:
         return self.share_s is not None and self.usable_s() < -_GRACE * self.share_s
 
     def give(self, share_s: float | None, spare_s: float = 0.0) -> None:
-        """Give the stage that begins now its time.
+        """Give the stage that begins its time.
 
         Args:
-            share_s: Its seconds; None for as many as it takes.
-            spare_s: The seconds that nothing needs: the stage may use them where it takes longer than was foreseen.
+            share_s: Its seconds; None for no limit.
+            spare_s: The seconds that nothing needs: the stage may use them if it takes longer than expected.
         """
         self.share_s, self.spare_s = share_s, spare_s
         self.deadline = math.inf if share_s is None else time.perf_counter() + share_s
@@ -131,7 +131,7 @@ class Context:
         return PATIENCE_S if self.share_s is None else max(_PATIENCE_S, 2 * self.share_s)
 
     def probe(self) -> Probe:
-        """A process of its own that measures the original, not started yet."""
+        """Return a process that measures the original; it is not started yet."""
         return Probe(
             self.model_file,
             self.data,
@@ -142,19 +142,19 @@ class Context:
 
     @property
     def kernels_are_right(self) -> bool:
-        """True if our kernels judge the original as Keras does, but for rounding."""
+        """True if our kernels judge the original as Keras does, except for rounding."""
         policy = policy_of(self.workload.model)
         return self.state.apart <= (_APART if policy == "float32" else _APART_16_BITS)
 
     @property
     def first_way(self) -> TrainingWay:
-        """The way in which the original is trained today, as the baseline found it."""
+        """The way to train the original today, as the baseline found it."""
         first = self.state.training_steps[0]
         return TrainingWay("keras", policy_of(self.workload.model), first.batch_size, first.length)
 
     @property
     def chosen_way(self) -> TrainingWay:
-        """The way to train that was chosen so far."""
+        """The way to train that the stages have chosen so far."""
         choices = self.state.choices
         return TrainingWay(
             choices.implementation, choices.training_precision, choices.batch_size, choices.length
@@ -166,24 +166,24 @@ class Context:
         return self.state.judge_s + 1.0 if known is None else known
 
     def original(self) -> keras.Model:
-        """Gives a copy of the original on the fastest kernels."""
+        """Return a copy of the original on the fastest kernels."""
         return accelerate(rebuild(self.workload.model, describe(self.workload.model)))
 
     def to_train(self) -> keras.Model:
-        """Gives a copy of the original in the dtype policy chosen for training."""
+        """Return a copy of the original in the dtype policy chosen for training."""
         return with_dtype_policy(self.workload.model, self.state.choices.training_precision)
 
     def trained(self, model: keras.Model) -> keras.Model:
-        """Gives a model trained that way in the dtype policy of the original."""
+        """Return a model from `to_train`, after its training, in the dtype policy of the original."""
         return with_dtype_policy(model, policy_of(self.workload.model))
 
     def training_data(self, model: keras.Model) -> KerasBatches:
-        """Gives the data to train a model further on: batches as large as in its own training, always the same."""
+        """Return the data for further training: batches as large as in the original training, always the same ones."""
         batch_size = self.state.training_steps[0].batch_size
         return KerasBatches(self.workload.source(model, batch_size))
 
     def training_arguments(self, model: keras.Model) -> dict[str, Any]:
-        """Gives the arguments that all functions in `compress` that train have in common."""
+        """Return the arguments that all training functions in `compress` share."""
         return {
             "loss": self.workload.loss(model),
             "judge": self.judge,
@@ -192,7 +192,7 @@ class Context:
         }
 
     def _step(self, done: int, total: int, loss: float) -> None:
-        """Tells of a training step, and stops a training that takes far longer than was foreseen."""
+        """Report a training step, and stop a training that takes far longer than expected."""
         self.listener.step(done, total, loss)
         if self.share_s is None or not self.far_beyond():
             return
@@ -207,14 +207,14 @@ class Context:
     def control(
         self, steps: int, *, learning_rate: float, parts: int = 1, model: keras.Model | None = None
     ) -> Candidate:
-        """Gives the original trained further as a candidate is, and not changed otherwise.
+        """Return the control: the original trained further exactly as a candidate is, and otherwise unchanged.
 
-        It is trained once for each number of steps and learning rate, and then kept with the run.
+        It is trained once for each number of steps and learning rate, then kept with the run.
 
         Args:
             steps: How many steps the candidate is trained further.
             learning_rate: The candidate's learning rate at the start.
-            parts: In how many stretches the candidate is trained.
+            parts: The number of stretches in which the candidate is trained.
             model: The model to train, with the original's weights; None for `to_train`.
         """
         name = self.control_id(steps, learning_rate)
@@ -231,27 +231,27 @@ class Context:
             parts=parts,
         )
         found = self.consider(name, title, CONTROL, self.trained(trained), "float32")
-        # So that a run that ends here, in whatever way, does not train it again.
+        # Saved at once, so that a run that is stopped here does not train it again.
         save_state(self.state, self.folder)
         return found
 
     def control_id(self, steps: int, learning_rate: float) -> str:
-        """Gives the id of the control of such a training."""
+        """Return the id of the control of such a training."""
         return f"{CONTROL}-{steps}-{learning_rate:.0e}"
 
     def judge(self, model: keras.Model) -> float:
-        """Returns how bad a Keras model is, for the functions in `compress`: less is better."""
+        """Return the value of a Keras model for the functions in `compress`: less is better."""
         value = self.workload.judge(accelerate(model), "validation").mean
         return -value if self.workload.metric.higher_is_better else value
 
     def limit_judging(self, model: keras.Model | PackedModel) -> bool:
-        """Judges models on a share of the held-out data, if all of it takes this model too long.
+        """Judge models on only a share of the held-out data if this model takes too long for all of it.
 
         Args:
             model: A model that has been judged before, so that nothing is compiled for it.
 
         Returns:
-            Whether the share is smaller now.
+            True if the share is smaller now.
         """
         began = time.perf_counter()
         self.workload.judge(model, "validation", brief=True)
@@ -265,7 +265,7 @@ class Context:
         return True
 
     def _limited_by_the_first(self, packed: PackedModel) -> bool:
-        """Limits judging by the first packed model: step by step it may take longer than what the baseline judged."""
+        """Limit judging by the first packed model: it may run step by step, slower than the model of the baseline."""
         first = len(self.state.candidates) == 1
         return first and self.kernels_are_right and self.limit_judging(packed)
 
@@ -275,7 +275,7 @@ class Context:
 
     @property
     def before(self) -> Candidate:
-        """The original as a candidate, which all others are compared with."""
+        """The original as a candidate, with which all others are compared."""
         return self.state.candidates[0]
 
     def consider(
@@ -290,9 +290,9 @@ class Context:
         """Packs, judges and times a model, and adds it to the candidates.
 
         Args:
-            name: The id.
-            title: The name in words.
-            made_by: The stage.
+            name: The id of the candidate.
+            title: Its name in words.
+            made_by: The stage that made it.
             model: The model; it is not changed.
             precision: How the packed file stores its matrices.
             control: The control of its training; None if it was not trained further.
@@ -317,7 +317,7 @@ class Context:
         file = stem.with_suffix(".keras" if packed is None else ".cell")
         accelerate(model)
         uses = work.keras_uses(model) if packed is None else [work.packed_use(packed)]
-        # The verdict times what may be chosen in turns.
+        # The verdict times the candidates that may be chosen in turns, so a brief timing is enough here.
         speeds = clocks.fastest_first(clocks.speed(use, clocks.BRIEFLY_S) for use in uses)
         found = self.add(
             Candidate(
@@ -342,7 +342,7 @@ class Context:
         return found
 
     def add(self, candidate: Candidate, judged: Judged) -> Candidate:
-        """Adds a candidate with its quality on the validation part, compared with the original and its control."""
+        """Add a candidate with its quality on the validation part, compared with the original and its control."""
         before = self.state.judged.get(ORIGINAL)
         control = None if candidate.control is None else self.state.judged[candidate.control]
         complete = dataclasses.replace(
@@ -359,9 +359,9 @@ class Context:
         return complete
 
     def loss(self, before: Judged, after: Judged) -> Interval:
-        """Gives how much worse one model is than another on the same part, as a share; below 0 it is better."""
+        """Return the loss of quality from one model to another on the same part, as a share; negative is a gain."""
         return paired_loss(before, after, higher_is_better=self.workload.metric.higher_is_better)
 
     def allowed(self, loss: float) -> bool:
-        """True if a model may be worse by that share."""
+        """Return True if a model may be worse by this share."""
         return loss <= self.settings.max_quality_loss + _ROUNDING

@@ -1,4 +1,4 @@
-"""Judges an exported model at its task, beside the original, in the runtime that it is for."""
+"""Judges an exported model beside the original at its task, in the runtime of the export."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from cellerate.tasks.exporting import Quality
 def quality_judge(
     model: str | os.PathLike[str], data: Sequence[str | Path], *, max_loss: float = 0.01, seed: int = 0
 ) -> Callable[[ExportedModel], Quality]:
-    """The judgement of an exported model that `cellerate.export` asks for before it keeps the file.
+    """Return a judge of an exported model, which `cellerate.export` calls before it keeps the file.
 
-    Both models are judged on the same held-out part of the data, which `optimize` gives its verdicts on.
+    It judges both models on the held-out part of the data that `optimize` uses for its verdicts.
 
     Args:
         model: The `.keras` file that is exported; Cellerate trained it.
-        data: Data of its task, such as those it was trained on.
-        max_loss: How much worse it may become, as a share.
-        seed: Of the parts of the data.
+        data: Data of its task, such as the training data.
+        max_loss: The allowed loss of quality, as a share.
+        seed: The seed that splits the data into parts.
 
     Raises:
-        ConfigError: The model is no `.keras` file, there are no data, or `max_loss` is below 0.
+        ConfigError: The model is not a `.keras` file, there are no data, or `max_loss` is below 0.
         DataError: The data cannot be used.
         ModelError: The model cannot be opened, or its task is unknown.
 

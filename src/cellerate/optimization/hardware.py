@@ -1,6 +1,6 @@
-"""The speed of the model's largest recurrent layer on this machine, measured in three seconds on our kernels.
+"""The speed of the model's largest LSTM layer on this machine, measured in three seconds on our kernels.
 
-It tells which stages can bring nothing here, so that no time goes into finding that out.
+It shows which stages cannot help here, so that the run spends no time on them.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from cellerate.measure import Order
 
 _MEASURED_S = 2.5
 _TURNS = 6
-_FEWEST_STEPS, _MOST_STEPS = 4, 64  # of a row: what holds for so many holds for more
+_FEWEST_STEPS, _MOST_STEPS = 4, 64  # time steps of a row; more would not change the ratios
 _CALL_S = 0.08
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """The measurements.
+    """The measurements of the largest LSTM layer.
 
     Attributes:
         bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32, turn by turn.
@@ -39,15 +39,15 @@ class Hardware:
 
 
 def measure_hardware(model: keras.Model, batch_size: int, length: int | None) -> Hardware | None:
-    """Times the largest LSTM layer of an accelerated model, forward and backward, in turns.
+    """Time the largest LSTM layer of an accelerated model, forward and backward, in turns.
 
     Args:
         model: The model, accelerated.
         batch_size: Rows per training batch.
-        length: Time steps per row; None for those of the model.
+        length: Time steps per row; None for the length that the model is built for.
 
     Returns:
-        What was found; None if no LSTM layer runs on our kernels for the processor.
+        The measurements; None if no LSTM layer runs on our CPU kernels.
     """
     layers = [layer for layer in fused_layers(model) if isinstance(layer, keras.layers.LSTM)]
     if not layers or native.why_unavailable() is not None:
@@ -82,7 +82,7 @@ def fused_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def _steps_of(seconds: float, batch: int, most: int, sizes: tuple[int, int]) -> int:
-    """Return the number of time steps that a call of about so many seconds has."""
+    """Return the number of time steps for a call of about `seconds`."""
     few = min(_FEWEST_STEPS, most)
     call = _step(batch, few, sizes, "float32")
     call()
@@ -90,7 +90,7 @@ def _steps_of(seconds: float, batch: int, most: int, sizes: tuple[int, int]) -> 
 
 
 def _step(batch: int, steps: int, sizes: tuple[int, int], dtype: str) -> Callable[[], None]:
-    """Gives a call that runs a layer of (inputs, units) forward and backward."""
+    """Return a call that runs a layer of (inputs, units) forward and backward."""
     from ml_dtypes import bfloat16
 
     inputs, units = sizes
@@ -115,7 +115,7 @@ def _step(batch: int, steps: int, sizes: tuple[int, int], dtype: str) -> Callabl
 
 
 def _in_turns(contestants: dict[str, tuple[int, Callable[[], None]]]) -> dict[str, list[float]]:
-    """The seconds of the fastest call of each turn; turns end when the time is up, after two at least."""
+    """Return the seconds of the fastest call of each turn; turns end when the time is up, but not before two."""
     turns: dict[str, list[float]] = {name: [] for name in contestants}
     began = time.perf_counter()
     calls = 1

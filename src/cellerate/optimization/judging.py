@@ -13,9 +13,9 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.report.quality import Interval
 
-# Neighbouring windows of a text or a series are alike; the means of longer stretches hardly are.
+# Neighbouring windows of a text or a series are correlated; the means of longer stretches hardly are.
 _MOST_BLOCKS = 64
-# The 97.5 % quantiles of Student's t by degrees of freedom; for more, a series is as exact.
+# The 97.5 % quantiles of Student's t by degrees of freedom; a series expansion is as exact for more.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NORMAL = 1.96
 
@@ -33,7 +33,7 @@ class Judged:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Converts any sequences, such as lists from JSON, to tuples."""
+        """Convert sequences, such as lists from JSON, to tuples."""
         object.__setattr__(self, "values", tuple(self.values))
         object.__setattr__(self, "weights", tuple(self.weights))
 
@@ -46,11 +46,11 @@ class Judged:
 def judged(
     values: Sequence[float] | np.ndarray, weights: Sequence[float] | np.ndarray | None = None
 ) -> Judged:
-    """Groups the values of items, in the order of the data, into blocks.
+    """Group the values of items, in the order of the data, into blocks.
 
     Args:
-        values: (N,) the mean of each item: a window, a line.
-        weights: (N,) how much each item counts; None for equal weights. Items of weight 0 are left out.
+        values: (N,) the mean of each item, such as a window or a line.
+        weights: (N,) the weights of the items; None for equal weights. Items of weight 0 are left out.
 
     Raises:
         DataError: There are no values.
@@ -63,7 +63,7 @@ def judged(
         raise DataError("there is nothing to judge the model on: hold out more of the data.")
     if not np.isfinite(found).all():
         raise ModelError(
-            "what the model makes of the held-out data is not finite: its training diverged. Train it again, with a "
+            "the model's results on the held-out data are not finite: its training diverged. Train it again, with a "
             "lower learning rate."
         )
     edges = np.linspace(0, len(found), min(_MOST_BLOCKS, len(found)) + 1).astype(int)[:-1]
@@ -79,11 +79,11 @@ def interval(one: Judged) -> Interval:
 
 
 def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Interval:
-    """Gives how much worse one model is than another, as a share of the other's value; below 0 it is better.
+    """Return the loss of quality from one model to another, as a share of the first one's value; negative is a gain.
 
     Args:
-        before: The values of the other model.
-        after: The values of the model, on the same data.
+        before: The values of the first model.
+        after: The values of the second model, on the same data.
         higher_is_better: Whether higher values are better.
 
     Returns:
@@ -95,7 +95,7 @@ def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Int
     scale = abs(before.mean)
     found = float(np.average(differences, weights=weights))
     if scale == 0:
-        # As in `compress.record.relative_loss`: anything worse than perfect is infinitely worse.
+        # As in `compress.record.relative_loss`: a value worse than perfect is infinitely worse.
         worst = 0.0 if found == 0 else math.copysign(1e9, found)
         return Interval(value=worst, low=worst, high=worst)
     reach = _reach(differences, weights) / scale
@@ -103,7 +103,7 @@ def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Int
 
 
 def _reach(values: np.ndarray, weights: np.ndarray) -> float:
-    """Gives half the width of the 95 % interval of a weighted mean of blocks.
+    """Return half the width of the 95 % interval of a weighted mean of blocks.
 
     Source: Cochran, "Sampling Techniques", 3rd ed., section 2.11 (the variance of a ratio of means).
     """
@@ -116,7 +116,7 @@ def _reach(values: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _student(freedom: int) -> float:
-    """Gives the 97.5 % quantile of Student's t.
+    """Return the 97.5 % quantile of Student's t.
 
     Source: Abramowitz & Stegun, "Handbook of Mathematical Functions", 26.7.5.
     """

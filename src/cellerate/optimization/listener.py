@@ -15,7 +15,7 @@ class StageListener(Listener):
     """Listens to a run and shows nothing; subclasses override what they want to show."""
 
     def start(self, stages: Sequence[str], left_s: float) -> None:
-        """Called when the run starts or continues, with the stages left to do and the seconds left."""
+        """Called when the run starts or continues, with the stages and the seconds left."""
 
     def begin(self, title: str) -> None:
         """Called when a stage starts."""
@@ -52,7 +52,7 @@ class TerminalListener(StageListener):
 
     def begin(self, title: str) -> None:
         """Shows the name of the stage."""
-        # A stage that found its time too short may begin once more.
+        # A stage whose time was too short may begin a second time.
         self._number = min(self._number + 1, self._count)
         self._title = title
         self._show("")

@@ -1,6 +1,6 @@
 """Asks processes that only measure, such as `probe_process`, and ends them in time.
 
-This side runs in the process of the run, so it imports nothing that measures.
+This module runs in the main process, so it imports nothing that measures.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from cellerate.errors import CellerateError
 from cellerate.messages import from_json
 
 PATIENCE_S = 600.0
-"""The seconds that an answer may take even if less time is left, because the verdict is always reached."""
+"""The seconds that an answer may take even if less time is left, because every run reaches the verdict."""
 
 
 class ProbeError(CellerateError):
@@ -37,17 +37,17 @@ class ProbeError(CellerateError):
 
 
 class MeasuringProcess:
-    """A process of our own that measures, a question a line.
+    """A child process that measures; it answers one question per line.
 
     Args:
-        module: The module that it runs, which answers by `probe_process.answer_questions`.
-        opened: What it opens before the first question, as JSON.
+        module: The module that the process runs, which calls `probe_process.answer_questions`.
+        opened: The arguments of opening, which the process does before the first question, as JSON.
         backend: The Keras backend.
         patience_s: How long to wait for an answer.
-        environment: Variables of its environment beside those of this process; None for a variable to leave out.
+        environment: Environment variables to add to those of this process; None removes a variable.
 
     Attributes:
-        patience_s: The same; it may be set anew before a question.
+        patience_s: The argument; it may be changed before a question.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class MeasuringProcess:
     ) -> None:
         self.patience_s = patience_s
         self._module, self._opened = module, dict(opened)
-        # Each framework would take most of a GPU's memory at its start, and several processes share it.
+        # By default a framework takes most of a GPU's memory when it starts, but several processes share the GPU.
         shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
         own = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
         merged = shared | dict(os.environ) | own | dict(environment or {})
         self._environment = {name: value for name, value in merged.items() if value is not None}
-        # What there is to close; Ctrl-C may come while the process is being started.
+        # Everything to close, registered at once: Ctrl-C may come while the process starts.
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -110,15 +110,15 @@ class MeasuringProcess:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            # What a dead process did not read cannot be flushed.
+            # A pipe to a dead process cannot be flushed.
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
 
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
-        """Asks a question; if the previous question killed the process, it is started again.
+        """Ask a question; restart the process first if the previous question killed it.
 
         Args:
-            kind: The kind of question, one of those `probe_process` knows.
+            kind: A kind of question that `probe_process` knows.
             timeout_s: How long to wait; None for `patience_s`.
             options: The arguments of the question.
 
@@ -129,18 +129,18 @@ class MeasuringProcess:
         return self.answer(timeout_s)
 
     def tell(self, kind: str, **options: Any) -> None:
-        """Asks a question without waiting for its answer, so that several processes can get ready at once."""
+        """Send a question without waiting for its answer, so that several processes can get ready at once."""
         if self.has_ended:
             self.close()
             self.start()
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
-        # A process that has just ended has no answer either, which says so.
+        # If the process has just ended, `answer` raises the error.
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps({**self._opened, "kind": kind, "with": options}) + "\n")
             self._process.stdin.flush()
 
     def answer(self, timeout_s: float | None = None) -> Any:
-        """Waits for the answer to what was told; arguments and errors as of `ask`."""
+        """Wait for the answer to the question that `tell` sent; arguments and errors as for `ask`."""
         timeout_s = self.patience_s if timeout_s is None else timeout_s
         try:
             line = self._answers.get(timeout=timeout_s)
@@ -159,7 +159,7 @@ class MeasuringProcess:
     def _ended(self) -> ProbeError:
         code = self._process.wait()
         if code == -9:
-            return ProbeError("the system ended the process: it had no memory left", memory=True)
+            return ProbeError("the system ended the process: the machine had no memory left", memory=True)
         self._stderr.seek(0)
         lines = self._stderr.read()[-4000:].decode(errors="replace").strip().splitlines()
         memory = any("MemoryError" in line or "out of memory" in line.lower() for line in lines)

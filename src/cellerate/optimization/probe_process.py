@@ -1,8 +1,8 @@
 """A process that only measures: it opens the model and the data, and answers one question per line.
 
-A measurement must not depend on what ran before it. The baseline needs a process that never loaded our
-kernels, and memory must be measured in a process that did nothing else. A process that runs out of memory
-takes nothing with it. `probe_client` starts this process.
+A measurement must not depend on earlier work. The baseline needs a process that never loaded our kernels, and memory
+must be measured in a process that did nothing else. A process that runs out of memory does not end the run.
+`probe_client` starts this process.
 """
 
 import json
@@ -18,7 +18,7 @@ from cellerate.errors import CellerateError, in_a_line
 from cellerate.messages import to_json
 
 MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
-"""The words of frameworks when memory runs out; a MemoryError may have none."""
+"""Words in the errors of frameworks when memory runs out; a MemoryError may have none."""
 
 
 class Answering(Protocol):
@@ -37,9 +37,9 @@ def answer_questions(open_work: Callable[[dict[str, Any]], Answering]) -> None:
     """Reads what to open and then one question per line from stdin; writes one answer per line to the former stdout.
 
     Args:
-        open_work: Opens what the first question names.
+        open_work: Opens the model and the data that the first line names.
     """
-    # Stdout is for answers: whatever a framework prints goes to stderr.
+    # Stdout is for answers: the prints of frameworks go to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _offer_to_the_memory_killer()
@@ -51,7 +51,7 @@ def answer_questions(open_work: Callable[[dict[str, Any]], Answering]) -> None:
             answer = {"answer": work.answer(question)}
         except KeyboardInterrupt:
             return
-        except Exception as error:  # the answer is whatever a backend raises
+        except Exception as error:  # a backend may raise anything, and the error is the answer
             memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
             own = isinstance(error, CellerateError)
             said = to_json(error.args[0]) if own else f"{in_a_line(error):.300}"
@@ -87,7 +87,7 @@ class _Work:
         return self._kinds[question["kind"]](**question.get("with", {}))
 
     def _explain(self) -> list[list[str]]:
-        """Gives a layer, its kernel and the reason, for each layer."""
+        """Return each layer with its kernel and the reason."""
         from cellerate.layers.conditions import KERNELS
         from cellerate.layers.explain import explain
 
@@ -100,14 +100,14 @@ class _Work:
         return vars(self._workload.judge(self._workload.model, part, brief=brief))
 
     def _open(self, *, files: list[str] | None = None) -> float:
-        """Gets what `_use` is to time ready; gives the seconds of a processor that it took to open model and data."""
+        """Prepare the files for `_use`; return the processor seconds spent on opening the model and the data."""
         opened_s = time.process_time()
         if files is not None:
             self._ready(files)
         return opened_s
 
     def _use(self, *, files: list[str], seconds: float | None = None) -> list[dict[str, Any]]:
-        """Times packed models, or without any the model in Keras; each figure for so many seconds."""
+        """Time packed models, or the model in Keras if there are none; each figure takes `seconds`."""
         from cellerate.optimization.clocks import speed
 
         return [vars(speed(use, seconds)) for use in self._ready(files)]
@@ -132,7 +132,7 @@ class _Work:
         steps: int | None = None,
         seconds: float = 2.0,
     ) -> dict[str, Any]:
-        """Trains from the model's own weights for a few steps, and gives the fields of a `TrainingStep`."""
+        """Train from the model's own weights for a few steps, and return the fields of a `TrainingStep`."""
         from cellerate.layers.accelerate import accelerate
         from cellerate.machine.environment import peak_memory_bytes
         from cellerate.optimization.training import settings_of
@@ -168,7 +168,7 @@ class _Work:
     def _trainer(
         self, *, name: str, policy: str, implementation: str, batch_size: int, length: int | None
     ) -> dict[str, Any]:
-        """Gets a training ready, to go on with in turns; gives the size of its batches and about what a step takes."""
+        """Prepare a training that runs in turns; return the size of its batches and about the time of a step."""
         from cellerate.layers.accelerate import accelerate
         from cellerate.optimization.training import settings_of
         from cellerate.training.trial import Trainer
@@ -187,12 +187,12 @@ class _Work:
             "length": length or work.length,
             "items": source.items_per_batch,
             "step_s": trainer.step_s if math.isfinite(trainer.step_s) else None,
-            # Other processes of the run may have had the processors, and it may have had several of them.
+            # Other processes of the run may have used the processors, and this one may have used several.
             "compile_s": min(time.perf_counter() - began, time.process_time() - used),
         }
 
     def _turn(self, *, name: str, steps: int, restart: bool = False) -> dict[str, Any]:
-        """Goes on with a training for so many steps, or begins it again."""
+        """Continue a training for `steps` steps, or restart it first."""
         from cellerate.machine.environment import peak_memory_bytes
 
         if restart:
@@ -205,14 +205,14 @@ class _Work:
         }
 
     def _model(self, policy: str) -> Any:
-        """Gives the model with its own weights in a dtype policy."""
+        """Return the model with its own weights in a dtype policy."""
         from cellerate.models.rewrite import with_dtype_policy
 
         self._workload.model.set_weights(self._start)
         return with_dtype_policy(self._workload.model, policy)
 
     def _load(self, *, batch_size: int, length: int | None) -> dict[str, float]:
-        """Measures the milliseconds it takes to make a batch while nothing else runs."""
+        """Measure the milliseconds to make a batch while nothing else runs."""
         from cellerate.data.arrays import iterate
         from cellerate.optimization.clocks import timed_calls
 

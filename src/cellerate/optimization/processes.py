@@ -1,7 +1,7 @@
-"""The processes that measure, kept for a whole run: starting one, and compiling in it, takes longer than measuring.
+"""The processes that measure, kept for a whole run: starting one and compiling in it takes longer than measuring.
 
-What is compared is measured in processes of their own: of Keras alone, which never load our kernels, and one for each
-way to train. A process that waits uses no processor.
+Contestants run in separate processes: one with Keras alone, which never loads our kernels, and one for each way to
+train. A waiting process uses no processor time.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from cellerate.optimization.probe_client import PATIENCE_S, Probe, ProbeError
 from cellerate.optimization.training import way_of
 from cellerate.report.record import TrainingStep
 
-# Each holds a model and its data; with more of them those of the longest ago end.
+# Each training process holds a model and its data; beyond this number the oldest ones end.
 _MOST_TRAININGS = 3
 
 
@@ -44,15 +44,15 @@ class TrainingWay:
 
 
 class Training:
-    """A way to train, in a process that is ready to go on with it.
+    """A way to train, in a process that keeps its training ready to continue.
 
     Attributes:
         way: The way.
         probe: The process.
-        compile_s: How many seconds it took to compile and to warm up, with a processor of its own.
-        step_s: About how many seconds a step takes; infinite if that is not known.
+        compile_s: The seconds to compile and warm up, had it a processor to itself.
+        step_s: About the seconds of a step; infinite if unknown.
         items: Items (characters, windows, lines) of a batch.
-        raced: Whether it has taken a turn of a race.
+        raced: True if it has taken a turn of a race.
     """
 
     def __init__(self, way: TrainingWay, probe: Probe) -> None:
@@ -63,10 +63,10 @@ class Training:
         probe.tell("trainer", name=way.key, **dataclasses.asdict(way))
 
     def get_ready(self) -> None:
-        """Waits until it is compiled and warm.
+        """Wait until the training is compiled and warm.
 
         Raises:
-            ProbeError: It cannot be trained this way.
+            ProbeError: The model cannot be trained this way.
         """
         if self._about:
             return
@@ -75,10 +75,10 @@ class Training:
         self.compile_s = self._about["compile_s"]
 
     def turn(self, steps: int, *, restart: bool) -> dict[str, Any]:
-        """Trains for so many steps; the first turn of a race starts from the model's weights.
+        """Train for `steps` steps; with `restart`, as in the first turn of a race, from the model's weights.
 
         Raises:
-            ProbeError: It failed.
+            ProbeError: The training failed.
         """
         return self.probe.ask("turn", name=self.way.key, steps=steps, restart=restart)
 
@@ -109,12 +109,12 @@ class Workers:
         probe: Makes a process, not started yet, that measures the original.
 
     Attributes:
-        opened_s: The seconds of a processor that the process of Keras took to open the model and the data: about what
-            a process takes that starts by itself.
+        opened_s: The processor seconds that the Keras process took to open the model and the data: about the time of
+            a process that starts alone.
 
     Example:
-        >>> with contextlib.closing(Processes(probe)) as processes:
-        ...     (ours,) = processes.trainings([Way("auto", "float32", 64, 100)])
+        >>> with contextlib.closing(Workers(probe)) as workers:
+        ...     (ours,) = workers.trainings([TrainingWay("auto", "float32", 64, 100)])
     """
 
     def __init__(self, probe: Callable[[], Probe]) -> None:
@@ -126,25 +126,25 @@ class Workers:
         self._trainings: dict[TrainingWay, Training] = {}
 
     def begin(self) -> None:
-        """Starts the two processes of the baseline, which open the model while this process does something else."""
+        """Start the two processes of the baseline, which open the model while this process does other work."""
         self._keras, self._spare = self._start(), self._start()
         self._spare.tell("open")
         self._keras.tell("open", files=[])
 
     def wait_for(self, patience_s: float) -> None:
-        """Sets how long an answer may take from now on."""
+        """Set the seconds that an answer may take from now on."""
         self._patience_s = patience_s
         trainings = [training.probe for training in self._trainings.values()]
         for probe in filter(None, (self._keras, self._spare, *trainings)):
             probe.patience_s = patience_s
 
     def prepare(self, way: TrainingWay) -> None:
-        """Lets a process get a way to train ready, and goes on."""
+        """Let a process prepare a way to train, without waiting for it."""
         if way not in self._trainings:
             self._trainings[way] = Training(way, self._take())
 
     def keras(self) -> Probe:
-        """The process that uses the original as its user does, ready to be timed.
+        """Return the process that uses the original as its user does, ready to be timed.
 
         Raises:
             ProbeError: It cannot open the model.
@@ -158,13 +158,13 @@ class Workers:
         return self._keras
 
     def trainings(self, ways: Sequence[TrainingWay]) -> list[Training | ProbeError]:
-        """Ways to train, each in its process and ready; those that are not there yet get ready at the same time.
+        """Return ways to train, each ready in its own process; new processes get ready at the same time.
 
         Returns:
-            A training for each way, or why it cannot be trained.
+            For each way a training, or the error if it cannot be trained.
         """
         for way in [way for way, training in self._trainings.items() if training.probe.has_ended]:
-            # The system ends these processes first where memory is short.
+            # The system ends these processes first when memory is short.
             self.end(way)
         known = [self._trainings.get(way) for way in ways]
         for place, way in enumerate(ways):
@@ -198,11 +198,11 @@ class Workers:
         return probe
 
     def _take(self) -> Probe:
-        """A process that trains nothing yet."""
+        """Return a process without a training."""
         if self._spare is None:
             return self._start()
         probe, self._spare = self._spare, None
-        # What cannot be opened is said again by whatever is asked next.
+        # If the model cannot be opened, the next question fails with the same error.
         with contextlib.suppress(ProbeError):
             probe.answer()
         return probe

@@ -1,4 +1,4 @@
-"""Runs the stages: which comes next, with how much time, and what becomes of one that fails."""
+"""Runs the stages: chooses the next one, gives it time, and handles failures."""
 
 import contextlib
 import dataclasses
@@ -19,14 +19,14 @@ from cellerate.optimization.stages.verdict import keep_interim
 from cellerate.optimization.state import State, save_state
 from cellerate.report.record import StageRecord
 
-# What comes first may take so much of the budget, even if too little is left for the verdict then.
+# The first stages may take this share of the budget, even if too little is left for the verdict.
 _FIRST_SHARE = 0.4
 
 
 def run_stages(context: Context, began: float, before: float) -> list[str]:
-    """Runs the stages not done yet, and gives their names; a failing one is reported, and the others continue.
+    """Run the stages not done yet, and return their names; a failing stage is reported, and the others continue.
 
-    A stage that found its share too short runs once more at the end if the others left it enough.
+    A stage whose share of the time was too short runs once more at the end if the others left enough.
     """
     state, settings, listener = context.state, context.settings, context.listener
     done = {one.name for one in state.passes if one.status == "done"}
@@ -77,8 +77,8 @@ def run_stages(context: Context, began: float, before: float) -> list[str]:
 
 
 def _keep(context: Context, found: StageRecord) -> None:
-    """Put what a stage found into the state, in the place of what it found before."""
-    # Includes stages of an earlier call that chose others.
+    """Put the record of a stage into the state, in place of its earlier record."""
+    # The order covers all stages, because an earlier call may have chosen others.
     place = [Baseline.name, *registry.STAGES]
     kept = [other for other in context.state.passes if other.name != found.name]
     context.state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
@@ -87,8 +87,8 @@ def _keep(context: Context, found: StageRecord) -> None:
 def _next(context: Context, waiting: Sequence[Stage], left_s: float) -> tuple[Stage, float | None, float]:
     """Return the stage that comes next, its seconds, and the seconds that no stage needs.
 
-    Without time for any stage its seconds are None. The surest stages come first. Those that can bring nothing come
-    next, because saying so takes no time.
+    The seconds are None if the stage has no time. Stages marked `first` come first. Stages that cannot help come next,
+    because skipping them takes no time.
     """
     if isinstance(waiting[0], Baseline):
         return waiting[0], None, 0.0
@@ -112,7 +112,7 @@ def _without_time(one: Stage, context: Context) -> StageRecord:
 
 
 def _result(one: Stage, context: Context) -> StageRecord:
-    """Give what a stage found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
+    """Return the record of a stage, or of its failure. Errors of the baseline are raised: nothing works without it."""
     if reason := one.pointless(context):
         return StageRecord(name=one.name, title=one.title, status="skipped", reason=reason)
     try:
@@ -133,7 +133,7 @@ def _result(one: Stage, context: Context) -> StageRecord:
 
 @contextlib.contextmanager
 def _as_it_was(state: State) -> Iterator[None]:
-    """Undoes the choices of a stage that fails or is interrupted; the candidates it made stay valid."""
+    """Undo the choices of a stage that fails or is interrupted; the candidates that it made stay valid."""
     choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
     try:
         yield

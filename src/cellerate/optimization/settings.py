@@ -24,14 +24,14 @@ class OptimizeSettings:
             "throughput" of many, "size" of the file, or "training", which tunes only the training and leaves
             the model as it is.
         max_quality_loss: How much worse the model may become, as a share: 0.01 lets 2.00 bits become 2.02.
-        time_budget: About how many seconds the run may take. Each stage gets a share; what does not fit is left
-            out, and said.
+        time_budget: About how many seconds the run may take. Each stage gets a share; stages that do not fit are
+            left out and reported.
         only: The stages to run; if empty, those that the objective needs.
         skip: Stages to leave out.
         batch_size: Rows per training batch, as the model is trained now; if unset, the default of its task.
         keep: Shares of hidden units to keep when pruning, tried from the smallest until one is good enough.
-        latency_goal_ms: What a call for one item may take, which decides how small the distilled student is; if
-            unset, as long as the quantized model with half of its computing.
+        latency_goal_ms: The time that a call for one item may take, which decides the size of the distilled student;
+            if unset, the time of the quantized model with half of its arithmetic.
         steps: The most batches to train a pruned model, a student or their control on; the time left may allow
             fewer.
         seed: The seed of everything random.

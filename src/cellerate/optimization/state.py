@@ -20,7 +20,7 @@ class Choices:
     """The choices made so far.
 
     Attributes:
-        implementation: Which implementation computes the LSTM layers in training.
+        implementation: The implementation of the LSTM layers in training.
         training_precision: The Keras dtype policy of training.
         batch_size: Rows per training batch.
         accumulate: How many batches share one update.
@@ -41,24 +41,24 @@ class State:
     """The state of a run.
 
     Attributes:
-        identity: What a continued run must have in common with this one.
+        identity: The values that a continued run must share with this one.
         choices: The choices made so far.
         started: The time of the start, ISO 8601.
-        seconds: The time it took, all sessions together.
-        apart: How far our kernels judge the original from Keras on a stretch of held-out data, as a share.
-        process_s: About how many seconds a new process takes to open the model and the data.
-        compile_s: About how many seconds it takes to compile a training there.
-        judge_s: How many seconds it took to judge the original.
-        first_judge_s: How many more it takes for a model that is judged for the first time, and is compiled for it.
+        seconds: The seconds of all sessions together.
+        apart: The difference between the judgements of our kernels and of Keras on held-out data, as a share.
+        process_s: About the seconds in which a new process opens the model and the data.
+        compile_s: About the seconds to compile a training there.
+        judge_s: The seconds to judge the original.
+        first_judge_s: The extra seconds of a model's first judgement, which compiles it.
         judged_share: The share of the held-out data that models are judged on.
-        consider_s: How many seconds it took last to pack a model, to judge it and to time it.
-        bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32 on our kernels, turn by
-            turn; empty if that was not measured.
+        consider_s: The seconds that the last model took to be packed, judged and timed.
+        bfloat16: The speed of the largest LSTM layer's training in bfloat16 over float32 on our kernels, turn by
+            turn; empty if it was not measured.
         units: The units of that layer.
-        passes: The finished stages, under the key that runs on disk have.
+        passes: The finished stages; files of runs have this key.
         candidates: The models in the order they were made; the first is the original.
         judged: The quality of each candidate on the validation part, by its id.
-        tested: The quality on the test part of each model that a verdict was given on, by its id.
+        tested: The quality on the test part of each model that a verdict judged, by its id.
         further_steps: How many steps candidates are trained further; None until a stage needs to know.
         training_steps: The measurements of training; the first is the baseline.
         explanation: For each layer of the original: the layer, its kernel, and what would make it faster.
@@ -100,7 +100,7 @@ def save_state(state: State, folder: Path) -> None:
 
 
 def load_state(folder: Path, identity: dict[str, str]) -> State | None:
-    """Gives the state of the run in a folder, or None if there is none.
+    """Return the state of the run in a folder, or None if there is none.
 
     Args:
         folder: The folder of the run.
@@ -116,7 +116,7 @@ def load_state(folder: Path, identity: dict[str, str]) -> State | None:
         return None
     except (ValidationError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be read, or is not the state of a run of this version. Start anew with "
+            f"{path} cannot be read, or is not the state of a run of this version. Start again with "
             f"{argument('restart', True)}, or choose another folder ({argument('output')})."
         ) from error
     differing = sorted(name for name in identity if state.identity.get(name) != identity[name])

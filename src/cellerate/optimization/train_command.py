@@ -1,4 +1,4 @@
-"""The command to train with from now on: complete, with the model as it is and the settings that were chosen."""
+"""The complete command for future training, with the model's architecture and the chosen settings."""
 
 import dataclasses
 import shlex
@@ -29,9 +29,9 @@ _FILE = "retrained.keras"
 
 
 def train_command(context: Context) -> str:
-    """Gives the command line that trains such a model on the same data as the run found best.
+    """Return the command line that trains such a model on the same data with the settings that the run chose.
 
-    A model that the command line cannot build is named by its file, and goes on from its weights.
+    For a model that the command line cannot build, the command names the file and continues from its weights.
     """
     work, choices = context.workload, context.state.choices
     training_settings = settings_of(work.record)
@@ -60,11 +60,11 @@ def train_command(context: Context) -> str:
 
 
 def architecture_of(work: Workload) -> Any | None:
-    """Gives the settings that build a model like that of a task; None if none do, as for a user's own model."""
+    """Return the settings that build the model of a workload; None if there are none, as for a user's own model."""
     guess = {"text": _text, "series": _series, "embed": _lines}[work.record.task]
     try:
         settings, built = guess(work)
-    # Of a model that is quite another, anything may be missing.
+    # A model of another kind may lack anything that is read here.
     except (LookupError, AttributeError, TypeError, ValueError):
         return None
     return settings if _described(built) == _described(work.model) else None
@@ -132,14 +132,14 @@ def _lines(work: Workload) -> tuple[AutoencoderArchitecture, keras.Model]:
 
 
 def _recurrent(layers: Sequence[Any]) -> tuple[Cell, list[Any]]:
-    """The recurrent layers of the kind of the first one, and that kind."""
+    """The kind of the first recurrent layer, and all recurrent layers of this kind."""
     kinds = {layer: cell for cell, layer in RECURRENT_LAYERS.items()}
     found = [one for one in layers if type(one) in kinds]
     return kinds[type(found[0])], [one for one in found if type(one) is type(found[0])]
 
 
 def _layers(model: Any) -> Iterator[Any]:
-    """The layers of a model, those of nested models and wrappers too."""
+    """The layers of a model, including those in nested models and wrappers."""
     for layer in model.layers:
         yield layer
         if isinstance(layer, keras.Model):
@@ -153,7 +153,7 @@ def _rate(layers: Sequence[Any]) -> float:
 
 
 def _described(model: keras.Model) -> list[Any]:
-    """The properties that models built alike share, whatever their names, seeds and weights."""
+    """The properties that models of the same architecture share, whatever their names, seeds and weights."""
     kinds = [
         (type(one).__name__, getattr(one, "rate", None), getattr(one, "recurrent_dropout", None))
         for one in _layers(model)
@@ -162,10 +162,10 @@ def _described(model: keras.Model) -> list[Any]:
 
 
 def _recorded(work: Workload) -> dict[str, Any]:
-    """The options of the task's data, as far as the model's record has them."""
+    """The options of the task's data that the model's record holds."""
     payload = work.record.payload
     options = dict(payload.get("options", payload))
     kind = (payload.get("tokenizer") or {}).get("kind", "characters")
-    # The file of a tokenizer of one's own is not recorded.
+    # The record does not name the file of a user's own tokenizer.
     options["tokenizer"] = kind if kind in ("characters", "bytes") else "TOKENIZER.json"
     return options

@@ -15,7 +15,7 @@ _SAME_BATCH = 0.1
 
 
 def settings_of(record: TaskRecord) -> TrainingSettings:
-    """Gives the settings a model was trained with, or the defaults if its record has no usable ones."""
+    """Return the settings a model was trained with, or the defaults if its record has no usable ones."""
     recorded = record.payload.get("training")
     known = {field.name for field in dataclasses.fields(TrainingSettings)}
     kept = (
@@ -30,7 +30,7 @@ def settings_of(record: TaskRecord) -> TrainingSettings:
 
 
 def policy_of(model: keras.Model) -> str:
-    """Gives the dtype policy a model trains in: that of its first recurrent layer, else of the whole model."""
+    """Return the dtype policy that a model trains in: its first recurrent layer's, else the whole model's."""
     recurrent = [found.layer for found in find_over_time(model) if isinstance(found.layer, keras.layers.RNN)]
     return str(getattr(recurrent[0] if recurrent else model, "dtype_policy", model.dtype_policy).name)
 
@@ -41,10 +41,10 @@ def way_of(implementation: str, policy: str) -> str:
 
 
 def learning_rate_of(settings: TrainingSettings, factor: float) -> float:
-    """Gives the initial learning rate for batches `factor` times as large as before.
+    """Return the initial learning rate for batches `factor` times as large as before.
 
     It grows with the batch for SGD, and with the square root of the batch for optimizers that divide by the
-    size of gradients. A batch that lacks only a few rows changes nothing.
+    size of gradients. A batch that is only a few rows smaller changes nothing.
 
     Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017; Malladi et al., "On the SDEs and Scaling Rules for
         Adaptive Gradient Algorithms", 2022.
@@ -55,6 +55,6 @@ def learning_rate_of(settings: TrainingSettings, factor: float) -> float:
 
 
 def batch_size_of(record: TaskRecord, default: int) -> int:
-    """Gives the rows of a training batch according to a record; models of earlier versions don't record it."""
+    """Return the rows of a training batch according to a record; models of earlier versions don't record it."""
     found = record.payload.get("batch_size")
     return found if isinstance(found, int) and 0 < found <= _MOST_ROWS else default

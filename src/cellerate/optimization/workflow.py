@@ -1,4 +1,4 @@
-"""The run: what is opened, the stages, the verdict, and a report of what was found."""
+"""The run of `optimize`: opening, the stages, the verdict and the report."""
 
 import contextlib
 import dataclasses
@@ -62,24 +62,24 @@ def optimize(
 ) -> Run:
     """Tunes and shrinks a trained model within an allowed loss of quality, and reports every decision.
 
-    First the model is measured as it runs today: a process that uses nothing but Keras trains it, judges it
-    and uses it. The stages follow, each with a share of the time, and each is kept if it helps: kernels, batch
-    size, sequence length, pipeline, precision, quantizing, pruning, distilling. The best model within the
-    allowed loss is written as `optimized.cell` and `optimized.keras`. What is compared is timed in turns. Each
-    finished stage is saved to disk, so the same call continues a run that was interrupted.
+    First the model is measured as it runs today: a process with only Keras trains it, judges it and uses it. The
+    stages follow, each with a share of the time, and each is kept if it helps: kernels, batch size, sequence length,
+    pipeline, precision, quantizing, pruning, distilling. The best model within the allowed loss is written as
+    `optimized.cell` and `optimized.keras`. Comparisons are timed in turns. Each finished stage is saved to disk, so
+    the same call continues an interrupted run.
 
     Args:
         model: A `.keras` file that Cellerate wrote, or a Keras model together with its `record`.
-        data: Files for its task: the data it was trained on, or more of the kind.
+        data: Files for its task: the training data, or similar data.
         output: The folder of the run.
         record: The record of a model that is not given as a file, as `load_model` returns it.
-        restart: Whether to throw away what an earlier run left in the folder.
+        restart: Discards an earlier run in the folder.
         verbose: Shows progress on stderr.
         options: The settings of the run, listed below.
 
     Returns:
-        The run; the folder has it as `report.json`, `report.html` and `report.md`, and a card of the chosen model as
-        `card.md`. After Ctrl-C its status is "interrupted".
+        The run, which the folder has as `report.json`, `report.html` and `report.md`, with a card of the chosen model
+        as `card.md`. After Ctrl-C its status is "interrupted".
 
     Raises:
         CellerateError: The model, the data, a setting or the folder cannot be used.
@@ -104,17 +104,17 @@ def run(
     listener: StageListener | None = None,
     command: str | None = None,
 ) -> Run:
-    """Does what `optimize` says, with its settings as a record.
+    """Run `optimize` with its settings as a record.
 
     Args:
         model: A `.keras` file that Cellerate wrote, or a model, which is then written into the folder.
-        data: The data it was trained on, or more of the kind.
+        data: The training data, or similar data.
         output: The folder of the run.
         settings: The options.
         record: The record of a model that is not given as a file.
-        restart: Whether to throw away what an earlier run left in the folder.
-        listener: The listener that is told of progress.
-        command: The command that reproduces the run; None for that of the command line.
+        restart: Discards an earlier run in the folder.
+        listener: The listener that receives progress.
+        command: The command that reproduces the run; None for a command line.
 
     Returns:
         The run; after Ctrl-C its status is "interrupted", and the next call continues it.
@@ -128,7 +128,7 @@ def run(
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
-    # Before this run has processes of its own; said only once there is something to measure.
+    # Checked before this run starts processes of its own; reported only once there is something to measure.
     busy = busy_now()
     with _own(folder), contextlib.ExitStack() as stack:
         paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
@@ -140,7 +140,7 @@ def run(
         processes = stack.enter_context(contextlib.closing(Workers(start)))
         open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
         if given is not None:
-            # Written beside the files of an earlier run, which may be of another model.
+            # Written to another name than the file of an earlier run, whose model may be another one.
             beside = folder / "given.keras"
             try:
                 save_model(given, beside, record)
@@ -151,7 +151,7 @@ def run(
                     beside.unlink()
         else:
             if restart or not (folder / FILE_NAME).exists():
-                # The baseline is to come: while this process opens the data, its processes do so, too.
+                # The baseline comes first: its processes open the data while this process does so, too.
                 processes.begin()
             work, state = open_run(file)
         if busy:
@@ -159,7 +159,7 @@ def run(
         if state.passes:
             done = sum(one.status == "done" for one in state.passes)
             listener.message(
-                f"going on with the run in {folder}: {done} {'stage is' if done == 1 else 'stages are'} done"
+                f"continuing the run in {folder}: {done} {'stage is' if done == 1 else 'stages are'} done"
             )
         context = Context(
             workload=work,
@@ -176,7 +176,7 @@ def run(
 
 
 def _finish(context: Context, began: float, reproduce: str) -> Run:
-    """Runs what is left to do, and writes the report."""
+    """Run the remaining stages, and write the report."""
     state, folder, listener = context.state, context.folder, context.listener
     before = state.seconds
     try:
@@ -204,14 +204,14 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
 
 
 def _write_model_card(run: Run, folder: Path) -> None:
-    """Writes `card.md` beside the packed model, where the verdict has left one."""
+    """Write `card.md` beside the packed model, if the verdict has left one."""
     packed = folder / "optimized.cell"
     if run.verdict is not None and packed.is_file():
         write_card(folder / "card.md", file_info(packed), _judged(run))
 
 
 def _judged(run: Run) -> list[CardFigure]:
-    """The quality of what the verdict has chosen, on the part that no choice has seen."""
+    """The quality of the chosen model on the part that no choice has seen."""
     found = {} if run.verdict is None else {one.role: one.quality.value for one in run.verdict.tested}
     if "before" not in found:
         return []
@@ -248,10 +248,10 @@ def _stopping(listener: StageListener) -> Iterator[None]:
 
 
 def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
-    """Gives the path of a model's file, unless the run would overwrite it."""
+    """Return the path of a model's file, unless the run would overwrite it."""
     keras2.refuse(model)
     if record is not None:
-        raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+        raise ConfigError("record is for a model in memory; a file has its own: leave record out.")
     own = (folder / "optimized.keras", folder / "candidates")
     if any(Path(model).resolve().is_relative_to(path.resolve()) for path in own):
         raise ConfigError(
@@ -263,7 +263,7 @@ def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, fold
 def _open(
     file: Path, *, data: Sequence[str], folder: Path, settings: OptimizeSettings, restart: bool
 ) -> tuple[Workload, State]:
-    """Opens a model, its data, and the run in the folder; if the folder has none of theirs, a new one."""
+    """Open a model, its data, and their run in the folder, or a new run if the folder has none."""
     work = open_workload(file, data, seed=settings.seed)
     identity = _identity(work, settings)
     if restart:
@@ -289,7 +289,7 @@ def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
 
 
 def _digest(work: Workload) -> str:
-    """Gives a digest of a model, but not of its file, because Keras writes the time into that."""
+    """Return a digest of a model; a digest of its file would change, because Keras writes the time into it."""
     description = [describe(work.model), work.record.payload]
     digest = hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode())
     for weights in work.model.get_weights():
@@ -309,7 +309,7 @@ def _first_choices(work: Workload, settings: OptimizeSettings) -> Choices:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what a run keeps in order to continue; its results stay until there are new ones."""
+    """Remove the files that a run keeps in order to continue; its results stay until there are new ones."""
     (folder / FILE_NAME).unlink(missing_ok=True)
     shutil.rmtree(folder / "candidates", ignore_errors=True)
 
@@ -349,7 +349,7 @@ def _record(context: Context, command: str, status: Any, found: Any) -> Run:
 
 
 def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSettings) -> str:
-    """Gives the command line of the run, with the options that differ from the defaults."""
+    """Return the command line of the run, with the options that differ from the defaults."""
     words = ["cellerate", "optimize", str(file)]
     for path in data:
         words += ["--data", path]

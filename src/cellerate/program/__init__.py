@@ -3,12 +3,12 @@
 It is the common language of the code that builds a program from a Keras model, the code that writes and reads
 the `.cell` file, and the code that runs it. It imports none of them.
 
-A program is a tuple of nodes; each node comes after those it reads. Nodes take and give float32 arrays of
+A program is a tuple of nodes; each node comes after the nodes it reads. Nodes take and return float32 arrays of
 shape (B, ...), ids (B, T) int32 and masks (B, T) bool. B and T can be any size unless a node says otherwise.
 Axes are counted as in NumPy, the batch included.
 
-An operation has one row in `OPERATIONS`, in the module of its family: its inputs, weights and options, its rules, and
-what it computes. Kernels, and a row of each export that has it, are all that lies elsewhere.
+An operation has one row in `OPERATIONS`, in the module of its family: its inputs, weights, options and rules, and its
+computation. Only its kernels and its rows in the exports are elsewhere.
 """
 
 from cellerate.program.elementwise import RELATIONS

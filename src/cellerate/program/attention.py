@@ -1,4 +1,4 @@
-"""The operations by which each step of one sequence looks at the steps of another."""
+"""The operations of attention, in which each step of one sequence reads the steps of another."""
 
 import math
 
@@ -8,9 +8,9 @@ from cellerate.errors import ModelError
 from cellerate.program.node import Node
 from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, check_numbers
 
-# Keras takes this from the scores of keys that do not count.
+# Keras subtracts this from the scores of masked keys.
 _HIDDEN = np.float32(1e9)
-# The scores of about so many pairs of steps, or of features of such pairs, are in memory at once.
+# About the most pairs of steps, or features of pairs, whose scores are in memory at once.
 _AT_ONCE = 1 << 18
 _MOST_HEADS = 1 << 16
 
@@ -34,7 +34,7 @@ def _dot_shape(node: Node, read: Shapes) -> Shape:
 
 
 def _dot(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
-    # Of each the axis that is summed over comes last, with one before it.
+    # The summed axis of each input comes last, with one axis before it.
     x, y = (
         np.moveaxis(given[name], axis, -1).reshape(len(given[name]), -1, given[name].shape[axis])
         for name, axis in zip("01", node.options["axes"], strict=True)
@@ -111,7 +111,7 @@ def _attended(node: Node, given: Given, arithmetic: Arithmetic, part: tuple[int,
 
 
 def _counts(node: Node, given: Given, begin: int, end: int) -> np.ndarray | None:
-    """The keys that count for each query, (B or 1, 1, queries, keys); None if all do."""
+    """Return the unmasked keys of each query, (B or 1, 1, queries, keys); None if all are unmasked."""
     counts = None
     if "mask" in given:
         counts = given["mask"][:, np.newaxis, np.newaxis]

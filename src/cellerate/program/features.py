@@ -67,7 +67,7 @@ def _within_a_step(node: Node, steps: int) -> Stepped:
 
 
 def _reduce(function: Callable[..., np.ndarray], **exactly: Any) -> Operation:
-    """The row of an operation that makes one number of those along an axis."""
+    """Return the row of an operation that reduces the numbers along an axis to one."""
 
     def run(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
         axis, keepdims = node.options["axis"], node.options["keepdims"]

@@ -1,4 +1,4 @@
-"""The operations that make masks, and those that choose by one."""
+"""The operations that make masks, and those that select by a mask."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The operations that make one value of several."""
+"""The operations that merge several values into one."""
 
 from collections.abc import Callable, Sequence
 
@@ -42,7 +42,7 @@ def merge(
     dtype: str = "float32",
     average: bool = False,
 ) -> Operation:
-    """The row of an operation that joins all inputs, two by two, stretched to one shape."""
+    """Return the row of an operation that joins all inputs pairwise, broadcast to one shape."""
 
     def run(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarray:
         merged, *others = aligned(in_order(given))

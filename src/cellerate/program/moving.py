@@ -1,4 +1,4 @@
-"""The operations that move elements around, and keep what they are."""
+"""The operations that move elements without changing them."""
 
 import math
 from typing import Any
@@ -77,7 +77,7 @@ def _permuted(node: Node, read: Shapes) -> Shape:
 
 
 def _last_of(steps: int) -> tuple[int, ...]:
-    """The numbers of the last step; of a sequence of any length (-1), only what counts from its end is surely it."""
+    """Return the indices of the last step; in a sequence of any length (-1), only -1 is certain to be the last."""
     return (-1, steps - 1) if steps > 0 else (-1,)
 
 

@@ -15,7 +15,7 @@ PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 """The types of a packed model's matrices and products."""
 
 NORMALIZERS = ("softmax", "log_softmax")
-"""A dense or activation node may also have these beside the kernels' activations; both work over the last axis."""
+"""Further activations of a dense or activation node, beside those of the kernels; they work over the last axis."""
 
 Option = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
 """The value of an option: a plain JSON value, with tuples for lists."""

@@ -1,7 +1,7 @@
-"""A row of the language's table: all that is known of an operation, but for its kernels and its exports.
+"""A row of the language's table: all facts on an operation except its kernels and exports.
 
-The families of operations, one a module, have the rows; `table` joins them. A shape here is the shape of one row of
-the batch, without the batch.
+Each family of operations has its rows in one module; `table` joins them. A shape here is the shape of one row of the
+batch, without the batch.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Given = Mapping[str, np.ndarray]
 """The inputs of an operation: the name of an input → its array."""
 
 AS_READ = "as its inputs"
-"""The type of a result that has the type of what it is made of."""
+"""The type of a result that has the type of its inputs."""
 
 MOST_AXES = 32
 """The most axes of an array: real models have fewer, and array libraries choke on more."""
@@ -42,12 +42,12 @@ class Arithmetic(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The way a node takes a push of steps, where the model itself reads the whole sequence.
+    """The way a node takes a push of steps, while the model itself reads the whole sequence.
 
     Attributes:
-        sequence: Whether its result has the steps of the push; if not, it is that of the last step.
-        options: The options that it needs for that, beside those it has.
-        earlier: How many steps before a push it reads as well, zeros before the first one, and their features.
+        sequence: True if its result has the steps of the push; False if it has only the last step.
+        options: The options to change for a push.
+        earlier: The number of steps before a push that it reads as well, zeros at first, and their features.
     """
 
     sequence: bool = True
@@ -56,7 +56,7 @@ class Stepped(NamedTuple):
 
 
 def needs_all_steps(node: Node, steps: int) -> Stepped:
-    """Refuse a push, as an operation does that needs the whole sequence."""
+    """Refuse a push, because the operation needs the whole sequence."""
     raise ValueError(f"{node.op} needs the whole sequence")
 
 
@@ -75,11 +75,11 @@ class Operation:
         arrays: Its weights: name → axes. Names that end in "?" are optional.
         options: Its options: name → required type.
         check: Raises `ModelError` for a node that breaks a rule which the types of its options cannot express.
-        reads: The type of its inputs, but of "ids", which are int32, and those that begin with "mask", which are bool.
+        reads: The type of its inputs, except "ids", which are int32, and names that begin with "mask", which are bool.
         gives: The type of its result: "float32", "bool" for a mask, or `AS_READ`.
         shape: The shape of its result from those of its inputs, without a size of 0. Raises `ValueError` for shapes
             that it does not take.
-        run: The result in NumPy. None for an input, and for what carries states over time, which a runtime computes.
+        run: The computation in NumPy. None for an input, and for operations with states, which a runtime computes.
         products: The number of multiplications for a row, from the shapes of its inputs and of its result.
         step: The way it takes a push of steps, given the steps of its inputs in the model itself, -1 for any number.
             Raises `ValueError` with the reason if its result is not known step by step.
@@ -109,7 +109,7 @@ def in_order(read: Mapping[str, Any]) -> list[Any]:
 
 
 def same_shape(node: Node, read: Shapes) -> Shape:
-    """The shape of x, whose features must be as many as each weight of the node has."""
+    """The shape of x, which must have as many features as each weight of the node."""
     check_last(read["x"], *(len(array) for array in node.arrays.values()))
     return read["x"]
 
@@ -130,7 +130,7 @@ def axis_of(node: Node, x: Shape) -> int:
 
 
 def check_last(x: Shape, *sizes: int) -> None:
-    """Refuse rows without an axis, and those whose last axis has another size: NumPy would broadcast a 1."""
+    """Refuse rows without an axis or with another size of the last axis, because NumPy would broadcast a 1."""
     if not x or any(size != x[-1] for size in sizes):
         raise ValueError(f"the last axis must have the size {sizes[0] if sizes else 'of the features'}")
 

@@ -1,4 +1,4 @@
-"""The operations that look rows of a table up, or multiply with a matrix."""
+"""The operations that look up rows of a table, or multiply by a matrix."""
 
 import math
 

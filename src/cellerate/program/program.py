@@ -1,4 +1,4 @@
-"""A graph of operations, whose nodes keep the rules of their rows."""
+"""A graph of operations; its nodes obey the rules of their operations."""
 
 import dataclasses
 import unicodedata

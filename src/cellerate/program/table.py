@@ -53,4 +53,4 @@ RECURRENT = tuple(name for name, row in OPERATIONS.items() if row.states)
 LAST_STATES: Mapping[str, str] = MappingProxyType(
     {name: row.inputs[0] for name, row in OPERATIONS.items() if row.state_of}
 )
-"""The operations that give the last state of one of those → the name of their input."""
+"""The operations that return the last state of a recurrent operation → the name of their input."""

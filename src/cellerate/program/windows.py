@@ -1,4 +1,4 @@
-"""The operations that look at a few neighbouring steps at once: the inputs of a convolution, and pooling.
+"""The operations on windows of neighbouring steps: the inputs of a convolution, and pooling.
 
 They work along the axis before the last, so `axis` is 1 for (B, T, F) and 2 for (B, N, T, F).
 """
@@ -14,8 +14,8 @@ from cellerate.program.node import Node
 from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, Stepped
 
 PADDINGS = ("valid", "same", "causal")
-"""The steps that count as being before and behind a sequence, in the words of Keras: none; so many that strides of 1
-keep the length, half of them on each side; as many, and all of them before."""
+"""Keras's names of padding: none; steps on both sides that keep the length at strides of 1; the same number of steps,
+all before the sequence."""
 
 _LARGEST = 1 << 20
 _SIZES = {"size": int, "strides": int, "dilation": int, "padding": str, "axis": int}
@@ -29,7 +29,7 @@ def window_steps(node: Node, steps: int) -> tuple[int, int]:
         steps: The length of the sequence.
 
     Returns:
-        How many windows there are, and how many steps lie before the sequence.
+        The number of windows, and the number of padding steps before the sequence.
 
     Raises:
         ValueError: The sequence is shorter than a window.
@@ -108,8 +108,7 @@ def _step(node: Node, steps: int) -> Stepped:
         raise ValueError(f"it has strides={strides}, so most steps have no result")
     if size > 1 and node.options["padding"] != "causal":
         raise ValueError(
-            f'its windows hold steps that are still to come (padding="{node.options["padding"]}"; with '
-            'padding="causal" they do not)'
+            f'its windows hold future steps (padding="{node.options["padding"]}"; with padding="causal" they do not)'
         )
     earlier = (size - 1) * node.options["dilation"]
     return Stepped(

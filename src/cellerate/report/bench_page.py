@@ -1,6 +1,6 @@
-"""The page of `cellerate bench` and of `cellerate sweep`: what was measured, as one self-contained HTML file.
+"""The page of `cellerate bench` and of `cellerate sweep`: the measurements in one self-contained HTML file.
 
-It knows words, tables and charts, and no record: the caller says what they show.
+It knows only words, tables and charts, not records: the caller decides what they show.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ class Section:
 
     Attributes:
         heading: Its heading.
-        sentences: What is said first.
+        sentences: The sentences at the beginning.
         figures: Charts with their data.
         tables: Tables without a chart.
         notes: Smaller sentences at the end.
@@ -36,15 +36,15 @@ class BenchPage:
 
     Attributes:
         title: The title.
-        facts: What it is of, in a few words each.
+        facts: The facts about the run, in a few words each.
         sentence: The result in one sentence.
-        tone: Whether that is good or bad news.
+        tone: Good or bad news.
         tiles: The large figures at the top.
-        warnings: What to know before relying on it.
-        sections: The rest.
-        command: A command to go on with; "" for none.
-        for_command: What the command is for.
-        kicker: The verb that made it.
+        warnings: The doubts about the results.
+        sections: The other parts of the page.
+        command: The next command; "" for none.
+        for_command: The purpose of the command.
+        kicker: The verb that made the page.
     """
 
     title: str

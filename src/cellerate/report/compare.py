@@ -51,7 +51,7 @@ class Comparison:
         names: The names of both runs, in words.
         warnings: Why figures of the two may not be comparable, and what only one run has.
         rows: The compared figures, regressions first.
-        lost: What the first run had and the second lacks, one sentence each; each counts as a regression.
+        lost: A sentence on each thing that only the first run had; each counts as a regression.
         differences: Differences in environment and settings: a label and both values.
     """
 

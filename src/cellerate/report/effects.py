@@ -28,7 +28,7 @@ def loss_in_words(loss: float, none: str = "as good") -> str:
 
 
 def loss_reach(loss: Interval) -> str:
-    """The 95 % interval of a loss of quality, in the words that its value is told in."""
+    """The 95 % interval of a loss of quality, in the same words as its value."""
     if loss.high < 0:
         return f"{percent(-loss.high)} to {percent(-loss.low)} better"
     below = f"{percent(-loss.low)} better" if loss.low < 0 else percent(loss.low)
@@ -36,12 +36,12 @@ def loss_reach(loss: Interval) -> str:
 
 
 def margin(change: Change) -> float:
-    """Gives how far, as a share, the figure may move while `effect` still calls it unchanged."""
+    """Return how far, as a share, the figure may move while `effect` still calls it unchanged."""
     return _UNCHANGED_QUALITY if change.quantity is None else UNCHANGED
 
 
 def effect(change: Change) -> tuple[str, Tone]:
-    """Gives a change in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
+    """Return a change in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
     better, worse = _words(change)
     if change.quantity is None:
         return _quality_effect(change)

@@ -24,8 +24,8 @@ _OPPOSITE = {"faster": "slower", "smaller": "larger"}
 def waterfalls(run: Run) -> list[Figure]:
     """For each quantity, the factor that each kept stage brought, and the verdict's figure of it as the total.
 
-    The factor of a stage is that of its first gain of the quantity. What all brought is not their product but what was
-    measured from the first to the last: the figure that the verdict names.
+    The factor of a stage is its first gain of the quantity. The total is not the product of the factors but the change
+    from the first to the last model, as the verdict measured it.
     """
     headlines = {one.quantity: one for one in reversed(run.verdict.rows)} if run.verdict else {}
     found = []
@@ -72,7 +72,7 @@ def waterfalls(run: Run) -> list[Figure]:
 
 
 def factor_in_words(factor: float, word: str) -> str:
-    """Gives a factor in words: "2.10x faster", "1.20x slower" or "unchanged"."""
+    """Return a factor in words: "2.10x faster", "1.20x slower" or "unchanged"."""
     if abs(factor - 1) < UNCHANGED:
         return "unchanged"
     return f"{shown.times(factor)} {word}" if factor > 1 else f"{shown.times(1 / factor)} {_OPPOSITE[word]}"

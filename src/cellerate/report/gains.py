@@ -1,6 +1,6 @@
-"""Keras beside Cellerate: one table with what the same model gains in the same precision, and what int8 adds.
+"""Keras beside Cellerate: one table with the gains of the same model in the same precision, and those of int8.
 
-A row is there only if the run measured it on both sides, with the same data: nothing is taken from other runs.
+A row is there only if this run measured it on both sides with the same data; other runs do not count.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _CAPTION = "Keras beside Cellerate, measured in this run"
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """The words for a task: what its model does, what it does in the row that the sentence tells, and what it takes."""
+    """The words for a task: the use of its model, the use in the summarizing sentence, and the input."""
 
     doing: str
     does: str
@@ -42,9 +42,9 @@ class GainRow:
     Attributes:
         gain: From Keras to Cellerate.
         int8: From the same precision to int8; None if int8 does not change the figure, or was not measured.
-        way: How Keras was called where the figure depends on it, or "".
-        doubtful: Whether turns contradicted each other, so that the gain is noise.
-        step_ms: A training step in Keras and on Cellerate, from which the figure comes.
+        way: The way of calling Keras if the figure depends on it, or "".
+        doubtful: True if turns contradicted each other, so that the gain is noise.
+        step_ms: The training steps in Keras and on Cellerate from which the figure comes.
     """
 
     gain: Change
@@ -92,7 +92,7 @@ class Gains:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The lines below the table: what its figures are of, and the sentence after an empty line."""
+        """The lines below the table: the origin of its figures, and the sentence after an empty line."""
         remarks = tuple(map(shown.one_line, filter(None, [self.table.remark])))
         return (*remarks, "", shown.one_line(self.sentence)) if self.sentence else remarks
 
@@ -105,9 +105,9 @@ class Gains:
 
 
 def gains(run: Run) -> Gains | None:
-    """Gives what the run measured on both sides; None if that is nothing, or if the run has no verdict.
+    """Return the figures that the run measured on both sides; None without such figures or without a verdict.
 
-    The verdict times the models in turns: before it, their figures are of different minutes.
+    Only the verdict times the models in turns; earlier figures come from different times.
     """
     if run.verdict is None:
         return None
@@ -153,7 +153,7 @@ def _row(
     *,
     better: bool | None = None,
 ) -> Iterator[GainRow]:
-    """Gives a row of the values in Keras, in the same precision and in int8, if both of the first are known."""
+    """Return a row of the values in Keras, in the same precision and in int8, if both of the first are known."""
     more = unit.endswith("/s") if better is None else better
 
     def change(before: float | None, after: float | None) -> Change | None:
@@ -214,7 +214,7 @@ def _policy(step: TrainingStep) -> str:
 
 
 def _qualities(run: Run, models: dict[str, Candidate]) -> tuple[str, list[float | None]]:
-    """Gives what the models were judged on, all of them on the same, and their qualities."""
+    """Return the data that all models were judged on, and their qualities."""
     names = [name for name in (_ORIGINAL, _SAME, _NARROW) if name in models]
     tested = {one.candidate: one.quality.value for one in run.verdict.tested} if run.verdict else {}
     if tested.keys() >= set(names):
@@ -259,7 +259,7 @@ def _table(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -> F
 
 
 def _value(value: float, of: Change) -> TableCell:
-    """A figure with its unit; the items of a speed are told below the table, which would be too wide for a terminal."""
+    """A figure with its unit; the lines below the table name the items of a speed, to keep the table narrow."""
     return TableCell(f"{shown.short(value)}/s" if of.unit.endswith("/s") else shown.quantity(value, of.unit))
 
 
@@ -275,7 +275,7 @@ def _factor_cell(change: Change, note: str = "") -> TableCell:
 
 
 def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -> str:
-    """Return the origin of the figures: which ways, which precision, which data."""
+    """Return the origin of the figures: the ways of use, the precision and the data."""
     remarks = _units(run, rows)
     ways: dict[str, list[str]] = {}
     for row in rows:

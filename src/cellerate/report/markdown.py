@@ -130,12 +130,12 @@ def join(parts: Iterable[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Gives text that Markdown shows literally, on one line."""
+    """Return text that Markdown shows literally, on one line."""
     return _SPECIAL.sub(r"\\\g<0>", shown.one_line(text))
 
 
 def code(text: str) -> str:
-    """Gives code within a line, in a fence longer than any fence inside; it does not break tables."""
+    """Return code within a line, in a fence longer than any fence inside; it does not break tables."""
     text = shown.one_line(text) or " "
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     space = " " if text[0] == "`" or text[-1] == "`" else ""
@@ -144,19 +144,19 @@ def code(text: str) -> str:
 
 
 def block(text: str) -> str:
-    """Gives a code block, without characters that would move a terminal's cursor."""
+    """Return a code block, without characters that would move a terminal's cursor."""
     text = shown.visible(text)
     fence = "`" * max(3, max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def bullets(notes: Iterable[str]) -> str:
-    """Gives a bulleted list."""
+    """Return a bulleted list."""
     return "\n".join(f"- {plain(note)}" for note in notes)
 
 
 def table(of: FigureTable | None, *, caption: bool = True) -> str:
-    """Gives a table with its caption; "" for None."""
+    """Return a table with its caption; "" for None."""
     if of is None:
         return ""
     heads = [plain(head) for head, _ in of.heads]
@@ -166,7 +166,7 @@ def table(of: FigureTable | None, *, caption: bool = True) -> str:
 
 
 def row(cells: Iterable[str]) -> str:
-    """Gives a line of a table."""
+    """Return a line of a table."""
     return "| " + " | ".join(cells) + " |"
 
 

@@ -76,7 +76,7 @@ class Figure:
 
 
 def cells(*values: str | TableCell) -> tuple[TableCell, ...]:
-    """Gives a row; empty texts become `NONE`."""
+    """Return a row; empty texts become `NONE`."""
     found = (value if isinstance(value, TableCell) else TableCell(value) for value in values)
     return tuple(dataclasses.replace(cell, text=named(cell.text)) for cell in found)
 
@@ -95,13 +95,13 @@ def table(
     *,
     stacked: bool = False,
 ) -> FigureTable | None:
-    """Gives a table, or None if it would have no rows."""
+    """Return a table, or None if it would have no rows."""
     found = tuple(rows)
     return FigureTable(caption, tuple(columns), found, remark, stacked) if found else None
 
 
 def thinned(rows: Sequence[_Row]) -> tuple[tuple[_Row, ...], str]:
-    """Gives at most `_MOST_ROWS` evenly spaced rows, and a sentence that says so if rows are left out."""
+    """Return at most `_MOST_ROWS` evenly spaced rows, and a sentence that says so if rows are left out."""
     if len(rows) <= _MOST_ROWS:
         return tuple(rows), ""
     places = [round(n * (len(rows) - 1) / (_MOST_ROWS - 1)) for n in range(_MOST_ROWS)]
@@ -116,5 +116,5 @@ def cut(text: str) -> str:
 
 
 def named(*titles: str) -> str:
-    """Gives the first title that is not empty."""
+    """Return the first title that is not empty."""
     return next((title for title in titles if title.strip()), NONE)

@@ -70,7 +70,7 @@ class StageView:
 
 
 def outcome(run: Run) -> tuple[str, Tone]:
-    """Gives the sentence that sums up the run."""
+    """Return the sentence that sums up the run."""
     if run.verdict is not None:
         if run.status == "finished":
             return run.verdict.sentence, "bad" if run.verdict.rejected else "good"
@@ -88,7 +88,7 @@ def outcome(run: Run) -> tuple[str, Tone]:
 
 
 def verdict_table(run: Run) -> FigureTable | None:
-    """Gives the table of the verdict's figures before and after, without those beside Keras that `gains` has."""
+    """Return the table of the verdict's figures before and after, without those beside Keras that `gains` has."""
     beside = gains(run)
     changes = run.verdict.rows if run.verdict else ()
     new = [one for one in changes if beside is None or not beside.contains(one)]
@@ -96,7 +96,7 @@ def verdict_table(run: Run) -> FigureTable | None:
 
 
 def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> FigureTable | None:
-    """Gives the table of figures before and after."""
+    """Return the table of figures before and after."""
     rows = []
     for change in changes:
         words, tone = effect(change)
@@ -107,7 +107,7 @@ def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> 
 
 
 def titled(run: Run) -> Run:
-    """Gives the same run with placeholders for empty headings."""
+    """Return the same run with placeholders for empty headings."""
     stages = tuple(
         dataclasses.replace(
             one,
@@ -136,7 +136,7 @@ def began(run: Run) -> str:
 
 
 def tiles(run: Run) -> list[HeadlineFigure]:
-    """Gives a tile for the first figure of each quantity."""
+    """Return a tile for the first figure of each quantity."""
     found: list[HeadlineFigure] = []
     for quantity in ("training", "use", "size", None):
         changes = run.verdict.rows if run.verdict else ()
@@ -151,7 +151,7 @@ def tiles(run: Run) -> list[HeadlineFigure]:
 
 
 def used(run: Run) -> FigureTable | None:
-    """Gives the table of the verdict's files."""
+    """Return the table of the verdict's files."""
     files = run.verdict.files if run.verdict else ()
     return table(
         "Files, within the folder of this report",
@@ -161,7 +161,7 @@ def used(run: Run) -> FigureTable | None:
 
 
 def training_command(run: Run) -> str:
-    """Gives the command to train with from now on; "" if none is proposed."""
+    """Return the command to train with from now on; "" if none is proposed."""
     return "" if run.verdict is None else wrapped(run.verdict.training.strip())
 
 
@@ -184,7 +184,7 @@ def wrapped(command: str) -> str:
 
 
 def stages_table(run: Run) -> FigureTable | None:
-    """Gives a table with a row for each stage."""
+    """Return a table with a row for each stage."""
     rows = []
     for one in run.passes:
         tone: Tone = "bad" if one.status == "failed" else "good" if one.kept else ""
@@ -205,7 +205,7 @@ def _expected(one: StageRecord) -> str:
 
 
 def stage_view(one: StageRecord, figures: tuple[Figure, ...]) -> StageView:
-    """Gives all that a report shows of a stage."""
+    """Return all that a report shows of a stage."""
     took = f", {shown.duration(one.seconds)}" if one.seconds else ""
     return StageView(
         name=one.name,
@@ -223,7 +223,7 @@ def stage_view(one: StageRecord, figures: tuple[Figure, ...]) -> StageView:
 
 
 def training_table(run: Run) -> FigureTable | None:
-    """Gives the table of training measurements."""
+    """Return the table of training measurements."""
     rows = [
         cells(
             TableCell(one.way, note="baseline" if n == 0 else f"in turns: {one.race}" if one.race else ""),
@@ -265,13 +265,13 @@ def _stream(run: Run) -> str:
 
 
 def metric_name(run: Run) -> str:
-    """Gives the name of the quality, with its unit, as a heading."""
+    """Return the name of the quality, with its unit, as a heading."""
     name = metric_label(run.metric)
     return name[:1].upper() + name[1:]
 
 
 def tested_table(run: Run) -> FigureTable | None:
-    """Gives the table of the verdict's qualities, with a row for each model that was judged on the test part."""
+    """Return the table of the verdict's qualities, with a row for each model that was judged on the test part."""
     tested = run.verdict.tested if run.verdict else ()
     titles = {one.id: one.title for one in run.candidates}
     rows = [
@@ -294,7 +294,7 @@ def tested_table(run: Run) -> FigureTable | None:
 
 
 def candidates_table(run: Run) -> FigureTable | None:
-    """Gives a table with a row for each model."""
+    """Return a table with a row for each model."""
     made, beside = _MADE.get(run.item, "item"), any(one.control_loss for one in run.candidates)
     heads = (
         "Model", "Made by", ">Weights", ">File", f">{metric_name(run)}", ">Against the original",
@@ -357,7 +357,7 @@ def _loss(loss: Interval | None) -> TableCell:
 
 
 def speeds_table(run: Run) -> FigureTable | None:
-    """Gives a table of all ways to call each model; None if each has only one, as the table of models shows that."""
+    """Return a table of all ways to call each model; None if each has only one, as the table of models shows that."""
     if all(len(one.speeds) < 2 for one in run.candidates):
         return None
     rows = [
@@ -381,26 +381,26 @@ def speeds_table(run: Run) -> FigureTable | None:
 
 
 def explanation_table(run: Run) -> FigureTable | None:
-    """Gives the table of the kernel that ran each layer."""
+    """Return the table of the kernel that ran each layer."""
     rows = (cells(layer, kernel, why) for layer, kernel, why in run.explanation)
     return table("Which kernel ran each layer before", ("Layer", "Kernel", "Why"), rows)
 
 
 def environment_table(run: Run) -> FigureTable | None:
-    """Gives the table of the environment that everything was measured in."""
+    """Return the table of the environment that everything was measured in."""
     return table(
         "Where all of this was measured", ("What", "Which"), (cells(*row) for row in run.environment)
     )
 
 
 def settings_table(run: Run) -> FigureTable | None:
-    """Gives the table of the run's settings."""
+    """Return the table of the run's settings."""
     rows = (cells(TableCell(str(name), code=True), setting(value)) for name, value in run.settings.items())
     return table("Settings of the run", ("Setting", "Value"), rows)
 
 
 def setting(value: Any) -> str:
-    """Gives the value of a setting as a reader would write it."""
+    """Return the value of a setting as a reader would write it."""
     if value is None or value in ("", [], ()):
         return NONE
     if isinstance(value, bool):

@@ -76,7 +76,7 @@ def write_cell(
     precision: str = "float32",
     header: Mapping[str, Any] | None = None,
 ) -> str:
-    """Writes a packed model, whole or not at all, and gives the digest that the file holds of itself.
+    """Write a packed model, whole or not at all, and return the digest in the file.
 
     Args:
         path: The file, by convention `*.cell`.
@@ -130,7 +130,7 @@ def read_cell(path: str | os.PathLike[str], public_key: str | os.PathLike[str] |
 
     Args:
         path: A file that `write_cell` has written.
-        public_key: A file with the key that must have signed it; None for that which `PUBLIC_KEY` names, if it is set.
+        public_key: A file with the key that must have signed it; None for the file that `PUBLIC_KEY` names, if any.
 
     Returns:
         The program, the precision and the header.
@@ -160,15 +160,15 @@ def read_cell(path: str | os.PathLike[str], public_key: str | os.PathLike[str] |
 
 
 def narrowed(program: Program, precision: str) -> Program:
-    """A program with the weights that it will have once written and read back.
+    """Return a program with the weights that it has after it is written and read back.
 
     Args:
         program: The program.
         precision: How its matrices will be kept, one of `PRECISIONS`.
 
     Returns:
-        The program, its arrays float32 but holding values of the narrower type. Nodes share arrays as before, and
-        a second call changes nothing.
+        The program; its arrays are float32 but hold only values of the narrower type. Nodes share the same arrays
+        as before, and a second call changes nothing.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -187,7 +187,7 @@ def narrowed(program: Program, precision: str) -> Program:
 
 
 def kept_bytes(program: Program, precision: str) -> int:
-    """The bytes that a program's weights take in a file of a precision, with scales; a shared array counts once.
+    """The bytes of a program's weights and scales in a file of this precision; a shared array counts once.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -224,7 +224,9 @@ def _encode_header(header: Mapping[str, Any] | None) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"header is not plain JSON: {error}; {advice}") from error
     if not same:
-        raise ConfigError(f"header would come back changed, a tuple as a list, a key as text; {advice}")
+        raise ConfigError(
+            f"header would be changed by JSON, such as a tuple to a list or a key to text; {advice}"
+        )
     return text
 
 
@@ -252,7 +254,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 class _Arrays:
-    """The arrays of a file, each made once, no matter how many nodes name it."""
+    """The arrays of a file; each is made once, however many nodes name it."""
 
     def __init__(self, tensors: dict[str, np.ndarray], precision: str) -> None:
         self._tensors = tensors

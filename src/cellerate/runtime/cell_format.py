@@ -1,4 +1,4 @@
-"""The container of a `.cell` file: safetensors with a digest, read without trusting it.
+"""The container of a `.cell` file: safetensors with a digest. The reader does not trust the file.
 
 This module knows bytes and names only; `runtime.cell` knows what they mean. A file is the length of the header
 (8 bytes, little-endian), the header (JSON) and the tensors, one after the other, so that any safetensors tool can
@@ -22,20 +22,20 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.files import atomic_write
 
 FLOAT32, BFLOAT16, INT8, INT4 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1"), np.dtype("u1")
-"""The dtypes that a tensor may hold. NumPy has no bfloat16, so its bits are kept as uint16; nor int4, of which a byte
-holds two."""
+"""The dtypes that a tensor may hold. NumPy has neither bfloat16, whose bits are kept as uint16, nor int4, two of which
+are kept in a byte."""
 
 LARGEST_HEADER = 24 * 2**20
 """Bytes. The header contains the tokenizer: 50,000 tokens take 4 MB there, 128,000 about 12. While the header is
 read, a character can take 4 bytes in four places at once, so the limit means a few hundred MB of memory."""
 
 _MOST_TOKENS = 1 << 20
-"""Texts, brackets and commas in one JSON value. As Python objects, the smallest of them take a hundred times the
-memory of their characters. A node of a program has about forty, an entry of a tensor about twenty."""
+"""Texts, brackets and commas in one JSON value. The smallest of them take a hundred times the memory of their
+characters as Python objects. A node of a program has about forty, the entry of a tensor about twenty."""
 _DEEPEST = 64
-"""Levels of lists and dictionaries. Python gives up at some hundred or thousand, or when the stack ends."""
+"""Levels of lists and dictionaries. Python fails at some hundreds or thousands, or when the stack ends."""
 _LONGEST_NUMBER = 400
-"""Characters; the time to read a whole number grows with the square of its digits."""
+"""Digits of a number; the time to read an integer grows with their square."""
 _TOKENS = re.compile(
     # An unterminated text matches to the end, so it is scanned once and not again from each of its quotes.
     rf'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[][{{}},]|[-+.0-9eE]{{{_LONGEST_NUMBER + 1}}}',
@@ -54,7 +54,7 @@ _REASON_CHARACTERS = 300
 
 
 def damaged(path: Path, reason: str) -> DataError:
-    """The error for a file that is not as Cellerate writes it; text from a hostile file is kept short and plain."""
+    """The error for a damaged or foreign file; text from a hostile file is kept short and plain."""
     plain = "".join(c if c.isprintable() else "?" for c in reason[:_REASON_CHARACTERS]).rstrip(".")
     return DataError(
         f"{path} is damaged or was not written by Cellerate: {plain}; copy it again, or pack the model again."
@@ -111,11 +111,11 @@ def _check_tokens(text: str) -> None:
 def write_container(
     path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: Mapping[str, np.ndarray]
 ) -> str:
-    """Writes a file, whole or not at all, and gives its digest.
+    """Write a file, whole or not at all, and return its digest.
 
     Args:
         path: The file.
-        metadata: What the header holds besides the tensors and the digest.
+        metadata: The entries of the header besides the tensors and the digest.
         tensors: By name; `FLOAT32`, `BFLOAT16`, `INT8` or `INT4`, contiguous, with one or two axes.
 
     Raises:
@@ -165,13 +165,13 @@ def read_container(
 
     Args:
         path: The file.
-        check: Called with the digest of what was read, before any of it is parsed; it may raise.
+        check: Called with the digest of the file before anything is parsed; it may raise.
 
     Returns:
         The metadata, and the tensors by name: parts of one buffer, aligned to their elements.
 
     Raises:
-        DataError: There is no such file, it cannot be read, or it is not exactly as it was written.
+        DataError: There is no such file, it cannot be read, or it was changed since it was written.
     """
     content = _read(path)
     digest = hashlib.sha256(content[: _DIGEST.start].data)
@@ -183,7 +183,7 @@ def read_container(
         check(digest.hexdigest())
     end = 8 + int.from_bytes(content[:8].tobytes(), "little")
     try:
-        # A digest is not a signature: a file that passes may still have been made to do harm.
+        # A digest is not a signature: a file that passes may still be hostile.
         entries = from_json(content[8:end].tobytes().rstrip(b" ").decode())
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its header cannot be read: {error}") from error
@@ -216,7 +216,7 @@ def _dtype_and_shape(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
         return FLOAT32, ()
     dtype, shape = entry["dtype"], entry["shape"]
     known = isinstance(dtype, str) and dtype in _DTYPES and isinstance(shape, list) and len(shape) in (1, 2)
-    # No file has more elements than that, and products of larger numbers are slow.
+    # No file has more elements than this limit, and products of larger numbers are slow.
     if not known or not all(type(size) is int and 0 < size < 1 << 63 for size in shape):
         return FLOAT32, ()
     return _DTYPES[dtype], tuple(shape)
@@ -251,7 +251,7 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, start: bytes, size: int) -> None:
-    """Checks all that the first bytes and the size can tell, before memory is taken for the rest."""
+    """Check the first bytes and the size before memory is allocated for the rest."""
     if size == 0:
         raise DataError(f"{path} is empty; copy it again, or pack the model again.")
     if start.startswith(b"PK\x03\x04"):

@@ -72,7 +72,7 @@ class Embedder:
 
     Args:
         cell: What its file holds.
-        engine: Runs its program; only the part that the vectors need.
+        engine: Runs the part of its program that the vectors need.
 
     Raises:
         ModelError: The record is damaged, or the program is not an encoder of the record's characters.
@@ -84,7 +84,7 @@ class Embedder:
         program = engine.program
         if "source" not in program.inputs or "vector" not in program.outputs:
             raise ModelError(
-                "this packed model gives no vectors: expected an input 'source' and an output 'vector', found "
+                "this packed model does not make vectors: expected an input 'source' and an output 'vector', found "
                 f"{_listed(program.inputs)} and {_listed(program.outputs)}. Pack the trained autoencoder again."
             )
         source, size = program.inputs["source"], self._settings.vocabulary.size
@@ -116,7 +116,7 @@ class Embedder:
         vectors: np.ndarray | None = None
         done = 0
         for numbers, source in batches:
-            # Padding rows spare a compiler another shape; the engine has no compiler and can drop them.
+            # Padding rows save a compiler another shape; the engine does not compile, so it drops them.
             found = self._engine.run({"source": source[: len(numbers)]}, ["vector"])["vector"]
             if vectors is None and found.ndim == 2:
                 vectors = np.empty((len(lines), found.shape[1]), np.float32)
@@ -134,7 +134,7 @@ class Embedder:
 
 
 def check_vectors_path(path: str | Path) -> None:
-    """Raises at once what `save_vectors` would raise about `path`.
+    """Raise the errors that `save_vectors` would raise about `path`, before any work is done.
 
     Raises:
         ConfigError: The suffix is neither ".npy" nor ".parquet".

@@ -1,6 +1,6 @@
 """Says how a packed model runs: each operation's kernel, its share of the time, and its share of the machine's peak.
 
-It runs the model on made-up rows and measures; it changes nothing.
+It times the model on synthetic rows and changes nothing.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from cellerate.program import OPERATIONS, RECURRENT, Node
 from cellerate.runtime.program import Anatomy, Engine, input_sizes
 
 STEPS = 100
-"""The number of steps to measure where a model takes any, and none is named."""
+"""The default number of time steps to measure for a model that takes any number."""
 _MEASURED_S, _LEAST_CALLS = 0.3, 3
 
 
@@ -27,14 +27,15 @@ class OperationReport:
     """One operation of a packed model in one call.
 
     Attributes:
-        name: The name of the layer that it comes from, or of the part of it.
-        operation: What it does, as `program.Node.op`.
-        kernel: What runs it, in words.
-        multiplications: How many products of two numbers it sums up.
-        seconds: What the first thread spends on it; None if another operation does it, or nothing was measured.
-        share: Of the time of all.
-        share_of_peak: Its rate beside the machine's peak in this precision; None where it multiplies nothing,
-            and on the target "scalar", which has no peak.
+        name: The name of the layer that it comes from, or of a part of that layer.
+        operation: Its `program.Node.op`.
+        kernel: The kernel that runs it, in words.
+        multiplications: The number of multiplications.
+        seconds: The time that the first thread spends on it; None if another operation includes it or nothing was
+            measured.
+        share: Its share of the time of all operations.
+        share_of_peak: Its rate as a share of the machine's peak in this precision; None if it multiplies nothing,
+            and on the target "scalar", whose peak is not measured.
     """
 
     name: str
@@ -52,14 +53,14 @@ class ProgramExplanation:
 
     Attributes:
         precision: How its matrices are kept and multiplied.
-        target: The instruction set of the native core; None if it does not run on it.
+        target: The instruction set of the native core; None if a call does not run as one on the core.
         reason: Why it does not; "" if it does.
-        threads: How many the core may use.
+        threads: The number of threads that the core may use.
         batch: Rows of the measured call.
         inputs: The shape of each input of that call.
-        seconds: The time of such a call, the median of `calls`.
-        calls: How many were measured.
-        share_of_peak: The rate of all products beside the machine's peak; None on the target "scalar".
+        seconds: The median time of a call.
+        calls: The number of calls measured.
+        share_of_peak: The rate of all products as a share of the machine's peak; None on the target "scalar".
         operations: In the order they run.
     """
 
@@ -111,13 +112,13 @@ class ProgramExplanation:
 def explain(
     engine: Engine, precision: str, batch: int, steps: int | None, outputs: Sequence[str] | None
 ) -> ProgramExplanation:
-    """Measures calls of one size.
+    """Measure calls of one size.
 
     Args:
         engine: Runs the program.
-        precision: In which it does.
+        precision: The precision that the engine runs it in.
         batch: Rows of a call.
-        steps: Time steps of a call; None for `STEPS` where any number will do.
+        steps: Time steps of a call; None for `STEPS` if the model takes any number.
         outputs: Which outputs to compute; None for all.
 
     Raises:
@@ -130,7 +131,7 @@ def explain(
     timing = time_repeated(lambda: engine.run(inputs, outputs), _MEASURED_S, least=_LEAST_CALLS)
     reason = _why_not(anatomy)
     on_core = native.why_unavailable() is None
-    # Plain C++ is as fast as the compiler makes each loop, that of the peak too, so the peak does not bound the others.
+    # The compiler decides the speed of plain C++ loops, the peak's loop included, so that peak bounds no other loop.
     peak = native.measure_peak(precision) if on_core and native.target() != "scalar" else None
     seconds, calls = timing.median_s, len(timing.seconds)
     operations = tuple(_operations(anatomy, precision, batch, calls, peak))
@@ -150,7 +151,7 @@ def explain(
 
 
 def _made_up(engine: Engine, batch: int, steps: int, *, free_only: bool) -> dict[str, np.ndarray]:
-    """Random numbers, and ids that all tables have."""
+    """Return random numbers, and ids that every table has."""
     random = np.random.default_rng(0)
     program = engine.program
     found: dict[str, np.ndarray] = {}
@@ -166,7 +167,7 @@ def _made_up(engine: Engine, batch: int, steps: int, *, free_only: bool) -> dict
 
 
 def _why_not(anatomy: Anatomy) -> str:
-    """Why a call does not run as one on the native core; "" if it does."""
+    """The reason why a call does not run as one on the native core; "" if it does."""
     if anatomy.compiled is not None:
         return ""
     if (missing := native.why_unavailable()) is not None:
@@ -192,7 +193,7 @@ def _operations(
     each = np.zeros((calls, len(anatomy.nodes)))
     for times in each:
         compiled.run(anatomy.sizes, arrays, results, times)
-    # As of whole calls the median, which a call that lost its processor does not move.
+    # The median, as for whole calls: a call that lost its processor does not move it.
     times = np.median(each, axis=0)
     ways = compiled.ways(batch, anatomy.sizes)
     for (number, node), seconds in zip(anatomy.nodes.items(), times, strict=True):
@@ -203,7 +204,7 @@ def _operations(
             of_both += batch * _multiplications(anatomy, way.partner, tabled=ways[way.partner].tabled)
         measured = seconds > 0
         rate = None if peak is None or not measured or not of_both else 2 * of_both / float(seconds) / peak
-        # With several teams of threads, each works on rows of its own, and the first one's time is that of all.
+        # Several teams of threads each work on their own rows, so the time of the first stands for all.
         yield OperationReport(
             node.name,
             node.op,
@@ -216,7 +217,7 @@ def _operations(
 
 
 def _multiplications(anatomy: Anatomy, number: int, *, tabled: bool) -> int:
-    """For a row."""
+    """The multiplications of a node for one row of the batch."""
     node = anatomy.nodes[number]
     read = {name: anatomy.shapes[source] for name, source in node.inputs.items()}
     looked_up = read["x"][0] * math.prod(node.arrays["kernel"].shape) if tabled else 0

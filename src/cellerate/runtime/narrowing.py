@@ -1,7 +1,7 @@
-"""Arrays in the types that a `.cell` file keeps: bfloat16, int8 with a scale a column, int4 with a scale a group.
+"""Arrays in the types of a `.cell` file: bfloat16, int8 with one scale per column, int4 with one scale per group.
 
-Every rounding here can be read back from its result alone: what was rounded once rounds to the same numbers and scales
-again. So the native core, which is given floats, packs exactly the numbers of the file.
+Rounding is idempotent: a rounded array rounds to the same numbers and scales again. So the native core, which receives
+floats, packs exactly the numbers of the file.
 """
 
 from typing import Any
@@ -14,21 +14,21 @@ GROUP = 32
 """Rows of a kernel that share a scale in int4; `kGroup` of `csrc/engine/row_products.h` is the same."""
 
 _LARGEST_BFLOAT16 = 0x7F7F
-# Times 8, the largest of bfloat16 is still finite.
+# The largest bfloat16 scale whose product with 8 is still finite.
 _LARGEST_GROUP_SCALE = 0x7DFF
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 def narrow(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """An array as a file keeps it.
+    """Return an array as a file keeps it.
 
     Args:
         array: float32; (K, N) if the type is int8 or int4.
         dtype: `FLOAT32`, `BFLOAT16`, `INT8` or `INT4`.
 
     Returns:
-        The values, contiguous, and their scales: of int8 float32 (N,), of int4 bfloat16 (groups, N), else None. Values
-        of int4 are pairs of neighbouring columns, (K, N / 2 rounded up): the first in the lower half of a byte.
+        The contiguous values and their scales: float32 (N,) for int8, bfloat16 (groups, N) for int4, else None. A byte
+        of int4 holds two neighbouring columns, the first in its lower half: (K, N / 2 rounded up).
     """
     array = np.ascontiguousarray(array)
     if dtype == FLOAT32:
@@ -43,10 +43,10 @@ def narrow(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndar
 
 
 def widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-    """The float32 array for what `narrow` made, or what a file claims it made.
+    """Return the float32 array for the result of `narrow`, which may come from a file that cannot be trusted.
 
     Raises:
-        ValueError: The scales do not fit the values, or a number is none that `narrow` gives.
+        ValueError: The scales do not fit the values, or `narrow` never returns such a number.
     """
     if values.dtype == FLOAT32:
         return values
@@ -61,7 +61,7 @@ def widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
     least, largest = values.min(axis=0), values.max(axis=0)
     if least.min() < -127:
         raise ValueError("a tensor of int8 holds -128, and weights end at -127")
-    # Of other numbers the core would find other scales, and compute something else than NumPy.
+    # Otherwise the core would find other scales than NumPy and compute other results.
     reached = np.maximum(largest, -least)
     if not ((reached == 127) | ((reached == 0) & (scale == 1))).all():
         raise ValueError("a column of int8 reaches neither 127 nor -127")
@@ -161,7 +161,7 @@ def _from_int4(pairs: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
         raise ValueError("a tensor of int4 holds a number beyond its last column")
     values = np.empty((len(pairs), columns), np.float32)
     with np.errstate(over="ignore"):  # `Program` refuses infinite weights.
-        # Group after group, so that little memory is taken beside the result.
+        # One group at a time takes little memory beside the result.
         for first in range(0, len(values), GROUP):
             part, result = pairs[first : first + GROUP], values[first : first + GROUP]
             # The upper half of a signed byte is a number of 4 bits with its sign.

@@ -1,4 +1,4 @@
-"""A packed model in use, as `cellerate.load` gives it: the public face of the runtime.
+"""An open packed model, as `cellerate.load` returns it: the public face of the runtime.
 
 `cell` reads the file and `engine` runs the program. Neither Keras nor a framework is needed.
 """
@@ -39,12 +39,12 @@ def load(
         path: A `.cell` file that `cellerate pack` or `cellerate.pack` wrote.
         device: Where to generate, score and step: "cpu", "cuda", or "cuda:N" with the number of an NVIDIA GPU,
             from Hopper on. `predict`, `embed` and `forecast` always run on the CPU.
-        public_key: A file with the public key (PEM, Ed25519) that must have signed the model; None for that which
+        public_key: A file with the public key (PEM, Ed25519) that must have signed the model; None for the file that
             the variable CELLERATE_PUBLIC_KEY names, if it is set.
 
     Raises:
-        BackendError: The GPU that was asked for cannot be used, the message says why; or the package that checks
-            signatures is not installed.
+        BackendError: The requested GPU cannot be used (the message says why), or the package that checks signatures
+            is not installed.
         ConfigError: `device` has another form, or `public_key` does not hold such a key.
         DataError: There is no such file, it is not a `.cell` file, it was changed since it was written, or it is not
             signed by that key.
@@ -60,16 +60,16 @@ def load(
 class PackedModel(Recorded, NextTokenModel):
     """A packed model; several threads may use one.
 
-    What only models of one task have (`features`, `targets`, `window`, `horizon` and `quantiles` of a forecaster,
-    `vocabulary_size` of a text or line model) is None for models of the others.
+    The attributes of one task (`features`, `targets`, `window`, `horizon` and `quantiles` of a forecaster,
+    `vocabulary_size` of a text or line model) are None for models of other tasks.
 
     Args:
         cell: What its file holds.
         device: Where to generate, score and step, as `load` takes it.
 
     Attributes:
-        cell: As given.
-        device: As given.
+        cell: The argument.
+        device: The argument.
         task: "text", "series" or "embed"; None for a model that Cellerate did not train.
         parameters: The number of its weights; one that is shared counts once.
         precision: How its matrices are kept and multiplied; without the native core, they are multiplied in float32.
@@ -77,7 +77,7 @@ class PackedModel(Recorded, NextTokenModel):
         outputs: The names of the outputs.
 
     Raises:
-        BackendError: The GPU that was asked for cannot be used.
+        BackendError: The requested GPU cannot be used.
         ConfigError: `device` has another form.
         DataError: The task in the header is not a string.
         ModelError: The program cannot be run.
@@ -94,7 +94,7 @@ class PackedModel(Recorded, NextTokenModel):
     def predict(
         self, inputs: Inputs, outputs: Sequence[str] | None = None, *, out: Out = None
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """Computes what Keras's `model.predict` gives, in the precision of the file.
+        """Compute the result of Keras's `model.predict`, in the precision of the file.
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input; the batch first, any
@@ -116,7 +116,7 @@ class PackedModel(Recorded, NextTokenModel):
     def result_sizes(
         self, shapes: Mapping[str, tuple[int, ...]], outputs: Sequence[str] | None = None
     ) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The size of what `predict` gives, from the shapes of the inputs alone: nothing is computed.
+        """Return the size of the results of `predict`, from the shapes of the inputs alone: nothing is computed.
 
         Args:
             shapes: The shape of each input by its name, the batch first.
@@ -163,7 +163,7 @@ class PackedModel(Recorded, NextTokenModel):
     def explain(
         self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None
     ) -> "ProgramExplanation":
-        """Says how `predict` runs here, with what each operation takes; measures for about a second.
+        """Explain how `predict` runs here, with the time of each operation; measure for about a second.
 
         Args:
             batch: Rows of the measured call.
@@ -189,13 +189,13 @@ class PackedModel(Recorded, NextTokenModel):
         errors: Literal["strict", "replace"] = "strict",
         progress: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:
-        """Gives one vector a line, with a packed model of `train embed`.
+        """Return one vector a line, with a packed model of `train embed`.
 
         Args:
             lines: N lines as a list, an array, a column, or a table with one; an empty one has a vector, too.
             batch_size: Lines a batch; lines of similar length share one.
             errors: A character the model never saw: "strict" raises, "replace" reads it as unknown.
-            progress: Called after each batch with how many lines are done, and of how many.
+            progress: Called after each batch with the number of lines done and their total.
 
         Returns:
             (N, latent) float32, in the order of the lines.
@@ -218,7 +218,7 @@ class PackedModel(Recorded, NextTokenModel):
         times: "npt.ArrayLike | None" = None,
         series: str | Sequence[str] | None = None,
     ) -> np.ndarray:
-        """Forecasts what comes after rows of a series, with a packed model of `train series`.
+        """Forecast the rows after the end of a series, with a packed model of `train series`.
 
         Args:
             rows: (T, features) or (B, T, features), in the units of the data, with the features of the training;
@@ -226,10 +226,10 @@ class PackedModel(Recorded, NextTokenModel):
                 features are taken by name, and a list of frames is B windows.
             future: (horizon, K) or (B, horizon, K), the K columns that are known in advance (`future` of the
                 training), in the units of the data; only for a model that has some.
-            times: (T,) or (B, T) datetime64, as a clock there shows them, whose last ones are the times of the window
-                and of the horizon; only for a model that sees a calendar.
-            series: The name of the series, or of each of the B; only for a model that tells series apart. Without it,
-                or with a name that is not of the training, it is forecast as an unknown one.
+            times: (T,) or (B, T) datetime64 in local time, ending with the times of the window and of the horizon;
+                only for a model that sees a calendar.
+            series: The name of the series, or of each of the B; only for a model that tells series apart. A series
+                without a name, or with a name that the training did not have, is forecast as an unknown series.
 
         Returns:
             (horizon, targets) or (B, horizon, targets), with quantiles (..., Q); float64, in the same units.
@@ -253,14 +253,14 @@ class PackedModel(Recorded, NextTokenModel):
         future: "Tables | None" = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "tuple[Example, ...]":
-        """Forecasts what comes after the end of each series in files or frames, which are read as in training.
+        """Forecast the rows after the end of each series in files or frames, which are read as in training.
 
         Args:
             paths: Tables, in files or frames; the last `window` rows of each series are used.
             levels: The levels of intervals; see `cellerate.forecast`.
             future: A table of the columns that are known in advance, with the time of each row and its series; None
                 takes them from rows without targets at the end of the files.
-            progress: Called now and then with how many series are done, and of how many.
+            progress: Called now and then with the number of series done and their total.
 
         Returns:
             One `Example` a series, without truth.
@@ -281,11 +281,11 @@ class PackedModel(Recorded, NextTokenModel):
         )
 
     def with_vocabulary(self, vocabulary: Vocabulary) -> "PackedModel":
-        """This model with a vocabulary, if it was packed without one; the weights are shared.
+        """Return this model with a vocabulary, if it was packed without one; the weights are shared.
 
         Args:
-            vocabulary: The path of the text that it was trained on, a list of its characters in the order of their
-                ids, or another form that `data.tokenizers.open_vocabulary` takes.
+            vocabulary: The path of the training text, a list of its characters in the order of their ids, or another
+                form that `data.tokenizers.open_vocabulary` takes.
 
         Raises:
             ConfigError: The model has its own, or the vocabulary has no such form.
@@ -303,10 +303,10 @@ class PackedModel(Recorded, NextTokenModel):
         return made
 
     def streams(self, count: int = 1) -> "Streams":
-        """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.
+        """Return streams through the model, each with its own state: push steps as they come, get the outputs so far.
 
         Args:
-            count: How many it starts with; more can join.
+            count: The number of streams at the start; more can join.
 
         Raises:
             ConfigError: `count` is not a whole number from 0 on.

@@ -43,7 +43,7 @@ class PreparedCall:
         self._alone = None if ready is None else ready.alone(list(zeros), {})
 
     def __call__(self, inputs: Inputs, out: Out = None) -> np.ndarray | dict[str, np.ndarray]:
-        """Computes what `PackedModel.predict` would.
+        """Compute the result of `PackedModel.predict`.
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input; of the shapes and dtypes
@@ -65,13 +65,13 @@ class PreparedCall:
                 if run.run(inputs, result):
                     return result
             except (IndexError, MemoryError):
-                pass  # what follows knows ids that count from the end, and what to say
+                pass  # the checks below handle ids that count from the end, and word the errors
         arrays = (inputs,) if isinstance(inputs, np.ndarray) else self._by_name(inputs)
         if len(arrays) != len(self._shapes) or not all(map(fits, arrays, self._shapes, self._types)):
-            raise DataError(f"expected C-contiguous arrays {self._told()}, got {_told(arrays)}.")
+            raise DataError(f"expected C-contiguous arrays {self._expected()}, got {_described(arrays)}.")
         try:
             made = self._run(arrays, out)
-        except IndexError:  # ids that count from the end, or are wrong: the engine knows
+        except IndexError:  # ids that count from the end or are wrong: the engine handles both
             made = self._run_by_engine(arrays, out)
         return next(iter(made.values())) if len(made) == 1 else made
 
@@ -84,11 +84,11 @@ class PreparedCall:
             raise ConfigError(f"inputs must be arrays for {', '.join(self.inputs)}, not {found}.")
         return tuple(inputs[name] for name in self.inputs)
 
-    def _told(self) -> str:
+    def _expected(self) -> str:
         return ", ".join(f"{name!r} {shape} {dtype}" for name, (shape, dtype) in self.inputs.items())
 
 
-def _told(arrays: Sequence[Any]) -> str:
+def _described(arrays: Sequence[Any]) -> str:
     def one(array: Any) -> str:
         if not isinstance(array, np.ndarray):
             return type(array).__name__

@@ -1,6 +1,6 @@
 """The public facts of a model: the columns and sizes of a forecaster, the vocabulary of a text model.
 
-It reads the task record without trusting it; what computes with the record reads it again where it needs more.
+It reads the task record without trusting it; modules that compute with the record read further fields themselves.
 """
 
 import dataclasses
@@ -16,15 +16,15 @@ _NAMED = 4  # columns that a line names
 
 @dataclasses.dataclass(frozen=True)
 class TaskFacts:
-    """The facts that only models of one task have; None for models of the others.
+    """The facts about models of one task; None for models of other tasks.
 
     Attributes:
         features: The columns that a forecaster reads, in order.
         targets: The columns that it forecasts, in order.
-        window: How many rows it reads.
-        horizon: How many rows it forecasts.
-        quantiles: Its quantiles; empty if it gives one number each.
-        vocabulary_size: How many ids a text or line model knows.
+        window: The number of rows that it reads.
+        horizon: The number of rows that it forecasts.
+        quantiles: Its quantiles; empty for point forecasts.
+        vocabulary_size: The number of ids that a text or line model knows.
     """
 
     features: tuple[str, ...] | None = None
@@ -68,7 +68,7 @@ def task_facts(task: str | None, payload: Any, model: str) -> TaskFacts:
 
 
 class Recorded:
-    """The part of `PackedModel` that tells what the model is.
+    """The part of `PackedModel` that describes the model.
 
     Args:
         cell: What the file of a packed model holds.

@@ -1,7 +1,7 @@
 """Signatures of `.cell` files: Ed25519, in a file beside the model, `book.cell.sig`.
 
-What is signed is the digest that the file holds of itself. A reader compares it with every byte of the buffer that it
-then uses, so nothing can change between the check and the use.
+The signature covers the digest in the file. A reader checks the digest against every byte of the buffer that it then
+uses, so nothing can change between the check and the use.
 """
 
 import base64
@@ -81,8 +81,8 @@ def check_signature(path: Path, key: str | os.PathLike[str], digest: str) -> Non
         public.verify(base64.b64decode(written.strip(), validate=True), _PURPOSE + digest.encode())
     except (InvalidSignature, binascii.Error) as error:
         raise DataError(
-            f"the signature of {path} is not that of the key {key}: the model is another one, or another key signed "
-            "it. Take both from the same place again."
+            f"the signature of {path} was not made with the key {key}: the model changed, or another key signed it. "
+            "Take the model and its signature from the same place again."
         ) from error
 
 

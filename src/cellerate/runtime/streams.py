@@ -1,6 +1,6 @@
-"""Many streams through one model, each with its own memory: push new steps as they come, get the new outputs.
+"""Many streams through one model, each with its own state: push new steps as they come, get the new outputs.
 
-For sensors, prices, frames and keystrokes, whose next value is wanted now: nothing that was read is read again.
+For sensors, prices, frames and keystrokes, which need an answer at once: no step is read twice.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class _PushesAlike:
     """Pushes of one size into all streams.
 
     Attributes:
-        run: The call, which reads the states in one of two sets of arrays and writes them in the other.
-        shape: That of its result.
-        states: The arrays that it writes next.
+        run: The call, which reads the states from one of two sets of arrays and writes them to the other.
+        shape: The shape of its result.
+        states: The arrays that the next call writes.
     """
 
     run: PreparedRun
@@ -39,7 +39,7 @@ class _PushesAlike:
 def _pushes_alike(
     engine: Engine, given: Mapping[str, np.ndarray], states: Mapping[str, np.ndarray]
 ) -> _PushesAlike | None:
-    """Pushes of the size of one that the engine has run; None if the core does not take them."""
+    """Return pushes like one that the engine has run; None if the core does not take them."""
     named = {**given, **states}
     prepared = engine.prepared_for(named, None)
     if prepared is None:
@@ -50,17 +50,17 @@ def _pushes_alike(
 
 
 class Streams:
-    """Streams that a model reads side by side, and what it remembers of each.
+    """Streams that a model reads side by side, and their states.
 
-    The state stands for all that was pushed. What is pushed in two parts gives the bits of what is pushed at once, and
-    no stream's numbers depend on the streams beside it: a NaN stays in its own. One object must not be used by several
-    threads at once; clones of it may.
+    A state stands for all pushed steps. Steps pushed in two parts give the same bits as in one push, and no stream
+    depends on the others: a NaN stays in its own stream. Several threads must not use one object at once, but each may
+    use a clone.
 
     Args:
         stepping: The model's program for a push.
         engine: Runs it.
-        count: How many streams, from 0; more can `join`.
-        fingerprint: Tells the model from others, in saved files.
+        count: The number of streams, from 0; more can `join`.
+        fingerprint: The fingerprint of the model, for saved files.
 
     Example:
         >>> streams = cellerate.load("ett.cell").streams(100)
@@ -70,14 +70,14 @@ class Streams:
     def __init__(self, stepping: Stepping, engine: Engine, count: int, fingerprint: str) -> None:
         check_whole("count", count, 0, 2**31 - 1)
         self._stepping, self._engine, self._fingerprint = stepping, engine, fingerprint
-        # The shapes of the last push, and what runs pushes like it.
+        # The shapes of the last push, and the call for pushes like it.
         self._pushed: Mapping[str, tuple[int, ...]] = {}
         self._alike: _PushesAlike | None = None
         self._states = {name: np.zeros((count, units), np.float32) for name, units in stepping.states.items()}
 
     @property
     def _states(self) -> dict[str, np.ndarray]:
-        """(B, H) of each state, whose numbers may be changed."""
+        """The (B, H) arrays of the states, which may be changed."""
         return self._arrays
 
     @_states.setter
@@ -91,7 +91,7 @@ class Streams:
 
     @property
     def state(self) -> np.ndarray:
-        """(B, S) float32, h and c of each LSTM, one after another; a copy."""
+        """A copy of the states, (B, S) float32: h and c of each LSTM, one after another."""
         return np.concatenate(list(self._states.values()), axis=1)
 
     def push(
@@ -104,11 +104,11 @@ class Streams:
         Args:
             inputs: The array of each input by its name, or one array if there is one input: (B, k, F) numbers or
                 (B, k) ids, k ≥ 1 steps of each of the B streams.
-            rows: (B,) which streams, each once; None for all. The others stay as they are.
+            rows: (B,) the indices of the streams, each once; None for all. Other streams do not change.
 
         Returns:
-            The output, or the outputs by name if there are several: of each of the k steps where the model gives
-            sequences, otherwise of the last.
+            The output, or the outputs by name if there are several: for each of the k steps if the model returns
+            sequences, otherwise for the last step.
 
         Raises:
             ConfigError: A name is not one of the model's, there is no such stream, or one is named twice.
@@ -143,10 +143,10 @@ class Streams:
     def push_into(
         self, inputs: Mapping[str, np.ndarray] | np.ndarray, out: Mapping[str, np.ndarray] | np.ndarray
     ) -> None:
-        """Reads the next steps of all streams, and writes the output into the caller's memory.
+        """Read the next steps of all streams, and write the output into the caller's memory.
 
-        Where pushes of one size follow each other, nothing is allocated: a model of one input and one output then
-        takes a step in a few microseconds.
+        Repeated pushes of one size allocate nothing: a model with one input and one output then takes a step in a few
+        microseconds.
 
         Args:
             inputs: As `push` takes them.
@@ -159,7 +159,7 @@ class Streams:
         if self._push_alike(inputs, out):
             return
         if out is None:
-            raise ConfigError("out is None; expected an array for the output, which push would make anew.")
+            raise ConfigError("out is None; expected an array for the output. To get a new array, call push.")
         before = self._states
         results = self.push(inputs)
         found = results if isinstance(results, dict) else {self._stepping.outputs[0]: results}
@@ -172,17 +172,18 @@ class Streams:
             np.copyto(place, found[name])
 
     def time_pushes(self, inputs: np.ndarray, out: np.ndarray, count: int) -> list[float]:
-        """Pushes the same steps so many times in one native call; returns the seconds of each.
+        """Push the same steps `count` times in one native call; return the seconds of each push.
 
-        What a program in C++ around the core would see. At least three pushes of the same size come before.
+        These are the times of a C++ program that calls the core. At least three pushes of the same size must come
+        before.
 
         Args:
             inputs: As `push_into` takes them.
-            out: The same.
-            count: How many times.
+            out: As `push_into` takes it.
+            count: The number of pushes.
 
         Raises:
-            ConfigError: These pushes do not take the quick way of `push_into`.
+            ConfigError: These pushes do not take the fast path of `push_into`.
         """
         if self._alike is None:
             raise ConfigError("expected some pushes of the same size before; push these inputs three times.")
@@ -198,28 +199,30 @@ class Streams:
         return seconds
 
     def clone(self) -> "Streams":
-        """Streams that have read the same and are independent from here on."""
+        """Return streams with the same states, independent from here on."""
         return self._with({name: array.copy() for name, array in self._states.items()})
 
     __copy__ = clone
 
     def join(self, other: "Streams") -> None:
-        """Appends the streams of another object of the same model, which keeps them too.
+        """Append copies of the streams of another object of the same model.
 
         Raises:
-            ConfigError: It belongs to another model.
+            ConfigError: The other object belongs to another model.
         """
         if other._engine is not self._engine:
-            raise ConfigError("the other streams are of another model; expected ones of the same.")
+            raise ConfigError(
+                "the other streams belong to another model; expected streams of the same model."
+            )
         self._states = {
             name: np.concatenate([array, other._states[name]]) for name, array in self._states.items()
         }
 
     def leave(self, rows: Sequence[int] | np.ndarray) -> "Streams":
-        """Takes streams out; those behind them move up.
+        """Take streams out; later streams move up.
 
         Args:
-            rows: (N,) which streams, each in [0, B) and none twice.
+            rows: (N,) the indices of the streams, each in [0, B) and none twice.
 
         Returns:
             An object with these streams, in the order of `rows`.
@@ -233,10 +236,10 @@ class Streams:
         return left
 
     def reset(self, rows: Sequence[int] | np.ndarray | None = None) -> None:
-        """Has streams begin anew.
+        """Reset streams to their initial states.
 
         Args:
-            rows: (N,) which streams; None for all.
+            rows: (N,) the indices of the streams; None for all.
 
         Raises:
             ConfigError: There is no such stream.
@@ -246,7 +249,7 @@ class Streams:
             array[chosen] = 0
 
     def states_of(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """(N, S) float32, what some streams remember, as in `state`; a copy.
+        """Return a copy of the states of some streams, (N, S) float32, as in `state`.
 
         Raises:
             ConfigError: There is no such stream.
@@ -255,10 +258,10 @@ class Streams:
         return np.concatenate([array[chosen] for array in self._states.values()], axis=1)
 
     def set_states(self, rows: Sequence[int] | np.ndarray, states: np.ndarray) -> None:
-        """Puts streams back to what `states_of` gave.
+        """Set the states of streams, as `states_of` returns them.
 
         Args:
-            rows: (N,) which streams.
+            rows: (N,) the indices of the streams.
             states: (N, S) numbers.
 
         Raises:
@@ -276,7 +279,7 @@ class Streams:
             array[chosen] = part
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the states into a file, whole or not at all; `restore` reads them back.
+        """Write the states into a file, whole or not at all; `restore` reads them back.
 
         Raises:
             ConfigError: There is no stream.
@@ -287,19 +290,19 @@ class Streams:
         write_container(path, {"kind": _FORMAT, "model": self._fingerprint}, {"state": self.state})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Goes back to states that `save` wrote from this very model; on failure nothing changes.
+        """Restore states that `save` wrote for this model; on failure nothing changes.
 
         Raises:
             DataError: There is no such file, or it is damaged or belongs to another model.
         """
         metadata, tensors = read_container(Path(path))
         if metadata.get("kind") != _FORMAT or tensors.keys() != {"state"}:
-            raise DataError(f"{path} holds no state of streams: give a file that Streams.save wrote.")
+            raise DataError(f"{path} does not hold states of streams: give a file that Streams.save wrote.")
         state, units = tensors["state"], list(self._stepping.states.values())
         fits = state.ndim == 2 and state.dtype == FLOAT32 and state.shape[1] == sum(units)
         if metadata.get("model") != self._fingerprint or not fits:
             raise DataError(
-                f"{path} is a state of another model, or of one packed otherwise: restore it with that one."
+                f"{path} belongs to another model, or to one packed with other settings: restore it with that model."
             )
         parts = np.split(state, np.cumsum(units)[:-1], axis=1)
         self._states = {
@@ -307,14 +310,14 @@ class Streams:
         }
 
     def _prepare(self, given: Mapping[str, np.ndarray]) -> None:
-        """After a push of this one input: prepares what runs those like it, from the second of a kind on."""
+        """Prepare, after a push with one input, the call for pushes like it, from the second of its kind on."""
         pushed = {name: np.shape(array) for name, array in given.items()}
         if pushed == self._pushed:
             self._alike = _pushes_alike(self._engine, given, self._states)
         self._pushed = pushed
 
     def _push_alike(self, inputs: Any, result: Any) -> bool:
-        """Runs a push like the last ones; False, and nothing was read, if it is another."""
+        """Run a push like the last ones; return False, with nothing read, if the push is different."""
         if self._alike is None:
             return False
         run = self._alike.run.run
@@ -323,13 +326,13 @@ class Streams:
             if not done and (copied := _as_core_reads(inputs)) is not inputs:
                 done = run(copied, result)
         except (IndexError, MemoryError):
-            return False  # what follows knows ids that count from the end, and what to say
+            return False  # the checks of `push` handle ids that count from the end, and word the errors
         if done:
             self._take_turns(self._alike)
         return done
 
     def _take_turns(self, alike: _PushesAlike) -> None:
-        """Takes the arrays that a push has written for the states."""
+        """Swap the two sets of arrays: those that a push has written become the states."""
         self._arrays, alike.states = alike.states, self._arrays
 
     def _with(self, states: dict[str, np.ndarray]) -> "Streams":
@@ -339,7 +342,7 @@ class Streams:
 
 
 def _as_core_reads(array: Any) -> Any:
-    """Numbers in the form in which the core takes them; anything else as it is."""
+    """Return numbers in the form that the core takes; return anything else unchanged."""
     if type(array) is not np.ndarray or array.ndim == 0:
         return array
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""The size of an answer before anything of it is computed, and the outputs of a model."""
+"""The size of an answer, known before it is computed, and the outputs of a model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from cellerate.serving.sessions import Push, StepSize, steps_in, zeros
 
 # Rows times steps of a prediction, in steps of one row.
 _ROWS_OF_STEPS = 10
-# The first two are more steps than kernels of convolutions are long, and so far apart that pooling gives different
-# numbers of steps. The others are for models that take few lengths.
+# The first two are longer than kernels of convolutions, and so far apart that pooling gives different numbers of steps.
+# The others are for models that take few lengths.
 _TRIED_STEPS = (32, 95, 1024, 3071, *range(1, 129))
 
 Outputs = Mapping[str, tuple[str, list[int]]]
@@ -23,17 +23,17 @@ Outputs = Mapping[str, tuple[str, list[int]]]
 
 
 def tried_outputs(model: PackedModel, path: Path) -> Outputs:
-    """Compute one row of zeros, so that a fault of the model is told when it is loaded, and describe its outputs.
+    """Compute one row of zeros, so that a faulty model fails when it is loaded, and describe its outputs.
 
     Args:
         model: The model.
         path: Its file.
 
     Returns:
-        Its outputs; none where no number of steps fits all inputs, and then nothing is computed.
+        Its outputs; empty, with nothing computed, if no number of steps fits all inputs.
 
     Raises:
-        ModelError: It does not compute the row.
+        ModelError: The model cannot compute the row.
     """
     fitting: list[tuple[dict[str, tuple[int, ...]], dict[str, tuple[tuple[int, ...], str]]]] = []
     for steps in _TRIED_STEPS:
@@ -53,7 +53,7 @@ def tried_outputs(model: PackedModel, path: Path) -> Outputs:
     try:
         model.predict(zeros(model, shapes))
     except CellerateError as error:
-        raise ModelError(f"{path} does not compute a row of zeros: {error} Pack the model again.") from error
+        raise ModelError(f"{path} cannot compute a row of zeros: {error} Pack the model again.") from error
     many = fitting[-1][1]
     return {
         name: (
@@ -73,11 +73,11 @@ def tried_outputs(model: PackedModel, path: Path) -> Outputs:
 def check_prediction(
     model: PackedModel, tensors: Mapping[str, np.ndarray], outputs: Sequence[str] | None, limits: Limits
 ) -> None:
-    """Refuses a prediction that would take too long, or whose answer would be too large.
+    """Refuse a prediction that would take too long, or whose answer would be too large.
 
     Raises:
         ConfigError, DataError: As `PackedModel.predict`.
-        RequestError: It is too much; the message names the bound.
+        RequestError: The prediction exceeds a bound; the message names the bound.
     """
     rows = max((len(array) for array in tensors.values() if array.ndim), default=0)
     steps = max((array.shape[1] for array in tensors.values() if array.ndim > 1), default=1)

@@ -1,6 +1,6 @@
-"""Answers of the server: JSON in and out, and what each error is in HTTP.
+"""Answers of the server: JSON in and out, and the HTTP status of each error.
 
-Each protocol has its own shape of an error, and every error of a route comes in that route's shape.
+Each protocol has its own form of an error, and every error of a route takes that form.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ log = logging.getLogger("cellerate.serving")
 Handler = Callable[[Request], Awaitable[Response]]
 CLIENT_GONE = 499
 """The status in the log for an answer that nobody reads, as nginx writes it."""
-# The paths of OpenAI's protocol, with those of its routes that are missing here, for its clients show no other error;
-# the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
+# The paths of OpenAI's protocol, including routes that are missing here, because its clients show no other form of
+# error. On all other paths an error is {"error": message}, as in V2 and TensorFlow Serving.
 _MISSING = "chat|responses|moderations|audio|images|videos|files|uploads|batches|fine_tuning|vector_stores"
 _OPENAI = re.compile(rf"/v1/(completions|embeddings|models(/[^/:]+)?|({_MISSING})(/.*)?)")
 _Found = TypeVar("_Found")
 _Form = TypeVar("_Form", bound=msgspec.Struct)
-# Values of a field that ask for nothing, beside false.
+# Values, beside false, with which a field has no effect.
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 
 
 class _Failures:
-    """Errors of our own in the log: so many with their traceback, and of more in a while how many."""
+    """Internal errors in the log: the first ones with their traceback, then only the number of further ones."""
 
     def __init__(self) -> None:
         self._until, self._told, self._more = 0.0, 0, 0
@@ -66,10 +66,10 @@ _failures = _Failures()
 
 
 class RequestError(CellerateError):
-    """A request that HTTP has a status of its own for.
+    """A failed request with its own HTTP status.
 
     Attributes:
-        status: The status.
+        status: The HTTP status.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -78,7 +78,7 @@ class RequestError(CellerateError):
 
 
 class ClientGoneError(CellerateError):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
 
 def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -87,11 +87,10 @@ def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None
 
 
 def decoded(body: bytes, form: type[_Found]) -> _Found:
-    """A body of JSON as what a route expects.
+    """Decode a JSON body into the form that a route expects.
 
     Raises:
-        RequestError: It is not JSON, or something in it has another type or is out of its range; the message says
-            where.
+        RequestError: The body is not JSON, or a value has another type or is out of range; the message says where.
     """
     try:
         return msgspec.json.decode(body, type=form)
@@ -110,16 +109,16 @@ def decoded_strictly(
     unsupported: Collection[str] = (),
     passed: Collection[str] = (),
 ) -> _Form:
-    """A JSON object as what a route expects, without fields that it would pass over, such as a misspelt one.
+    """Decode a JSON object into the form that a route expects; refuse unknown fields, such as misspelt ones.
 
     Args:
         body: The body.
-        form: A struct with the fields that are known.
-        unsupported: Fields of the protocol that are refused if they ask for anything.
+        form: A struct with the known fields.
+        unsupported: Fields of the protocol that are refused unless their values have no effect.
         passed: Fields of the protocol that have no effect here.
 
     Raises:
-        RequestError: As `decoded`; or there is a field that is none of them, and the message names the nearest one.
+        RequestError: As `decoded`; or a field is unknown, and the message names the nearest known one.
     """
     known = [field.name for field in msgspec.structs.fields(form)]
     fields = decoded(body, dict[str, Any])
@@ -139,10 +138,10 @@ def decoded_strictly(
 
 
 def array_of(what: str, value: Any) -> np.ndarray:
-    """An array from lists of JSON.
+    """Return an array from JSON lists.
 
     Raises:
-        ConfigError: Rows have different lengths, or something in it is not a number.
+        ConfigError: Rows have different lengths, or a value is not a number.
     """
     try:
         found = np.array(value)
@@ -154,10 +153,10 @@ def array_of(what: str, value: Any) -> np.ndarray:
 
 
 def times_of(value: Any) -> np.ndarray:
-    """Times from lists of JSON: ISO 8601 as a clock there shows them, without an offset.
+    """Return times from JSON lists: local times in ISO 8601, without an offset.
 
     Raises:
-        ConfigError: Something in it is not such a time.
+        ConfigError: A value is not such a time.
     """
     try:
         found = np.array(value)
@@ -171,7 +170,7 @@ def times_of(value: Any) -> np.ndarray:
 
 
 def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
-    """An error in HTTP: the status, the message and headers."""
+    """Return the HTTP status, the message and the headers of an error."""
     match error:
         case RequestError():
             return error.status, str(error), {}
@@ -196,7 +195,7 @@ def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
 
 
 def error_answer(error: BaseException, path: str) -> Response:
-    """An error as the protocol of a path says it."""
+    """Return an error in the form that the protocol of a path uses."""
     status, message, headers = status_of(error)
     if not _OPENAI.fullmatch(path):
         return json_answer({"error": message}, status, headers)
@@ -207,7 +206,7 @@ def error_answer(error: BaseException, path: str) -> Response:
 
 
 def answering(handler: Handler) -> Handler:
-    """A handler whose errors are answers."""
+    """Return a handler whose errors become answers."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -221,10 +220,10 @@ def answering(handler: Handler) -> Handler:
 
 
 async def unless_gone(request: Request, work: Awaitable[_Found]) -> _Found:
-    """Waits for work, and cancels it if the client goes meanwhile. The body must have been read.
+    """Wait for work, and cancel it if the client disconnects. The body must have been read.
 
     Raises:
-        ClientGoneError: The client went.
+        ClientGoneError: The client disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
@@ -232,7 +231,7 @@ async def unless_gone(request: Request, work: Awaitable[_Found]) -> _Found:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError("the client went before its answer was ready.")
+        raise ClientGoneError("the client disconnected before its answer was ready.")
     finally:
         gone.cancel()
         if not task.done():

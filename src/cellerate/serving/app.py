@@ -18,7 +18,7 @@ from cellerate.serving.routes import OPERATIONS, document, page_routes
 from cellerate.serving.server_state import models_of
 from cellerate.serving.visitors import Visitors
 
-# What to ask for in place of routes of OpenAI that are missing: a packed model has no roles and no templates of chats.
+# Replacements for OpenAI routes that are missing here: a packed model has neither roles nor chat templates.
 _INSTEAD = dict.fromkeys(
     ("/v1/chat/completions", "/v1/responses"), "POST /v1/completions continues texts, with the field prompt"
 )
@@ -29,8 +29,8 @@ def make_app(models: Models, keys: Sequence[bytes] = (), visitors: Visitors | No
 
     Args:
         models: What it serves.
-        keys: Any of these opens it; none for a server that asks for no key.
-        visitors: Which requests may come from a browser; None for a server on this machine.
+        keys: The accepted API keys; empty for a server without keys.
+        visitors: The requests that may come from a browser; None for a server on this machine.
     """
     visitors = visitors or Visitors()
     metrics = Metrics(models)
@@ -56,14 +56,14 @@ async def _openapi(request: Request) -> Response:
 
 
 async def _of_no_route(request: Request, error: Exception) -> Response:
-    """There is no such route, or not for this method."""
+    """Answer a request to an unknown route, or with a method that the route does not take."""
     path = request.url.path
     if isinstance(error, HTTPException) and error.status_code == 404:
         instead = _INSTEAD.get(path, "/docs lists all routes")
         error = RequestError(404, f"there is no route {path[:100]!r} here; {instead}.")
     allowed = ""
     if isinstance(error, HTTPException) and error.status_code == 405:
-        # Starlette names the methods of one route of the path only.
+        # Starlette only names the methods of one route of the path.
         methods = {
             method
             for route in request.app.routes
@@ -72,7 +72,7 @@ async def _of_no_route(request: Request, error: Exception) -> Response:
         }
         allowed = ", ".join(sorted(methods))
         error = RequestError(
-            405, f"{path[:100]!r} has no {request.method[:20]}, but {allowed}; /docs lists all routes."
+            405, f"{path[:100]!r} takes {allowed}, not {request.method[:20]}; /docs lists all routes."
         )
     answer = error_answer(error, path)
     if allowed:

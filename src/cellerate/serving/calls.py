@@ -62,18 +62,18 @@ class CallWorker:
     async def run(
         self, call: Callable[[], _Found], deadline_s: float | None = None, *, rows: int | None = None
     ) -> _Found:
-        """Waits for its turn, calls, and returns what the call returned.
+        """Run a call in its turn, and return its result.
 
-        A call that nobody waits for any more is left out, unless it runs already.
+        A call is dropped if its client gave up before it started.
 
         Args:
             call: The computation.
-            deadline_s: How long it may wait and compute, in seconds; None for as long as it likes.
-            rows: The rows that `totals` counts; None leaves the call out of them.
+            deadline_s: How long the call may wait and compute, in seconds; None for no limit.
+            rows: The rows that `totals` counts; with None, `totals` leaves the call out.
 
         Raises:
             BusyError: Too many calls wait, or the worker is closing.
-            DeadlineError: It took longer than `deadline_s`.
+            DeadlineError: The call took longer than `deadline_s`.
         """
         if self._closing or self._count >= self._most:
             raise BusyError(

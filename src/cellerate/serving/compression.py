@@ -1,11 +1,11 @@
-"""Bodies that are packed with gzip or deflate: unpacked within a bound, packed for those that ask."""
+"""Compression of bodies with gzip or deflate: decompresses within a bound, compresses for clients that ask."""
 
 import gzip
 import zlib
 
 from cellerate.serving.answers import RequestError
 
-# Smaller ones are not worth it.
+# Smaller bodies are not worth compressing.
 _LEAST = 1024
 # More of them cost more than they hold.
 _MOST_MEMBERS = 64
@@ -13,15 +13,15 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def unpacked(body: bytes, encoding: str, most: int) -> bytes:
-    """A body as it was before `Content-Encoding`.
+    """Return a body without its `Content-Encoding`.
 
     Args:
         body: The body.
         encoding: The header's value.
-        most: How many bytes may come out.
+        most: The most bytes of the result.
 
     Raises:
-        RequestError: The encoding is another one, the body is damaged, or too much comes out.
+        RequestError: The encoding is unknown, the body is damaged, or the result is too large.
     """
     if encoding in ("", "identity"):
         return body
@@ -46,7 +46,7 @@ def unpacked(body: bytes, encoding: str, most: int) -> bytes:
 
 
 def packed(body: bytes, accepted: str) -> tuple[bytes, str | None]:
-    """A body packed as a client asks for, if it is worth it; and how, None if not.
+    """Return a body compressed as a client asks, with the encoding; unchanged with None if it is not worth it.
 
     Args:
         body: The body.

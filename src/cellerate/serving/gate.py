@@ -1,6 +1,6 @@
-"""The gate before all routes: sites, keys, bounds, and a line in the log for each request that was answered.
+"""The gate before all routes: origins, keys, bounds, and a line in the log for each answered request.
 
-Written as plain ASGI: a middleware that wraps requests and responses would hide that a client has gone.
+It is plain ASGI: a middleware that wraps requests and responses would hide that a client has disconnected.
 """
 
 import base64
@@ -31,10 +31,10 @@ class Gate:
 
     Args:
         app: The app.
-        limits: How many requests it answers at once.
-        metrics: Where requests are counted.
-        visitors: Which requests may come from a browser.
-        keys: Any of these opens every route; none for a server without keys.
+        limits: The limit on requests at once.
+        metrics: The metrics that count requests.
+        visitors: The requests that may come from a browser.
+        keys: The accepted API keys; empty for a server without keys.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Gate:
             self._note(scope, status, sent, time.perf_counter() - begin)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        """The answer to a request that may not pass."""
+        """Return the answer that refuses a request; None if the request may pass."""
         path, headers = scope["path"], Headers(scope=scope)
         if path in OPEN:
             return None
@@ -86,7 +86,7 @@ class Gate:
             answer = error_answer(
                 RequestError(401, "a key is needed: send it as `Authorization: Bearer KEY`."), path
             )
-            # A browser asks for a password, and sends the key as that.
+            # A browser then asks for a password, and sends the key as that password.
             answer.headers["www-authenticate"] = 'Basic realm="cellerate"' if path == "/" else "Bearer"
             return answer
         if self._running > self._limits.requests:
@@ -97,14 +97,14 @@ class Gate:
         return None
 
     def _has_key(self, headers: Headers) -> bool:
-        # As the bytes that came: a header has no encoding.
+        # Compared as bytes, because a header has no encoding.
         kind, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
         if kind.lower() == b"basic":
             try:
                 given = base64.b64decode(given.strip(), validate=True).partition(b":")[2]
             except ValueError:
                 return False
-        # All are compared, so that the time says nothing of which one was close.
+        # All keys are compared, so that the time does not reveal which one was close.
         return bool(sum(hmac.compare_digest(given.strip(), key) for key in self._keys))
 
     def _note(self, scope: Scope, status: int, sent: int, seconds: float) -> None:
@@ -125,7 +125,7 @@ class Gate:
 
 
 def _is_text(raw_path: bytes) -> bool:
-    """False for a path whose bytes are not text: names of such bytes would all be one."""
+    """False for a path whose bytes are not UTF-8: all such names would become the same text."""
     try:
         unquote_to_bytes(raw_path).decode("utf-8")
     except UnicodeDecodeError:
@@ -134,5 +134,5 @@ def _is_text(raw_path: bytes) -> bool:
 
 
 def _route(scope: Scope) -> str:
-    """The route of a request as it was written down, not as it was asked for: paths of clients would never end."""
+    """The pattern of a request's route, not the path of the client: those would be endlessly many labels."""
     return str(getattr(scope.get("route"), "path", "none"))

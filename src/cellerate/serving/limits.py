@@ -1,4 +1,4 @@
-"""The limits of a server: a client may ask for so much of everything, so that no request can take the machine."""
+"""The limits of a server: they bound each request, so that none can exhaust the machine."""
 
 import dataclasses
 
@@ -7,28 +7,28 @@ from cellerate.settings import check_number
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The bounds of a server. What is beyond them is refused with an error that names the bound.
+    """The upper bounds of a server. A request beyond one is refused with an error that names the bound.
 
     Attributes:
-        body_bytes: A request's body, also after it was decompressed.
-        header_bytes: The head of a request, its first line and all headers.
-        chunks: The parts in which a body of unknown length comes.
-        connections: Connections at once; fewer where the system allows the process fewer open files.
-        receive_s: How long a client may take to send a request.
-        request_s: How long it may take to answer one.
+        body_bytes: The bytes of a request's body, before and after decompression.
+        header_bytes: The bytes of a request's first line and all headers.
+        chunks: The parts of a body of unknown length.
+        connections: Connections at once; fewer if the system allows the process fewer open files.
+        receive_s: The seconds in which a client must send a request.
+        request_s: The seconds in which a request must be answered.
         requests: Requests at once.
-        sequences: Texts that are drawn or wait, a model.
-        prompt_cache_bytes: The states after prompts that are remembered, a model.
-        sequences_per_request: Texts that one request asks for: its prompts times `n`.
-        prompt_tokens: A prompt, in ids.
+        sequences: Running and waiting texts per model.
+        prompt_cache_bytes: The bytes of cached states after prompts per model.
+        sequences_per_request: Texts per request: its prompts times `n`.
+        prompt_tokens: The ids of a prompt.
         steps: The steps of a push to a session, and of a row of a prediction.
         answer_numbers: The numbers of an answer.
-        max_tokens: What may be drawn for one text, in ids.
-        calls: Predictions, forecasts and embeddings that wait, a model.
-        pushes: Pushes to sessions that wait, a model.
-        sessions: Sessions, a model.
-        sessions_in_memory: Sessions whose state is kept in memory, a model.
-        session_ttl_s: A session that was not used for so long ends.
+        max_tokens: The generated ids of one text.
+        calls: Waiting predictions, forecasts and embeddings per model.
+        pushes: Waiting pushes to sessions per model.
+        sessions: Sessions per model.
+        sessions_in_memory: Sessions per model whose state is in memory.
+        session_ttl_s: The seconds after which an unused session ends.
 
     Raises:
         ConfigError: A bound is not above 0, or `prompt_cache_bytes` is below 0.
@@ -56,7 +56,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            # A cache may be left out, everything else a server needs.
+            # A server needs everything except the cache.
             may_be_0 = field.name == "prompt_cache_bytes"
             check_number(
                 field.name,

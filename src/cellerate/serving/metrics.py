@@ -1,4 +1,4 @@
-"""The metrics of a server, for Prometheus; names of vLLM and Triton where they have one."""
+"""The metrics of a server, for Prometheus; named as in vLLM and Triton where these have the metric."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -9,15 +9,15 @@ from prometheus_client.registry import Collector
 
 from cellerate.serving.models import Models
 
-# From 0.2 ms to a minute, each twice the one before or a little more.
+# Bucket bounds from 0.2 ms to a minute, each at least twice the one before.
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 
 
 class Metrics:
-    """The numbers of a server.
+    """The metrics of a server.
 
     Args:
-        models: Whose gauges are read when the numbers are asked for.
+        models: The models whose gauges are read at each scrape.
     """
 
     def __init__(self, models: Models) -> None:
@@ -49,15 +49,15 @@ class Metrics:
         registry.register(_OfModels(models))
 
     def text(self) -> bytes:
-        """All numbers, in the text format of Prometheus."""
+        """All metrics, in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class TextTimes:
-    """Measures one text while it is drawn.
+    """Measures one text while it is generated.
 
     Args:
-        metrics: Where the times go.
+        metrics: The metrics that receive the times.
         model: The name of its model.
     """
 
@@ -70,7 +70,7 @@ class TextTimes:
         self._any = False
 
     def update(self, tokens: int, ended: bool) -> None:
-        """Notes that so many ids came, and whether they are the last."""
+        """Record that `tokens` ids came, and whether they are the last."""
         now = time.perf_counter()
         if tokens:
             self._tokens.inc(tokens)
@@ -84,7 +84,7 @@ class TextTimes:
 
 
 class _OfModels(Collector):
-    """The numbers that the models themselves know, read when asked for."""
+    """The metrics that the models themselves hold, read at each scrape."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -25,33 +25,33 @@ from cellerate.serving.workers import TextWorker
 FLUSH_EVERY_S = 10.0
 """The time between two rounds in which the states of sessions are written to the disk, against a crash."""
 
-# The models that the request of this context has asked for.
+# The models that the request of this context uses.
 _held: contextvars.ContextVar["list[Served] | None"] = contextvars.ContextVar("held", default=None)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Served:
-    """A model that is served.
+    """A served model.
 
     Args:
-        name: What clients call it.
+        name: Its name for clients.
         path: Its file.
         model: The model.
-        limits: What it allows.
-        state: The folder for the states of sessions; None for none.
+        limits: The limits of its requests.
+        state: The folder for the states of sessions; None to keep none on disk.
 
     Attributes:
-        name: What clients call it.
+        name: Its name for clients.
         path: Its file.
         model: The model.
-        created: When it was loaded, in seconds since 1970.
+        created: The time of loading, in seconds since 1970.
         texts: Continues texts; None if it is not a text model.
-        sessions: Keeps the states of streams; None if a layer needs steps that are still to come.
-        series: How a forecaster reads a series; None for other models.
-        no_sessions: Why it keeps none, or "".
+        sessions: Keeps the states of streams; None if a layer needs future steps.
+        series: The settings for reading a series; None unless it is a forecaster.
+        no_sessions: The reason why it has no sessions, or "".
         calls: Computes whole calls.
-        holders: How many requests are answered with it; see `holding_models`.
-        outputs: The dtype and the shape of each output by its name; empty if it is not known beforehand.
+        holders: The number of requests that use it; see `holding_models`.
+        outputs: The dtype and the shape of each output by its name; empty if they are not known beforehand.
 
     Raises:
         CellerateError: The model cannot be served; the message says why.
@@ -97,10 +97,10 @@ class Served:
         return route.get(self.model.task or "", f"a model without a task: POST /v2/models/{self.name}/infer")
 
     def check_ids(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Refuses ids that are not rows of the tables that they are looked up in; the runtime counts from the end.
+        """Refuse ids outside their tables, and negative ids, which the runtime would count from the end.
 
         Raises:
-            DataError: An id is none; the message says where.
+            DataError: An id is out of range; the message says where.
         """
         for name, rows in self._table_rows.items():
             ids = tensors.get(name)
@@ -114,14 +114,14 @@ class Served:
                 )
 
     async def close(self) -> None:
-        """Ends the texts that run, lets calls end, and writes the sessions to the disk."""
+        """End the running texts, let calls finish, and write the sessions to the disk."""
         await self.end_texts(0)
         await self.calls.close()
         if self.sessions is not None:
             await self.sessions.close()
 
     async def end_texts(self, drain_s: float) -> None:
-        """Refuses new texts, and lets those that run end for some seconds; then they end with what they have."""
+        """Refuse new texts, and give running texts `drain_s` seconds; then they end as they are."""
         if self.texts is not None:
             await self.texts.close(drain_s)
 
@@ -131,9 +131,9 @@ class Models:
 
     Args:
         paths: `.cell` files by the names of the models.
-        limits: What each allows.
-        state: The folder for the states of sessions; None for none.
-        device: Where texts are computed, as `cellerate.load` takes it.
+        limits: The limits of each model's requests.
+        state: The folder for the states of sessions; None to keep none on disk.
+        device: The device that generates texts, as `cellerate.load` takes it.
 
     Raises:
         CellerateError: A model cannot be served; the message says why.
@@ -164,13 +164,13 @@ class Models:
         return served
 
     async def reload(self, name: str, drain_s: float = 30) -> bool:
-        """Reads a model's file again. What runs on the old model ends on it, what comes later takes the new one.
+        """Read a model's file again. Running requests finish on the old model; later ones use the new model.
 
         Returns:
-            Whether the file holds another model than before; if it is the same, nothing changes.
+            True if the file holds another model than before; otherwise nothing changes.
 
         Raises:
-            RequestError: There is no such model, or the file holds another one while there are sessions.
+            RequestError: There is no such model, or the file holds another model while there are sessions.
             CellerateError: The file cannot be used; the old model stays.
         """
         async with self._reloading:
@@ -178,7 +178,7 @@ class Models:
             model = await asyncio.to_thread(_loaded, old.path, self._device)
             if model.fingerprint == old.model.fingerprint:
                 return False
-            # From here on nobody begins a session that would end with the old model.
+            # From here on no session can begin, because it would end with the old model.
             left = 0 if old.sessions is None else old.sessions.sessions.replace()
             if left:
                 raise RequestError(
@@ -195,7 +195,7 @@ class Models:
                     old.sessions.sessions.keep()
                 raise
         end = time.monotonic() + drain_s
-        # Requests that have found the old model may not have begun to compute on it.
+        # Requests that hold the old model may not have started to compute on it.
         while old.holders and time.monotonic() < end:
             await asyncio.sleep(0.01)
         await old.close()
@@ -222,7 +222,7 @@ class Models:
 
 @contextlib.contextmanager
 def holding_models() -> Iterator[None]:
-    """The models that are asked for within a `with` stay open until its end, also those that are replaced meanwhile."""
+    """Keep the models that are used within a `with` open until its end, even if they are replaced meanwhile."""
     held: list[Served] = []
     token = _held.set(held)
     try:
@@ -234,7 +234,7 @@ def holding_models() -> Iterator[None]:
 
 
 def _tables(model: PackedModel) -> dict[str, int]:
-    """The rows of the smallest table that an input is looked up in, by its name."""
+    """The rows of the smallest table that looks up an input, by the name of the input."""
     program = model.cell.program
     tables = smallest_tables(program.nodes)
     return {
@@ -248,7 +248,7 @@ def named_paths(arguments: Sequence[str]) -> dict[str, Path]:
     """The files by the names of their models, from NAME=FILE or FILE.
 
     Raises:
-        ConfigError: A name cannot be one or comes twice, or a file is no `.cell` file.
+        ConfigError: A name is not valid or comes twice, or a file is not a `.cell` file.
     """
     found: dict[str, Path] = {}
     for argument in arguments:
@@ -259,20 +259,20 @@ def named_paths(arguments: Sequence[str]) -> dict[str, Path]:
             command = f"`cellerate pack {path} -o {path.with_suffix('.cell')}`"
             if path.suffix != ".keras":
                 command = "`cellerate pack MODEL.keras -o MODEL.cell`"
-            raise ConfigError(f"{path} is not a .cell file: give a packed model, which {command} makes.")
+            raise ConfigError(f"{path} is not a .cell file: pack the model first ({command}).")
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} cannot be the name of a model: give letters, digits, '.', '_' and '-', such as "
                 f"book={os.fspath(path)}."
             )
         if name in found:
-            raise ConfigError(f"two models are called {name!r}: give one another name, as in other={path}.")
+            raise ConfigError(f"two models have the name {name!r}: rename one, as in other={path}.")
         found[name] = path
     return found
 
 
 def _loaded(path: Path, device: str) -> PackedModel:
-    """Opens a model and computes on it once, so that the first request does not wait for what is made at first use."""
+    """Open a model and compute on it once, so that the first request does not wait for first-use preparation."""
     model = load(path, device=device)
     if model.task == "text":
         model.steps.read(model.steps.initial_state(), np.zeros((1, 1), np.int32))

@@ -1,4 +1,4 @@
-"""The HTTP connection, with bounds that uvicorn lacks: how many, the head, the time it takes, the parts of a body."""
+"""The HTTP connection, with limits that uvicorn lacks: on connections, headers, time and the parts of a body."""
 
 import asyncio
 import collections
@@ -16,25 +16,25 @@ from cellerate.serving.limits import Limits
 log = logging.getLogger("cellerate.serving")
 
 
-# Files and pipes that the process needs beside its connections.
+# The files and pipes that the process needs beside its connections.
 _OTHER_FILES = 128
-# A peer may have so many of all connections, so that nobody shuts all others out.
+# The share of all connections that one peer may hold, so that it cannot shut others out.
 _SHARE_OF_PEER = 0.75
 _WORD_EVERY_S = 60
 
 
 class Connections:
-    """All connections: where there are too many, the one that has waited longest for a request gives way.
+    """All connections: if there are too many, the one idle for longest is closed.
 
     Args:
-        most: How many there may be.
+        most: The limit on connections.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._most_of_peer = max(1, int(most * _SHARE_OF_PEER))
         self._all: dict[Any, str] = {}
-        # Those that wait for a request, the longest first.
+        # The idle connections, the longest idle first.
         self._idle: dict[Any, str] = {}
         self._of_peer: collections.Counter[str] = collections.Counter()
         self._next_word, self._closed = 0.0, 0
@@ -43,7 +43,7 @@ class Connections:
         """Register a new connection, which waits for its first request. Return False if all places are taken."""
         crowded = self._of_peer[peer] >= self._most_of_peer
         if crowded or len(self._all) >= self.most:
-            # One peer's own first; it is the one that has too many.
+            # A peer with too many connections loses one of its own.
             known = [one for one, whose in self._idle.items() if whose == peer] if crowded else self._idle
             oldest = next(iter(known), None)
             self._tell(peer)
@@ -56,7 +56,7 @@ class Connections:
         return True
 
     def note(self, connection: Any, *, idle: bool) -> None:
-        """Notes whether a connection waits for a request."""
+        """Record whether a connection is idle."""
         if connection not in self._all:
             return
         if not idle:
@@ -77,7 +77,7 @@ class Connections:
         self._closed += 1
         if time.monotonic() >= self._next_word:
             log.warning(
-                "%d connections, %d of them from %s, are as many as there may be: %d gave way or were refused.",
+                "the limit of connections is reached: %d, %d of them from %s; %d were closed or refused.",
                 len(self._all),
                 self._of_peer[peer],
                 peer,
@@ -119,7 +119,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         peer = str((transport.get_extra_info("peername") or ("unknown",))[0])
         if not self._places.add(self, peer):
-            self._refuse(503, "there are as many connections as there may be; try again.")
+            self._refuse(503, "the server has too many connections; try again.")
             return
         self._wait_for_head()
 
@@ -134,7 +134,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._places.note(self, idle=True)
 
     def give_way(self) -> None:
-        """Closes it, for another one needs the place."""
+        """Close the connection, because another one needs its place."""
         self._stop_timer()
         self._refused = True
         self.transport.abort()
@@ -202,7 +202,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        # While an answer is on its way, another one would be read as a part of it.
+        # A second answer would be read as a part of the one that is being sent.
         if self.cycle is None or self.cycle.response_complete:
             text = f'{{"error":"{message}"}}'
             phrase = http.HTTPStatus(status).phrase

@@ -1,4 +1,4 @@
-"""Running a server: it listens, answers, reads models again on SIGHUP, and ends without losing what it accepted."""
+"""Runs a server: it listens, answers, reloads models on SIGHUP, and ends without losing accepted requests."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from cellerate.serving.protocol import protocol_within
 from cellerate.serving.visitors import Visitors
 from cellerate.web import Server
 
-# After texts were ended, what their answers may still take to be sent.
+# The seconds for sending answers after their texts have ended.
 _LAST_WORDS_S = 5
 
 
@@ -36,23 +36,23 @@ def serve(
     """Serves until SIGINT or SIGTERM.
 
     Args:
-        models: What to serve; they are closed at the end.
+        models: The models to serve; they are closed at the end.
         host: The address to listen on.
         port: The port; 0 for a free one.
-        keys: Any of these opens the server; none for a server that asks for no key.
-        names: Further names under which it is reached; "*" for any.
-        drain_s: How long texts may go on after the signal; then they end with what they have.
+        keys: The accepted API keys; empty for a server without keys.
+        names: Further host names of the server; "*" for any.
+        drain_s: The seconds that texts may continue after the signal; then they end as they are.
         started: Called with the server's address once it listens.
 
     Raises:
-        OutputError: It cannot listen there.
+        OutputError: The server cannot listen on this address.
     """
     listener = _listener(host, port)
-    # What is loaded by now stays: a collection that looks through it makes everyone wait.
+    # Objects loaded by now stay alive, and a garbage collection that scans them would delay every request.
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(
-        # A page under another name would need a key, which its browser has for this server's name alone.
+        # A page under another name would need the key, which its browser stores only for this server's name.
         make_app(models, keys, Visitors(host, [*names, *("*" if keys else "")])),
         http=protocol_within(models.limits),
         ws="none",
@@ -106,7 +106,7 @@ class _Server(Server):
         self._tell()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets what was accepted be answered; texts that take too long end with what they have."""
+        """Let accepted requests finish; texts that take too long end as they are."""
         ending = asyncio.create_task(self._models.end_texts(self._drain_s))
         await super().shutdown(sockets)
         await ending

@@ -1,4 +1,4 @@
-"""The common part of the routes: the models, the numbers, and reading a body within its bounds."""
+"""The common part of the routes: the models, the metrics, and reading a body within its bounds."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def models_of(request: Request) -> Models:
 
 
 def metrics_of(request: Request) -> Metrics:
-    """The numbers of the server."""
+    """The metrics of the server."""
     found: Metrics = request.app.state.metrics
     return found
 
@@ -41,8 +41,8 @@ async def body_of(request: Request) -> bytes:
     """The body of a request, unpacked.
 
     Raises:
-        ClientDisconnect: The client went before it was sent.
-        RequestError: It is too long, took too long, or is packed in another way.
+        ClientDisconnect: The client disconnected before it sent the body.
+        RequestError: The body is too long, took too long, or has another encoding.
     """
     limits = models_of(request).limits
     most = limits.body_bytes

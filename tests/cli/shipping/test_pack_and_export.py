@@ -80,7 +80,7 @@ def test_a_packed_model_can_be_signed_and_commands_ask_for_it(cellerate, made, t
     # The same model again has the same bytes; another precision is another model.
     assert cellerate(*words, "--precision", "int8")[0] == 0
     code, _, err = cellerate("generate", tmp_path / "t.cell", "a", "-n", "3")
-    assert code == 3 and "not that of the key" in one_error(err)
+    assert code == 3 and "was not made with the key" in one_error(err)
     # A key that is none writes nothing.
     code, _, err = cellerate(
         "pack", made / "text.keras", "-o", tmp_path / "u.cell", "--sign-key", tmp_path / "public.pem"

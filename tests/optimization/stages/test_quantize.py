@@ -74,9 +74,7 @@ def test_quantize_goes_on_only_until_a_precision_keeps_the_quality(
     told_of = [(name, words) for name, words in stage.facts if name in ("int8", "bfloat16", "int4")]
     if told_of[-1][0] == "int4" and told_of[-1][1].startswith("not tried: "):
         # One line only: rounded so, the weights of int8 are too coarse already.
-        assert told_of.pop()[1].endswith(
-            "int8 loses too much as it is rounded, and int4 rounds more coarsely"
-        )
+        assert told_of.pop()[1].endswith("rounding to int8 loses too much, and int4 rounds more coarsely")
     assert [name for name, _ in told_of] == [name for name, _ in made_so]
     if good is None:
         assert "nothing keeps within the 50 % allowed: packed in int8" in stage.decision

@@ -127,7 +127,7 @@ def test_small_held_out_part_is_judged_in_small_batches_so_that_there_is_an_inte
 
 
 def test_device_that_is_not_there_is_refused(made, point_of):
-    with pytest.raises(BackendError, match="was to train on the gpu"):
+    with pytest.raises(BackendError, match="should train on the gpu"):
         point_of(opened(made, "text", device="gpu"))
     assert point_of(opened(made, "text", device="cpu"))
 

@@ -197,7 +197,7 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported"),
         ({"presence_penalty": 1}, "presence_penalty is not supported"),
         ({"stop": [""]}, "a stop text is empty"),
-        ({"model": "lines"}, "lines continues no texts; it is a model of lines: POST /v1/embeddings"),
+        ({"model": "lines"}, "lines does not continue texts; it is a model of lines: POST /v1/embeddings"),
         ({"model": "plain"}, "it is a model without a task: POST /v2/models/plain/infer"),
         ({"extra_body": {"temprature": 0.5}}, "no field 'temprature'. Did you mean temperature?"),
         ({"extra_body": {"temprature": 0}}, "Did you mean temperature?"),
@@ -276,7 +276,7 @@ def test_without_a_name_there_must_be_one_text_model(tmp_path):
     with serving(text_cell(tmp_path / "a.cell"), text_cell(tmp_path / "b.cell")) as two, two.client() as http:
         for answer in (http.get("/tokenizer_info"), http.post("/tokenize", json={"prompt": "a"})):
             assert answer.status_code == 400
-            assert "a, b: name one" in answer.text
+            assert "(a, b)" in answer.text
     with serving(plain_cell(tmp_path / "c.cell")) as none, none.client() as http:
         assert "none" in http.get("/tokenizer_info").text
 

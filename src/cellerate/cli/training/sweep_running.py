@@ -1,4 +1,4 @@
-"""The common part of the verbs of `cellerate sweep`: the options of what can be swept, and what is shown of a sweep."""
+"""The common part of the verbs of `cellerate sweep`: the options that can be swept, and the display of a sweep."""
 
 import dataclasses
 import inspect
@@ -67,12 +67,12 @@ class SweepOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The part of a sweep that all of its verbs are asked for.
+    """The options of a sweep that all of its verbs share.
 
     Attributes:
-        axes: The values of the settings that are swept, by name.
-        settings: Those of the sweep.
-        training: Those of the training.
+        axes: The values of the swept settings, by name.
+        settings: The settings of the sweep.
+        training: The settings of the training.
         how: The other options.
     """
 
@@ -142,7 +142,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_sweep(subject: str, paths: Sequence[str], asked: Asked, *records: Any) -> None:
-    """Sweeps, and shows what came of it.
+    """Run a sweep, and show its results.
 
     Args:
         subject: The task, or the file of a model.

@@ -1,7 +1,7 @@
 """The record of an export format: its name, its needs, and the functions that write and open its files.
 
-The command line makes its help of the records, so they import NumPy and their packages only where they
-write or open.
+The command line makes its help from the records, so formats import NumPy and their packages only when they write or
+open a file.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class ExportSource:
     """The model to write.
 
     Attributes:
-        programs: The program of each signature; the first one is what the model is called for.
-        trials: For each signature, the batches that it is tried on.
+        programs: The program of each signature; the first one is the main one.
+        trials: For each signature, the batches to try it on.
         metadata: Plain JSON, for the file's own metadata.
         rows: The only number of rows that the written model takes; None for any.
     """
@@ -52,12 +52,12 @@ class ExportSource:
 
 
 def one_program(program: "Program", stateful: bool) -> "dict[str, Program]":
-    """The one signature of most formats, whose states go in and out if that is asked for."""
+    """Return the single signature of most formats; if `stateful`, it takes and returns the states."""
     return {"model": with_states(program) if stateful else program}
 
 
 def one_file(target: Path) -> tuple[Path, AbstractContextManager[Path]]:
-    """The path of a file, and the context that writes it whole or not at all."""
+    """Return the path of a file, and the context that writes it whole or not at all."""
     return target, atomic_write(target)
 
 

@@ -12,20 +12,20 @@ CASES = {
     "infer": "A trained model in use: a whole batch in one call",
     "generate": "One text, character by character",
 }
-"""The cases in order, and what each is in words."""
+"""The cases in order, each with a description."""
 # Backward takes twice the products of forward.
 _TRAINING = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """Somebody who takes part in a case, in a process of its own.
+    """A contestant of a case, in a process of its own.
 
     Attributes:
-        name: Short; what follows a dash is the Keras backend.
-        title: In words.
-        ours: Whether Cellerate computes it.
-        packages: What must be installed, by the names that are imported.
+        name: A short name; the part after a dash is the Keras backend.
+        title: The name in words.
+        ours: True if Cellerate computes it.
+        packages: The packages that must be installed, by their import names.
         python: The interpreter of another environment; "" for that of this process.
     """
 
@@ -37,15 +37,15 @@ class Contestant:
 
     @property
     def missing(self) -> str:
-        """Why it cannot take part; "" if it can, as far as can be seen from here."""
-        # Another environment says so itself.
+        """The reason why it cannot take part, as far as this process can see; "" if it can."""
+        # Another environment reports its own missing packages.
         packages = () if self.python else self.packages
         names = [repr(name) for name in packages if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(names)}" if names else ""
 
 
 def contestants(case: str, backends: Sequence[str] = BACKENDS, against: str = "") -> tuple[Contestant, ...]:
-    """Who takes part in a case, ours first.
+    """Return the contestants of a case, ours first.
 
     Args:
         case: Of `CASES`.
@@ -80,10 +80,10 @@ def _contestants(case: str, backends: Sequence[str]) -> tuple[Contestant, ...]:
 
 
 def least_operations(case: str, sizes: Sizes) -> int:
-    """The operations of a character that cannot be avoided: those of the recurrent matrix and of the last layer.
+    """Return the unavoidable operations per character: the products with the recurrent matrix and the last layer.
 
-    What a character's row of the embedding gives is the same every time, so its product with the kernel can be looked
-    up; it is not counted.
+    The product of a character's embedding with the kernel is always the same and can be looked up, so it does not
+    count.
     """
     forward = 2 * (4 * sizes.units**2 + sizes.units * sizes.vocabulary)
     return forward * (_TRAINING if case == "train" else 1)
@@ -91,21 +91,21 @@ def least_operations(case: str, sizes: Sizes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class BenchPlan:
-    """The cases to run, and for how long.
+    """The cases to run, and their times.
 
     Attributes:
-        cases: Of `CASES`, in their order.
+        cases: Names from `CASES`, in their order.
         backends: The Keras backends that take part.
-        sizes: Of the model.
-        sessions: How often all contestants are started at most: what a process is like differs from start to start.
-        rounds: How many turns each contestant has in a session.
-        turn_s: How long a turn is, in seconds; each is at least three calls.
-        turns: How many turns Cellerate has in a round, where it is to be known to a few percent; others have one.
-        short_turns: How many, each of half as long, where its work is made anew for each.
-        budget_s: No other session begins that would not end within it; the first always runs.
-        between_s: The pause before a contestant's turn, in which the idle threads of the one before come to rest.
-        limit_s: What a contestant may take to start, to compile and to try its ways.
-        quick: Whether it only tries whether everything runs.
+        sizes: The sizes of the model.
+        sessions: The most sessions. Each starts all contestants again, because speed differs from process to process.
+        rounds: The turns of each contestant in a session.
+        turn_s: The seconds of a turn; each is at least three calls.
+        turns: The turns of Cellerate in a round if its speed must be known to a few percent; others have one.
+        short_turns: The number of half as long turns, if the work is built again for each turn.
+        budget_s: The seconds in which further sessions must end; the first session always runs.
+        between_s: The pause before a contestant's turn, in which the threads of the previous one come to rest.
+        limit_s: The seconds in which a contestant must start, compile and try its ways.
+        quick: True if the run only checks that everything works.
         against: The interpreter of an environment with another version of Cellerate; "" for none.
     """
 

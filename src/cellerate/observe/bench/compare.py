@@ -22,16 +22,16 @@ from cellerate.messages import Message, argument
 from cellerate.observe.bench.record import Entry, Record
 
 THRESHOLD = 0.05
-"""From which slowdown on, as a share, it counts."""
+"""The smallest slowdown that counts, as a share."""
 CONFIDENCE = 0.998
-"""Of the intervals: of a thousand jobs, one is called slower by chance. A comparison has dozens of jobs."""
+"""The confidence of the intervals: chance makes one job in a thousand slower. A comparison has dozens of jobs."""
 LEAST_SESSIONS = 3
-"""With fewer nothing is known of how processes differ."""
+"""The fewest sessions that show how processes differ."""
 BUSY, STOLEN = 0.10, 0.05
 """The share of the processors that others may take before a comparison says so."""
 # The quantile of the calls of a turn, and that of the turns of a session.
 _FAST_CALLS, _FAST_TURNS = 0.1, 0.25
-# Of fewer jobs nothing is usual.
+# The fewest jobs from which a usual variance is taken.
 _FEWEST_JOBS = 3
 _MACHINE = ("cpu", "processor", "cores")
 
@@ -46,7 +46,7 @@ class Effect:
     Attributes:
         entry: The job, as the second record has it.
         before_s: The median in the first record, in seconds.
-        ratio: The second time over the first, without what the machine did in between: above 1 is slower.
+        ratio: The second time over the first, corrected for the speed of the machine: above 1 is slower.
         low: The lower end of its interval.
         high: The upper end.
         verdict: "slower" and "faster" beyond doubt and beyond the threshold; "unknown" where too few sessions were
@@ -64,7 +64,7 @@ class Effect:
 
     @property
     def regression(self) -> bool:
-        """True if Cellerate became slower; a peer that did is not ours to answer for."""
+        """True if Cellerate became slower; a slower peer does not count."""
         return self.entry.ours and self.verdict == "slower"
 
 
@@ -73,12 +73,12 @@ class RecordComparison:
     """Two records beside each other.
 
     Attributes:
-        names: What differs between the two, in words, of each.
-        warnings: What to know before relying on it.
-        drift: The yardstick's time in the second record over that in the first.
-        threshold: From which slowdown on it counts.
-        effects: Of each job that both have; regressions first.
-        lost: What Cellerate did in the first and does not in the second, one sentence each; each is a regression.
+        names: Words for each record that show their differences.
+        warnings: The doubts about the comparison.
+        drift: The ratio of the yardstick's times, second record over first.
+        threshold: The smallest slowdown that counts.
+        effects: The effects on all jobs that both records have; regressions first.
+        lost: A sentence on each job that Cellerate did only in the first record; each is a regression.
     """
 
     names: tuple[str, str]
@@ -135,10 +135,10 @@ def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> RecordCompari
     Args:
         a: The earlier one.
         b: The later one.
-        threshold: From which slowdown on it counts, as a share.
+        threshold: The smallest slowdown that counts, as a share.
 
     Raises:
-        DataError: They are of different machines or sizes: their times say nothing of the code.
+        DataError: The records are from different machines or sizes, so their times cannot compare the code.
     """
     _check_alike(a, b)
     before, paired = a.by_key, a.run == b.run
@@ -176,8 +176,8 @@ def _check_alike(a: Record, b: Record) -> None:
         one, other = a.machine.get(what), b.machine.get(what)
         if one != other:
             raise DataError(
-                f"the records are of different machines ({what}: {one} and {other}), so their times say nothing of the "
-                "code. Measure both on one."
+                f"the records are of different machines ({what}: {one} and {other}), so their times cannot compare the "
+                "code. Measure both on one machine."
             )
     if a.sizes != b.sizes or a.quick != b.quick:
         raise DataError(
@@ -192,7 +192,7 @@ class _Change:
 
     Attributes:
         found: The logarithm of the ratio.
-        samples: The sessions that it is made of, a sample for each mean.
+        samples: The sessions behind the ratio, one sample for each mean.
     """
 
     found: float
@@ -212,7 +212,7 @@ class _Change:
     def half_width(self, usual: float | None) -> float:
         """Half of the interval around `found`.
 
-        Few sessions say little of how far they spread, so what is usual for the jobs counts as much as the job's own.
+        Few sessions show little of their spread, so the usual variance of all jobs counts as much as the job's own.
         Sources: Student, "The probable error of a mean", 1908; Smyth, "Linear models and empirical Bayes methods",
         2004.
         """

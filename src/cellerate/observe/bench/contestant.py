@@ -1,7 +1,7 @@
-"""The program of a contestant: prepares its jobs, says how wrong each is, then runs what it is told, line by line.
+"""The program of a contestant: prepares its jobs, reports their errors, then runs the requested jobs, line by line.
 
-A process of its own because a process holds one Keras backend, one allocator and one pool of threads. It is started
-with what it is to be as JSON, and from then on it reads a line of JSON and writes one.
+It is a separate process, because a process holds one Keras backend, one allocator and one pool of threads. It starts
+with a description of the contestant as JSON; then it reads requests and writes answers, a line of JSON each.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from cellerate.observe.bench.jobs import Job, timed
 from cellerate.observe.bench.model import PRECISIONS, QUICK, Sizes, build
 
 PROTOCOL = 1
-"""Changes with what is said between the two processes, so that two versions of Cellerate that differ in it notice."""
+"""The version of the protocol between the two processes, so that incompatible versions of Cellerate notice."""
 BOUNDS = {"training": 1e-4, "float32": 1e-4, "int8": 2.0**-5}
 """The largest error of a result against float64: of losses as a share of the loss, of logits of their root mean square.
 
@@ -33,7 +33,7 @@ Jobs = Iterable[Job | tuple[str, str, str]]
 
 
 def main() -> None:
-    """Is the contestant that the first argument describes: "case", "contestant", "folder" and "sizes"."""
+    """Run the contestant that the first argument describes: "case", "contestant", "folder" and "sizes"."""
     request = json.loads(sys.argv[1])
     answers = own_stdout()
     folder = Path(request["folder"])
@@ -81,13 +81,13 @@ def jobs_of(case: str, name: str, folder: Path, sizes: Sizes) -> Jobs:
 
 
 def serve(jobs: Jobs, answers: TextIO) -> None:
-    """Says what was prepared and how wrong it is, then does what it is asked for, until nothing more is asked.
+    """Report the prepared jobs and their errors, then answer requests until there are no more.
 
-    Nothing is timed before it is asked for: while contestants start, others run beside them.
+    Nothing is timed before a request, because other contestants run while this one starts.
 
     Args:
-        jobs: What can be run, or of what cannot its work, precision and reason.
-        answers: Where answers go.
+        jobs: The jobs; for those that cannot run, the work, the precision and the reason.
+        answers: The stream for answers.
     """
     prepared: list[Job] = []
     results: list[dict[str, Any]] = []
@@ -166,10 +166,10 @@ def _peaks() -> dict[str, float]:
 
 
 def _yardstick() -> Job:
-    """Work that no change of ours touches, and that depends on nothing but the speed of one processor.
+    """Return work that changes of Cellerate do not affect, and that depends only on the speed of one processor.
 
-    A digest needs registers and the nearest cache alone: from process to process its time differs by less than 0.1 %,
-    where that of products of matrices differs by 2 %.
+    A digest only needs registers and the nearest cache: its time differs by less than 0.1 % between processes, the time
+    of matrix products by 2 %.
     """
     content = bytes(range(256)) * 256
 

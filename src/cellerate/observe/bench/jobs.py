@@ -1,4 +1,4 @@
-"""A job: one piece of work that a contestant is timed at, and how far its result is from the truth."""
+"""A job: one piece of timed work of a contestant, and the error of its result."""
 
 import collections
 import time
@@ -16,14 +16,14 @@ class Job(NamedTuple):
     """A piece of work.
 
     Attributes:
-        work: Which of the case's works it is: "training", "1 row", "32 rows", "one stream".
-        call: What the timed call is, in words.
-        precision: Of the weights and their products: "float32" or "int8".
-        ways: The ways in which it can be run, such as numbers of threads, each with what runs it so many times and
-            gives the seconds of each call. The fastest is timed.
-        error: How far the result is from float64, of a way; run before anything is timed.
+        work: The work of the case: "training", "1 row", "32 rows", "one stream".
+        call: The timed call, in words.
+        precision: The precision of the weights and their products: "float32" or "int8".
+        ways: The ways to run the job, such as numbers of threads, each with a function that runs it a number of times
+            and returns the seconds of each call. The fastest way is timed.
+        error: Returns the error of a way against float64; called before anything is timed.
         items: Characters of a call.
-        anew: Whether what is run is made anew for each turn (`timed_anew`), so that it can have many short ones.
+        anew: True if the work is built again for each turn (`timed_anew`), so that it can have many short turns.
     """
 
     work: str
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 def timed(work: Callable[[], object]) -> Callable[[int], list[float]]:
-    """A function that runs work so many times and gives the seconds of each; it must end when its work is done."""
+    """Return a function that runs work a number of times and returns the seconds of each; the work must block."""
 
     def run(count: int) -> list[float]:
         # Others ran meanwhile: the first call finds the caches cold and the threads asleep.
@@ -52,12 +52,12 @@ def timed(work: Callable[[], object]) -> Callable[[int], list[float]]:
 
 
 def timed_anew(make: Callable[[], Callable[[], object]]) -> Callable[[int], list[float]]:
-    """As `timed`, of work that is made anew for each turn.
+    """As `timed`, for work that is built again for each turn.
 
-    Where the weights of a small model happen to lie in memory makes a step up to 10 % faster or slower, as long as the
-    process lives. A turn on other memory is like one of another process, at a fraction of what it takes to start one.
+    The place of a small model's weights in memory makes its steps up to 10 % faster or slower for the life of the
+    process. A turn on other memory replaces a turn in another process, at a fraction of the time to start one.
     """
-    # As long as these are held, the memory of the next one is another.
+    # While these are held, the next work gets other memory.
     kept: collections.deque[Callable[[], object]] = collections.deque(maxlen=_KEPT)
 
     def run(count: int) -> list[float]:

@@ -15,10 +15,10 @@ class Times(NamedTuple):
     """Seconds since the machine's start, summed over the processors that we may use.
 
     Attributes:
-        busy: Of any process, and of the system for them.
-        stolen: Taken by other virtual machines.
-        own: Of this process and of those of its children that have ended.
-        all: That there were, busy or not.
+        busy: Seconds used by all processes, and by the system for them.
+        stolen: Seconds taken by other virtual machines.
+        own: Seconds used by this process and its ended children.
+        all: All seconds, busy or idle.
     """
 
     busy: float

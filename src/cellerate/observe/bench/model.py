@@ -1,7 +1,7 @@
-"""The model and the data of `bench`: the same numbers for every contestant, and what float64 says of them.
+"""The model and the data of `bench`: the same numbers for every contestant, and their results in float64.
 
-The model reads characters and gives the likelihood of the next one: Embedding → LSTM → Dense. A user has no data for
-us, so weights and text are drawn from fixed seeds. It needs NumPy alone, as packed models do.
+The model predicts the next character: Embedding → LSTM → Dense. `bench` needs no data of the user: weights and text are
+drawn from fixed seeds. This module only needs NumPy, as packed models do.
 """
 
 import dataclasses
@@ -56,11 +56,11 @@ class Sizes:
 
 
 QUICK = Sizes(vocabulary=32, embedding=8, units=16, steps=8, batch=4, rows=(1, 4))
-"""For a look whether everything runs; tells nothing about speed."""
+"""For a quick check that everything runs; shows nothing about speed."""
 
 
 def build(folder: Path, sizes: Sizes) -> None:
-    """Writes what contestants read: weights, text, what float64 says, and the packed files."""
+    """Write the files for contestants: weights, text, the results in float64, and the packed models."""
     weights = _draw_weights(sizes)
     text = _draw_text(sizes)
     found: dict[str, np.ndarray] = dict(zip(_WEIGHTS, weights, strict=True)) | {"text": text}
@@ -124,7 +124,7 @@ class Batches:
         self._random = np.random.default_rng(2)
 
     def next(self) -> tuple[np.ndarray, np.ndarray]:
-        """Windows that begin where chance will have it, and the same a character later: (B, T) int32 each."""
+        """Return windows from random positions, and the same windows a character later: (B, T) int32 each."""
         first = self._random.integers(0, len(self._text) - self._sizes.steps - 1, self._sizes.batch)
         windows = self._text[first[:, None] + np.arange(self._sizes.steps + 1)]
         return windows[:, :-1], windows[:, 1:]
@@ -149,7 +149,7 @@ def error_of_losses(found: list[float], truth: dict[str, np.ndarray], *, sparse:
     Args:
         found: The losses.
         truth: What `build` wrote.
-        sparse: Whether they may also be those that Keras's Adam has on TensorFlow (`_losses`).
+        sparse: True if the losses of Keras's Adam on TensorFlow are accepted, too (`_losses`).
     """
     choices = [truth["losses"], *([truth["losses_sparse"]] if sparse else [])]
     error = min(float(np.max(np.abs(np.array(found) - right) / right)) for right in choices)
@@ -177,7 +177,7 @@ def _draw_weights(sizes: Sizes) -> list[np.ndarray]:
 
 
 def _draw_text(sizes: Sizes) -> np.ndarray:
-    """Ids of which some are common and most are rare, as characters are."""
+    """Return ids with frequencies like those of characters: a few common, most rare."""
     shares = 1 / np.arange(1, sizes.vocabulary + 1)
     random = np.random.default_rng(3)
     return random.choice(sizes.vocabulary, _TEXT, p=shares / shares.sum()).astype(np.int32)

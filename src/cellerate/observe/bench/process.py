@@ -1,4 +1,4 @@
-"""Our end of a contestant: starts its process, asks it for one thing after the other, and ends it.
+"""Our end of a contestant: starts its process, sends it requests one by one, and ends it.
 
 All contestants, ours and theirs, start with the same allocator setting and without a GPU. One that ends early or takes
 too long does not fail the run: the reason is kept and shown.

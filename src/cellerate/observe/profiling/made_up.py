@@ -14,7 +14,7 @@ _FEWEST_IDS = 2
 
 
 def made_up_batches(model: keras.Model, rows: int, steps: int | None, loss: Any) -> tuple[KeptBatches, Any]:
-    """Gives batches of random inputs, and a loss that takes random targets.
+    """Return batches of random inputs, and a loss that takes random targets.
 
     Args:
         model: A built model.

@@ -14,7 +14,7 @@ _SETTINGS = ("run_eagerly", "jit_compile", "steps_per_execution")
 
 @contextlib.contextmanager
 def unharmed(model: keras.Model) -> Iterator[None]:
-    """Gives a compiled model its weights, its optimizer, its settings and its kernels back after a `with`.
+    """Give a compiled model its weights, its optimizer, its settings and its kernels back after a `with`.
 
     Within, it trains with a fresh optimizer of the same kind.
 

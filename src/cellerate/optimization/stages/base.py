@@ -13,20 +13,19 @@ class NotNeededError(CellerateError):
 
 
 class Stage(abc.ABC):
-    """A stage of the run: it measures something, and stores and tells what helps.
+    """A stage of the run: it measures something, and stores and reports the changes that help.
 
     Attributes:
-        name: The name to choose it by.
+        name: The name in options and records.
         title: The name in words.
-        improves: What it may improve.
-        first: Whether it runs before all others.
-        always: Whether it runs however little time there is.
-        after: The stages that it builds on: where they run, they run before it.
-        changes_model: Whether its candidates compute something other than the original does. Such a stage is
-            left out of a run for training alone, and is kept only if the model chosen in the end has its
-            change.
-        inherited: Whether the candidates of later stages have its change too, so that it gets part of the
-            credit for them. A pruned model is also a quantised one; a student is not a pruned one.
+        improves: The quantities that it may improve.
+        first: True if it runs before all others.
+        always: True if it runs however little time there is.
+        after: The stages that it builds on, which run before it.
+        changes_model: True if its candidates compute other results than the original. Such a stage is left out of a
+            run for training alone, and is kept only if the model chosen in the end has its change.
+        inherited: True if the candidates of later stages have its change too, so that it gets part of the credit for
+            them. A pruned model is also quantised; a student is not pruned.
     """
 
     name: ClassVar[str]
@@ -40,22 +39,22 @@ class Stage(abc.ABC):
 
     @abc.abstractmethod
     def cost_s(self, context: Context) -> float:
-        """The seconds it takes at least; with less time left it is not started."""
+        """Return the least seconds that the stage takes; it does not start with less time left."""
 
     def most_s(self, context: Context) -> float:
-        """The seconds after which more time is of no use to it."""
+        """Return the most seconds that the stage can use."""
         return self.cost_s(context)
 
     def expected_s(self, context: Context, share_s: float) -> float:
-        """The seconds it will take, if it gets so many."""
+        """Return the seconds that the stage is expected to take if it gets `share_s`."""
         return min(share_s, self.most_s(context))
 
     def gain(self, context: Context) -> float:
-        """About the logarithm of the factor that it brings, by what is known of the machine and the model."""
+        """Return about the logarithm of the factor that the stage gains, from facts on the machine and the model."""
         return 0.1
 
     def pointless(self, context: Context) -> str:
-        """Why it can bring nothing here, by what is known already; "" if it may bring something."""
+        """Return the reason why the stage cannot help here, from facts known already; "" if it may help."""
         return ""
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""The baseline: the model as its user runs it today, in processes without any code of ours in them."""
+"""The baseline: the model as its user runs it today, in processes that never load our kernels."""
 
 import math
 import time
@@ -17,11 +17,11 @@ from cellerate.optimization.training import policy_of
 from cellerate.report.record import Candidate, Speed, StageRecord, TrainingStep
 
 SHARE = 1 / 6
-"""The share of the time budget that it may take, where the backend starts in less."""
+"""The share of the time budget that the baseline may take, unless starting the backend alone takes longer."""
 _FIGURE_SHARE, _STEPS_SHARE = (
     0.05,
     0.5,
-)  # of its time that is left, for a figure of use, and for steps of training
+)  # of the time left, for each figure of use, and for training steps
 _LEAST_STEPS, _MOST_STEPS, _MOST_S = 3, 100, 2.0
 
 
@@ -39,7 +39,7 @@ class Baseline(Stage):
         """See `Stage.run`."""
         work, state, listener = context.workload, context.state, context.listener
         choices, policy = state.choices, policy_of(work.model)
-        listener.notify("starting Keras in processes of its own")
+        listener.notify("starting Keras in separate processes")
         way = TrainingWay("keras", policy, choices.batch_size, choices.length)
         context.processes.prepare(way)
         used = context.processes.keras()
@@ -49,9 +49,9 @@ class Baseline(Stage):
             raise training
         state.compile_s = training.compile_s
         state.explanation[:] = [tuple(row) for row in used.ask("explain")]
-        listener.notify("using it as Keras does")
+        listener.notify("timing the model in Keras")
         speeds = fastest_first(Speed(**one) for one in used.ask("use", files=[], seconds=_brief(context)))
-        listener.notify("training it as Keras does")
+        listener.notify("timing its training in Keras")
         step = _trained(context, training)
         choices.batch_size = step.batch_size
         state.training_steps[:] = [step]
@@ -59,7 +59,7 @@ class Baseline(Stage):
         candidate = context.add(
             Candidate(
                 id=ORIGINAL,
-                title="the model as it was, in Keras",
+                title="the original model, in Keras",
                 made_by=self.name,
                 precision="float32",
                 parameters=int(work.model.count_params()),
@@ -87,12 +87,12 @@ class Baseline(Stage):
 
 
 def _brief(context: Context) -> float:
-    """For how many seconds each figure of use is measured: the verdict times it again, beside what is chosen."""
+    """Return the seconds to measure each figure of use: the verdict times it again, beside the chosen model."""
     return min(BRIEFLY_S, max(0.0, _FIGURE_SHARE * context.seconds_left()))
 
 
 def _trained(context: Context, training: Training) -> TrainingStep:
-    """Times as many steps of training as fit into a part of the time."""
+    """Time as many training steps as fit into a part of the time."""
     seconds = min(_MOST_S, _STEPS_SHARE * max(0.0, context.seconds_left()))
     fitting = int(seconds / training.step_s) if math.isfinite(training.step_s) else 0
     return training.step([training.turn(min(max(fitting, _LEAST_STEPS), _MOST_STEPS), restart=True)])
@@ -108,10 +108,10 @@ def _facts(hardware: Hardware | None) -> tuple[tuple[str, str], ...]:
 
 
 def _judged(context: Context) -> tuple[Judged, Hardware | None]:
-    """Judges the original on our kernels, after a look that Keras judges it alike; else in Keras.
+    """Judge the original on our kernels if a check shows that Keras judges it alike; else in Keras.
 
     Returns:
-        The quality, and the speed of the model's largest layer here, which is measured between the two.
+        The quality, and the speed of the model's largest layer, which is measured after the check.
     """
     work, state, listener = context.workload, context.state, context.listener
     listener.notify("judging the model on held-out data")

@@ -1,4 +1,4 @@
-"""The choice among the models of a run: which may be chosen, which is best, and which no other beats."""
+"""The choice among the models of a run: the models that may be chosen, the best one, and the Pareto front."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ Turns = Mapping[str, Sequence[Speed]]
 
 
 def choosable(candidates: Sequence[Candidate], objective: str) -> list[Candidate]:
-    """Gives the original and the models within the allowed loss; for training, only those not changed."""
-    # A control is to compare with. Who wants it wants `train`, and not a few steps of it.
+    """Return the original and the models within the allowed loss; for training, only those not changed."""
+    # A control only serves comparison. A user who wants it should run `train` to the end.
     passing = [one for one in candidates if (one.passes_gate or one.id == ORIGINAL) and not one.is_control]
     if objective == "training":
         changing = {name for name, kind in load_stages().items() if kind.changes_model}
@@ -26,12 +26,12 @@ def choosable(candidates: Sequence[Candidate], objective: str) -> list[Candidate
 
 
 def choose(candidates: Sequence[Candidate], objective: str, turns: Turns = {}) -> Candidate:  # noqa: B006 (read only)
-    """Gives the best of the models that can be chosen.
+    """Return the best of the models that can be chosen.
 
     Args:
         candidates: The models.
         objective: As in the settings.
-        turns: How fast each was in each turn; where turns contradict each other, two count as equally fast.
+        turns: The speed of each model in each turn; two models whose turns contradict each other count as equally fast.
     """
     passing = choosable(candidates, objective)
 
@@ -44,7 +44,7 @@ def choose(candidates: Sequence[Candidate], objective: str, turns: Turns = {}) -
     fastest = max(passing, key=lambda one: rate(one.speeds[0], objective))
     most = rate(fastest.speeds[0], objective)
 
-    # Among those that another timing might order differently, the smallest.
+    # Choose the smallest of the models that another timing might order differently.
     def alike(one: Candidate) -> bool:
         if rate(one.speeds[0], objective) * ALIKE >= most:
             return True
@@ -55,7 +55,7 @@ def choose(candidates: Sequence[Candidate], objective: str, turns: Turns = {}) -
 
 
 def rate(speed: Speed, objective: str) -> float:
-    """Return the figure of a speed that an objective counts: more is better."""
+    """Return the figure of a speed that counts for an objective: more is better."""
     if objective == "throughput":
         return speed.throughput_per_s or speed.per_s
     return 1 / speed.latency_p50_ms
@@ -70,7 +70,7 @@ def order_in_turns(one: str, other: str, objective: str, turns: Turns) -> Order 
 
 
 def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
-    """Gives the candidates, marking those that no other beats in both quality and latency; controls don't count."""
+    """Return the candidates, marking those that no other beats in both quality and latency; controls don't count."""
     sign = -1 if higher_is_better else 1
 
     def beats(one: Candidate, other: Candidate) -> bool:

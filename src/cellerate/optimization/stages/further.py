@@ -1,6 +1,6 @@
-"""Decides how long candidates are trained further, and trains their control.
+"""Decides how many steps candidates are trained further.
 
-All stages that train share one number of steps where they can, so that one control serves them all.
+All stages that train share one number of steps where possible, so that one control serves them all.
 """
 
 from cellerate.format import percent
@@ -15,18 +15,18 @@ GENTLE_RATE = 1e-4
 """The same for quantised models, which only adapt to rounding, and their control."""
 LEAST_STEPS = 50
 
-# Trainings of a distilling, in those of the original: the student needs its teacher's forward pass besides.
+# The cost of distilling in trainings of the original: the student also needs its teacher's forward pass.
 DISTILLING = 2.5
-# The share of the time left that steps may take: a machine is not always equally fast.
+# The share of the time left that steps may take, because the speed of a machine varies.
 _SHARE = 0.9
-# What passes before the first training begins; where a step takes milliseconds, that is many of them.
+# The seconds before the first training begins; at milliseconds a step, they are worth many steps.
 _START_S = 1.0
-# Of the fewest steps, as preparing a training takes a moment of its time.
+# This share of the fewest steps is enough to start, because preparing a training takes some of its time.
 _ENOUGH = 0.8
-# In how many stages of a training its model is judged, to keep the best.
+# How often a training judges its model, to keep the best.
 _STAGES = 4
-# With more time than planned for this many times as many steps, as in a later call with a larger budget, a
-# number decided before is given up.
+# If there is time for this many times as many steps, as in a later call with a larger budget, the number of steps is
+# decided again.
 _MORE = 4
 
 
@@ -38,47 +38,47 @@ def step_s(context: Context) -> float:
 
 
 def least_steps(context: Context) -> int:
-    """The fewest steps of a training worth its name; no more than the settings ask for."""
+    """The fewest steps of a useful training; no more than the settings ask for."""
     return min(LEAST_STEPS, context.settings.steps)
 
 
 def trainings(context: Context, own: float) -> float:
-    """The number of trainings of the original that take as long as a stage, with the control if there is none yet."""
+    """The cost of a stage in trainings of the original, with the control if there is none yet."""
     return own + _controls(context)
 
 
 def least_s(context: Context, own: float) -> float:
-    """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
+    """The seconds of `own` trainings of the fewest steps, with their control if there is none yet."""
     return trainings_s(context, trainings(context, own), least_steps(context))
 
 
 def most_s(context: Context, own: float) -> float:
-    """The seconds that so many of the longest trainings take, with their control if there is none yet."""
+    """The seconds of `own` trainings of the most steps, with their control if there is none yet."""
     return trainings_s(context, trainings(context, own), context.settings.steps)
 
 
 def trainings_s(context: Context, count: float, steps: int) -> float:
-    """The seconds that so many trainings of so many steps take."""
+    """The seconds of `count` trainings of `steps` steps."""
     return _START_S + _around_s(context, count) + steps * step_s(context) * count / _SHARE
 
 
 def _around_s(context: Context, count: float) -> float:
-    """The seconds that so many trainings take beside their steps: compiling, judging, packing, timing."""
+    """The seconds of `count` trainings apart from their steps: compiling, judging, packing, timing."""
     state = context.state
     compiling = context.workload.shapes * state.compile_s + state.first_judge_s
     return int(count) * (compiling + _STAGES * state.judge_s + context.consider_s())
 
 
 def further_steps(context: Context, now: float, later: float = 0.0) -> int:
-    """Gives how many steps to train candidates further: the number decided before, if there is time for it.
+    """Return how many steps to train candidates further: the number decided before, if there is time for it.
 
     Args:
         context: The context.
-        now: How many trainings of the original the next one takes as long as.
-        later: The same for those of the stage that come after it.
+        now: The cost of the next training, in trainings of the original.
+        later: The cost of the later trainings of the stage, in the same unit.
 
     Raises:
-        OutOfTimeError: There is no time for a training worth its name.
+        OutOfTimeError: There is no time for a useful training.
     """
     decided = context.state.further_steps
     if decided is not None:
@@ -89,7 +89,7 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
             return decided
     fitting, least = _fitting(context, now + later + 1), least_steps(context)
     if fitting < least:
-        # Rather the next one alone than none.
+        # Train the next one alone rather than none.
         if _fitting(context, now + 1) < _ENOUGH * least:
             raise OutOfTimeError(
                 f"there was no time for {least} steps of training and as many of a control",
@@ -101,12 +101,12 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
 
 
 def fine_tuning_steps(context: Context) -> int:
-    """Gives how many steps a quantised model may be trained, and its control as many."""
+    """Return the number of steps that a quantised model and its control may be trained."""
     return _fitting(context, 2)
 
 
 def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:
-    """Gives a note if a control is certainly better than the original, and none otherwise."""
+    """Return a note if a control is certainly better than the original, otherwise an empty tuple."""
     return tuple(
         better_buy(one, one.loss, "the validation part")
         for one in candidates
@@ -124,13 +124,13 @@ def better_buy(control: Candidate, loss: Interval, where: str) -> str:
 
 
 def _controls(context: Context) -> int:
-    """The number of controls of the decided number of steps that are still to be trained: 0 or 1."""
+    """The number of controls that still have to be trained for the decided steps: 0 or 1."""
     steps = context.state.further_steps
     return 0 if steps is not None and context.candidate(context.control_id(steps, LEARNING_RATE)) else 1
 
 
 def _fitting(context: Context, trainings: float) -> int:
-    """Return the steps that each of so many trainings may have in the time left, at most those asked for."""
+    """Return the steps that fit into the time left for each training, at most those of the settings."""
     trainings = max(trainings, 1)
     left = _SHARE * max(0.0, context.usable_s() - _around_s(context, trainings))
     return int(min(left / (trainings * step_s(context)), context.settings.steps))

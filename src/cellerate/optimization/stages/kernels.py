@@ -21,11 +21,11 @@ class Kernels(Stage):
     first = True
 
     def cost_s(self, context: Context) -> float:
-        """A process that compiles, and some turns."""
+        """The seconds to start and compile in a process, and to take turns."""
         return new_race_s(context, 2)
 
     def gain(self, context: Context) -> float:
-        """Twice as fast, as a rule."""
+        """Return the logarithm of 2: training is usually twice as fast."""
         return 0.7
 
     def run(self, context: Context) -> StageRecord:
@@ -35,7 +35,7 @@ class Kernels(Stage):
         fused = fused_layers(context.original())
         if not fused:
             raise NotNeededError("no layer of the model can be fused; `cellerate explain` says why")
-        # On batches like the baseline's, whatever a stage of an earlier call has chosen since.
+        # On batches like the baseline's, even if a stage of an earlier call has chosen others.
         first = context.first_way
         ways = [first, dataclasses.replace(first, implementation="auto")]
         stock, ours = all_timed(race_trainings(context, self.name, ways))

@@ -8,12 +8,12 @@ from cellerate.optimization.stages.base import Stage
 
 
 def load_stages() -> dict[str, type[Stage]]:
-    """Gives every stage by name, in order."""
+    """Return every stage by name, in order."""
     return {name: pkgutil.resolve_name(place) for name, place in registry.STAGES.items()}
 
 
 def chosen_stages(settings: OptimizeSettings) -> dict[str, type[Stage]]:
-    """Gives the stages of a run by name, in order.
+    """Return the stages of a run by name, in order.
 
     Without `only` these are the stages the objective needs; for faster training, none that changes the model.
     """

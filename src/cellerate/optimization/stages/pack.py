@@ -8,16 +8,16 @@ from cellerate.report.record import StageRecord
 
 
 def check_alike(context: Context) -> None:
-    """Raises `ModelError` if our kernels judge the original otherwise than Keras does."""
+    """Raise `ModelError` if our kernels and Keras judge the original differently."""
     if not context.kernels_are_right:
         raise ModelError(
-            f"the fused kernels judge the model {percent(context.state.apart)} apart from Keras on a stretch of the "
+            f"the fused kernels and Keras judge the model {percent(context.state.apart)} apart on a stretch of the "
             "held-out data, which is more than rounding: please report it, with the model"
         )
 
 
 class Pack(Stage):
-    """Uses the model packed in float32."""
+    """Packs the model in float32."""
 
     name = "pack"
     title = "Pack"
@@ -25,7 +25,7 @@ class Pack(Stage):
     first = always = inherited = True
 
     def cost_s(self, context: Context) -> float:
-        """A model to pack, to judge and to time."""
+        """The seconds to pack, judge and time a model."""
         return context.consider_s()
 
     def run(self, context: Context) -> StageRecord:

@@ -1,4 +1,4 @@
-"""Pipeline: whether training waits for its data."""
+"""Pipeline: the wait of training for its data."""
 
 from cellerate.format import percent
 from cellerate.optimization.clocks import MEASURED_S
@@ -17,11 +17,11 @@ class Pipeline(Stage):
     after = ("kernels", "batch")
 
     def cost_s(self, context: Context) -> float:
-        """A second of making batches, in the process of the baseline."""
+        """The second that the process of the baseline spends on making batches."""
         return MEASURED_S + 0.2
 
     def gain(self, context: Context) -> float:
-        """Nearly always nothing: batches are made ahead."""
+        """Return nearly nothing: batches are made ahead."""
         return 0.02
 
     def run(self, context: Context) -> StageRecord:
@@ -40,7 +40,7 @@ class Pipeline(Stage):
         else:
             decision = (
                 f"making a batch takes {batch_ms:.3g} ms of a step of {step_ms:.3g}: training waits for data. Keep "
-                "them on a faster disk or in memory, or in a narrower type "
+                "the data on a faster disk or in memory, or in a narrower type "
                 "(`cellerate data pack --storage float16` for series)"
             )
         return StageRecord(

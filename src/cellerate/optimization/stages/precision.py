@@ -16,7 +16,7 @@ from cellerate.training.precision import MIN_SPEEDUP, PrecisionTrial, fastest_pr
 
 
 class Precision(Stage):
-    """Trains a few steps in each policy, from the same weights and on the same batches."""
+    """Trains a few steps in each dtype policy, from the same weights and on the same batches."""
 
     name = "precision"
     title = "Precision"
@@ -24,11 +24,11 @@ class Precision(Stage):
     after = ("kernels",)
 
     def cost_s(self, context: Context) -> float:
-        """A process for each policy, which compiles it, and some turns."""
+        """The seconds to compile in one process per policy, and to take turns."""
         return new_race_s(context, len(_policies(context)))
 
     def gain(self, context: Context) -> float:
-        """The gain of the largest layer in bfloat16, less a part, as a step has more than that layer."""
+        """Return the gain of the largest layer in bfloat16, reduced because a step has more than that layer."""
         factor = Order(context.state.bfloat16).factor if context.state.bfloat16 else 1.2
         return 0.7 * math.log(max(1.0, factor))
 
@@ -80,13 +80,13 @@ class Precision(Stage):
 
 
 def _policies(context: Context) -> list[str]:
-    """The policies to try, that of the model first."""
+    """The policies to try; the model's own comes first."""
     now = policy_of(context.workload.model)
     return [now, *(policy for policy in ("float32", *precision_candidates()) if policy != now)]
 
 
 class _Tried:
-    """A policy beside the one in use, from what both took in turns."""
+    """A policy compared with the one in use, by their times in turns."""
 
     def __init__(self, policy: str, base: Timed, found: Timed | ProbeError) -> None:
         self.policy, self.factor, self.doubt = policy, 1.0, ""
@@ -100,7 +100,7 @@ class _Tried:
             return
         order = base.order(found)
         self.factor = order.factor
-        # By the turns, and not by the medians of all steps: those of a busy minute would count twice.
+        # Compared turn by turn: in the medians of all steps, a busy minute would weigh more.
         self.trial = PrecisionTrial(policy, base.step.step_ms / order.factor, found.step.loss)
         self.in_words = f"{found.step.step_ms:.2f} ms a step, loss {found.step.loss:.4f}"
         if found is base:

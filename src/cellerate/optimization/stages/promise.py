@@ -1,7 +1,7 @@
-"""The promise that a chosen model is no worse than allowed, held against data that no choice has seen.
+"""The promise that a chosen model is no worse than allowed, checked on data that no choice has seen.
 
-Only this module looks at the test part, and only once everything is chosen: a part that helped to choose tells
-what was chosen for, not how good it is.
+Only this module reads the test part, and only after everything is chosen: quality on a part that helped to choose is
+biased by the choice.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Promise:
     Attributes:
         tested: The original, its control and the chosen model.
         broken: A sentence on how the promise is broken; "" if it is kept.
-        warnings: What the test part leaves in doubt.
+        warnings: The doubts that the test part leaves.
     """
 
     tested: tuple[Tested, ...]
@@ -34,8 +34,8 @@ class Promise:
 
 
 def hold(context: Context, chosen: Candidate) -> Promise:
-    """Judges the chosen model, the original and a control on the test part; the figures become part of the state."""
-    context.listener.notify("judging it on the test part")
+    """Judge the chosen model, the original and a control on the test part; the state keeps the figures."""
+    context.listener.notify("judging the chosen model on the test part")
     before = judge_on_test_part(context, context.before)
     control = _control_of(context, chosen)
     beside = None if control is None else judge_on_test_part(context, control)
@@ -66,12 +66,12 @@ def hold(context: Context, chosen: Candidate) -> Promise:
 
 
 def judge_on_test_part(context: Context, one: Candidate) -> Judged:
-    """Judges a model as it is used, once: a packed one from its file, the others in Keras."""
+    """Judge a model once, as it is used: a packed model from its file, others in Keras."""
     if one.id in context.judged_now:
         return context.state.tested[one.id]
     context.judged_now.add(one.id)
     if one.file is None:
-        # On our kernels, if they judge it as Keras does.
+        # On our kernels, if they judge the model as Keras does.
         model = context.original() if context.kernels_are_right else context.workload.model
     elif one.file.endswith(".cell"):
         model = load(context.folder / one.file)
@@ -82,7 +82,7 @@ def judge_on_test_part(context: Context, one: Candidate) -> Judged:
 
 
 def _control_of(context: Context, chosen: Candidate) -> Candidate | None:
-    """Gives the control of a model; for one that was not trained further, the best that the run has."""
+    """Return the control of a model; for a model that was not trained further, the best control of the run."""
     if chosen.control is not None:
         return context.candidate(chosen.control)
     controls = [one for one in context.state.candidates if one.is_control]
@@ -92,7 +92,7 @@ def _control_of(context: Context, chosen: Candidate) -> Candidate | None:
 def _held_against(
     context: Context, chosen: Candidate, loss: Interval, control_loss: Interval | None
 ) -> tuple[str, list[str]]:
-    """Gives how the promise is certainly broken, or "", and where it is in doubt."""
+    """Return a sentence if the promise is certainly broken, else "", and sentences on doubts."""
     limit = percent(context.settings.max_quality_loss)
     doubt = []
     for one, words in ((loss, "the original"), (control_loss, "the original trained as long")):
@@ -110,13 +110,13 @@ def _held_against(
 
 
 def _seen_before(context: Context, chosen: Candidate) -> list[str]:
-    """Warns if an earlier verdict in the folder was on another model."""
+    """Warn if an earlier verdict in the folder judged another model."""
     controls = {one.id for one in context.state.candidates if one.is_control}
     others = context.state.tested.keys() - controls - {ORIGINAL, chosen.id}
     if not others:
         return []
     return [
-        f"An earlier verdict of this run judged {', '.join(sorted(others))} on the test part: if the run goes on "
-        "because of that, the test part has helped to choose. To be sure, judge the model on new data (cellerate "
+        f"An earlier verdict of this run judged {', '.join(sorted(others))} on the test part: if you continued "
+        "the run because of it, the test part has helped to choose. To be sure, judge the model on new data (cellerate "
         "evaluate)."
     ]

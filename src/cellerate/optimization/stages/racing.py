@@ -1,7 +1,7 @@
-"""Races: what is to be compared is timed in turns, each contestant in a process of its own.
+"""Races: contestants are timed in turns, each in a process of its own.
 
 The speed of a machine changes while other programs run on it, so two timings from different minutes may differ more
-than what they time. A race takes them side by side, and tells an order that its turns contradict from a difference.
+than the contestants do. A race times contestants side by side, and its turns show whether a difference is noise.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from cellerate.optimization.processes import Training, TrainingWay
 from cellerate.report.record import Speed, TrainingStep
 
 TRAINING_TURNS = 6
-"""The turns of each training: as few as give a sure order."""
+"""The turns of each training: the fewest that give a sure order."""
 MORE_TURNS = 6
-"""The further turns where those contradict each other, which lets other work spoil two."""
+"""The extra turns if the first ones contradict each other: with them, other programs may disturb two turns."""
 TURN_S = 0.3
-_NOISE = 1.5  # the times of one thing may differ by this factor
+_NOISE = 1.5  # times of the same step may differ by this factor
 _LEAST_STEPS, _MOST_STEPS = 1, 50
 
 
@@ -43,50 +43,50 @@ class Timed:
     turns: tuple[Timing, ...]
 
     def order(self, other: "Timed") -> Order:
-        """Another way of the same race beside this one, by the time of a row (or id)."""
+        """Compare another way of the same race with this one, by the time of a row (or id)."""
         here, there = (each.step.items_per_s * each.step.step_ms for each in (self, other))
         ratios = order_of(self.turns, other.turns).ratios
         return Order(tuple(ratio * there / here for ratio in ratios))
 
 
 def race_s(context: Context, ways: int) -> float:
-    """About how many seconds so many ways of training take in their turns, once they are ready."""
+    """About the seconds that `ways` ways of training take in their turns, once they are ready."""
     slowest = max(step.step_ms for step in context.state.training_steps) / 1e3
     return TRAINING_TURNS * ways * max(TURN_S, slowest)
 
 
 def new_race_s(context: Context, ways: int) -> float:
-    """About how many seconds such a race takes if all but one of the ways have to be compiled in new processes."""
+    """About the seconds of such a race if all ways but one must be compiled in new processes."""
     state = context.state
     return (ways - 1) * (state.process_s + state.compile_s) + race_s(context, ways)
 
 
 def race_trainings(context: Context, name: str, ways: Sequence[TrainingWay]) -> list[Timed | ProbeError]:
-    """Trains in several ways from the same weights, in turns; in more turns where they contradict each other.
+    """Train in several ways from the same weights, in turns; take more turns if the turns contradict each other.
 
     Args:
         context: The context.
-        name: The name of the race, by which the record tells what was timed together.
+        name: The name of the race, by which the record shows which steps were timed together.
         ways: The ways, each different from the others.
 
     Returns:
-        What each took, or why it cannot be timed.
+        The times of each way, or the error if it cannot be timed.
     """
     context.listener.notify(f"getting {len(ways)} ways of training ready")
     ready = context.processes.trainings(ways)
     if fresh := [one.compile_s for one in ready if isinstance(one, Training) and not one.raced]:
-        # What the next will take; the first of all took what Keras took.
+        # The estimate for the next way; until now it was the time of Keras.
         context.state.compile_s = min(fresh)
     racing = [_Racing(one) for one in ready if isinstance(one, Training)]
     context.listener.notify(f"timing {len(ways)} ways of training in turns")
     slowest = max((one.training.step_s for one in racing if one.training.step_s < float("inf")), default=0.0)
-    # The same for all, so that all read the same batches.
+    # The same number for all, so that all read the same batches.
     steps = max(_LEAST_STEPS, min(_MOST_STEPS, int(TURN_S / max(slowest, 1e-6))))
     for turn in range(TRAINING_TURNS + MORE_TURNS):
-        # Looked at once more only: who looks after each turn finds an order in the end, where there is none.
+        # The order is checked only once: a check after each turn would finally find an order where there is none.
         if (turn == TRAINING_TURNS and _clear(racing)) or (turn >= TRAINING_TURNS and context.far_beyond()):
             break
-        # There and back, so that the contestant that is last in one turn is first in the next.
+        # The order alternates, so that the last contestant of one turn is the first of the next.
         for one in racing if turn % 2 == 0 else reversed(racing):
             one.take_turn(steps)
     for one in racing:
@@ -103,10 +103,10 @@ def _clear(racing: Sequence["_Racing"]) -> bool:
 
 
 def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, TrainingStep] | None, list[str]]:
-    """Times training as it was and as it was chosen in turns, unless a race has done so already.
+    """Time training before and after the choices in turns, unless a race has done so already.
 
     Returns:
-        A step of each, or None if nothing was chosen; and what is in doubt.
+        A step of each, or None if nothing was chosen; and sentences on doubts.
 
     Raises:
         ProbeError: One of them cannot be timed.
@@ -122,14 +122,14 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
     order, doubt = before.order(after), []
     if not order.certain:
         doubt = [
-            f"Training as it was chosen was {times(order.factor)} as fast as before, {order.in_words}: that is noise. "
-            "Run it again on a quiet machine."
+            f"The chosen training was {times(order.factor)} as fast as the original one, {order.in_words}: that is "
+            "noise. Run it again on a quiet machine."
         ]
     return (before.step, after.step), doubt
 
 
 def verdict_race_s(context: Context) -> float:
-    """The seconds that the verdict takes to time training as it was and as it was chosen so far."""
+    """The seconds that the verdict takes to time training before and after the choices so far."""
     ways = [context.first_way, context.chosen_way]
     if ways[0] == ways[1] or _raced(context, ways):
         return 0.0
@@ -137,7 +137,7 @@ def verdict_race_s(context: Context) -> float:
 
 
 def _raced(context: Context, ways: Sequence[TrainingWay]) -> tuple[TrainingStep, TrainingStep] | None:
-    """The steps of two ways to train in a race that both have taken part in; None if there was none."""
+    """The steps of two ways to train in a race of both; None if they never raced."""
     steps = context.state.training_steps
     for name in dict.fromkeys(step.race for step in steps if step.race):
         first, second = (_step_of(steps, name, way) for way in ways)
@@ -147,7 +147,7 @@ def _raced(context: Context, ways: Sequence[TrainingWay]) -> tuple[TrainingStep,
 
 
 def busy_machine(steps: Sequence[TrainingStep]) -> list[str]:
-    """Warns if one way of training took quite different times in different minutes; gives no more than one sentence."""
+    """Return a warning if one way of training took different times in different minutes; one sentence at most."""
     times_ms: dict[tuple[object, ...], list[float]] = {}
     for step in steps:
         times_ms.setdefault((step.way, step.batch_size, step.length), []).append(step.step_ms)
@@ -158,8 +158,8 @@ def busy_machine(steps: Sequence[TrainingStep]) -> list[str]:
         return []
     return [
         f"Something else used this machine: the same training step took {milliseconds(least)} in one minute and "
-        f"{milliseconds(most)} in another. What is compared was timed in turns, but how many times as fast it is may "
-        "be another figure on a quiet machine: run it again there before you quote it."
+        f"{milliseconds(most)} in another. All comparisons were timed in turns, but their factors may differ on a "
+        "quiet machine: run it again there before you quote them."
     ]
 
 
@@ -170,7 +170,7 @@ def _step_of(steps: Sequence[TrainingStep], race: str, way: TrainingWay) -> Trai
 
 
 def all_timed(found: Sequence[Timed | ProbeError]) -> list[Timed]:
-    """Gives what was timed; raises the error of the first that could not be."""
+    """Return the timed ways; raise the error of the first way that could not be timed."""
     for one in found:
         if isinstance(one, ProbeError):
             raise one
@@ -203,16 +203,16 @@ class _Racing:
 
 
 def race_uses(context: Context, packed: Probe, files: Sequence[str], *, until: float) -> Iterator[Turn]:
-    """Times the original in Keras and packed models in turns: Keras in one process, all that is packed in another.
+    """Time the original in Keras and packed models in turns: Keras in one process, all packed models in another.
 
     Args:
         context: The context.
-        packed: A process that has been told to open the packed models.
+        packed: A process that is opening the packed models.
         files: The packed models.
-        until: By when, of `time.perf_counter`, twice as many turns as give a sure order must end to be taken.
+        until: The end of the time, by `time.perf_counter`; extra turns are taken only if they end before.
 
     Yields:
-        A turn: the speeds of the ways to use the original, and those of the packed models.
+        A turn: the speeds of the ways to use the original, and the speeds of the packed models.
 
     Raises:
         ProbeError: One of the processes failed.

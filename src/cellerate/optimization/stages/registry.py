@@ -1,6 +1,6 @@
 """The stages of `optimize`, one row each. A new stage is a file beside this one, and a row here.
 
-In this order they are listed; they run by what each is worth (`optimization.budget`).
+The rows give the order of listing; the worth of each stage gives the order of running (`optimization.budget`).
 
 A row gives its class as a string, because the command line offers the stages before Keras is imported.
 """

@@ -34,26 +34,26 @@ from cellerate.report.record import Candidate, Curve, Speed, StageRecord
 from cellerate.runtime.packed import load
 from cellerate.tasks.packing import packed
 
-# The narrowest first. int4 is tried beside int8, where `_why_not_int4` finds no reason not to.
+# The narrowest first. int4 is tried beside int8 unless `_why_not_int4` finds a reason against it.
 _NARROW = ("int8", "bfloat16")
-# Fewer weights than that, a byte each, lie in the caches next to a core, where int4 is slower, since it is widened.
+# Fewer weights, a byte each, fit into the caches of a core; there int4 is slower, because it must be widened.
 _LEAST_WEIGHTS = 1 << 20
 _INT4, _INT4_TURNS = "int4", 3
 _NO_TIME = "there was no time to train it"
 
-# What it takes to build students until one is about as fast as wanted.
+# The seconds to build students until one is about as fast as the goal.
 _STUDENTS_S = 2.0
 
 _WITH_CONTROL = (
-    "Each model is held against the original and against a control: the original trained for as many further steps "
-    "on the same batches. The worse of the two losses counts against what is allowed."
+    "Each model is compared with the original and with a control: the original trained for as many further steps "
+    "on the same batches. The worse of the two losses counts."
 )
 
 
 class Quantize(Stage):
-    """The original in 8 bits; where that loses too much, in 16 bits, and in 8 after a little training.
+    """The original in 8 bits; if that loses too much, in 16 bits, and in 8 bits after a little training.
 
-    In 4 bits, too, where that may pay.
+    In 4 bits, too, if that may pay.
     """
 
     name = "quantize"
@@ -63,16 +63,16 @@ class Quantize(Stage):
     changes_model = inherited = True
 
     def cost_s(self, context: Context) -> float:
-        """A model to judge three times while it is rounded, and to pack."""
+        """The seconds to judge a model three times while it is rounded, and to pack it."""
         state = context.state
         return 0.5 + state.first_judge_s + 3 * state.judge_s + context.consider_s()
 
     def most_s(self, context: Context) -> float:
-        """In a second precision, too, and trained beside a control."""
+        """The seconds to try a second precision, too, and to train beside a control."""
         return 2 * self.cost_s(context) + trainings_s(context, 2, context.settings.steps)
 
     def expected_s(self, context: Context, share_s: float) -> float:
-        """As a rule 8 bits keep the quality without any training; then 4 bits are tried, where they may pay."""
+        """Usually 8 bits keep the quality without training; then 4 bits are tried if they may pay."""
         tries = 1 if _why_not_int4_by_size(context) else 2
         return tries * self.cost_s(context)
 
@@ -80,7 +80,7 @@ class Quantize(Stage):
         """See `Stage.run`."""
         before = context.candidate(PACKED)
         if before is not None and before.error:
-            raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
+            raise NotNeededError("the model cannot be packed, but only packed models run in 8 bits")
         found: dict[str, Candidate] = {}
         curves, facts = [], []
         attempts = [(precision, False) for precision in _NARROW]
@@ -99,7 +99,7 @@ class Quantize(Stage):
             facts.append((precision, _in_words(candidate) + f"; weights {record.details['kept']}"))
         passing = [one for one in found.values() if one.passes_gate]
         if passing:
-            # Models that are trained further are rounded once, at their end: that is too coarse in 4 bits.
+            # Models that are trained further are rounded once, after training: that is too coarse in 4 bits.
             context.state.choices.packed_precision = passing[-1].precision
         facts += self._in_int4(context, found, curves)
         made = list(found.values())
@@ -119,7 +119,7 @@ class Quantize(Stage):
     def _in_int4(
         self, context: Context, found: dict[str, Candidate], curves: list[Curve]
     ) -> list[tuple[str, str]]:
-        """Tries 4 bits where they may pay, and gives what is to be said about them."""
+        """Try 4 bits if they may pay, and return the facts about them."""
         if reason := _why_not_int4(context, list(found.values())):
             return [(_INT4, f"not tried: {reason}")]
         facts, steps = [], 0
@@ -128,7 +128,7 @@ class Quantize(Stage):
             found[_INT4] = candidate
             curves += _losses(record, f"quantised to {_INT4}")
             facts.append((_INT4, f"{_in_words(candidate)}; weights {record.details['kept']}"))
-            # A training takes its time, which is well spent only where the file is to be as small as possible.
+            # Training is worth its time only if the file must be as small as possible.
             if candidate.passes_gate or steps or context.settings.objective != "size":
                 return facts
             steps = fine_tuning_steps(context)
@@ -136,7 +136,7 @@ class Quantize(Stage):
                 return [*facts, (_INT4, _NO_TIME)]
 
     def _rounded(self, context: Context, precision: str, steps: int) -> tuple[Candidate, CompressionRecord]:
-        """Gives the model rounded to a precision, trained for so many steps if it loses too much without."""
+        """Return the model rounded to a precision, trained for `steps` if it loses too much without training."""
         context.listener.notify(precision)
         model = context.original()
         rounded, record = quantize(
@@ -166,15 +166,15 @@ class Prune(Stage):
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
-        """At least a short training, and that of a control."""
+        """The seconds of a short training and of its control."""
         return least_s(context, 1)
 
     def most_s(self, context: Context) -> float:
-        """A training for each share of the units."""
+        """The seconds of a training for each share of the units."""
         return most_s(context, len(context.settings.keep))
 
     def gain(self, context: Context) -> float:
-        """Half of the units is a quarter of the computing, if it is allowed."""
+        """Half of the units need a quarter of the arithmetic, if the quality allows it."""
         return 0.5
 
     def pointless(self, context: Context) -> str:
@@ -201,7 +201,7 @@ class Prune(Stage):
                 reason, needs_s = f"{error}, to keep {words}", error.needs_s
                 break
             except ConfigError as error:
-                # Of so few units that rounding keeps them all.
+                # There are so few units that rounding keeps them all.
                 facts.append((words, str(error)))
                 continue
             found.append(candidate)
@@ -228,7 +228,7 @@ class Prune(Stage):
     def _pruned(
         self, context: Context, model: keras.Model, share: float, words: str, later: float
     ) -> tuple[Candidate, str, list[Curve]]:
-        """Gives the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
+        """Return the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
         precision = context.state.choices.packed_precision
         name = f"pruned-{round(100 * share)}-{precision}"
         if before := context.candidate(name):
@@ -249,7 +249,7 @@ class Prune(Stage):
         title = f"pruned to {percent(share)} of its units, {precision}"
         candidate = context.consider(name, title, self.name, context.trained(pruned), precision, control)
         layers = ", ".join(
-            f"{path} {of['units']} to {of['kept']}" for path, of in record.details["layers"].items()
+            f"{path} {layer['units']} to {layer['kept']}" for path, layer in record.details["layers"].items()
         )
         return candidate, f"{_in_words(candidate)}, after {steps} steps; {layers}", _losses(record, words)
 
@@ -264,15 +264,15 @@ class Distill(Stage):
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
-        """At least a short training of two models, and that of a control."""
+        """The seconds of short trainings of two models and a control."""
         return _STUDENTS_S + least_s(context, DISTILLING)
 
     def most_s(self, context: Context) -> float:
-        """Longer trainings of both models."""
+        """The seconds of longer trainings of both models."""
         return _STUDENTS_S + most_s(context, DISTILLING)
 
     def gain(self, context: Context) -> float:
-        """Half of the weights, if it is allowed, which is rarer than with pruning."""
+        """Half of the weights, if the quality allows it, which is rarer than with pruning."""
         return 0.4
 
     def run(self, context: Context) -> StageRecord:
@@ -328,27 +328,27 @@ class Distill(Stage):
 
 
 def _why_not_int4_by_size(context: Context) -> str:
-    """Why int4 cannot pay for a model of so many weights; "" if it may."""
+    """The reason why int4 cannot pay for a model of this size; "" if it may."""
     weights = context.before.parameters
     if context.settings.objective == "size" or weights >= _LEAST_WEIGHTS:
         return ""
-    return f"int4 pays for weights that outgrow the caches or for a small file, and {weights:,} weights fit"
+    return f"int4 pays for weights that outgrow the caches or for a small file, but {weights:,} weights fit"
 
 
 def _why_not_int4(context: Context, made: Sequence[Candidate]) -> str:
-    """Why int4 cannot pay beside the precisions that were tried; "" if it may."""
+    """The reason why int4 cannot pay beside the precisions that were tried; "" if it may."""
     if reason := _why_not_int4_by_size(context):
         return reason
     int8 = next((one for one in made if one.precision == "int8"), None)
     if int8 is None:
-        return "the model cannot be packed, and only a packed model runs in 4 bits"
+        return "the model cannot be packed, but only packed models run in 4 bits"
     if not int8.passes_gate or int8.control is not None:
-        return "int8 loses too much as it is rounded, and int4 rounds more coarsely"
+        return "rounding to int8 loses too much, and int4 rounds more coarsely"
     return "" if context.settings.objective == "size" else _slower_in_int4(context, int8)
 
 
 def _slower_in_int4(context: Context, int8: Candidate) -> str:
-    """Says that the original runs slower in int4 than in int8, timed in turns; "" if it does not."""
+    """Return a sentence if the original, timed in turns, runs slower in int4 than in int8; else ""."""
     assert int8.file is not None  # noqa: S101 (a model in int8 is packed)
     context.listener.notify("timing int4 beside int8")
     work, objective = context.workload, context.settings.objective
@@ -362,22 +362,22 @@ def _slower_in_int4(context: Context, int8: Candidate) -> str:
         for name, use in uses.items():
             turns[name].append(clocks.speed(use, clocks.BRIEFLY_S))
     rates = {name: rate(clocks.middle(each), objective) for name, each in turns.items()}
-    # Where they are alike, the smaller file is the better one.
+    # If both are equally fast, the smaller file is better.
     if rates[_INT4] * ALIKE >= rates["int8"]:
         return ""
     return f"its {objective} is {percent(1 - rates[_INT4] / rates['int8'])} worse than that of int8"
 
 
 def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
-    """Gives a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
+    """Return a model with new weights that is about as fast as the goal, and the goal in milliseconds."""
     used = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
     whole = [one for one in used if not one.is_control and one.parameters == context.before.parameters]
     precision = context.state.choices.packed_precision
     now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
-        raise NotNeededError("how fast the model is has to be known first: run the stage pack, too")
+        raise NotNeededError("the speed of the packed model must be known first: run the stage pack, too")
     latency = now.speeds[0].latency_p50_ms
-    # A step spends its time reading the weights, so its time is proportional to their number; that of the call
+    # A step spends its time on reading the weights, so its time is proportional to their number; the time of the call
     # around it is not.
     computing = min(latency, 1e3 / now.speeds[0].per_s)
     goal = context.settings.latency_goal_ms or latency - computing / 2
@@ -386,7 +386,7 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
             f"{milliseconds(goal)} are requested, and the model takes {milliseconds(latency)}"
         )
     wanted = teacher.count_params() * (computing - (latency - goal)) / computing
-    # The more units, the more weights: half of those still possible go with each student that is built.
+    # More units mean more weights, so each student built halves the range of units: a bisection.
     low, high = 2, 15
     made: dict[int, keras.Model] = {}
     while low <= high:
@@ -404,7 +404,7 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
 
 
 def _losses(record: CompressionRecord, name: str) -> list[Curve]:
-    # On the true labels alone: a loss that also compares with a teacher is another quantity.
+    # Only the loss on the true labels: a loss that includes a teacher is another quantity.
     losses = record.details.get("hard_losses") or record.details.get("losses") or ()
     if len(losses) < 2:
         return []
@@ -423,7 +423,7 @@ def _losses(record: CompressionRecord, name: str) -> list[Curve]:
 
 
 def _controls(context: Context, found: list[Candidate]) -> list[Candidate]:
-    """Gives the controls that candidates were held against, each once."""
+    """Return the controls of the candidates, each once."""
     names = {one.control for one in found}
     return [one for one in context.state.candidates if one.id in names]
 
@@ -438,7 +438,7 @@ def _notes(context: Context, found: list[Candidate]) -> tuple[str, ...]:
 
 
 def _in_words(candidate: Candidate) -> str:
-    """Says how good and how fast a candidate is."""
+    """Describe the quality and the speed of a candidate."""
     assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
     words = loss_in_words(candidate.loss.value)
     if candidate.control_loss is not None:

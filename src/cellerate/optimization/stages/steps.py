@@ -1,4 +1,4 @@
-"""Training steps: how long one takes, and what a change to it gains."""
+"""Training steps: their time, and the gain of a change."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def training_step(
     length: int | None,
     **options: Any,
 ) -> TrainingStep:
-    """Lets a probe train its model for a while.
+    """Let a probe train its model briefly.
 
     Args:
         probe: The process.
@@ -25,10 +25,10 @@ def training_step(
         policy: Keras's dtype policy.
         batch_size: Rows per batch.
         length: Time steps per row; None if the task has no choice of length.
-        options: Options of `Probe.ask`, and others that the probe takes: "seconds", "steps".
+        options: Options of `Probe.ask`, and those of the question: "seconds", "steps".
 
     Raises:
-        ProbeError: The probe could not.
+        ProbeError: The training failed.
     """
     found = probe.ask(
         "train",
@@ -43,12 +43,12 @@ def training_step(
 
 
 def batch_items(of: TrainingStep | Choices) -> int:
-    """Gives the size of a batch: in rows, or in ids if the length of a row is a choice."""
+    """Return the size of a batch: in rows, or in ids if the length of a row is a choice."""
     return of.batch_size * (of.length or 1)
 
 
 def step_gain(before: TrainingStep, after: TrainingStep, label: str = "training step") -> Change:
-    """Gives the gain of one kind of step over another on batches of the same shape."""
+    """Return the gain of one kind of step over another on batches of the same shape."""
     return Change(
         quantity="training",
         label=label,

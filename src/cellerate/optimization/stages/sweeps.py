@@ -28,7 +28,7 @@ _PROBE_S = 1.0
 
 
 class BatchSize(Stage):
-    """Doubles the batch until speed stops growing or memory ends, and then looks for the largest batch that fits."""
+    """Doubles the batch until speed stops growing or memory runs out, then finds the largest batch that fits."""
 
     name = "batch"
     title = "Batch size"
@@ -36,15 +36,15 @@ class BatchSize(Stage):
     after = ("kernels",)
 
     def cost_s(self, context: Context) -> float:
-        """A process that compiles at least four sizes."""
+        """The seconds of a process that compiles at least four sizes."""
         return context.state.process_s + 4 * _size_s(context)
 
     def most_s(self, context: Context) -> float:
-        """Three more sizes, and two processes that train with the old and the new one in turns."""
+        """The seconds of three more sizes, and of two processes that train with the old and the new size in turns."""
         return self.cost_s(context) + 3 * _size_s(context) + new_race_s(context, 2)
 
     def expected_s(self, context: Context, share_s: float) -> float:
-        """As a rule four sizes show where the speed stops growing."""
+        """Usually four sizes show where the speed stops growing."""
         return self.cost_s(context)
 
     def gain(self, context: Context) -> float:
@@ -104,7 +104,7 @@ class BatchSize(Stage):
 
 
 def _measured_sizes(context: Context, free: int | None) -> tuple[list[TrainingStep], str]:
-    """Sweeps the batch sizes in a process of its own; see `sweep`."""
+    """Sweep the batch sizes in a separate process; see `sweep`."""
     choices = context.state.choices
     with context.probe() as probe:
 
@@ -127,12 +127,12 @@ def _measured_sizes(context: Context, free: int | None) -> tuple[list[TrainingSt
 def _choose_size(
     points: Sequence[TrainingStep], usual: int, free: int | None
 ) -> tuple[TrainingStep, TrainingStep, bool]:
-    """Returns the size in use, the size to use, and True if the one in use needs too much memory."""
+    """Return the size in use, the size to use, and True if the size in use needs too much memory."""
     fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free] or points[:1]
     best = max(point.items_per_s for point in fits)
     # The data may have fewer rows, or memory may not allow as many.
     now = min(points, key=lambda point: abs(point.batch_size - usual))
-    # The smallest of the fastest: larger ones take more memory and make fewer updates per epoch.
+    # The smallest of the fastest sizes: larger ones take more memory and make fewer updates per epoch.
     chosen = min(
         (point for point in fits if point.items_per_s * _FLAT >= best), key=lambda point: point.batch_size
     )
@@ -140,7 +140,7 @@ def _choose_size(
 
 
 def _use_size(context: Context, now: int, chosen: int) -> str:
-    """Makes a batch size the choice, and says what that changes in a training."""
+    """Choose a batch size, and return a sentence on its effect on training."""
     choices = context.state.choices
     choices.batch_size = chosen
     if chosen > now:
@@ -153,7 +153,7 @@ def _use_size(context: Context, now: int, chosen: int) -> str:
 
 
 def _curves_by_size(points: Sequence[TrainingStep], unit: str, mark: tuple[int, str]) -> Iterator[Curve]:
-    """The speed by batch size, and the memory, where the system reports it."""
+    """The curves of speed and, if the system reports it, of memory by batch size."""
     x = tuple(float(point.batch_size) for point in points)
     yield Curve(
         chart="Training speed by batch size",
@@ -179,14 +179,14 @@ def _curves_by_size(points: Sequence[TrainingStep], unit: str, mark: tuple[int, 
 
 
 def _size_s(context: Context) -> float:
-    """The seconds that a size takes, to compile and to be timed."""
+    """The seconds to compile and time a size."""
     return context.state.compile_s + _PROBE_S
 
 
 def _in_turns(
     context: Context, now: TrainingStep, chosen: TrainingStep
 ) -> tuple[TrainingStep, TrainingStep, str]:
-    """Times two batch sizes in turns; gives both, and why the second is not to be chosen, or ""."""
+    """Time two batch sizes in turns; return both, and the reason against the second, or ""."""
     policy = policy_of(context.workload.model)
     ways = [
         dataclasses.replace(context.chosen_way, policy=policy, batch_size=one.batch_size)
@@ -210,18 +210,17 @@ def _in_turns(
 def sweep(
     measure: Callable[[int], TrainingStep], usual: int, free: int | None, go_on: Callable[[], bool]
 ) -> tuple[list[TrainingStep], str]:
-    """Measures batch sizes, doubling each time; when memory ends, looks for the largest size that fits.
+    """Measure batch sizes, doubling each time; when memory runs out, find the largest size that fits.
 
     Args:
         measure: Measures a size; raises `ProbeError`.
-        usual: The size in use. The sweep starts at a quarter of it, and measures the size itself however
-            little time is left.
+        usual: The size in use. The sweep starts at a quarter of it, and always measures the size itself.
         free: Bytes of free memory; None if unknown. A size is not tried if the two before it predict that it
-            would take more than four fifths of this.
-        go_on: Whether there is time for another size.
+            takes more than four fifths of the free memory.
+        go_on: Returns True if there is time for another size.
 
     Returns:
-        The points, ascending, and why the sweep ended, if memory or time was the reason.
+        The points, ascending, and a sentence if memory or time ended the sweep.
 
     Raises:
         ProbeError: A size failed for a reason other than memory.
@@ -271,7 +270,7 @@ def sweep(
 
 
 def _foretold(points: list[TrainingStep], size: int) -> float:
-    """Predicts the memory a batch will take from the last two sizes; 0 if nothing is known."""
+    """Predict the memory of a batch from the last two sizes; 0 if it is unknown."""
     known = [(point.batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if len(known) < 2:
         return 0.0
@@ -284,8 +283,8 @@ def _rate_note(context: Context, factor: float) -> str:
     rate = learning_rate_of(settings, factor)
     rule = "with the batch" if settings.optimizer == "sgd" else "with the square root of the batch"
     return Message(
-        f"A batch {factor:.3g} times as large makes as many times fewer updates an epoch. A rate that grows {rule} "
-        f"is the usual start: {argument('learning_rate', float(f'{rate:.3g}'))} instead of "
+        f"A batch {factor:.3g} times as large makes {factor:.3g} times fewer updates an epoch. A learning rate that "
+        f"grows {rule} is the usual start: {argument('learning_rate', float(f'{rate:.3g}'))} instead of "
         f"{settings.learning_rate:g}; watch the held-out loss."
     )
 
@@ -295,7 +294,7 @@ def _item(context: Context) -> str:
 
 
 def _around_length_s(context: Context) -> float:
-    """The seconds that a length takes beside its steps: to be compiled, and to be judged."""
+    """The seconds to compile and judge the model of a length."""
     state = context.state
     return state.compile_s + state.first_judge_s + state.judge_s
 
@@ -310,15 +309,15 @@ class SequenceLength(Stage):
     _CHARACTERS_S = 6.0  # seconds of training for each length
 
     def cost_s(self, context: Context) -> float:
-        """Three trainings of a second, each compiled and judged."""
+        """The seconds of three trainings of a second, each compiled and judged."""
         return 3 * (1.0 + _around_length_s(context))
 
     def most_s(self, context: Context) -> float:
-        """Longer trainings."""
+        """The seconds of longer trainings."""
         return self.cost_s(context) + 3 * (self._CHARACTERS_S - 1.0)
 
     def gain(self, context: Context) -> float:
-        """Little: another length is rarely better by a hundredth."""
+        """Return little: another length is rarely better by a hundredth."""
         return 0.05
 
     def pointless(self, context: Context) -> str:
@@ -373,13 +372,13 @@ class SequenceLength(Stage):
                 ),
             ),
             notes=(
-                "These are short trainings: what is better after seconds need not be after hours.",
-                "The model here keeps what it has learnt: the length is for its next training.",
+                "These are short trainings: the best length after seconds may not be the best after hours.",
+                "The model keeps its weights: the length is for its next training.",
             ),
         )
 
     def _judged_lengths(self, context: Context, usual: int, tokens: int) -> tuple[dict[int, Judged], int]:
-        """Trains on rows of each length while time is left; returns how good each model is, and the steps.
+        """Train on rows of each length while time is left; return the quality of each model, and the steps.
 
         Raises:
             OutOfTimeError: There was time for one length only.
@@ -387,9 +386,9 @@ class SequenceLength(Stage):
         work = context.workload
         steps, least_left = 0, 0.0
         found = {}
-        # The one in use first, as it is what the others are compared with.
+        # The length in use comes first, because the others are compared with it.
         lengths = (usual, max(8, usual // 2), 2 * usual)
-        # If a batch has a single row, no batch with rows twice as long has as many characters.
+        # A batch of one row cannot have rows twice as long and as many characters.
         for length in dict.fromkeys(length for length in lengths if length <= tokens):
             began = context.seconds_left()
             if began < least_left:
@@ -417,7 +416,7 @@ class SequenceLength(Stage):
         return dict(sorted(found.items())), steps
 
     def _steps_for_each(self, context: Context, tokens: int) -> int:
-        """The steps, of so many characters each, that fit into the time for one length."""
+        """The steps of `tokens` characters each that fit into the time for one length."""
         speed = max(step.items_per_s for step in context.state.training_steps)
         each = context.seconds_left() / 3 - _around_length_s(context)
         seconds = min(self._CHARACTERS_S, max(1.0, each))

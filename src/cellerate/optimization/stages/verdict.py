@@ -1,4 +1,4 @@
-"""The verdict: the best of the models that are good enough, if it keeps its promise; all of them timed in turns."""
+"""The verdict: all models that are good enough are timed in turns, and the best is chosen if it keeps its promise."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ def verdict(context: Context) -> Verdict:
         turns = _time_in_turns(context)
     except ProbeError as error:
         warnings.append(
-            f"The models could not be timed in turns, {error}. Their speeds are of the search, each of another minute."
+            f"The models could not be timed in turns: {error}. Their speeds are from the stages, at different times."
         )
     state.candidates[:] = front(state.candidates, higher_is_better=context.workload.metric.higher_is_better)
     chosen = choose(state.candidates, settings.objective, turns)
@@ -45,7 +45,7 @@ def verdict(context: Context) -> Verdict:
     promise, rejected = hold(context, chosen), None
     warnings += promise.warnings
     if promise.broken:
-        # Not the second best in its place: that would be a choice by the test part.
+        # The second best does not take its place: that would be a choice by the test part.
         rejected, chosen = chosen.id, context.before
     files = _copy(context, chosen)
     trained: tuple[TrainingStep, TrainingStep] | None = None
@@ -53,7 +53,7 @@ def verdict(context: Context) -> Verdict:
         trained, doubt = training_before_and_after(context)
         warnings += doubt
     except ProbeError as error:
-        warnings.append(f"Training as it was chosen could not be timed beside training as before: {error}.")
+        warnings.append(f"The chosen training could not be timed beside the original one: {error}.")
     rows = _rows(context, chosen, trained)
     _credit(context, chosen)
     if chosen.id == ORIGINAL and rejected is None:
@@ -61,10 +61,10 @@ def verdict(context: Context) -> Verdict:
         if not made:
             why = "No stage made another model"
         elif any(one.passes_gate for one in made):
-            why = "None of those within the allowed loss is better"
+            why = "None of the models within the allowed loss is better"
         else:
             why = "No other model is within the allowed loss"
-        warnings.append(f"{why}, so this one stays as it was.")
+        warnings.append(f"{why}, so the model stays as it was.")
     warnings += busy_machine(state.training_steps)
     return Verdict(
         sentence=_sentence(context, chosen, rows, promise.broken),
@@ -79,9 +79,9 @@ def verdict(context: Context) -> Verdict:
 
 
 def _time_in_turns(context: Context) -> Turns:
-    """Times the original and all packed models that may be chosen in turns; their speeds become those.
+    """Time the original and all packed models that may be chosen in turns; update their speeds.
 
-    While the process of the packed models opens them, the original is judged on the test part.
+    While a process opens the packed models, this process judges the original on the test part.
     """
     candidates = context.state.candidates
     packed = [
@@ -112,13 +112,13 @@ def _time_in_turns(context: Context) -> Turns:
 
 
 def _fastest_way(turns: Sequence[Sequence[Speed]]) -> list[Speed]:
-    """The speed in each turn of the fastest way to use the original."""
+    """The speed of the fastest way to use the original, in each turn."""
     ways = [list(way) for way in zip(*turns, strict=True)]
     return max(ways, key=lambda way: middle(way).per_s)
 
 
 def _sure(context: Context, turns: Turns) -> bool:
-    """Return True if the turns leave no doubt how each model compares with the fastest."""
+    """Return True if the turns order each model and the fastest one without doubt."""
     objective = context.settings.objective
     rates = {name: statistics.median(rate(one, objective) for one in each) for name, each in turns.items()}
     fastest = max(rates, key=lambda name: rates[name])
@@ -127,7 +127,7 @@ def _sure(context: Context, turns: Turns) -> bool:
 
 
 def _doubt(context: Context, chosen: Candidate, turns: Turns) -> list[str]:
-    """Says that another model is faster in some turns only, if the choice depended on that."""
+    """Return a note if the choice depended on a model that is faster in only some turns."""
     objective = context.settings.objective
     if objective == "size":
         return []
@@ -143,9 +143,9 @@ def _doubt(context: Context, chosen: Candidate, turns: Turns) -> list[str]:
 
 
 def keep_interim(context: Context) -> None:
-    """Puts the best model so far into its place, so that a run that is stopped leaves it there.
+    """Write the best model so far to its final place, so that a stopped run leaves it there.
 
-    It is chosen by the validation part and by brief timings; the verdict replaces it or removes it.
+    The validation part and brief timings decide the choice; the verdict replaces or removes the model.
     """
     chosen = choose(context.state.candidates, context.settings.objective)
     if chosen.id != ORIGINAL:
@@ -153,7 +153,7 @@ def keep_interim(context: Context) -> None:
 
 
 def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
-    """Puts the files of the chosen model beside the report, and removes those of an earlier run."""
+    """Put the files of the chosen model beside the report, and remove those of an earlier run."""
     files = []
     source = context.model_file if chosen.file is None else context.folder / chosen.file
     names = [("the model in Keras, to train further", ".keras")]
@@ -169,7 +169,7 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
         packed = context.folder / f"{_NAME}.cell" if len(names) > 1 else None
         context.workload.finish(context.folder / f"{_NAME}.keras", packed)
     if len(names) == 1:
-        # A file of an earlier run would be taken for the model chosen now.
+        # A file of an earlier run would look like the model chosen now.
         (context.folder / f"{_NAME}.cell").unlink(missing_ok=True)
     return tuple(files)
 
@@ -177,7 +177,7 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
 def _rows(
     context: Context, chosen: Candidate, trained: tuple[TrainingStep, TrainingStep] | None
 ) -> tuple[Change, ...]:
-    """The rows of the table of figures before and after; the first of each quantity is its headline everywhere."""
+    """The rows of the table of figures before and after; the first row of each quantity is its headline everywhere."""
     state, metric = context.state, context.workload.metric
     rows = [*_speed_rows(context, chosen.speeds), *_latency_rows(context.before.speeds[0], chosen.speeds)]
     rows.append(
@@ -205,12 +205,12 @@ def _rows(
 
 
 def _beside(before: Speed, speeds: Sequence[Speed]) -> Speed:
-    """The speed to compare with a way of Keras's: the same way, if the model still runs on Keras."""
+    """The speed to compare with a way of using Keras: the same way, if the model still runs on Keras."""
     return next((one for one in speeds if one.way == before.way), speeds[0])
 
 
 def _speed_rows(context: Context, speeds: Sequence[Speed]) -> Iterator[Change]:
-    """The speed for one, beside each way to use the original, the fastest first; and for many at a time."""
+    """The speed of one item at a time, compared with each way to use the original, fastest first; and of many."""
     work, original = context.workload, context.before.speeds
     rate = f"{work.item}/s"
     for before in original:
@@ -236,7 +236,7 @@ def _speed_rows(context: Context, speeds: Sequence[Speed]) -> Iterator[Change]:
 
 
 def _latency_rows(before: Speed, speeds: Sequence[Speed]) -> Iterator[Change]:
-    """The time of a call: the median, and of the slowest in a hundred."""
+    """The median and the 99th percentile of the time of a call."""
     now = _beside(before, speeds)
     for label, was, becomes in (
         ("latency of a call, median", before.latency_p50_ms, now.latency_p50_ms),
@@ -269,7 +269,7 @@ def _training_row(context: Context, before: TrainingStep, after: TrainingStep) -
 
 
 def _credit(context: Context, chosen: Candidate) -> None:
-    """Writes into each stage what it contributed to the chosen model's speed and size, and whether it is kept."""
+    """Write into each stage its effect on the chosen model's speed and size, and whether it is kept."""
     state, work = context.state, context.workload
     chain, kinds = [context.before], load_stages()
     for name, kind in kinds.items() if chosen.id != ORIGINAL else ():

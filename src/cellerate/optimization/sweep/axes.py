@@ -1,6 +1,6 @@
-"""The settings that a sweep can vary: one table, from which the command line, Python, the page and the search read.
+"""The settings that a sweep can vary: one table for the command line, Python, the page and the search.
 
-A row names a setting of a task's records, the record that has it, and how several values of it are written.
+A row names a setting, the record that has it, and the notation for several values.
 """
 
 import dataclasses
@@ -36,12 +36,11 @@ class Axis:
     """A setting that a sweep can vary.
 
     Attributes:
-        name: Its name, which is that of the option.
-        kind: How values are written: "count" (a whole number), "rate" and "share" (numbers), "switch", "choice".
-        part: The record that has it: "data", "architecture" or "training"; "process" for what a process is started
-            with.
-        searched: The values that a search draws from where the user gives none, as the user would write them; "" to
-            leave the setting as it is.
+        name: Its name, which is also the name of the option.
+        kind: The notation of values: "count" (a whole number), "rate" and "share" (numbers), "switch", "choice".
+        part: The record that has it: "data", "architecture" or "training"; "process" for settings of the process.
+        searched: The values that a search draws from by default, in the user's notation; "" to leave the setting
+            unchanged.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Axis:
         return tuple(word for word in found if (self.name, word) != ("precision", "auto"))
 
     def default(self, task: str) -> Any:
-        """The value of a task that says nothing of it."""
+        """The value in a task that does not set it."""
         return "auto" if self.part == "process" else getattr(RECORDS[task][self.part], self.name)
 
     def help(self, task: str) -> str:
@@ -70,10 +69,10 @@ class Axis:
         return f"{words} {_HOW[self.kind]}"
 
     def read(self, given: Any, task: str) -> tuple[Any, ...]:
-        """The values that a user gives: a text as the command line takes it, a value, or a sequence of both.
+        """Return the values that a user gives: a text in the notation of the command line, a value, or a sequence.
 
         Raises:
-            ConfigError: They cannot be used.
+            ConfigError: The values cannot be used.
         """
         entries = given.split(",") if isinstance(given, str) else given
         if isinstance(entries, str) or not isinstance(entries, Iterable):
@@ -165,7 +164,7 @@ AXES: tuple[Axis, ...] = (
     Axis("implementation", "choice", "training"),
     Axis("device", "choice", "process"),
 )
-"""All of them, in the order of options, columns and labels."""
+"""All axes, in the order of options, columns and labels."""
 
 
 def axes_of(task: str) -> dict[str, Axis]:

@@ -37,6 +37,6 @@ def train_command_of(record: SweepRecord) -> str:
 
 
 def _short(path: str) -> str:
-    """A path from the current folder where it lies in it."""
+    """Return a path relative to the current folder if it lies in that folder."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""The points of a sweep: which settings are trained beside each other, and which of them there is time for."""
+"""The points of a sweep: the combinations of settings, and the points that fit into the time."""
 
 import dataclasses
 import itertools
@@ -19,9 +19,9 @@ from cellerate.tasks.settings import RECORDS
 
 MOST_POINTS = 500
 START_S = 10.0
-"""About how many seconds a point takes to start and to compile, until that was measured."""
+"""About the seconds in which a point starts and compiles, until they are measured."""
 JUDGING = 0.3
-"""About how much longer a point takes than it trains, because it is judged in between."""
+"""About the ratio of a point's whole time to its training time, because it is judged in between."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Base:
     Attributes:
         task: "text", "series" or "embed".
         paths: The files of the data.
-        parts: The fields of the task's records that are not the defaults, by what each record is of.
-        model: The file of a trained model that each point goes on with; None for a new one.
+        parts: The fields of the task's records that differ from the defaults, by the part of each record.
+        model: The file of a trained model that each point continues; None for new models.
         backend: The Keras backend.
     """
 
@@ -53,8 +53,8 @@ class Point:
     """One of the settings that are compared.
 
     Attributes:
-        values: The values of what is swept, by name.
-        control: Whether it is the one that all others are held against.
+        values: The values of the swept settings, by name.
+        control: True if all other points are compared with it.
     """
 
     values: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """A name that tells it from all others, the same in every run."""
+        """A unique name, the same in every run."""
         return json.dumps(dict(self.values), sort_keys=True)
 
     @property
@@ -83,7 +83,7 @@ class Plan:
 
     Attributes:
         base: The settings that they share.
-        axes: The values of what is swept, by name; those with several values alone.
+        axes: The values of the swept settings, by name; only settings with several values.
         points: The points, the control first.
     """
 
@@ -101,7 +101,7 @@ def read_settings(
     model: str | None = None,
     recorded: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Base, dict[str, tuple[Any, ...]]]:
-    """Reads the options of a task: the settings that all points share, and the values of each that is given.
+    """Read the options of a task: the settings that all points share, and the values of the given settings.
 
     Args:
         task: The task.
@@ -109,7 +109,7 @@ def read_settings(
         options: Settings by name; those of `axes_of(task)` may have several values.
         backend: The Keras backend.
         model: The file of a trained model, or None.
-        recorded: The settings that it was trained with, which hold where no option replaces them.
+        recorded: The settings that the model was trained with; options override them.
 
     Raises:
         ConfigError: An option is unknown, or a value cannot be used.
@@ -119,7 +119,7 @@ def read_settings(
         raise ConfigError(f"the data must be the path of one file of lines, not {len(paths)} of them.")
     known = axes_of(task)
     several = {name: known[name].read(given, task) for name, given in options.items() if name in known}
-    # In the order of the table, so that the same points have the same names however they are asked for.
+    # In the order of the table, so that the names of points do not depend on the order of options.
     several = {axis.name: several[axis.name] for axis in AXES if axis.name in several}
     single = {name: values[0] for name, values in several.items() if len(values) == 1}
     plain = {name: value for name, value in options.items() if name not in known}
@@ -131,7 +131,7 @@ def read_settings(
 
 
 def plan(base: Base, several: Mapping[str, tuple[Any, ...]], settings: SweepSettings) -> Plan:
-    """Combines all values with each other, and adds the control.
+    """Combine all values with each other, and add the control.
 
     Args:
         base: The settings that the points share.
@@ -159,17 +159,17 @@ def plan(base: Base, several: Mapping[str, tuple[Any, ...]], settings: SweepSett
         )
     control = Point({name: _control(base, name, values) for name, values in axes.items()}, control=True)
     grid = [Point(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
-    # Beside the control, what else could train it: stock Keras, mostly.
+    # Beside the control, its other implementations: mostly stock Keras.
     twins = [Point({**control.values, "implementation": one}) for one in axes.get("implementation", ())]
     others = {point.key: point for point in (*twins, *grid) if point.key != control.key}
     return Plan(base, axes, (control, *others.values()))
 
 
 def settings_of_point(base: Base, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields of the task's records for a point, by what each record is of.
+    """Return the fields of the task's records for a point, by the part of each record.
 
     Raises:
-        ConfigError: They contradict each other.
+        ConfigError: The values contradict each other.
     """
     known = axes_of(base.task)
     parts = {part: dict(fields) for part, fields in base.parts.items()}
@@ -181,23 +181,23 @@ def settings_of_point(base: Base, values: Mapping[str, Any]) -> dict[str, dict[s
 
 
 def point_cost_s(start_s: float, seconds: float) -> float:
-    """About how many seconds a point takes that trains for so many."""
+    """About the seconds of a point that trains for `seconds`."""
     return start_s + seconds * (1 + JUDGING)
 
 
 def within(
     points: Sequence[Point], left_s: float, start_s: float, seconds: float
 ) -> tuple[float, list[Point], list[Point]]:
-    """Fits points into the time that is left: each trains for less, and then some are left out.
+    """Fit points into the time left: first each trains for less, then some are left out.
 
     Args:
-        points: The points to come.
-        left_s: The seconds that are left.
-        start_s: What a point takes to start.
-        seconds: What each is to train for.
+        points: The points to train.
+        left_s: The seconds left.
+        start_s: The seconds in which a point starts.
+        seconds: The seconds that each should train for.
 
     Returns:
-        What each trains for, the points that fit, and those that do not, which are spread over all.
+        The seconds that each trains for, the points that fit, and the points that do not, spread over all.
     """
     if not points:
         return seconds, [], []
@@ -214,7 +214,7 @@ def within(
 
 
 def _ends_first(count: int) -> list[int]:
-    """All numbers below `count`: both ends, and then such that every beginning is spread over them."""
+    """Return all numbers below `count`: both ends first, then in an order that spreads every prefix evenly."""
     order = dict.fromkeys([0, count - 1])
     gaps = [(0, count - 1)]
     while gaps:
@@ -241,7 +241,7 @@ def _beside_stock(
 
 
 def _control(base: Base, name: str, values: tuple[Any, ...]) -> Any:
-    """The value of the control: the task's own; of devices the one that training would take."""
+    """The value of the control: the task's default; for the device, the one that training would choose."""
     if name == "device":
         return next(device for device in ("auto", "gpu", "cpu") if device in values)
     value = base.value(name)
@@ -251,7 +251,7 @@ def _control(base: Base, name: str, values: tuple[Any, ...]) -> Any:
 
 
 def _given(record: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are fields of a record, checked, as JSON has them; those that are the defaults are left out."""
+    """Return the options that are fields of a record, checked and as JSON; defaults are left out."""
     fields = {field.name: field for field in dataclasses.fields(record)}
     own = {name: value for name, value in options.items() if name in fields}
     made: Any = record_of(record, own)
@@ -266,6 +266,6 @@ def _is_default(value: Any, default: Any) -> bool:
 
 def _in_words(name: str, value: Any) -> str:
     if name in ("implementation", "device", "optimizer", "precision"):
-        # Ours, and whatever device training takes, go without saying.
+        # Our implementation and the default device need no words.
         return "" if value == "auto" else str(value)
     return f"{name.replace('_', ' ')} {written(value)}"

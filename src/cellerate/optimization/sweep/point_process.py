@@ -1,7 +1,7 @@
-"""A process that trains one point of a sweep, so that its memory is its own and nothing can fail but it.
+"""A process that trains one point of a sweep, so that its memory is its own and its failure affects no other point.
 
-It opens the data, builds the model as `cellerate train` would, and then trains as many steps at a time as it is asked
-for. In between it judges the model on the validation part. `points` starts it.
+It opens the data, builds the model as `cellerate train` would, and trains the requested number of steps at a time. In
+between it judges the model on the validation part. `points` starts it.
 """
 
 import dataclasses
@@ -33,16 +33,16 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.telemetry import Display
 from cellerate.training.trial import Trainer
 
-# A judgement must cost little beside the training that it judges, and read the same whatever trains: as many batches,
-# spread over the part, of so many rows; or of texts, whose rows may be short or long, of so many items.
+# A judgement must be cheap beside training, and read the same data for every point: a number of batches spread over the
+# part, each of a number of rows; or, for texts, whose rows differ in length, of a number of items.
 _JUDGED_BATCHES, _JUDGED_ROWS, _JUDGED_ITEMS = 20, 32, 3200
 _FEWEST_BATCHES = 8
 _FIRST_MILESTONE = 8
-_MOST_TIMES = 200  # of a turn, that its record keeps
+_MOST_TIMES = 200  # of steps of a turn, in its record
 
 
 class _Messages(Display):
-    """Keeps the sentences of a task, for the process that asks."""
+    """Collects the messages of a task for the process that asks."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -54,7 +54,7 @@ class _Messages(Display):
 
 @dataclasses.dataclass(frozen=True)
 class _Judge:
-    """Judges a model on batches that are always the same, whatever it trains on.
+    """Judges a model on fixed batches, whatever it trains on.
 
     Attributes:
         batches: The batches.
@@ -88,7 +88,7 @@ class _Judge:
 
 
 class TrainingPoint:
-    """A model in training, with what judges it.
+    """A model in training, with its judges.
 
     Args:
         opened: The point: `task`, `paths`, `model`, the fields of the records as `parts`, and the `device`.
@@ -130,7 +130,7 @@ class TrainingPoint:
         return asked[question["kind"]](**question.get("with", {}))
 
     def ready(self, *, state: str | None = None) -> dict[str, Any]:
-        """The facts about the point; with the file of a state it goes on from there."""
+        """Return the facts about the point; with the file of a state, continue from that state."""
         judged = []
         if state is None:
             judged = [self._judged()]
@@ -151,11 +151,11 @@ class TrainingPoint:
         }
 
     def turn(self, *, steps: int, state: str | None = None) -> dict[str, Any]:
-        """Trains for so many steps more, and judges the model after them and at powers of two in between.
+        """Train for `steps` more steps; judge the model after them and at powers of two in between.
 
         Args:
             steps: The steps.
-            state: A file to keep the state in, to go on from.
+            state: The file that receives the state, to continue from.
         """
         seconds: list[float] = []
         losses, judged = [], []
@@ -188,7 +188,7 @@ class TrainingPoint:
         return self._test.losses(self._model)
 
     def _begin(self, model: keras.Model, about: TrainingRun) -> None:
-        """Gives a new model the weights that `cellerate train` would begin with."""
+        """Give a new model the weights that `cellerate train` would begin with."""
         found = about.begin(model) if about.begin is not None else None
         self._fixed = () if found is None else found.fixed
         if found is not None:
@@ -221,7 +221,7 @@ def task_of(opened: dict[str, Any], run: RunOptions) -> Task[Any]:
 
 
 def _held_out(task: Task[Any], rows: int) -> tuple[BatchSource | None, BatchSource | None]:
-    """The parts that judge, in batches of so many rows, or of fewer where these would be too few for an interval."""
+    """Return the parts that judge, in batches of `rows` rows, or smaller ones if an interval needs more batches."""
     while True:
         parts = task.held_out(rows)
         if rows == 1 or all(part is None or len(part) >= _FEWEST_BATCHES for part in parts):
@@ -239,10 +239,10 @@ def _in_precision(model: keras.Model, settings: TrainingSettings) -> keras.Model
 
 
 def _check_device(device: str) -> None:
-    """Raises `BackendError` unless the backend computes where it is to."""
+    """Raise `BackendError` unless the backend computes on the given device."""
     if device != "auto" and _bridge().gpu_available() != (device == "gpu"):
         found = "a GPU" if device == "cpu" else "no GPU"
-        raise BackendError(f"{keras.config.backend()} was to train on the {device}, and has {found}.")
+        raise BackendError(f"{keras.config.backend()} should train on the {device}, but it has {found}.")
 
 
 def _bridge() -> Any:

@@ -1,4 +1,4 @@
-"""Points in training: the process of each, its turns, and how they come into the record."""
+"""Points in training: their processes, their turns, and their entries in the record."""
 
 import dataclasses
 import hashlib
@@ -15,12 +15,12 @@ from cellerate.optimization.sweep.record import PointRecord, SweepRecord
 
 _MODULE = "cellerate.optimization.sweep.point_process"
 STATES = "points"
-"""The folder of the states of points that are not done, in that of the sweep."""
+"""The folder, inside that of the sweep, for the states of unfinished points."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PointFiles:
-    """Where points keep their states, to go on from.
+    """The files of the states of points, to continue from.
 
     Attributes:
         folder: The folder of the sweep.
@@ -40,8 +40,8 @@ class RunningPoint:
     Args:
         base: The settings that all points share.
         point: The point.
-        record: Its record, which its turns are added to.
-        files: Where it keeps its state.
+        record: Its record, which receives its turns.
+        files: The files of states.
     """
 
     def __init__(self, base: Base, point: Point, record: PointRecord, files: PointFiles) -> None:
@@ -64,10 +64,10 @@ class RunningPoint:
         self.step_s: float | None = None
 
     def begin(self, patience_s: float) -> dict[str, Any]:
-        """Starts the process and waits until the point is compiled; a point that has had turns goes on.
+        """Start the process and wait until the point is compiled; a point that has had turns continues.
 
         Raises:
-            ProbeError: It cannot be trained; its process has ended.
+            ProbeError: The point cannot be trained; its process has ended.
         """
         try:
             return self._begin(patience_s)
@@ -84,7 +84,7 @@ class RunningPoint:
         state = str(self._state) if goes_on else None
         about: dict[str, Any] = self._process.ask("ready", timeout_s=patience_s, state=state)
         if goes_on and about["steps"] != record.steps:
-            # It was ended between the state and the record: what is not in both is trained again.
+            # The run was ended between writing the state and the record: turns missing in one are trained again.
             record.turns, record.judged = [], []
             self.end()
             self._state.unlink()
@@ -100,10 +100,10 @@ class RunningPoint:
         return about
 
     def turn(self, number: int, steps: int, patience_s: float) -> None:
-        """Trains for so many steps, which are turn `number` of its record.
+        """Train for `steps` steps as turn `number` of the record.
 
         Raises:
-            ProbeError: It failed.
+            ProbeError: The training failed.
         """
         found = self._process.ask("turn", timeout_s=patience_s, steps=steps, state=str(self._state))
         record = self.record
@@ -131,15 +131,15 @@ class RunningPoint:
         left_s = point_s - record.seconds
         if left_s <= 0:
             return 0
-        # Without a second step in the warm-up, the first turn tells how long one takes.
+        # Without a second step in the warm-up, the first turn shows the time of a step.
         step_s = self.step_s or point_s
         return max(1, round(left_s / turns / max(step_s, 1e-6)))
 
     def time(self, steps: int, patience_s: float) -> Timing:
-        """The times of so many steps more, which are not part of the point's training.
+        """Time `steps` more steps that are not part of the point's training.
 
         Raises:
-            ProbeError: It failed.
+            ProbeError: The steps failed.
         """
         found = self._process.ask("turn", timeout_s=patience_s, steps=steps)
         return as_timing(found["times_s"])
@@ -158,12 +158,12 @@ class RunningPoint:
 
 
 def failed(record: PointRecord, error: ProbeError) -> None:
-    """Notes in a point's record that it failed, and why; its turns, if it had any, remain."""
+    """Record a point's failure and its reason; its turns remain."""
     record.status, record.reason = "failed", str(error)
 
 
 def as_own_error(error: ProbeError) -> CellerateError:
-    """The error that the process met, of its own kind."""
+    """Return the error of the process, in its own class."""
     kind = getattr(errors, error.kind, None) if error.kind else None
     if isinstance(kind, type) and issubclass(kind, CellerateError):
         return kind(error.args[0])
@@ -171,6 +171,6 @@ def as_own_error(error: ProbeError) -> CellerateError:
 
 
 def facts_into(record: SweepRecord, about: dict[str, Any]) -> None:
-    """Takes from the first point that is ready what all share."""
+    """Copy the facts that all points share from the first ready point into the record."""
     record.item = about["item"]
     record.unit = about["bits"] or "loss"

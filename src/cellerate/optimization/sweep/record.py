@@ -1,6 +1,6 @@
-"""The record of a sweep: what was asked for, what each point measured, and what follows; `sweep.json` holds it.
+"""The record of a sweep: its settings, the measurements of each point, and the verdict; `sweep.json` holds it.
 
-It knows no framework, and the page and the table are drawn from it alone.
+It needs no framework, and the page and the table are drawn from it alone.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ def is_stock(values: Mapping[str, Any]) -> bool:
 
 @dataclasses.dataclass
 class PointRecord:
-    """A point, and what it measured.
+    """A point and its measurements.
 
     Attributes:
         label: Its values in words.
-        values: Its values of what is swept.
-        control: Whether it is the one that others are held against.
+        values: Its values of the swept settings.
+        control: True if the others are compared with it.
         status: "waiting" until it has its first turn, "measured"; "failed" and "left out", with the reason;
             "stopped early" by a search.
         reason: See `status`.
@@ -47,7 +47,7 @@ class PointRecord:
             batches with their `weights`, and `train_loss` since the last one.
         peak_memory_bytes: The largest resident memory of its process.
         peak_gpu_memory_bytes: The most memory that its arrays took on the GPU; None where it trained on the CPU.
-        test: The same of the test part, for those that a search judges there.
+        test: The judgement on the test part, for points that a search judges there.
     """
 
     label: str
@@ -73,7 +73,7 @@ class PointRecord:
 
     @property
     def comparable(self) -> bool:
-        """True if it trained for as long as the others; one that a search stopped did not."""
+        """True if it trained for as long as the others; a point that a search stopped did not."""
         return self.measured and self.status != "stopped early"
 
     @property
@@ -110,22 +110,22 @@ class SweepRecord:
     Attributes:
         task: "text", "series" or "embed".
         data: The files.
-        model: The trained model that points go on with; "" for new ones.
+        model: The trained model that points continue; "" for new models.
         backend: The Keras backend.
-        parts: The settings that all points share, where they are not the defaults.
-        axes: The values of what is swept, by name.
-        settings: Those of the sweep itself.
+        parts: The settings that all points share and that differ from the defaults.
+        axes: The values of the swept settings, by name.
+        settings: The settings of the sweep itself.
         unit: The unit of the losses: "bits/character" or "loss".
-        item: What a batch holds: "characters", "windows", "lines".
+        item: The content of a batch: "characters", "windows", "lines".
         machine: The processor, memory and system.
         versions: The versions of the packages.
-        began: When it began, in UTC.
-        seconds: How many seconds it has run, over all calls.
+        began: The time of the start, in UTC.
+        seconds: The seconds of all calls together.
         status: "running", "interrupted" or "finished".
-        point_s: Seconds that each point trains for; 0 if it is by steps.
-        notes: What to know of it.
+        point_s: Seconds that each point trains for; 0 if steps limit it.
+        notes: Sentences on the conditions of the sweep.
         points: The points, the control first.
-        verdict: What follows; see `verdict.judge`.
+        verdict: The conclusions; see `verdict.judge`.
     """
 
     task: str
@@ -149,12 +149,12 @@ class SweepRecord:
 
     @property
     def control(self) -> PointRecord:
-        """The point that all others are held against."""
+        """The point that all others are compared with."""
         return next(point for point in self.points if point.control)
 
     @property
     def in_bits(self) -> float:
-        """The factor from losses as they are recorded to the unit that readers are shown."""
+        """The factor from recorded losses to the unit shown to readers."""
         return 1 / math.log(2) if self.unit.startswith("bits") else 1.0
 
     def write(self, folder: Path) -> None:
@@ -175,7 +175,7 @@ def read_record(folder: Path) -> SweepRecord:
     """Reads the record of a folder.
 
     Raises:
-        DataError: There is none, or it is damaged.
+        DataError: The record is missing or damaged.
     """
     path = folder / FILE_NAME
     content = read_regular(path, _MOST_BYTES, "give the folder of a sweep")

@@ -1,8 +1,8 @@
-"""Trains the points of a sweep in turns, and keeps what each measured.
+"""Trains the points of a sweep in turns, and records the measurements of each.
 
-Every point has a process of its own, so that its memory is its own and a failure is its own. As many as the memory
-holds are alive together, a heat; they take turns in changing order, so that a slow minute of the machine hits all of
-them alike. The control takes part in every heat.
+Every point has its own process, so that its memory and its failures are separate. A heat is as many points as the
+memory holds; they take turns in changing order, so that a slow minute of the machine affects all of them. The control
+takes part in every heat.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from cellerate.optimization.sweep.settings import CONTROL_PATIENCE_S, SweepSetti
 
 _MOST_ALIVE = 12
 _MOST_ON_GPU = 4  # their memory on the GPU is not counted
-_SPARE_MEMORY = 1.5  # times what the largest process has taken must be free for one more
+_SPARE_MEMORY = 1.5  # times the memory of the largest process must be free to start another
 _FIRST_MEMORY = 800e6
 _LEAST_PATIENCE_S, _PATIENCE, _PATIENCE_BESIDE = 180.0, 30.0, 5.0
 _LEAST_LEFT_S = 20.0
@@ -45,9 +45,9 @@ class Sweep:
     Args:
         plan: The points.
         settings: The limits.
-        record: The record, which is kept up to date; points in it that are measured already go on.
-        folder: Where the record is written.
-        listener: Hears how far it has come.
+        record: The record, which is kept up to date; its measured points continue.
+        folder: The folder of the record.
+        listener: Receives progress.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Sweep:
 
         Raises:
             CellerateError: The control cannot be trained.
-            KeyboardInterrupt: Ctrl-C; what is measured is in the record.
+            KeyboardInterrupt: Ctrl-C; the record has all measurements.
         """
         try:
             control, *others = self._plan.points
@@ -80,7 +80,7 @@ class Sweep:
             self._heat(heat, waiting)
             while waiting or self._again:
                 heat += 1
-                # Those that had too little memory beside others come last, one by one.
+                # Points that had too little memory beside others come last, one by one.
                 self._heat(heat, waiting if waiting else [self._again.pop(0)])
             self._note_drift()
             self._record.status = "finished"
@@ -119,18 +119,18 @@ class Sweep:
         return running
 
     def _patience_s(self) -> float:
-        """The seconds that a point may take to get ready: within a budget, no longer than leaves time to train."""
+        """The seconds that a point may take to get ready; within a budget, they must leave time to train."""
         patience_s = patience_to_start(self._start_s, self._record.point_s)
         if self._settings.budget_s is None:
             return patience_s
         return min(patience_s, max(_LEAST_LEFT_S, self._left_s() - self._open_s()))
 
     def _open_s(self) -> float:
-        """The seconds that the points which are alive have yet to train for."""
+        """The seconds that the running points still have to train."""
         return sum(max(0.0, self._record.point_s - one.record.seconds) for one in self._alive)
 
     def _fit(self, waiting: list[Point]) -> list[Point]:
-        """The points that there is time for, each with as many seconds as there are; the others are left out."""
+        """Return the points that fit into the time, each with its share of the seconds; leave the others out."""
         budget, settings = self._settings.time_budget, self._settings
         seconds = settings.point_s if settings.steps is None else self._control_s()
         if budget is not None:
@@ -144,7 +144,7 @@ class Sweep:
                         f"into the time budget of {duration(budget)}."
                     )
                 )
-            # Stock Keras may take all the time there is: others come first.
+            # Other points come first, because stock Keras may take all the time left.
             waiting = sorted(waiting, key=lambda point: point.stock)
         if settings.steps is None:
             self._record.point_s = seconds
@@ -154,12 +154,12 @@ class Sweep:
         return waiting
 
     def _control_s(self) -> float:
-        """About how many seconds the control takes for the steps that were asked for."""
+        """About the seconds of the control for the requested steps."""
         step_s = self._alive[0].step_s or 0.0
         return step_s * (self._settings.steps or 0)
 
     def _heat(self, number: int, waiting: list[Point]) -> None:
-        """Starts as many points as the memory holds beside the control, trains them in turns, and ends them."""
+        """Start as many points as the memory holds beside the control, train them in turns, and end them."""
         control = self._alive[0]
         late: list[Point] = []
         if number > 1:
@@ -207,7 +207,7 @@ class Sweep:
         self._write()
 
     def _fail(self, point: Point, error: ProbeError) -> None:
-        """Notes a failure; a point that lacked memory beside others is tried once more without them."""
+        """Record a failure; a point that lacked memory beside others is tried once more without them."""
         record = self._records[point.key]
         if error.memory and len(self._alive) > 2 and point not in self._tried_again:
             self._again.append(point)
@@ -224,13 +224,13 @@ class Sweep:
             self._drifts[heat] = again.median_s / control.record.step.median_s
 
     def _steps(self, one: RunningPoint) -> int:
-        """The steps of the next turn of a point; 0 if it has had its share, or time is over."""
+        """The steps of the next turn of a point; 0 if it has had its share or the time is up."""
         if one.record.measured and self._is_late():
             return 0
         return one.next_steps(self._settings.rounds, self._record.point_s, self._settings.steps)
 
     def _has_room(self) -> bool:
-        """True if one more process fits beside those that are alive."""
+        """True if one more process fits beside the running ones."""
         on_gpu = sum(1 for one in self._alive if one.point.values.get("device") == "gpu")
         if len(self._alive) >= _MOST_ALIVE or on_gpu >= _MOST_ON_GPU:
             return False
@@ -238,7 +238,7 @@ class Sweep:
         return free is None or free > _SPARE_MEMORY * self._largest
 
     def _late_for(self, point: Point) -> bool:
-        """True if a point would not be done in time."""
+        """True if a point would not finish in time."""
         if self._settings.time_budget is None:
             return False
         start_s = max(self._start_s, self._ready_s.get(point.stock, 0.0))
@@ -275,7 +275,7 @@ class Sweep:
         self._listener.message(said)
 
     def _note_drift(self) -> None:
-        """Notes that the machine was faster or slower in a later heat."""
+        """Add a note if the machine was faster or slower in a later heat."""
         off = [
             f"{times(factor)} in heat {heat}"
             for heat, factor in self._drifts.items()
@@ -284,7 +284,7 @@ class Sweep:
         if off:
             self._note(
                 Message(
-                    "The machine did not keep its speed: of what it took in the first heat, a step of the control took "
+                    "The speed of the machine changed: compared with the first heat, a step of the control took "
                     f"{', '.join(off)}. Times of different heats compare with that uncertainty."
                 )
             )

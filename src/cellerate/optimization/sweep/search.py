@@ -1,7 +1,8 @@
-"""A search: points that Optuna draws, in place of all of a grid, and the gain that they bring.
+"""A search: points that Optuna suggests, instead of a whole grid, and their gain.
 
-A trial trains like every point of a sweep, in rounds; after each round Optuna may stop it. The best on the validation
-part is trained once more beside the control, in turns and equally long, and both are judged once on the test part.
+A trial trains like every point of a sweep, in rounds; after each round Optuna may stop it. The best trial on the
+validation part is trained once more beside the control, in turns and equally long, and both are judged once on the test
+part.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from cellerate.optimization.sweep.space import Dimension
 from cellerate.optimization.sweep.study import Study
 from cellerate.optimization.sweep.verdict import difference_of_tests, mean_of_test
 
-_LEAST_TRIALS = 8  # that a budget has room for, unless the seconds of each are given
+_LEAST_TRIALS = 8  # that fit into a budget, unless the seconds of each are given
 _LEAST_PATIENCE_S, _PATIENCE = 180.0, 30.0
 _MOST_REPEATED = 30  # trials in a row that were tried before, after which the search ends
 _FOREVER_S = 1e9
@@ -45,12 +46,12 @@ class Search:
 
     Attributes:
         base: The settings that all points share.
-        space: What is drawn.
+        space: The settings that are drawn.
         settings: The limits.
         record: The record, which is filled.
         folder: The folder of the sweep.
         study: The study.
-        listener: Hears how far it has come.
+        listener: Receives progress.
     """
 
     base: Base
@@ -69,7 +70,7 @@ class Search:
         self._files = PointFiles(self.folder)
 
     def run(self) -> None:
-        """Searches until time is over, and judges what was found.
+        """Search until the time is up, and judge the best trial.
 
         Raises:
             CellerateError: The control cannot be trained.
@@ -80,7 +81,7 @@ class Search:
             control = self._control()
             self._trials()
             self.study.end()
-            # Other processes may be at theirs.
+            # Other processes may still train their trials.
             self.study.wait_for_others(point_cost_s(self._start_s, record.point_s))
             record.points = [control, *self.study.records()]
             record.verdict = self._verdict(control)
@@ -100,14 +101,14 @@ class Search:
         shutil.rmtree(self.folder / STATES, ignore_errors=True)
 
     def help(self) -> int:
-        """Trains trials for a search that another process has begun, until it ends; gives how many."""
+        """Train trials for the search of another process until it ends; return their number."""
         if not self.study.wait(_LEAST_PATIENCE_S):
             return 0
         self.record.point_s = float(self.study.facts["point_s"])
         return self._trials()
 
     def _control(self) -> PointRecord:
-        """The control, trained as long as each trial; of a search that goes on, as it was."""
+        """Return the control, trained as long as each trial; a continued search reuses its control."""
         known = self.study.facts.get("control")
         if known is not None:
             record = PointRecord(**known)
@@ -163,13 +164,13 @@ class Search:
         )
 
     def _trials(self) -> int:
-        """Trains one trial after the other; gives how many."""
+        """Train one trial after the other; return their number."""
         done = repeated = 0
         while self.study.goes_on and self._has_trials_left():
             if time.time() + self._start_s > self.study.facts["ends"]:
                 break
             if not self._trial():
-                # A space of few values is tried at some time, or all of it that promises anything.
+                # A space of few values is exhausted at some point, or all of it that looks promising.
                 repeated += 1
                 if repeated == _MOST_REPEATED:
                     self.listener.message("no point is left that was not tried before, so the search ends")
@@ -177,7 +178,7 @@ class Search:
                 continue
             done, repeated = done + 1, 0
             done_by_all = self.study.count()
-            # One more than expected is not the end; a process that helps does not know how many there will be.
+            # The bar must not end early: a helping process does not know the number of trials.
             self.listener.progress(done_by_all, self._expected and max(self._expected, done_by_all + 1))
         return done
 
@@ -185,7 +186,7 @@ class Search:
         return self.settings.trials is None or self.study.count() < self.settings.trials
 
     def _trial(self) -> bool:
-        """Trains a trial; False if its point was tried before, whose result it takes."""
+        """Train a trial; return False if its point was tried before, and reuse that result."""
         trial, values = self.study.ask(self.space)
         if self.study.repeat(trial, values):
             return False
@@ -215,7 +216,7 @@ class Search:
         return running
 
     def _train(self, running: RunningPoint, trial: Any) -> float | None:
-        """Trains a point in rounds, after each of which Optuna may stop it; gives its loss in the end."""
+        """Train a point in rounds, after each of which Optuna may stop it; return its final loss."""
         record = running.record
         loss: float | None = None
         for number in range(1, self.settings.rounds + 1):
@@ -235,7 +236,7 @@ class Search:
         return loss
 
     def _verdict(self, control: PointRecord) -> dict[str, Any]:
-        """Judges the best trial beside the control on the test part, once."""
+        """Judge the best trial and the control on the test part, once."""
         trials = self.record.points[1:]
         whole = [one for one in trials if one.status == "measured" and _last_loss(one) is not None]
         early = sum(one.status == "stopped early" for one in trials)
@@ -255,19 +256,19 @@ class Search:
         return {**found, **self._bought(tried, control, best, pair)}
 
     def _judged(self, control: PointRecord, best: PointRecord) -> list[PointRecord]:
-        """Both trained anew, in turns and equally long, and judged on the test part."""
+        """Train both again, in turns and equally long, and judge them on the test part."""
         self.listener.message(f"judging {best.label} beside the control on the test part")
         running: list[RunningPoint] = []
         try:
             for label, one in ((_CONTROL, control), (_CHOSEN, best)):
                 record = PointRecord(label, one.values, one.control)
-                # Their states are not those of the trials.
+                # Their states must not mix with those of the trials.
                 files = PointFiles(self.folder / STATES / label.partition(",")[0])
                 anew = RunningPoint(self.base, Point(one.values, one.control), record, files)
                 running.append(anew)
                 anew.begin(CONTROL_PATIENCE_S)
             for number in range(1, self.settings.rounds + 1):
-                # The second goes first in every second round.
+                # The order alternates from round to round.
                 for each in running[:: 1 if number % 2 else -1]:
                     if steps := each.next_steps(self.settings.rounds, self.record.point_s):
                         each.turn(number, steps, _LEAST_PATIENCE_S + _PATIENCE * self.record.point_s)
@@ -318,7 +319,7 @@ class _Ended:
     running: RunningPoint
 
     def close(self) -> None:
-        """Ends it."""
+        """End the process."""
         self.running.end()
 
 

@@ -12,7 +12,7 @@ from cellerate.settings import check_number
 LEAST_S = 1.0
 """The fewest seconds that a time budget may leave each point to train for."""
 CONTROL_PATIENCE_S = 3600.0
-"""The seconds that the control may take to get ready, since reading the data takes as long as it takes."""
+"""The seconds that the control may take to get ready; reading large data takes long."""
 DEFAULT_S = 6.0
 _SEARCH_S = 20.0
 _SEARCH_BUDGET_S = 600.0

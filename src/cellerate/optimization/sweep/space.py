@@ -1,4 +1,4 @@
-"""The space of a search: what values Optuna may draw, from the same options that a sweep takes as lists and ranges."""
+"""The space of a search: the values that Optuna may draw, given as lists and ranges like those of a sweep."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from cellerate.messages import argument
 from cellerate.optimization.sweep.axes import AXES, Axis, axes_of
 from cellerate.optimization.sweep.plan import Base
 
-_EIGHTS_FROM = 16  # sizes from here on are multiples of eight, which kernels compute without a rest
+_EIGHTS_FROM = 16  # sizes from here on are multiples of eight, which fill the vectors of kernels
 _EIGHT = 8
 
 
@@ -20,7 +20,7 @@ class Dimension:
     Attributes:
         axis: The setting.
         values: The values of a list, one of which is drawn; or both ends of a range.
-        ranged: Whether they are the ends of a range.
+        ranged: True if the values are the ends of a range.
     """
 
     axis: Axis
@@ -40,7 +40,7 @@ class Dimension:
 
 
 def space_of(base: Base, options: Mapping[str, Any]) -> tuple[Dimension, ...]:
-    """The settings that a search draws: those with several values; without any, a usual space of the task.
+    """Return the settings that a search draws: those with several values, or else a default space of the task.
 
     Args:
         base: The settings that all points share.

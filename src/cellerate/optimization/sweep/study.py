@@ -1,7 +1,7 @@
 """The study of a search: Optuna's, in a file or a database that several processes share.
 
-Only this module imports Optuna. Every process asks for a trial, trains it, and tells what it found; who began the
-search ends it, and the others help.
+Only this module imports Optuna. Every process asks for a trial, trains it, and reports the result; the process that
+began the search ends it, and the others help.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from cellerate.optimization.sweep.settings import CONTROL_PATIENCE_S
 from cellerate.optimization.sweep.space import Dimension
 
 FILE = "study.db"
-_STARTUP_TRIALS = 6  # drawn at random before any is suggested or stopped
+_STARTUP_TRIALS = 6  # drawn at random before Optuna suggests or stops any
 _PATIENCE_S = 60.0  # for the lock of an SQLite file, and for the study of another process
 _POLL_S = 0.2
 _REPEATS = "repeats"  # the number of the trial whose result another one took
@@ -36,10 +36,10 @@ class Study:
 
     Args:
         folder: The folder of the sweep.
-        url: Where the study is kept; None for a file in the folder.
-        identity: What all its processes have in common: data, settings and space.
-        seed: The seed of what is drawn; None for another one in each process.
-        joins: Whether another process has begun the search, so that there must be a study of this identity.
+        url: The database of the study; None for a file in the folder.
+        identity: The data, settings and space that all its processes share.
+        seed: The seed of the draws; None for another one in each process.
+        joins: True if another process has begun the search, so that a study of this identity must exist.
 
     Raises:
         BackendError: Optuna is not installed.
@@ -75,7 +75,7 @@ class Study:
             "pruner": optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS),
             "study_name": f"cellerate-{name}",
         }
-        # Of processes that start at once, the database lets one make the study.
+        # If several processes start at once, the database lets only one make the study.
         try:
             self._study, self._is_new = optuna.create_study(direction="minimize", **common), True
             self._study.set_user_attr(_MADE, time.time())
@@ -96,34 +96,34 @@ class Study:
 
     @property
     def goes_on(self) -> bool:
-        """True while trials may be begun: its time is not over, and nobody has ended it."""
+        """True while trials may begin: the time is not up, and no process has ended the study."""
         facts = self.facts
         return bool(facts) and not facts.get("ended") and time.time() < facts["ends"]
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the process that began the search has trained the control; False if it has not in time."""
+        """Wait until the process that began the search has trained the control; return False on a timeout."""
         return _wait_for(lambda: self.facts, seconds)
 
     def begin(self, ends: float, point_s: float, control: PointRecord) -> None:
-        """Writes what all processes need: until when trials are begun (UNIX time), and how long each trains."""
+        """Write the facts for all processes: the end of starting trials (UNIX time), and the time of each trial."""
         self._study.set_user_attr("ended", False)
         self._study.set_user_attr("control", dataclasses.asdict(control))
         self._study.set_user_attr("point_s", point_s)
         self._study.set_user_attr("ends", ends)
 
     def end(self) -> None:
-        """Has no process begin another trial."""
+        """Stop all processes from starting trials."""
         self._study.set_user_attr("ended", True)
 
     def ask(self, space: Sequence[Dimension]) -> tuple[Any, dict[str, Any]]:
-        """A trial, and the values to try."""
+        """Return a trial and the values to try."""
         trial = self._study.ask()
         return trial, {one.axis.name: one.draw(trial) for one in space}
 
     def tell(self, trial: Any, record: PointRecord, loss: float | None) -> None:
-        """Ends a trial: what it measured, and its loss where it was trained to the end."""
+        """End a trial with its record, and its loss if it was trained to the end."""
         states = self._optuna.trial.TrialState
-        with contextlib.suppress(Exception):  # a record that a database does not take is not worth the search
+        with contextlib.suppress(Exception):  # a record that the database refuses must not end the search
             trial.set_user_attr("record", dataclasses.asdict(record))
         if record.status == "stopped early":
             self._study.tell(trial, state=states.PRUNED)
@@ -135,7 +135,7 @@ class Study:
     def repeat(self, trial: Any, values: Mapping[str, Any]) -> bool:
         """End a trial with the result of an earlier one of the same values; False if there is none.
 
-        One that failed is tried again: it may have been interrupted, or memory was short.
+        A failed trial is tried again: it may have been interrupted, or memory was short.
         """
         states = self._optuna.trial.TrialState
         for one in self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)):
@@ -148,11 +148,11 @@ class Study:
         return False
 
     def count(self) -> int:
-        """The trials that have ended or are under way, without those that took the result of another."""
+        """The number of ended and running trials, without those that reused a result."""
         return sum(_REPEATS not in one.user_attrs for one in self._study.get_trials(deepcopy=False))
 
     def wait_for_others(self, seconds: float) -> None:
-        """Waits until no trial is under way, or so many seconds; those of processes that were killed never end."""
+        """Wait until no trial is running, or for `seconds`, because trials of killed processes never end."""
         running = (self._optuna.trial.TrialState.RUNNING,)
         _wait_for(lambda: not self._study.get_trials(deepcopy=False, states=running), seconds)
 
@@ -168,7 +168,7 @@ def check_optuna() -> None:
 
 
 def _wait_for(found: Callable[[], object], seconds: float = _PATIENCE_S) -> bool:
-    """Waits until something is found; False if it is not in time."""
+    """Wait until `found` returns something true; return False on a timeout."""
     ends = time.monotonic() + seconds
     while not found():
         if time.monotonic() > ends:
@@ -188,7 +188,7 @@ def _storage(optuna: Any, url: str) -> Any:
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=options)
         except ImportError as error:
-            # Optuna's own words do not name the package.
+            # Optuna's message does not name the package.
             raise ConfigError(
                 f"the database that {argument('study')} names needs a package that is not installed "
                 f"({error.__cause__ or error}): install it, such as `pip install 'psycopg[binary]'` for "

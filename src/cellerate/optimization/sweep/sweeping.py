@@ -1,4 +1,4 @@
-"""`sweep`: what other settings of a training would bring, measured beside each other."""
+"""`sweep`: trains with several settings side by side, and measures their effects."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ from cellerate.optimization.sweep.view import CHART, PAGE, draw
 from cellerate.tasks.settings import RECORDS
 
 _Path = str | os.PathLike[str]
-# What may differ between a sweep and the one that goes on with it.
+# The settings in which a continued sweep may differ.
 _FREE_ON_RESUME = ("time_budget", "trials")
 
 
@@ -47,20 +47,20 @@ def sweep(
     listener: Listener = SILENT,
     **options: Any,
 ) -> SweepRecord:
-    """Trains a model with several settings beside each other, briefly and equally long, and says what each brings.
+    """Train a model with several settings side by side, briefly and equally long, and report the effect of each.
 
-    Each point trains in a process of its own, which reads the files of the data. The points take turns, so that a
-    slow minute of the machine hits all of them alike. They are judged on held-out data: see the guide, "Sweeping".
+    Each point trains in its own process, which reads the files of the data. The points take turns, so that a slow
+    minute of the machine affects all of them. They are judged on held-out data: see the guide, "Sweeping".
 
     Args:
-        subject: What is trained: "text", "series" or "embed" for a new model of that task; or the file of a model
-            that Cellerate trained, which each point goes on with.
+        subject: "text", "series" or "embed" for a new model of that task; or the file of a model that Cellerate
+            trained, which each point continues.
         data: The files of the data, as `train_text`, `train_series` or `train_embed` take them.
         output: The folder of the sweep: `sweep.json`, `sweep.html` and the charts.
-        resume: Goes on with a sweep of the same settings that was interrupted.
+        resume: Continues an interrupted sweep of the same settings.
         overwrite: Replaces a sweep that is in the folder.
-        backend: The Keras backend; None for the one that training would take.
-        listener: Hears how far it has come.
+        backend: The Keras backend; None for the default of training.
+        listener: Receives progress.
         options: The settings of the sweep (`SweepSettings`) and those of the training. A setting that can be swept
             takes one value, a list such as `[32, 64]`, or a range such as `"1..4096"`; `device` and `implementation`
             are settings, too.
@@ -69,7 +69,7 @@ def sweep(
         The record of the sweep; its `verdict` has the sentence, and the command that trains the chosen point.
 
     Raises:
-        CellerateError: Anything wrong with the settings, the data or the folder.
+        CellerateError: The settings, the data or the folder cannot be used.
 
     Example:
         >>> found = cellerate.sweep("series", "ETTh1.csv", "sweep", target="OT", batch_size="16..256")
@@ -142,7 +142,7 @@ def _searched(
         study = Study(folder, settings.study, identity, seed)
         search = Search(base, space, settings, record, folder, study, listener)
         if study.has_begun and not resume:
-            # Of a database that processes of several folders share, another one began the search.
+            # A process of another folder that shares the database began the search.
             _help(search)
             return record
         try:
@@ -153,7 +153,7 @@ def _searched(
 
 
 def _conclude(record: SweepRecord, folder: Path, listener: Listener) -> None:
-    """Writes the record with its command, the page and the charts; nothing stays where nothing was measured."""
+    """Write the record with its command, the page and the charts; remove a sweep without measurements."""
     if any(point.measured for point in record.points):
         record.verdict["command"] = train_command_of(record)
         record.write(folder)
@@ -175,7 +175,7 @@ def _help(search: Search) -> None:
 def _read(
     subject: str, paths: Sequence[str], given: Mapping[str, Any], backend: str
 ) -> tuple[Base, dict[str, tuple[Any, ...]]]:
-    """The settings of a task or of a trained model."""
+    """Read the settings of a task or of a trained model."""
     if given.get("carry_states"):
         raise ConfigError(
             f"{argument('carry_states')} cannot be swept: points train on shuffled windows. Leave it out."
@@ -194,7 +194,7 @@ def _read(
 
 @contextlib.contextmanager
 def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None]:
-    """Has the folder for this sweep alone, and empties it of an earlier one that is to be replaced."""
+    """Lock the folder for this sweep, and remove an earlier sweep that it replaces."""
     there = (folder / FILE_NAME).is_file() or (folder / STUDY).is_file()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a sweep writes a folder: give another {argument('output')}.")
@@ -204,7 +204,9 @@ def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None
             f"({argument('overwrite', True)}), or give another {argument('output')}."
         )
     if resume and not there:
-        raise ConfigError(f"{folder} holds no sweep to go on with: leave {argument('resume', True)} out.")
+        raise ConfigError(
+            f"{folder} does not hold a sweep to continue: leave {argument('resume', True)} out."
+        )
     if folder.is_dir() and not there and any(path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(f"{folder} holds other files: give a new folder as {argument('output')}.")
     with exclusive(folder):
@@ -213,7 +215,7 @@ def _own_folder(folder: Path, *, resume: bool, overwrite: bool) -> Iterator[None
         try:
             yield
         finally:
-            # Where nothing was measured, nothing stays.
+            # A folder without measurements is removed.
             if not ((folder / FILE_NAME).is_file() or (folder / STUDY).is_file()):
                 with contextlib.suppress(OSError):
                     (folder / LOCK).unlink()
@@ -228,10 +230,10 @@ def _clear(folder: Path) -> None:
 
 
 def _record_of(made: Plan, settings: SweepSettings, folder: Path, *, resume: bool) -> SweepRecord:
-    """A new record, or that of the sweep that goes on.
+    """Return a new record, or the record of the continued sweep.
 
     Raises:
-        ConfigError: That sweep is another one, or has been finished.
+        ConfigError: The sweep in the folder has other settings or is finished.
     """
     new = _new_record(made, settings)
     if not resume or not (folder / FILE_NAME).is_file():
@@ -244,13 +246,13 @@ def _record_of(made: Plan, settings: SweepSettings, folder: Path, *, resume: boo
     for point in found.points:
         if point.status == "left out":
             point.status, point.reason = "waiting", ""
-    # A sweep that goes on has its budget for what is left.
+    # A continued sweep has its whole budget for the remaining points.
     found.notes, found.seconds = [], 0.0
     return found
 
 
 def _new_record(made: Plan, settings: SweepSettings) -> SweepRecord:
-    """The record of a sweep before it begins."""
+    """Return the record of a sweep before it begins."""
     base = made.base
     return SweepRecord(
         task=base.task,

@@ -1,4 +1,4 @@
-"""The settings of a model that is trained already, as its record has them, for a sweep that goes on with it."""
+"""The settings of a trained model, from its record, for a sweep that continues its training."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
     """The task of a trained model, and the settings of its training.
 
     Args:
-        path: Its file.
-        given: The settings that the user gives, none of which may be a size of the model.
+        path: The file of the model.
+        given: The user's settings; none may be a size of the model.
 
     Raises:
-        ConfigError: A given setting needs another architecture than the model has.
-        ModelError: The file cannot be used, or does not say what it is for.
+        ConfigError: A setting needs another architecture.
+        ModelError: The file cannot be used, or does not name its task.
     """
     # Keras takes seconds to import, and a sweep of new models does not need it here.
     from cellerate.models.storage import load_model
@@ -46,7 +46,7 @@ def trained_settings(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str
         if name in _names(TrainingSettings)
     }
     if found["precision"] == "auto":
-        # What that found to be the faster one.
+        # The precision that "auto" found to be faster.
         found["precision"] = policy_of(model)
     options = payload.get("options", payload)
     for kind in recorded_kinds(task):

@@ -1,6 +1,6 @@
-"""The conclusions of a sweep: which point is the fastest, which learns best, and what cannot be told apart.
+"""The conclusions of a sweep: the fastest point, the point that learns best, and points that equal them.
 
-Everything is computed from the record. NumPy is imported where it computes, since the command line reads this door.
+Everything is computed from the record. Functions import NumPy, because the command line imports this module.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from cellerate.optimization.sweep.record import PointRecord, SweepRecord, is_sto
 Along = Literal["seconds", "steps"]
 
 RESAMPLES = 2000
-"""The number of times that the batches which judge are drawn anew, for an interval."""
+"""The number of bootstrap resamples of the judging batches, for an interval."""
 _SURE = (0.025, 0.975)
 _MOST_NAMED = 3
-_ALIKE = 0.1  # how much the items may differ of parts that are compared batch by batch
+_ALIKE = 0.1  # how much the items of two parts may differ that are compared batch by batch
 _FEW = 0.25  # of the control's steps
-_LEAST_BATCHES = 2  # of which an interval can be drawn
+_LEAST_BATCHES = 2  # that an interval needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """A point beside the control, after training that was equally long.
+    """A point compared with the control after equally long training.
 
     Attributes:
         point: The point.
         loss: Its validation loss, in the unit of the record; None if it is not finite, or if it trained for less.
-        beside_control: By how much that is above the control's; None of the control itself.
-        train_loss: Its training loss around then.
+        beside_control: Its loss minus the control's; None for the control itself.
+        train_loss: Its training loss at about that time.
     """
 
     point: PointRecord
@@ -59,10 +59,10 @@ class Standing:
 
 
 def equal_training(record: SweepRecord, along: Along) -> float:
-    """The longest training that all measured points have had, in seconds or in steps.
+    """Return the longest training that all measured points have had, in seconds or in steps.
 
-    Of steps, points that took far fewer than the control do not count: stock Keras may take one where others take a
-    thousand, and after one step nothing can be said of any of them.
+    For steps, points with far fewer steps than the control do not count: stock Keras may take one step while others
+    take a thousand, and losses after one step say nothing about a point.
     """
     measured = [point for point in record.points if point.comparable]
     least = 0.0
@@ -92,18 +92,18 @@ def standings(record: SweepRecord, along: Along) -> list[Standing]:
 
 
 def judge(record: SweepRecord) -> dict[str, Any]:
-    """The verdict of a sweep, for its record.
+    """Return the verdict of a sweep, for its record.
 
     Returns:
-        `sentence`; `fastest`, `best` and `chosen`, labels of points; `as_fast` and `as_good`, those that cannot be
-        told apart from them; `equal_seconds` and `equal_steps`. None of them without a point that was measured.
+        `sentence`; `fastest`, `best` and `chosen`, labels of points; `as_fast` and `as_good`, the points that cannot
+        be told apart from them; `equal_seconds` and `equal_steps`. Only `sentence` if no point was measured.
     """
     measured = [point for point in record.points if point.comparable]
     if not measured:
         return {"sentence": "No point was measured."}
     fastest, as_fast = fastest_of(measured)
     by_time = standings(record, "seconds")
-    # Stock Keras stands beside for its speed: it learns the same by a step.
+    # Stock Keras is there for its speed only: each of its steps learns the same.
     ours = [one for one in by_time if not is_stock(one.point.values)]
     best, as_good = best_of(ours or by_time, record)
     chosen = _chosen(best, as_good)
@@ -148,7 +148,7 @@ def best_of(found: Sequence[Standing], record: SweepRecord) -> tuple[PointRecord
 
 
 def difference_of_tests(point: PointRecord, control: PointRecord, in_bits: float) -> Estimate | None:
-    """By how much a point's loss on the test part is above the control's."""
+    """The difference of a point's loss on the test part from the control's."""
     return _difference(_as_arrays(point.test), _as_arrays(control.test), in_bits)
 
 
@@ -158,7 +158,7 @@ def mean_of_test(point: PointRecord, in_bits: float) -> Estimate | None:
 
 
 def _chosen(best: PointRecord | None, as_good: Sequence[PointRecord]) -> PointRecord | None:
-    """The point to train: the control where nothing is better, else the best."""
+    """The point to train: the control if nothing is better, else the best."""
     return next((point for point in as_good if point.control), best)
 
 
@@ -214,7 +214,7 @@ def _named(points: Sequence[PointRecord]) -> str:
 
 
 def _losses_at(point: PointRecord, along: Along, at: float) -> Any:
-    """(batches, 2) the losses and weights of a point's judgement after so much training, on a straight line between."""
+    """Return the (batches, 2) losses and weights of a point after training up to `at`, interpolated linearly."""
     import numpy as np
 
     judged = sorted(point.judged, key=lambda one: (one["steps"], one["seconds"]))
@@ -256,9 +256,9 @@ def _mean(losses: Any, factor: float) -> Estimate | None:
 
 
 def _difference(one: Any, other: Any, factor: float) -> Estimate | None:
-    """The mean difference of two points: batch by batch where they are judged on the same batches.
+    """Return the mean difference of two points: batch by batch if they are judged on the same batches.
 
-    None where a loss is not finite, or where there are too few batches to tell chance from anything else.
+    None if a loss is not finite, or if the batches are too few to rule out chance.
     """
     import numpy as np
 
@@ -266,7 +266,7 @@ def _difference(one: Any, other: Any, factor: float) -> Estimate | None:
     if few or not (np.isfinite(one).all() and np.isfinite(other).all()):
         return None
     value = np.average(one[:, 0], weights=one[:, 1]) - np.average(other[:, 0], weights=other[:, 1])
-    # Windows of another length cover about the same stretches.
+    # Windows of other lengths cover about the same stretches.
     if one.shape == other.shape and np.allclose(one[:, 1].sum(), other[:, 1].sum(), rtol=_ALIKE):
         drawn = _drawn(len(one))
         weights = (one[:, 1] + other[:, 1]) / 2
@@ -283,7 +283,7 @@ def _difference(one: Any, other: Any, factor: float) -> Estimate | None:
 
 
 def _drawn(count: int, seed: int = 0) -> Any:
-    """(RESAMPLES, count) the numbers of batches, drawn with repetition; the same in every call."""
+    """Return (RESAMPLES, count) indices of batches, drawn with replacement; the same in every call."""
     import numpy as np
 
     return np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))

@@ -42,10 +42,10 @@ _HOW_SEARCHED = (
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line of the charts: the points that differ in nothing but x.
+    """A line of the charts: points that differ only in x.
 
     Attributes:
-        name: What they have in common.
+        name: The values that they share.
         points: The points, by ascending x.
     """
 
@@ -54,10 +54,10 @@ class Series:
 
 
 def draw(record: SweepRecord, folder: Path, listener: Listener) -> list[Path]:
-    """Writes the page, and the charts where matplotlib is installed; gives their paths.
+    """Write the page, and the charts if matplotlib is installed; return their paths.
 
     Raises:
-        OutputError: They could not be written.
+        OutputError: A file could not be written.
     """
     from cellerate.report.bench_page import bench_html
     from cellerate.report.html import write_page
@@ -107,7 +107,7 @@ def lines_of(record: SweepRecord) -> Iterator[str]:
         others = sum(max(len(row[n]) for row in rows) + 2 for n in range(1, len(rows[0])))
         too_long = max(map(len, names)) > _WIDTH - others
         if too_long:
-            # Numbers in the table, and below it what they stand for.
+            # The table has numbers, and the lines below it explain them.
             rows[1:] = [
                 (f"{n}{mark}", *row[1:]) for n, (row, mark) in enumerate(zip(rows[1:], marks, strict=True), 1)
             ]
@@ -156,7 +156,7 @@ def page_of(record: SweepRecord) -> Any:
 
 
 def axis_of(record: SweepRecord) -> str | None:
-    """The setting that charts are drawn over: the first of those with numbers that has several; None without one."""
+    """The x axis of the charts: the first numeric setting with several values; None without one."""
     for name in record.axes:
         seen = {point.values.get(name) for point in record.points if point.measured}
         if name in _NUMERIC and len(seen) > 1 and not record.settings.get("search"):
@@ -172,7 +172,7 @@ def series_of(record: SweepRecord, axis: str) -> list[Series]:
             others = {name: value for name, value in point.values.items() if name != axis}
             found.setdefault(_line_name(others), []).append((float(point.values[axis]), point))
     lines = [Series(name, tuple(sorted(points, key=lambda one: one[0]))) for name, points in found.items()]
-    # Those with a single point would not be seen as lines; the table has them.
+    # A line with a single point would not be visible; the table has the point.
     several = [line for line in lines if len(line.points) > 1] or lines
     return several[:_MOST_LINES]
 
@@ -190,7 +190,7 @@ def _line_name(others: Mapping[str, Any]) -> str:
 
 
 def _measures(record: SweepRecord) -> list[tuple[str, str, Any, bool]]:
-    """The charts: a title, the label of y, the value of a standing, and True if it is drawn by its logarithm."""
+    """The charts: a title, the label of y, a function for the value of a standing, and True for a logarithmic axis."""
     item = record.item.removesuffix("s")
     at = f"after {equal_training(record, 'seconds'):.2g} s of training"
     return [
@@ -318,14 +318,14 @@ def _table(record: SweepRecord) -> Any:
 
 
 def _chosen(record: SweepRecord, found: Iterable[Standing]) -> PointRecord | None:
-    """The point that the verdict chose; of those with the same values, which a search may try twice, the best."""
+    """The point that the verdict chose; a search may try it twice, and then the better trial."""
     named = [one for one in found if one.point.label == record.verdict.get("chosen")]
     best = min(named, key=lambda one: math.inf if one.loss is None else one.loss.value, default=None)
     return None if best is None else best.point
 
 
 def _tested(record: SweepRecord, test: Mapping[str, Mapping[str, float]]) -> Any:
-    """The two that a search judged once, with their difference."""
+    """The two points that a search judged once, with their difference."""
     from cellerate.report.tables import FigureTable, cells
 
     best, control = record.verdict["best"], record.control.label

@@ -1,6 +1,6 @@
-"""The optimizer's view of a task: training batches, a quality, and a way of use whose speed is measured.
+"""A task as `optimize` sees it: training batches, a measure of quality, and uses whose speed is measured.
 
-Stages know nothing of texts, series or lines; they know only this class, and each task has a subclass.
+Stages know only this class, not texts, series or lines; each task has a subclass.
 """
 
 import abc
@@ -20,18 +20,18 @@ from cellerate.report.record import SampleOutput
 from cellerate.runtime.packed import PackedModel
 
 Part = Literal["validation", "test"]
-"""The two parts of the data that nothing here trains on. Every choice looks at "validation"; "test" is for the
-verdict alone, which looks at it once everything is chosen."""
+"""The two parts of the data that `optimize` does not train on. Choices read "validation"; only the verdict reads
+"test", after everything is chosen."""
 
 SEEN_BY_TRAINING = {
     True: ", by which its training may have chosen the best epoch",
     False: ", which the model may have been trained on",
 }
-"""The names of what an original may know: data held out of its training, and data that were not."""
+"""Words on the held-out data by whether the original's training held them out, too."""
 
 
 class Predictor(Protocol):
-    """A model outside Keras: packed, or exported and in another runtime."""
+    """A model outside Keras: packed, or exported to another runtime."""
 
     @property
     def outputs(self) -> Iterable[str]:
@@ -42,7 +42,7 @@ class Predictor(Protocol):
 
 
 class Workload(abc.ABC):
-    """A trained model, its data, and what both are for.
+    """A trained model, its data and their task.
 
     Args:
         model: The model as it was loaded, in Keras's own layers.
@@ -52,16 +52,16 @@ class Workload(abc.ABC):
     Attributes:
         model: The given model.
         record: The given record.
-        item: What the model makes in use: "characters", "forecasts", "lines".
-        verb: What making it is called: "generation".
-        alone: How much of it is made at a time, when not many: "one text".
+        item: The unit of the model's results in use: "characters", "forecasts", "lines".
+        verb: The name of the use, such as "generation".
+        alone: The words for one at a time, such as "one text".
         data: The data, in words.
-        fingerprint: A text that tells data apart.
+        fingerprint: A text that differs for different data.
         metric: The measure of quality.
         held_out: The batches of each part that models are judged on.
         batch_size: Rows per training batch by default in this task.
         length: Time steps per training row; None if the task has no choice of length.
-        shapes: How many shapes training batches have: each is compiled.
+        shapes: The number of shapes of training batches; each is compiled.
     """
 
     item: str
@@ -79,12 +79,12 @@ class Workload(abc.ABC):
         self.model, self.record, self.seed = model, record, seed
 
     def hold_out(self, batches: dict[Part, list[Any]]) -> None:
-        """Sets the batches to judge on, all of them."""
+        """Set all batches to judge on."""
         self._all_held_out = batches
         self.judge_on(1.0)
 
     def judge_on(self, share: float) -> None:
-        """Judges on a share of the batches from now on, spread over each part; on one batch at least."""
+        """Judge on a share of the batches from now on, spread over each part; on one batch at least."""
         self.held_out = {}
         for part, batches in self._all_held_out.items():
             chosen = spread(len(batches), max(1, int(share * len(batches))))
@@ -93,11 +93,11 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def measure(self) -> Metric:
-        """Gives the measure of quality, with words on the batches it is taken on."""
+        """Return the measure of quality, with a description of the batches."""
 
     @abc.abstractmethod
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """Gives training batches.
+        """Return training batches.
 
         Args:
             model: The model to train.
@@ -109,19 +109,19 @@ class Workload(abc.ABC):
         """
 
     def timed_source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """Gives training batches of one shape, to time steps: another shape is compiled anew in the middle of them.
+        """Return training batches of one shape, for timing: another shape would be compiled between timed steps.
 
-        Arguments and errors are those of `source`.
+        Takes the arguments and raises the errors of `source`.
         """
         return self.source(model, batch_size, length)
 
     @abc.abstractmethod
     def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
-        """Gives the batches that each epoch of the model's training was validated on; None if there were none."""
+        """Return the batches that each epoch of the model's training was validated on; None if there were none."""
 
     @abc.abstractmethod
     def loss(self, model: keras.Model) -> keras.losses.Loss:
-        """Gives the loss that training minimises."""
+        """Return the loss that training minimises."""
 
     @abc.abstractmethod
     def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
@@ -130,32 +130,32 @@ class Workload(abc.ABC):
         Args:
             model: The model.
             part: The part; only the verdict asks for "test".
-            brief: Whether to judge on the first batch of the part alone, to compare two ways to compute one model.
+            brief: Judges only on the first batch of the part, to compare two implementations of one model.
         """
 
     def finish(self, model: Path, packed: Path | None) -> bool:
-        """Brings up to date what the files of the chosen model say of its results.
+        """Update the facts about the model's results in the files of the chosen model.
 
         Args:
             model: The `.keras` file.
             packed: The packed file; None without one.
 
         Returns:
-            Whether they were changed: for most tasks they say nothing.
+            True if the files were changed; most tasks keep no such facts.
         """
         return False
 
     @abc.abstractmethod
     def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
-        """Gives the ways to use it of somebody who has only Keras: "predict" and "predict_on_batch"."""
+        """Return the ways to use the model with Keras alone: "predict" and "predict_on_batch"."""
 
     @abc.abstractmethod
     def packed_use(self, model: PackedModel) -> Use:
-        """Gives the way to use it when it is packed."""
+        """Return the way to use the packed model."""
 
     @abc.abstractmethod
     def sample(self, model: keras.Model, packed: PackedModel | None) -> SampleOutput:
-        """Gives what the model makes of the sample input, which is always the same.
+        """Return the model's results for the sample input, which is always the same.
 
         Args:
             model: The model.

@@ -1,4 +1,4 @@
-"""The workload of the embed task: the share of characters that come back, and lines per second."""
+"""The workload of the embed task: the share of characters reconstructed, and lines per second."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +69,7 @@ class LineWorkload(Workload):
         middle = len(held_out) // 2
         if not middle:
             raise DataError(
-                f"of {len(lines):,} lines {len(held_out)} are held out to judge the model on; it takes two: give "
+                f"of {len(lines):,} lines {len(held_out)} are held out to judge the model on, but two are needed: give "
                 "more lines."
             )
         self._held_out_lines: dict[Part, list[str]] = {
@@ -117,7 +117,7 @@ class LineWorkload(Workload):
         return self._source(self._train, min(batch_size, len(self._train)))
 
     def timed_source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """See `Workload.timed_source`: lines of the median length, again and again where they fill no batch."""
+        """See `Workload.timed_source`: lines of the median length, repeated if they do not fill a batch."""
         steps = -(-np.maximum(1, list(map(len, self._train))) // BOUND_MULTIPLE)
         middle = np.sort(steps)[len(steps) // 2]
         lines = [line for line, bound in zip(self._train, steps, strict=True) if bound == middle]

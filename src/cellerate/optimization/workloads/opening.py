@@ -21,9 +21,7 @@ def open_workload(model: Path, data: Sequence[str | Path], *, seed: int) -> Work
         ModelError: The model cannot be opened, or its task is unknown.
     """
     if not data:
-        raise ConfigError(
-            f"there are no data: give those that the model was trained on, or similar ones ({argument('data')})."
-        )
+        raise ConfigError(f"there are no data: give the training data or similar data ({argument('data')}).")
     loaded, record = load_model(model)
     if record is None:
         raise ModelError(

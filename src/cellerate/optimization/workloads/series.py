@@ -101,7 +101,7 @@ class SeriesWorkload(Workload):
         return series_sources(model, self._split, options, self._scaler, self.seed, self._covariates)
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
-        """Gives the loss the model was trained with."""
+        """Return the loss the model was trained with."""
         return series_loss(self._options.loss, self._quantiles)
 
     def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
@@ -120,7 +120,7 @@ class SeriesWorkload(Workload):
         return judged(np.concatenate(found))
 
     def finish(self, model: Path, packed: Path | None) -> bool:
-        """Calibrates the intervals of the chosen model again: those of the original hold for its own errors only."""
+        """Calibrate the intervals of the chosen model again: those of the original only hold for its own errors."""
         if "calibration" not in self.record.payload:
             return False
         chosen, _ = load_model(model)
@@ -168,7 +168,7 @@ class SeriesWorkload(Workload):
             row = (self._options.horizon, len(self._data.target_columns))
             return np.zeros((len(origins), *row, *([len(self._quantiles)] if self._quantiles else [])))
 
-        # What a forecast gives to its model.
+        # The inputs that a forecast gives to the model.
         self._forecast(read, origins)
 
         def resized(part: np.ndarray) -> np.ndarray:
@@ -206,10 +206,10 @@ class SeriesWorkload(Workload):
 
 
 def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[SeriesPart, str]]:
-    """Gives the parts to judge on, each with words on what its rows are to the original.
+    """Return the parts to judge on, each with words on the relation of its rows to the original's training.
 
-    These are the validation and the test part of training. If one of them fits no window, the other is split
-    in time; between the halves lie as many rows as a window and its horizon have, and no row is in both.
+    These are the validation and the test part of training. If one of them is too short for a window, the other is
+    split in time; a window and its horizon lie between the halves, so no row is in both.
 
     Raises:
         DataError: No window fits into one of them.
@@ -231,8 +231,8 @@ def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[S
     later = _apart(halves.test, options)
     if not (count_windows(halves.validation, options) and count_windows(later, options)):
         raise DataError(
-            f"no two windows of {options.window} rows and a horizon of {options.horizon} that share no row fit into "
-            "what training held out: give a longer series."
+            f"the rows that training held out are too few for two separate windows of {options.window} rows with "
+            f"horizons of {options.horizon}: give a longer series."
         )
     return {
         "validation": (halves.validation, f": the first half{words}"),
@@ -241,10 +241,10 @@ def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[S
 
 
 def _apart(part: SeriesPart, options: SeriesOptions) -> SeriesPart:
-    """Gives a part without what its windows share with the rows before it, and as many rows more as a horizon has."""
+    """Return a part without the rows that its windows share with the rows before it, and without one more horizon."""
     bounds = []
     for floor, begin, stop in part.bounds:
-        # A stretch behind a gap in the series has no row before it.
+        # A stretch after a gap in the series has no row before it.
         first = begin + options.horizon if floor < begin else begin
         start = first + options.window if floor < begin else begin
         if start < stop:

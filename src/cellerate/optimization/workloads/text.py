@@ -38,7 +38,7 @@ from cellerate.tasks.text import (
 
 _MOST_WINDOWS = 1600
 _ROWS = 64
-_HELD_OUT = 0.05  # of a text, if nothing of it was held out
+_HELD_OUT = 0.05  # of a text, if training held nothing out
 _PROMPT, _SAMPLE = 60, 300  # characters
 _TEMPERATURE = 0.8
 
@@ -112,14 +112,14 @@ class TextWorkload(Workload):
         )
 
     def _held_out_windows(self) -> dict[Part, list[list[np.ndarray]]]:
-        """Batches of ids to judge on: windows spread over each part, each predicted from its first id on."""
+        """Return batches of ids to judge on: windows spread over each part, predicted from their first id on."""
         assert self.length is not None  # noqa: S101 (set just before)
         whole = self.model.inputs[0].shape[1] is not None or not predicts_every_step(self.model)
         shortest = min(map(len, self._tails.values()))
         if shortest < 2 or (whole and shortest <= self.length):
             raise DataError(
-                f"each half of the text that is held out has {shortest:,} {self.tokenizer.unit}: too few to judge a "
-                "model on. Give a longer text."
+                f"each half of the held-out text has only {shortest:,} {self.tokenizer.unit}: too few to judge a model "
+                "on. Give a longer text."
             )
         length = min(self.length, shortest - 1)
         found: dict[Part, list[list[np.ndarray]]] = {}
@@ -178,7 +178,7 @@ class TextWorkload(Workload):
             if in_keras:
                 forget_states(model)
             windows = np.stack(all_windows[start : start + rows])
-            # All batches get the same shape, because another would be compiled again.
+            # All batches get the same shape, because each new shape is compiled.
             filled = np.concatenate([windows, np.repeat(windows[-1:], rows - len(windows), axis=0)])
             outputs = np.asarray(predict(filled[:, :-1]), np.float32)[: len(windows)]
             targets = windows[:, 1:] if every_step else windows[:, -1]
@@ -216,7 +216,7 @@ class TextWorkload(Workload):
         )
 
     def _drawing(self, steps: keras.Model, method: str, rows: int) -> Any:
-        """Gives a call that draws the next character of each of `rows` rows."""
+        """Return a call that draws the next character of each of `rows` rows."""
         random = np.random.default_rng(self.seed)
         state = [np.zeros([rows, *tensor.shape[1:]], np.float32) for tensor in steps.inputs[1:]]
         held: list[Any] = [np.zeros((rows, 1), np.int32), state]
@@ -233,8 +233,8 @@ class TextWorkload(Workload):
     def packed_use(self, model: PackedModel) -> Use:
         """A call for one character, calls that draw many characters of one text, and `generate` of 64.
 
-        The first is the latency: what a caller waits for the next character. The second is the speed of a
-        text, which needs no call for each of its characters.
+        The first is the latency, the wait of a caller for the next character. The second is the speed of a text, which
+        does not need a call for each character.
         """
         first = self.held_out["validation"][0][0][None]
         try:
@@ -268,7 +268,7 @@ class TextWorkload(Workload):
 
 
 def _nats_of(outputs: np.ndarray, targets: np.ndarray, *, probabilities: bool) -> np.ndarray:
-    """Gives -ln p of each target (...) from outputs (..., V)."""
+    """Return -ln p of each target (...) from outputs (..., V)."""
     chosen = np.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0].astype(np.float64)
     if probabilities:
         return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))

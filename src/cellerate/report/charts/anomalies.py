@@ -1,4 +1,4 @@
-"""The chart of anomalies: the values, what was expected of them, and the points that fall outside."""
+"""The chart of anomalies: the values, their expected ranges, and the points outside them."""
 
 import dataclasses
 import itertools
@@ -11,19 +11,19 @@ import numpy as np
 from cellerate.report.charts import canvas
 from cellerate.report.charts.forecasts import interval_label
 
-# More points than a panel has pixels are drawn as the lowest and the highest of as many pieces.
+# A panel with more points than pixels shows the lowest and the highest point of each piece.
 _MOST_POINTS = 3000
 
 
 @dataclasses.dataclass(frozen=True)
 class AnomalyPanel:
-    """A series with what was expected of it; N rows, in the order of time.
+    """A series with its expected values; N rows, in the order of time.
 
     Values that are not known (rows before the first window, gaps) are NaN.
 
     Attributes:
         name: Of the series, the target, or both.
-        times: (N,) times, of a zone what its clock shows, or row numbers.
+        times: (N,) local times, or row numbers.
         values: (N,)
         expected: (N,)
         low: (N,) the lower bound of what is normal.
@@ -107,9 +107,9 @@ def _draw(axis: Any, panel: AnomalyPanel) -> None:
 
 
 def _thin(panel: AnomalyPanel) -> AnomalyPanel:
-    """The panel with at most `_MOST_POINTS` rows: of each piece those of the lowest and of the highest value.
+    """Return the panel with at most `_MOST_POINTS` rows: the lowest and the highest value of each piece.
 
-    Of pieces with anomalies the rows are chosen among those.
+    In a piece with anomalies, only anomalies are chosen.
     """
     count = len(panel.values)
     if count <= _MOST_POINTS:
@@ -122,7 +122,7 @@ def _thin(panel: AnomalyPanel) -> AnomalyPanel:
         values = panel.values[rows]
         known = rows[np.isfinite(values)]
         if not len(known):
-            # A gap stays one.
+            # A gap stays a gap.
             keep[first] = True
             continue
         keep[known[np.argmin(panel.values[known])]] = True

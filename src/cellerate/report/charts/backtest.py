@@ -1,4 +1,4 @@
-"""The chart of a backtest: the values as one line, and over it the forecast of each fold from its origin on."""
+"""The chart of a backtest: the values as one line, and the forecast of each fold over it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ _PAST_ROWS = 24
 def draw_backtest(path: str | Path, folds: Sequence[Sequence[Example]], title: str) -> None:
     """Draws the forecasts of all folds over the values that came, one panel for each series and target.
 
-    Of more than 6 panels, 6 are drawn, spread over the series, and a line under the title says so. Of several
-    intervals the widest is drawn.
+    At most 6 panels are drawn, spread over the series, and a line under the title says if panels are left out. If there
+    are several intervals, only the widest is drawn.
 
     Args:
         path: Ends in ".png" or ".svg".
@@ -114,7 +114,7 @@ def _truth(folds: Sequence[tuple[int, Example]], n: int) -> tuple[np.ndarray, np
         truth = example.truth
         values.append(np.full(len(example.times), np.nan) if truth is None else truth[:, n])
     all_times, all_values = np.concatenate(times), np.concatenate(values)
-    # Of a time that several folds hold, one that knows its value.
+    # If several folds hold a time, a known value wins.
     order = np.lexsort((np.isnan(all_values), all_times))
     unique, place = np.unique(all_times[order], return_index=True)
     first = min((example for _, example in folds), key=lambda example: example.times[0])

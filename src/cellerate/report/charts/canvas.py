@@ -21,7 +21,7 @@ HISTORY = "#5a5a5a"
 TRUTH = "#111111"
 FORECAST = "#0072B2"
 BANDS: dict[int, tuple[str, ...]] = {0: (), 1: ("#bddaed",), 2: ("#d6e8f4", "#a3cbe5")}
-"""By how many bands the forecast has, the outer one first."""
+"""The colours of bands by the number of bands, the outer band first."""
 ANOMALY = "#D55E00"
 GUIDE = "#9a9a9a"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -85,10 +85,10 @@ class Grid:
     """The panels of a chart, in rows.
 
     Attributes:
-        panels: How many.
-        columns: How many side by side.
-        width: Of one panel, in inches.
-        height: Of one panel, in inches.
+        panels: The number of panels.
+        columns: The number of panels side by side.
+        width: The width of a panel, in inches.
+        height: The height of a panel, in inches.
     """
 
     panels: int
@@ -103,7 +103,7 @@ class Grid:
 
 
 def check_chart(path: str | Path) -> None:
-    """Raises at once what drawing into `path` would raise, so that it comes before hours of training.
+    """Raise the errors of drawing into `path` now, before hours of training.
 
     Raises:
         BackendError: The package `matplotlib` is not installed.
@@ -113,16 +113,16 @@ def check_chart(path: str | Path) -> None:
     require("matplotlib", "plots", "Drawing a chart")
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(
-            f"a chart is written as .png or .svg, not {Path(path).name!r}: let the file's name end in one of them."
+            f"a chart is written as .png or .svg, not {Path(path).name!r}: give the file one of these suffixes."
         )
     check_writable(path)
 
 
 @contextlib.contextmanager
 def drawing(path: str | Path, title: str, grid: Grid, remark: str = "") -> Iterator[list[Any]]:
-    """Gives the empty panels of a chart and writes the file when they are drawn.
+    """Yield the empty panels of a chart, and write the file when they are drawn.
 
-    The legend, one for all panels, has what is labelled in them.
+    One legend shows the labels of all panels.
 
     Args:
         path: Ends in ".png" or ".svg".
@@ -200,25 +200,25 @@ def _legend(axes: Sequence[Any]) -> dict[str, Any]:
 
 def _save(figure: Any, path: str | Path, title: str) -> None:
     kind = Path(path).suffix.lower().removeprefix(".")
-    # Neither the day nor the version of matplotlib.
+    # No date and no version of matplotlib, so that equal charts have equal bytes.
     metadata = (
         {"Date": None, "Creator": "Cellerate", "Title": title} if kind == "svg" else {"Software": "Cellerate"}
     )
     with atomic_write(path) as beside, warnings.catch_warnings():
-        # A name in a script that no installed font has is drawn as boxes: no reason to have no chart.
+        # Characters that no installed font has are drawn as boxes, which must not stop the chart.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         figure.savefig(beside, format=kind, dpi=130, metadata=metadata)
 
 
 def clean(text: str) -> str:
-    """`text` in one line, without what no file of characters may hold."""
+    """Return `text` in one line, without characters that text files must not hold."""
     words = " ".join(text.split())
     return "".join("\ufffd" if unicodedata.category(sign) in ("Cc", "Cs", "Cn") else sign for sign in words)
 
 
 def shorten(text: str, characters: int) -> str:
-    """`text` in one line of at most `characters` signs, wide ones counted twice; what is left out is a "…" within."""
+    """Return `text` in one line of at most `characters`, wide ones counted twice; "…" replaces its middle."""
     text = clean(text)
     if _width(text) <= characters:
         return text
@@ -243,7 +243,7 @@ def label_values(axis: Any, name: str, grid: Grid) -> None:
 
 
 def plain_numbers(axis: Any) -> None:
-    """Has the numbers of the axis of values written in full, as "1,250,000"."""
+    """Write the numbers on the axis of values in full, such as "1,250,000"."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     def written(value: float, place: int | None) -> str:
@@ -309,14 +309,14 @@ def _show_dates(axis: Any, first: Any, last: Any) -> None:
 
 
 def time_text(time: Any) -> str:
-    """A time as short as it is exact, or the number of a row."""
+    """Return the shortest exact text of a time, or the number of a row."""
     if isinstance(time, np.datetime64):
         return str(time.astype("datetime64[s]")).replace("T", " ").removesuffix(":00").removesuffix(" 00:00")
     return f"row {time:,}" if isinstance(time, int | np.integer) else f"{time:g}"
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most `most` of the places 0…`count`-1, spread evenly, with the first and the last."""
+    """Return at most `most` indices of 0…`count`-1, spread evenly, with the first and the last."""
     return [int(place) for place in np.linspace(0, count - 1, min(count, most)).round()]
 
 

@@ -30,7 +30,7 @@ _MOST_POINTS = 120  # per line: more cannot be told apart at the width of a page
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Gives an element; attributes, and children that are not markup, are escaped.
+    """Return an element; attributes, and children that are not markup, are escaped.
 
     An underscore in the name of an attribute becomes a dash: `stroke_width` becomes `stroke-width`.
     """
@@ -124,7 +124,7 @@ class Scale(NamedTuple):
     def around(
         values: Iterable[float], start: float, end: float, *, log: bool = False, zero_below: float = 0.7
     ) -> "Scale":
-        """Gives a scale that holds all values, with a little space around them.
+        """Return a scale that holds all values, with a little space around them.
 
         A linear scale starts at 0 if the lowest value is less than `zero_below` of the highest, so that a
         small difference looks small.
@@ -141,7 +141,7 @@ class Scale(NamedTuple):
 
 
 def linear_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """Gives about `count` ticks at round values, with steps of 1, 2 or 5 times a power of ten."""
+    """Return about `count` ticks at round values, with steps of 1, 2 or 5 times a power of ten."""
     span = max(scale.high - scale.low, abs(scale.high) * _LEAST_SPAN, 1e-300)
     raw = span / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -162,7 +162,7 @@ def linear_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
 
 
 def log_ticks(scale: Scale, count: int, label: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Gives ticks at powers of ten, and at 2 and 5 times them if there is space."""
+    """Return ticks at powers of ten, and at 2 and 5 times them if there is space."""
     first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [f * 10.0**p for p in range(first, last + 1) for f in factors]
@@ -174,14 +174,14 @@ def log_ticks(scale: Scale, count: int, label: Callable[[float], str]) -> list[t
 
 
 def log2_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """Gives ticks at powers of two."""
+    """Return ticks at powers of two."""
     first, last = math.ceil(math.log2(scale.low) - 1e-9), math.floor(math.log2(scale.high) + 1e-9)
     powers = range(first, last + 1, max(1, -(-(last - first + 1) // count)))
     return [(2.0**p, bare(number(2.0**p))) for p in powers]
 
 
 def beside_ticks(ticks: Sequence[tuple[float, str]]) -> float:
-    """Gives the place of a y axis: right of the labels of its ticks."""
+    """Return the place of a y axis: right of the labels of its ticks."""
     return max((text_width(label) for _, label in ticks), default=0.0) + 8
 
 
@@ -225,7 +225,7 @@ def path(points: Sequence[tuple[float, float]], class_: str, dash: str = "") -> 
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Gives the points that shape a long line: the first, lowest, highest and last of each stretch."""
+    """Return the points that shape a long line: the first, lowest, highest and last of each stretch."""
     if len(points) <= _MOST_POINTS:
         return list(points)
     stretches = _MOST_POINTS // 4
@@ -239,7 +239,7 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def marker(kind: int, x: float, y: float, class_: str, r: float = 3.5) -> Markup:
-    """Gives one of the shapes, of radius r, that tell lines apart where colours do not."""
+    """Return one of the shapes, of radius r, that tell lines apart where colours do not."""
     if kind % SERIES == 0:
         return element("circle", cx=x, cy=y, r=r, class_=class_)
     corners = {

@@ -59,7 +59,7 @@ def place_label(
 
 
 def along(places: Sequence[tuple[float, float]]) -> list[Box]:
-    """Gives small boxes along a line, for labels to avoid."""
+    """Return small boxes along a line, for labels to avoid."""
     found = []
     for (x1, y1), (x2, y2) in pairwise(places):
         count = int(max(abs(x2 - x1), abs(y2 - y1)) / 6) + 1

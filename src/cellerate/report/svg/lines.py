@@ -124,7 +124,7 @@ def _mark(words: str, place: tuple[float, float], taken: list[Box], box: Box) ->
 
 
 def _spread(ends: Sequence[tuple[float, int]], box: Box) -> list[tuple[float, int]]:
-    """Gives heights for the names of lines: near the lines' ends, without overlap."""
+    """Return heights for the names of lines: near the lines' ends, without overlap."""
     order = sorted(ends)
     places = [place for place, _ in order]
     for n in range(1, len(places)):

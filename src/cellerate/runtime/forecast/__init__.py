@@ -1,6 +1,6 @@
-"""Forecasts of packed models and of Keras's: where a forecast begins, its intervals, and calibrating these.
+"""Forecasts of packed models and of Keras models: where a forecast begins, its intervals and their calibration.
 
-It computes through a `predict` that it is given, so that it knows neither Keras nor the program.
+The caller passes `predict`, so this package knows neither Keras nor the program.
 """
 
 from cellerate.runtime.forecast.calibrating import (

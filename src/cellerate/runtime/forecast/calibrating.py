@@ -1,8 +1,7 @@
-"""Takes conformity scores from a series, and puts intervals around the forecasts of a model, packed or of Keras.
+"""Takes conformity scores from a series, and puts intervals around the forecasts of a packed or a Keras model.
 
-The scores of the validation part are kept with a model. Where newer rows are at hand, so are the truths of newer
-forecasts: intervals are then calibrated on the newest of those, so that they follow a series that drifts. Only rows
-before a forecast are looked at.
+A model keeps the scores of its validation part. If the data have newer rows, intervals are calibrated on forecasts of
+the newest ones instead, so that the intervals follow a series that drifts. A forecast reads only rows before it.
 """
 
 import dataclasses
@@ -31,9 +30,10 @@ from cellerate.runtime.forecast.row_pieces import Piece, laid_out, over_steps, p
 ForecastAt = Callable[[np.ndarray], np.ndarray]
 """Forecasts from (B,) origins, the first rows to forecast: (B, horizon, targets[, Q]) in the units of the data."""
 
-# Origins of each series that intervals are calibrated on: a month of hours. More lag behind, fewer are uncertain.
+# Origins of each series that intervals are calibrated on: a month of hours. With more, intervals lag behind a drift;
+# with fewer, they are uncertain.
 NEWEST = 720
-# Windows that are looked at, of however many series.
+# The most windows to score, of all series together.
 MOST_WINDOWS = 4096
 _ORIGINS = 1 << 20
 _BATCH = 256
@@ -44,15 +44,15 @@ _NONE = np.empty(0, np.int64)
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The outcome of forecasts from some origins.
+    """Forecasts from some origins, compared with the truth.
 
     Attributes:
-        origins: (N,) the first row that each forecast.
+        origins: (N,) the first row of each forecast.
         forecast: (N, horizon, targets[, Q]).
         truth: (N, horizon, targets).
         scores: (N, horizon, targets), in the units of the data.
-        spread: (N, targets) the `window_scale` of the rows before.
-        negative: (N, targets) whether a value below 0 is among those.
+        spread: (N, targets) the `window_scale` of the window before each origin.
+        negative: (N, targets) whether that window holds a value below 0.
     """
 
     origins: np.ndarray
@@ -64,7 +64,7 @@ class Scored:
 
 
 def windows_of(data: SeriesData, origins: np.ndarray, window: int) -> np.ndarray:
-    """(B, window, targets) float64: the targets in the rows before origins."""
+    """Return the targets in the windows before origins, (B, window, targets) float64."""
     places = origins[:, None] + np.arange(-window, 0)
     return np.asarray(data.values[places[..., None], list(data.target_columns)], np.float64)
 
@@ -75,7 +75,7 @@ def score_origins(
     settings: ForecastSettings,
     origins: np.ndarray,
 ) -> Scored:
-    """Forecasts from origins and compares with the truth.
+    """Forecast from origins and compare with the truth.
 
     Args:
         forecast_at: The model.
@@ -93,7 +93,7 @@ def forecast_with_intervals(
     progress: Callable[[int, int], None] | None = None,
     levels: Sequence[float] | None = None,
 ) -> tuple[Example, ...]:
-    """`forecast_ends` with intervals; the arguments are its and those of `Intervals.of`."""
+    """`forecast_ends` with intervals; takes the arguments of `forecast_ends` and of `Intervals.of`."""
     made = Intervals.of(data, settings, lambda origins: forecast_at(predict, data, settings, origins), levels)
     examples = forecast_ends(predict, data, settings, progress)
     return examples if made is None else made.around(examples)
@@ -105,11 +105,11 @@ def score_rows(
     settings: ForecastSettings,
     bounds: Sequence[tuple[int, int, int]],
 ) -> tuple[Scored | None, np.ndarray, np.ndarray]:
-    """`score_origins` of all origins in some bounds, and how far all their rows are from what is expected, in one pass.
+    """Score all origins within bounds, and the distance of every row from its expected value, in one pass.
 
     Returns:
-        The first, or None if no whole horizon fits; (R, targets) distances as of `row_forecasts`, and (R, targets)
-        `window_scale` there.
+        The `Scored` origins, or None if no whole horizon fits; (R, targets) distances of the rows from their
+        `row_forecasts`; and their (R, targets) `window_scale`.
     """
     pieces = pieces_of(bounds, settings, data, _ROWS)
     if not pieces:
@@ -129,7 +129,7 @@ def score_rows(
 
 
 def origins_of(part: SeriesPart, window: int, horizon: int) -> np.ndarray:
-    """All origins of a part, rising: every row from `origin` to `origin + horizon - 1` is in it."""
+    """All origins of a part, rising: the part holds every row from `origin` to `origin + horizon - 1`."""
     if not part.bounds:
         return np.empty(0, np.int64)
     each = [
@@ -142,7 +142,7 @@ def origins_of(part: SeriesPart, window: int, horizon: int) -> np.ndarray:
 def newest_origins(data: SeriesData, settings: ForecastSettings) -> np.ndarray:
     """The newest origins whose truth is known and that the model was not trained on, evenly thinned to 4,096.
 
-    Without times nobody knows which rows those are: there are none then.
+    Data without times give none, because only times show which rows the model was trained on.
     """
     until = trained_until(data, settings.calibration)
     if until is None or data.times is None:
@@ -162,7 +162,7 @@ def newest_origins(data: SeriesData, settings: ForecastSettings) -> np.ndarray:
 
 
 def trained_until(data: SeriesData, calibration: Calibration | None) -> Any:
-    """The time of the last row of the training, to compare the times of the data with; None if nobody knows it."""
+    """The time of the last training row, in the type of the data's times; None if it is unknown."""
     if calibration is None or calibration.until is None or data.times is None:
         return None
     until: Any = calibration.until
@@ -173,7 +173,7 @@ def trained_until(data: SeriesData, calibration: Calibration | None) -> Any:
 
 
 def thinned(origins: np.ndarray, most: int = MOST_WINDOWS) -> np.ndarray:
-    """At most so many of them, spread evenly."""
+    """Return at most `most` of the origins, spread evenly."""
     if len(origins) <= most:
         return origins
     return origins[np.linspace(0, len(origins) - 1, most).astype(np.int64)]
@@ -181,12 +181,12 @@ def thinned(origins: np.ndarray, most: int = MOST_WINDOWS) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Puts intervals around the forecasts of a model for one series or table of series.
+    """Intervals around the forecasts of a model for one series or table of series.
 
     Attributes:
-        calibration: What the model keeps.
+        calibration: The calibration that the model keeps.
         reach: By level (horizon, targets), in the units of the data or in scales of the window.
-        newest: How many windows of the data they were calibrated on; 0 if on the validation part.
+        newest: The number of windows of the data used for calibration; 0 if the validation part was used.
     """
 
     calibration: Calibration
@@ -203,15 +203,15 @@ class Intervals:
         *,
         newest: bool = True,
     ) -> "Intervals | None":
-        """Calibrates on the newest windows of the data, or, if they are too few, takes what the model keeps.
+        """Calibrate on the newest windows of the data; if they are too few, use the calibration of the model.
 
         Args:
             data: The series so far.
             settings: How the model reads it.
             forecast_at: The model.
-            levels: The levels; None for 0.8 and 0.95, as far as the model was calibrated for them, and for no
-                intervals of a model that was not calibrated. Empty for none.
-            newest: Whether to look for newer windows at all.
+            levels: The levels. None takes those of 0.8 and 0.95 that the model was calibrated for; a model that was
+                not calibrated gets no intervals. Empty for none.
+            newest: Whether to use newer windows.
 
         Raises:
             ConfigError: A level is out of range, or the model cannot give it.
@@ -238,7 +238,7 @@ class Intervals:
         found = score_origins(forecast_at, data, settings, origins)
         scores = found.scores / calibration.divisor(found.spread)[:, None]
         reach = {level: conformal_quantile(scores, level) for level in wanted}
-        # Of few windows the kept quantile may be finite where that of the newest is not.
+        # The quantile of too few new windows is infinite; the stored one may still be finite.
         reach = {level: np.where(np.isfinite(one), one, kept[level]) for level, one in reach.items()}
         return cls(calibration, reach, len(origins))
 
@@ -252,7 +252,7 @@ class Intervals:
         """The intervals around forecasts.
 
         Args:
-            past: (B, window, targets) the rows before each.
+            past: (B, window, targets) the rows before each forecast.
             forecast: (B, horizon, targets), or (B, horizon, targets, Q).
             quantiles: The Q quantiles, or empty.
 
@@ -278,19 +278,19 @@ def row_forecasts(
     settings: ForecastSettings,
     bounds: Sequence[tuple[int, int, int]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """One expected value for each row, from all forecasts that are made for it from rows before it.
+    """Return one expected value for each row: the median of all forecasts of that row.
 
-    It is their median: a single odd row just before does not move it, as it moves the forecast of one step.
+    A single odd row moves the one-step forecast of the next row, but hardly moves this median.
 
     Args:
         forecast_at: The model.
         data: The series.
         settings: How the model reads it.
-        bounds: As of a `SeriesPart`: of each stretch the first row that may be read, and the rows to expect.
+        bounds: As in a `SeriesPart`: for each stretch, the first row that may be read and the rows to expect.
 
     Yields:
-        Block by block (R,) rows, rising; (R, targets) expected values; and (R, targets) medians of `window_scale`.
-        Rows that no forecast reaches are in none.
+        For each block (R,) rows, rising; (R, targets) expected values; and (R, targets) medians of `window_scale`.
+        Rows that no forecast reaches are left out.
     """
     pieces: list[Piece] = []
     most, count = min(_ROWS, max(_BATCH, _NUMBERS // (settings.horizon * len(data.target_columns)))), 0
@@ -319,14 +319,14 @@ def _row_block(
 def _forecast(
     forecast_at: ForecastAt, data: SeriesData, settings: ForecastSettings, origins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The forecasts from origins; of the windows before them the scale, and whether there is a value below 0."""
+    """Return the forecasts from origins, the scale of each window, and whether a window holds a value below 0."""
     made, spread, negative = [], [], []
     for begin in range(0, len(origins), _BATCH):
         some = origins[begin : begin + _BATCH]
         past = windows_of(data, some, settings.window)
         spread.append(window_scale(past))
         negative.append((past < 0).any(axis=1))
-        # All batches but of a single one have the same size, since a Keras model is compiled for each.
+        # Several batches all have the same size, because Keras compiles a model for each size.
         short = _BATCH - len(some) if len(origins) > _BATCH else 0
         full = np.concatenate([some, np.repeat(some[-1:], short)])
         made.append(np.asarray(forecast_at(full), np.float64)[: len(some)])

@@ -1,4 +1,4 @@
-"""Where the series of some data end: from which rows they are forecast, and which are too short for that."""
+"""The ends of series: the rows from which they are forecast, and the series that are too short for a forecast."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _NAMED = 5
 
 
 def series_ends(data: SeriesData, window: int) -> dict[str, int]:
-    """For each series that is long enough, in the order in which they begin, the row after its last.
+    """Return the row after the last one of each series that is long enough, in the order in which the series begin.
 
     Raises:
         DataError: Each series has fewer than `window` rows after its last gap.
@@ -30,7 +30,7 @@ def series_ends(data: SeriesData, window: int) -> dict[str, int]:
 
 
 def too_short(data: SeriesData, window: int) -> dict[str, int]:
-    """The series that `series_ends` leaves out, and how many rows they end with."""
+    """The series that `series_ends` leaves out, with the number of rows after their last gap."""
     ends = {series: stop - first for first, stop, series in data.segments}
     return {series: rows for series, rows in ends.items() if rows < window}
 

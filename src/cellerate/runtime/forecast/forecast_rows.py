@@ -1,4 +1,4 @@
-"""Forecasts from rows in an array: what else the model sees comes with the call."""
+"""Forecasts from rows in an array; the call brings the other inputs of the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,16 +11,16 @@ from cellerate.messages import argument
 
 
 class RowForecaster:
-    """Forecasts what comes after rows that are given as numbers.
+    """Forecasts from windows of rows in NumPy arrays.
 
     Args:
         predict: The model.
         scaler: The scaler of all columns: the features, then other targets.
-        covariates: What the model sees beside the features.
-        window: Rows it sees.
-        horizon: Rows it forecasts.
+        covariates: The inputs of the model beside the features.
+        window: The rows that the model sees.
+        horizon: The rows that the model forecasts.
         features: The names of the features.
-        targets: Where the targets are among the columns.
+        targets: The indices of the targets among the columns.
         quantiles: Whether it forecasts quantiles.
     """
 
@@ -44,12 +44,13 @@ class RowForecaster:
     def forecast(
         self, rows: np.ndarray, future: Any, times: Any, series: str | Sequence[str] | None
     ) -> np.ndarray:
-        """Forecasts from B windows.
+        """Forecast from B windows.
 
         Args:
             rows: (B, window, features) in the units of the data.
             future: (horizon, future columns) or (B, horizon, future columns); None if the model sees none.
-            times: (T,) or (B, T), the last ones those of the window and of the horizon; None if it sees no calendar.
+            times: (T,) or (B, T), ending with the times of the window and of the horizon; None if the model sees no
+                calendar.
             series: The series of all windows, or of each; None for an unknown one.
 
         Returns:
@@ -83,12 +84,12 @@ class RowForecaster:
         if scaling is None:
             return ModelUnits(self._scaler.mean, self._scaler.scale)
         places = scaling.known(names)
-        # A target that is not a feature is in none of the rows, so that nothing is known of it for an unknown series.
+        # The rows do not hold targets that are not features, so they cannot give the scale of an unknown series.
         others = len(self._scaler.columns) - len(self._features)
         if others and (places < 0).any():
             raise DataError(
                 "series must name a series of the training: the model forecasts columns that are not in the rows, so "
-                "these do not say its scale."
+                "the rows do not show their scale."
             )
         filled = np.concatenate([rows, np.zeros((*rows.shape[:2], others), rows.dtype)], axis=2)
         return ModelUnits(*scaling.of(places, filled))
@@ -149,7 +150,7 @@ class RowForecaster:
         ):
             raise DataError(f"times must be {wanted}, not {array.dtype} {array.shape}.")
         if np.isnat(array).any():
-            raise DataError("times holds one that is missing: fill it in.")
+            raise DataError("times holds a missing time: fill it in.")
         last = array[..., -span:].astype("M8[us]")
         made = calendar.features(np.broadcast_to(last, (count, span)))
         return made[:, : self._window], made[:, self._window :]
@@ -161,7 +162,7 @@ class RowForecaster:
                 raise ConfigError("series is for models that tell series apart: leave it out.")
             return []
         if series is None or isinstance(series, str):
-            # No file can name a series so, and no record does: it is unknown.
+            # No file or record can name a series like this, so it stands for an unknown series.
             return [_NOBODY if series is None else series] * count
         if len(series) != count:
             raise DataError(

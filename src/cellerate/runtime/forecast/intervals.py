@@ -1,8 +1,8 @@
-"""Intervals around forecasts that hold a promised share of what comes: split conformal calibration in plain NumPy.
+"""Intervals around forecasts that hold a promised share of the truth: split conformal calibration in plain NumPy.
 
-A conformity score says how far the truth lay from a forecast. A quantile of the scores of windows that the model was
-not trained on is how far an interval has to reach. This module has the arithmetic and what of it is stored with a
-model; `calibrating` takes scores from a series.
+A conformity score is the distance of the truth from a forecast. A quantile of the scores on windows outside the
+training is the reach of an interval. This module has the arithmetic, and the calibration that a model stores;
+`calibrating` takes scores from a series.
 
 Source:
     V. Vovk, A. Gammerman and G. Shafer, "Algorithmic Learning in a Random World", 2005. Y. Romano, E. Patterson and
@@ -21,31 +21,31 @@ from cellerate.errors import ConfigError
 from cellerate.messages import argument
 
 LEVELS = (0.8, 0.95)
-"""The levels of intervals unless others are asked for."""
+"""The default levels of intervals."""
 
-# The levels whose quantiles are stored. Between them a straight line lies above the quantiles of every score whose
-# density falls towards large ones, so it errs on the safe side.
+# The levels whose quantiles are stored. If the density of scores falls towards large scores, a straight line between
+# two levels lies above the true quantiles, so it errs on the safe side.
 _GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 _COARSE = (0.5, 0.8, 0.9, 0.95, 0.99)
 _MOST_NUMBERS = 100_000
 _LARGEST = 1e30
-# A window in which hardly anything happens says little of what may; in medians of the scales of the windows.
+# Added to the scale of a window, in medians of all scales: a calm window does not promise a calm future.
 _FLOOR = 0.1
 _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calibration:
-    """The scores of its validation part that a model keeps.
+    """The quantiles of the conformity scores of the validation part, as a model keeps them.
 
     Attributes:
         grid: (G,) rising levels.
-        reach: (G, horizon, targets) how far an interval of each level reaches, in the units of the data, or, with a
+        reach: (G, horizon, targets) the reach of an interval of each level, in the units of the data or, with a
             `floor`, in scales of the window.
-        rows: (G, targets) the same around the median of all forecasts for one row, of whatever step.
-        windows: How many windows were scored.
-        scored_rows: How many rows.
-        floor: (targets,) what is added to the scale of a window; None if scores are not scaled.
+        rows: (G, targets) the reach around the median of all forecasts of one row.
+        windows: The number of windows scored.
+        scored_rows: The number of rows scored.
+        floor: (targets,) added to the scale of a window; None if scores are not scaled.
         non_negative: (targets,) whether training and validation held no value below 0.
         until: The time of the last row that the model was trained on (microseconds since 1970, or a number as in the
             data); None if the data have no times.
@@ -70,14 +70,14 @@ class Calibration:
         non_negative: np.ndarray,
         until: int | float | None,
     ) -> "Calibration | None":
-        """Keeps quantiles of scores.
+        """Return the calibration for scores.
 
         Args:
             scores: (windows, horizon, targets).
             row_scores: (rows, targets).
             floor: See the attributes.
-            non_negative: See there.
-            until: See there.
+            non_negative: See the attributes.
+            until: See the attributes.
 
         Returns:
             The calibration; None if there are too few scores for any level.
@@ -99,7 +99,7 @@ class Calibration:
         )
 
     def reach_at(self, level: float, *, rows: bool = False) -> np.ndarray:
-        """(horizon, targets), or (targets,) with `rows`: how far an interval of a level reaches.
+        """Return the reach of an interval of a level: (horizon, targets), or (targets,) with `rows`.
 
         Raises:
             ConfigError: The validation part was too short for this level.
@@ -121,20 +121,20 @@ class Calibration:
         return kept[after - 1] + share * (kept[after] - kept[after - 1])
 
     def p_values(self, row_scores: np.ndarray) -> np.ndarray:
-        """(N, targets) for scores of rows of that shape: the share of held-out rows that lay as far off or further.
+        """Return, for (N, targets) scores of rows, the share of held-out rows with as large a score or a larger one.
 
-        As far as the kept quantiles tell: never below the least that so many rows can show.
+        The stored quantiles bound the share: it is never below the least that their number of rows can show.
         """
         found = np.empty(row_scores.shape)
         for target in range(row_scores.shape[1]):
             kept = np.concatenate([[0.0], np.maximum.accumulate(self.rows[:, target])])
             inside = np.interp(row_scores[:, target], kept, [0.0, *self.grid])
-            # Of scores beyond the last kept quantile only that is known.
+            # The calibration knows nothing about scores beyond its last quantile.
             found[:, target] = 1 - inside
         return np.maximum(found, 1 / (self.scored_rows + 1))
 
     def divisor(self, spread: np.ndarray) -> np.ndarray:
-        """(B, targets) what scores are divided by: `window_scale` of their windows and the floor, or ones."""
+        """The divisor of scores, (B, targets): `window_scale` of their windows plus the floor, or ones."""
         return np.ones(spread.shape) if self.floor is None else spread + self.floor
 
     def to_config(self) -> dict[str, Any]:
@@ -203,9 +203,9 @@ def check_level(level: float) -> None:
 
 
 def conformal_quantile(scores: np.ndarray, level: float) -> np.ndarray:
-    """The score below which a new one lies with at least the probability `level`, if it is like these.
+    """The bound that a new, exchangeable score does not exceed with at least the probability `level`.
 
-    It is the ceil((n + 1) level)-th smallest of n. Infinite if that is beyond the largest: then n scores are too few.
+    It is the ceil((n + 1) level)-th smallest of n scores; infinite if that rank exceeds n, so that n is too few.
 
     Args:
         scores: (n, ...).
@@ -229,8 +229,8 @@ def conformity_scores(truth: np.ndarray, forecast: np.ndarray, quantiles: Sequen
         quantiles: The Q quantiles, or empty.
 
     Returns:
-        The distance from a point forecast; with two quantiles or more, how far the truth is outside the outermost
-        ones, below 0 inside.
+        The distance from a point forecast; with two quantiles or more, the distance outside the outermost quantiles,
+        negative inside.
     """
     low, high = _edges(np.asarray(forecast, np.float64), quantiles)
     return np.maximum(low - truth, truth - high)
@@ -242,7 +242,7 @@ def window_scale(past: np.ndarray) -> np.ndarray:
 
 
 def scale_floor(scales: np.ndarray) -> np.ndarray:
-    """(targets,) what to add to scales (B, targets): a window in which nothing happens promises no certainty."""
+    """Return the (targets,) floor to add to scales (B, targets): a calm window does not promise a calm future."""
     middle = np.median(scales, axis=0)
     usual = np.where(middle > 0, middle, scales.mean(axis=0))
     return np.where(usual > 0, _FLOOR * usual, 1.0)
@@ -256,9 +256,9 @@ def interval(
     Args:
         forecast: (..., horizon, targets), or (..., horizon, targets, Q).
         quantiles: The Q quantiles, or empty.
-        reach: (..., horizon, targets) how far it reaches beyond the forecast, or beyond the outermost quantiles;
-            below 0 it is narrower than those.
-        non_negative: (..., targets) for which targets it ends at 0.
+        reach: (..., horizon, targets) the reach beyond the forecast, or beyond the outermost quantiles; a negative
+            reach makes the interval narrower than those.
+        non_negative: (..., targets) the targets whose intervals end at 0.
 
     Returns:
         (..., horizon, targets, 2): low and high.
@@ -267,7 +267,7 @@ def interval(
     # A truth whose score is the reach lies on the edge, and rounding must not put it outside.
     reach = reach + _ROUNDING * (np.abs(low) + np.abs(high) + np.abs(reach))
     low, high = low - reach, high + reach
-    # Narrowed by more than its half, an interval is its middle.
+    # An interval narrowed by more than half its width becomes its middle.
     low, high = np.minimum(low, (low + high) / 2), np.maximum(high, (low + high) / 2)
     both = np.stack([low, high], axis=-1)
     floors = np.where(non_negative, 0.0, -np.inf)[..., None, :, None]
@@ -277,7 +277,7 @@ def interval(
 def interval_coverage(
     truth: np.ndarray, intervals: Mapping[float, np.ndarray]
 ) -> dict[str, dict[str, float]]:
-    """The share of the truth that intervals hold, and their width.
+    """Return the share of the truth that intervals hold, and their width.
 
     Args:
         truth: (..., targets).
@@ -297,7 +297,7 @@ def interval_coverage(
 
 
 def point_of(forecast: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
-    """The forecast as one number each: (..., targets) as it is, of quantiles the one nearest to the median."""
+    """Return a point forecast (..., targets): the forecast itself, or the quantile nearest to the median."""
     return forecast[..., int(np.argmin(np.abs(np.array(quantiles) - 0.5)))] if quantiles else forecast
 
 
@@ -315,7 +315,7 @@ def _rank(count: int, level: float) -> int:
 
 
 def _rounded_up(values: np.ndarray) -> Any:
-    """Lists of numbers of six digits, none smaller than it was."""
+    """Return lists of numbers rounded up to six digits."""
     digits = [float(f"{value + 5e-6 * abs(value):.6g}") for value in values.ravel()]
     return np.array(digits).reshape(values.shape).tolist()
 

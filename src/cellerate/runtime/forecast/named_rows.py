@@ -1,6 +1,6 @@
-"""Takes rows that have names, such as a frame's, by their names and not by their order.
+"""Takes the columns of a frame by their names, not by their order.
 
-It needs NumPy alone: a frame is known by what it can do, and pandas, polars and pyarrow are not imported.
+It needs only NumPy: it recognizes a frame by its attributes and does not import pandas, polars or pyarrow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ _SHOWN = 12
 
 
 def by_name(rows: Any, names: Sequence[str]) -> np.ndarray | None:
-    """The columns of these names, or None if the rows have no names.
+    """Return the columns of these names, or None if the rows have no names.
 
     Args:
         rows: A frame of pandas or polars, an Arrow table or record batch, a mapping of columns, a structured array; or
-            a list of these, which are windows of as many rows each.
-        names: The columns, in the order in which they are wanted. Others are left alone.
+            a list of these, which are windows of equally many rows.
+        names: The columns, in the order of the result. Other columns are ignored.
 
     Returns:
-        (rows, names) or, of a list, (windows, rows, names) float64, with NaN where a value is missing.
+        (rows, names), or for a list (windows, rows, names), float64, with NaN where a value is missing.
 
     Raises:
         DataError: A column is missing, occurs twice or holds no numbers; or columns or windows differ in length.
@@ -32,7 +32,7 @@ def by_name(rows: Any, names: Sequence[str]) -> np.ndarray | None:
         lengths = {len(one) for one in windows}
         if len(lengths) > 1:
             raise DataError(
-                f"rows is a list of windows of {min(lengths)} to {max(lengths)} rows: give all as many rows."
+                f"rows is a list of windows of {min(lengths)} to {max(lengths)} rows: make them equally long."
             )
         return np.stack(windows)
     return None if _names(rows) is None else _columns(rows, names)
@@ -48,7 +48,7 @@ def _names(rows: Any) -> list[Any] | None:
         found = getattr(rows, attribute, None)
         if found is not None and not callable(found):
             names = list(found)
-            # The columns of a record batch are its values; its names are those of its schema.
+            # `columns` of a record batch holds values; the names are in its schema.
             if all(isinstance(name, str | int) for name in names):
                 return names
     schema: Any = getattr(rows, "schema", None)
@@ -77,7 +77,7 @@ def _columns(rows: Any, names: Sequence[str]) -> np.ndarray:
 def _numbers(column: Any, name: str) -> np.ndarray:
     """(rows,) float64."""
     values = column
-    # What holds nulls beside whole numbers knows itself how to put NaN there.
+    # A column of integers with nulls has its own method to put NaN there.
     if hasattr(column, "to_numpy"):
         try:
             values = column.to_numpy(zero_copy_only=False)
@@ -102,7 +102,7 @@ def _numbers(column: Any, name: str) -> np.ndarray:
 
 
 def _is_missing(value: Any) -> bool:
-    # That of pandas is equal to nothing, and says so with something that is not a truth value.
+    # Comparing pandas's NA gives NA again, which is not a truth value.
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 

@@ -1,4 +1,4 @@
-"""Forecasts from any row of a series, with all that the model sees: the window, the known future, the series."""
+"""Forecasts from any row of a series, with all inputs of the model: the window, the known future, the series."""
 
 import warnings
 import weakref
@@ -22,19 +22,19 @@ _FRAMINGS: weakref.WeakKeyDictionary[SeriesData, tuple[ForecastSettings, Framing
 def forecast_at(
     predict: Predict, data: SeriesData, settings: ForecastSettings, origins: np.ndarray
 ) -> np.ndarray:
-    """Forecasts the rows from each origin on, from the `window` rows before it.
+    """Forecast the rows from each origin on, from the `window` rows before it.
 
     Args:
         predict: The model; with a single target it may leave the last axis out.
         data: The series.
         settings: How the model was trained to read it.
-        origins: (B,) int64, the first row to forecast of each; a row of the data, or the one after a stretch.
+        origins: (B,) int64, the first row of each forecast: a row of the data, or the row after a stretch.
 
     Returns:
         (B, horizon, targets), or (B, horizon, targets, Q) with quantiles, float64 in the units of the data.
 
     Raises:
-        DataError: Too few rows without a gap lie before an origin, or what is known of the future is missing.
+        DataError: Too few rows without a gap lie before an origin, or the known future is missing.
     """
     framing = _framing(data, settings)
     origins = np.asarray(origins, np.int64)
@@ -55,7 +55,7 @@ def forecast_at(
 
 
 def units_at(data: SeriesData, settings: ForecastSettings, origins: np.ndarray) -> ModelUnits:
-    """The mean and the scale of each origin's series, (B, C); of a model with one scale for all, (C,)."""
+    """Return the mean and the scale of each origin's series, (B, C), or (C,) if the model has one scale for all."""
     framing = _framing(data, settings)
     if settings.covariates.scaling is None:
         return framing.units(np.empty(0), origins)
@@ -71,7 +71,7 @@ def _framing(data: SeriesData, settings: ForecastSettings) -> Framing:
     if strangers := framing.strangers():
         named = listed(list(map(repr, strangers)), _NAMED)
         warnings.warn(
-            f"the model was not trained on the series {named}: they are forecast as unknown ones.",
+            f"the model was not trained on the series {named}: they are forecast as unknown series.",
             stacklevel=4,
         )
     _FRAMINGS[data] = settings, framing
@@ -81,7 +81,7 @@ def _framing(data: SeriesData, settings: ForecastSettings) -> Framing:
 def _ahead(
     data: SeriesData, settings: ForecastSettings, framing: Framing, origins: np.ndarray
 ) -> np.ndarray | None:
-    """(B, horizon, future columns) of the rows to forecast; None if none is known."""
+    """Return the known future of the rows to forecast, (B, horizon, future columns); None if the model has none."""
     columns, horizon = framing.future_columns, settings.horizon
     if not columns:
         return None
@@ -91,8 +91,8 @@ def _ahead(
         known[inside] = windows_at(data.values, origins[inside], horizon)[..., columns]
     if not inside.all() and data.ahead is None:
         raise DataError(
-            f"the model needs {', '.join(settings.covariates.future)} of the {horizon} rows to forecast, and the data "
-            "say nothing of them: open them with the model's own `open`."
+            f"the model needs {', '.join(settings.covariates.future)} of the {horizon} rows to forecast, but the data "
+            "do not hold them: open the data with the model's own `open`."
         )
     names = framing.names(origins)
     for place in np.flatnonzero(~inside).tolist():
@@ -104,7 +104,7 @@ def _ahead(
 def _times(
     data: SeriesData, settings: ForecastSettings, framing: Framing, origins: np.ndarray
 ) -> np.ndarray | int:
-    """(B, horizon) the times of the rows to forecast; how many they are, if they are rows of the series."""
+    """Return the (B, horizon) times of the rows to forecast, or just `horizon` if the series has their times."""
     inside = framing.inside(origins, settings.horizon)
     if settings.covariates.calendar is None or inside.all() or data.times is None:
         return settings.horizon

@@ -1,4 +1,4 @@
-"""The rows that forecasts are made for, in runs, and what several forecasts of a row come to: plain arithmetic."""
+"""The rows to forecast, in runs, and the median of several forecasts of a row: plain arithmetic."""
 
 import bisect
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from cellerate.runtime.forecast.settings import ForecastSettings
 
 
 class Piece(NamedTuple):
-    """A run of rows, and the origins whose forecasts reach them; each with its first one and the one after its last."""
+    """A run of rows and the run of origins whose forecasts reach them, each as its first and the one after its last."""
 
     begin: int
     stop: int
@@ -30,7 +30,7 @@ def pieces_of(
     found = []
     for first, begin, stop in bounds:
         earliest = first + settings.window
-        # What is known in advance is known of rows of the series only: of others the table may not say it.
+        # Columns known in advance are sure to be there only for rows of the series.
         latest = stop
         if settings.covariates.future:
             latest = data.segments[bisect.bisect_right(firsts, begin) - 1][1] - settings.horizon + 1
@@ -43,7 +43,7 @@ def pieces_of(
 
 
 def laid_out(pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The origins of pieces; of each the first row of its piece and the one after the last; and the rows."""
+    """Return the origins of pieces, the first row and the row after the last of each origin's piece, and the rows."""
     origins = [np.arange(one.first_origin, one.stop_origin, dtype=np.int64) for one in pieces]
     rows = [np.arange(one.begin, one.stop, dtype=np.int64) for one in pieces]
     counts = list(map(len, origins))

@@ -27,13 +27,13 @@ class ForecastSettings:
     """The way a forecaster was trained to read a series.
 
     Attributes:
-        reading: How it reads tables.
-        window: Rows it sees.
-        horizon: Rows it forecasts.
+        reading: The settings for reading tables.
+        window: The rows that the model sees.
+        horizon: The rows that the model forecasts.
         quantiles: The Q quantiles, or empty.
         scaler: To and from the units of the data, for the features and then the targets that are not features.
-        covariates: What it sees beside the features.
-        calibration: What intervals are made of; None if the model was not calibrated.
+        covariates: The inputs of the model beside the features.
+        calibration: The source of intervals; None if the model was not calibrated.
     """
 
     reading: Reading
@@ -53,14 +53,14 @@ class ForecastSettings:
         table: TableOptions | None = None,
         listener: Listener = SILENT,
     ) -> SeriesData:
-        """Opens tables as in training, up to the last known target.
+        """Open tables as in training, up to the last known target.
 
         Args:
             paths: As `open_series` takes them.
             future: A table of the columns that are known in advance; None for rows of the files without targets.
-            changes: Fields of `Reading` that win over those of the training.
-            table: How the tables are written, where that is not to be found out.
-            listener: Hears what is worth knowing of them.
+            changes: Fields of `Reading` that override those of the training.
+            table: The format of the tables; what is unset is detected.
+            listener: Receives messages about the tables.
 
         Raises:
             ConfigError: There is a table, and no column is known in advance.
@@ -69,7 +69,8 @@ class ForecastSettings:
         known = self.covariates.future
         if future is not None and not known:
             raise ConfigError(
-                f"{argument('future')} is for models with columns that are known in advance, and this has none."
+                f"{argument('future')} is for models with columns that are known in advance, but this model has none: "
+                "leave it out."
             )
         reading = dataclasses.replace(self.reading, **changes)
         return open_known(paths, reading, known, future, table=table, listener=listener)

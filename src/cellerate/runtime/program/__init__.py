@@ -1,6 +1,6 @@
-"""The program of a packed model on NumPy and the native core: whole calls, and those that take steps as they come.
+"""The program of a packed model on NumPy and the native core: whole batches, and steps as they come.
 
-`Engine` computes whole batches; `Stepping` is the program of a push, with the states going in and out.
+`Engine` computes whole batches; `Stepping` is the program of a push, which takes and returns the states.
 """
 
 from cellerate.runtime.program.engine import Anatomy, Engine

@@ -1,10 +1,10 @@
 """Runs a packed model: checks the caller's arrays and the sizes of all results, then has the program run.
 
-On the native core a program runs as one call (`kernels.program`), an operation at a time where the core is missing or
-does not take it (`interpreter`). It needs neither Keras nor a framework, only NumPy.
+On the native core a program runs as one call (`kernels.program`). If the core is missing or does not take the program,
+it runs one operation at a time (`interpreter`). Only NumPy is needed, neither Keras nor a framework.
 
-The sizes of all results are worked out before anything is computed. A program that asks for more memory or time
-than a real model needs is refused (`shapes`).
+The engine computes the sizes of all results first, and refuses a program that needs more memory or time than any real
+model (`shapes`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from cellerate.runtime.program import interpreter, operations, shapes
 from cellerate.runtime.program.inputs import by_name, check_ids, check_shape, checked_array, smallest_tables
 from cellerate.runtime.program.prepared import Inputs, Out, Prepared, checked_out, signature
 
-# Beyond, what is worked out for a choice of outputs, or for the sizes of a call, is forgotten again.
+# The most plans (one for each choice of outputs) and the most call sizes to cache.
 _MOST_CHOICES, _MOST_SIZES = 16, 256
 _UNTRIED = "untried"
 
@@ -34,8 +34,8 @@ class _Call:
 
     Attributes:
         shapes: The shape of a row in each needed node.
-        row_bytes: About what a row needs while the interpreter runs.
-        sizes: What the core needs to know; None if it does not take these.
+        row_bytes: About the bytes that a row needs while the interpreter runs.
+        sizes: The sizes that the core needs; None if it does not take these shapes.
     """
 
     shapes: Mapping[int, Shape]
@@ -47,10 +47,10 @@ class Anatomy(NamedTuple):
     """The parts of a call, nodes by number.
 
     Attributes:
-        nodes: Those that it needs, in order.
-        shapes: The shape of a row of each.
-        compiled: What runs it on the native core; None if nothing does.
-        sizes: What the core needs to know of the shapes; None if it does not take them.
+        nodes: The nodes that the call needs, in order.
+        shapes: The shape of a row of each node.
+        compiled: The program on the native core; None if the core does not take it.
+        sizes: The sizes that the core needs; None if it does not take these shapes.
         given: The arrays of the inputs.
     """
 
@@ -68,8 +68,8 @@ class Engine:
 
     Args:
         program: What to run.
-        precision: How the core keeps and multiplies matrices, one of `program.PRECISIONS`; what it does not take is
-            computed in float32. bfloat16, int8 and int4 round as `kernels.decoder.cpu.StepModel` says.
+        precision: How the core keeps and multiplies matrices, one of `program.PRECISIONS`; operations that it does
+            not take run in float32. bfloat16, int8 and int4 round as `kernels.decoder.cpu.StepModel` says.
 
     Raises:
         ModelError: The program cannot be run: a node reads ids or a mask where it needs numbers, or an operation
@@ -126,7 +126,7 @@ class Engine:
             try:
                 return prepared.run(arrays, out)
             except (IndexError, MemoryError):
-                pass  # the checks below take ids that count from the end, and word the errors
+                pass  # the checks below handle ids that count from the end, and word the errors
         return self._run(inputs, outputs, out, key)
 
     def result_sizes(
@@ -175,13 +175,13 @@ class Engine:
         return Anatomy(self._needed(plan), call.shapes, self._program_of(plan, call), call.sizes, given)
 
     def prepared_for(self, inputs: Inputs, outputs: Sequence[str] | None) -> Prepared | None:
-        """The call that earlier arrays of these shapes and types have left; None if the core does not take it."""
+        """The cached call for arrays of these shapes and types; None if the core does not take it."""
         return self._prepared.get(signature(inputs, outputs)[0])
 
     def _run(
         self, inputs: Inputs, outputs: Sequence[str] | None, out: Out, key: Hashable
     ) -> dict[str, np.ndarray]:
-        """As `run`, with all checks; remembers the call under a key that is not None."""
+        """Run with all checks, and cache the call unless the key is None."""
         names = self._output_names(outputs)
         named = by_name(inputs, list(self.program.inputs))
         plan, given, call = self._settled(named, names)
@@ -211,7 +211,7 @@ class Engine:
     def _settled(
         self, named: Mapping[str, Any], names: Sequence[str]
     ) -> tuple[interpreter.ExecutionPlan, dict[int, np.ndarray], _Call]:
-        """The work for some outputs of checked inputs: the plan, the needed inputs by node, and their sizes."""
+        """Return the plan for some outputs, the checked inputs by node, and the facts about the call."""
         numbers = tuple(self.program.outputs[name] for name in names)
         plan = self._plan(numbers)
         given = self._checked(named, plan)
@@ -246,14 +246,14 @@ class Engine:
         given: Mapping[str, Any],
         wanted: Mapping[str, tuple[tuple[int, ...], str]],
     ) -> None:
-        """Keeps a call under the key of its shapes and types, so that the next one of these runs without checks."""
+        """Cache a call under the key of its shapes and types, so that the next such call runs without checks."""
         compiled = self._program_of(plan, call)
         order = sorted(plan.wanted)
         if compiled is None or len(order) != len(wanted):
             return
         names = {number: name for name, number in self.program.inputs.items()}
         needed = [names[number] for number in compiled.inputs]
-        # Only arrays that are handed on as they are.
+        # Only if all arrays are handed on unchanged.
         if any(given[names[n]].dtype != self._types[n] for n in compiled.inputs):
             return
         results = tuple(
@@ -295,7 +295,7 @@ class Engine:
         return given
 
     def _given(self, inputs: Mapping[str, Any], plan: interpreter.ExecutionPlan) -> Iterator[tuple[str, int]]:
-        """The inputs that came, by name and node; one that is needed and did not come is an error."""
+        """The inputs of the call by name and node; raises `ConfigError` if a needed input is missing."""
         for name, number in self.program.inputs.items():
             if name in inputs:
                 yield name, number
@@ -323,7 +323,7 @@ class Engine:
             found = self._shapes(plan, given, batch)
             row_bytes = interpreter.row_bytes(plan, found)
             _check_elements(row_bytes // 8 + sum(math.prod(found[number]) for number in numbers))
-            # Only the core asks for the sizes, and only where it takes the program.
+            # Only the core needs the sizes, and only if it takes the program.
             sizes = None if self._compiled(plan) is None else sizes_of(self._needed(plan), found)
             call = _Call(found, row_bytes, sizes)
             if len(self._calls) >= _MOST_SIZES:
@@ -335,8 +335,8 @@ class Engine:
         return {number: self._nodes[number] for number in plan.needed}
 
     def _compiled(self, plan: interpreter.ExecutionPlan) -> CompiledProgram | None:
-        """The program of a choice of outputs on the core; None if it does not take it."""
-        # Another thread may forget all programs at any time, so none is looked up twice.
+        """The program of a choice of outputs on the core; None if the core does not take it."""
+        # Another thread may clear the cache at any time, so each program is looked up only once.
         made = self._programs.get(plan.wanted, _UNTRIED)
         if isinstance(made, str):
             made = None
@@ -351,7 +351,7 @@ class Engine:
     def _shapes(
         self, plan: interpreter.ExecutionPlan, given: Mapping[int, Shape], batch: int
     ) -> dict[int, Shape]:
-        """The shape of a row in each needed node; refuses what no real model does before computing anything."""
+        """Return the shape of a row in each needed node; refuse sizes beyond those of real models."""
         found: dict[int, Shape] = {}
         numbers = sum(map(math.prod, given.values()))
         work = 0
@@ -383,7 +383,7 @@ class Engine:
 
 
 def _check_rows(counts: dict[str, int]) -> None:
-    """Refuses inputs of which the last has another number of rows than the first."""
+    """Refuse inputs if the last one has another number of rows than the first."""
     (first, rows), (last, found) = next(iter(counts.items())), next(reversed(counts.items()))
     if rows != found:
         raise DataError(

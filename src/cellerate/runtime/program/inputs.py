@@ -1,4 +1,4 @@
-"""The arrays that a caller gives to a packed model: whether they are what its inputs need, and what to say if not."""
+"""Checks of the arrays that a caller gives to a packed model, and their errors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,14 +29,14 @@ def by_name(inputs: Mapping[str, Any] | np.ndarray, known: Sequence[str]) -> Map
 
 
 def as_array(value: Any) -> np.ndarray:
-    """An array of anything that holds numbers, without a copy where it can: NumPy, Arrow, DLPack, lists.
+    """Return an array of numbers from NumPy, Arrow, DLPack or lists, without a copy where possible.
 
     Args:
-        value: Of Arrow an array, chunked or not, of numbers, of fixed-size lists, or of tensors of one shape.
+        value: The numbers. An Arrow array, chunked or not, holds numbers, fixed-size lists, or tensors of one shape.
 
     Raises:
         ValueError: Rows have different lengths.
-        TypeError, RuntimeError, BufferError: NumPy cannot read it: it is on a GPU, keeps gradients, or holds nulls.
+        TypeError, RuntimeError, BufferError: NumPy cannot read it: it is on a GPU, tracks gradients, or holds nulls.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -66,10 +66,10 @@ def _of_arrow(value: Any) -> np.ndarray:
 
 
 def checked_array(node: Node, value: Any) -> np.ndarray:
-    """The array of an input if its type and shape are right.
+    """Return the array of an input after checking its type and shape.
 
     Raises:
-        DataError: They are not.
+        DataError: The type or the shape is wrong.
     """
     expected = "ids" if node.options["dtype"] == "int32" else "numbers"
     try:
@@ -85,7 +85,7 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
             f"input {node.name!r}: expected an array of {expected} {_text(node)}, got a {type(value).__name__} that "
             f"NumPy cannot read ({reason:.120})."
         ) from error
-    # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
+    # Booleans are 0 and 1, as in Keras: an input mask is read as ids, and every id except 0 is True.
     kinds = "biu" if expected == "ids" else "bfiu"
     # bfloat16 is not one of NumPy's own types.
     if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
@@ -99,7 +99,7 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
 
 
 def check_shape(node: Node, found: tuple[int, ...]) -> None:
-    """Refuses the shape of an array that is not that of an input.
+    """Refuse an array whose shape does not fit an input.
 
     Raises:
         DataError: It has other axes or sizes, or no step or feature.
@@ -127,7 +127,7 @@ def _text(node: Node) -> str:
 
 
 def smallest_tables(nodes: Iterable[Node]) -> dict[int, Node]:
-    """The smallest of the tables in which ids are looked up, by the number of the node that gives the ids."""
+    """Return the smallest table in which each node's ids are looked up, by the number of the node."""
     found: dict[int, Node] = {}
     for node in nodes:
         if node.op == "embedding":
@@ -137,10 +137,10 @@ def smallest_tables(nodes: Iterable[Node]) -> dict[int, Node]:
 
 
 def check_ids(name: str, ids: np.ndarray, table: Node | None) -> None:
-    """Refuses ids that are not int32, or not rows of the smallest table that they are looked up in.
+    """Refuse ids that do not fit int32, or are outside the smallest table that they are looked up in.
 
     Raises:
-        DataError: An id is none; the message says where.
+        DataError: An id is out of range; the message says where.
     """
     rows = 2**31 if table is None else len(table.arrays["embeddings"])
     if ids.size == 0 or (ids.min() >= -rows and ids.max() < rows):

@@ -1,11 +1,11 @@
-"""Runs a program an operation at a time: in what order, on how many rows at once, and how long each result lives.
+"""Runs a program one operation at a time; decides the order, the rows per piece, and how long each result lives.
 
-It is the reference, and the way of a machine without the native core and of the programs that the core does not take.
-The arithmetic is in `operations`.
+It is the reference, and it serves machines without the native core and programs that the core does not take. The
+arithmetic is in `operations`.
 
-A batch that would need much working memory is cut into pieces of whole rows. No operation mixes rows, so on the native
-core the results equal those of a single piece to the last bit. Without the core NumPy computes the matrix products,
-whose rounding depends on the number of rows: then the results agree to float32's precision.
+A batch that would need much working memory is cut into pieces of whole rows. No operation mixes rows, so the native
+core gives the same results for any pieces, to the last bit. NumPy's matrix products round differently for different
+numbers of rows, so without the core the results agree to float32's precision.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from cellerate.errors import DataError
 from cellerate.program import LAST_STATES, RECURRENT, Node, Shape
 from cellerate.runtime.program import operations, recurrent
 
-# About how many bytes the arrays of a piece may take. For models of common sizes this keeps hundreds of rows
-# together, and the native core gains nothing from more; it is small beside the memory of any serving machine.
+# The most bytes of the arrays of a piece, about. For models of common sizes a piece then has hundreds of rows, and the
+# native core gains nothing from more; it is small beside the memory of any serving machine.
 _WORKING_BYTES = 1 << 28
 
 
@@ -29,10 +29,10 @@ class ExecutionPlan:
     """The plan for a choice of outputs; nodes by number.
 
     Attributes:
-        wanted: The nodes whose results are the outputs asked for.
-        needed: These and all they depend on, in order.
-        read: The nodes whose results another node reads or the caller wants; for a recurrent layer, its outputs.
-        released: For each node, the nodes whose results nothing reads after it.
+        wanted: The nodes whose results are the requested outputs.
+        needed: These nodes and all that they depend on, in order.
+        read: The nodes whose results another node or the caller reads; for a recurrent layer, its outputs.
+        released: For each node, the nodes whose results no later node reads.
         looked_up: Embeddings that stay ids: only LSTMs read them, and LSTMs look the rows up themselves.
         states: For each recurrent layer, the needed nodes that take its last states.
     """

@@ -27,7 +27,7 @@ _TABLE_SHARE = 0.5
 
 
 def prepared(node: Node, transposed: dict[int, np.ndarray]) -> Node:
-    """The node as `run` and `shapes` take it: an unembedding gets its table transposed, once for all calls.
+    """Return the node as `run` and `shapes` take it: an unembedding's table is transposed once for all calls.
 
     Args:
         node: The node.

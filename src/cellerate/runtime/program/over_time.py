@@ -1,7 +1,7 @@
-"""The loop of a recurrent layer in NumPy: what happens at masked steps, backwards, and to the last states.
+"""The loop of a recurrent layer in NumPy, with masked steps, reversed order and the last states.
 
-The layers give it one step; it knows nothing of their gates. The order of the steps and the outputs at masked steps are
-those of `kernels.lstm.reference`.
+A layer passes its step, so the loop knows nothing about gates. The order of the steps and the outputs at masked steps
+match `kernels.lstm.reference`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ def over_time(
     """Runs a layer over its steps.
 
     Args:
-        step: The states after a step of the sequence, from its number and the states before it.
+        step: Returns the states after a step, from the step's index and the states before it.
         states: The initial states, each (B, H).
-        steps: How many there are.
+        steps: The number of steps.
         mask: (B, T), False where a step does not count; None if all do.
         options: "go_backwards" and "masked_output", as `program.OPERATIONS` has them.
         sequences: Whether to give all outputs or only the last.

@@ -1,6 +1,6 @@
-"""Calls of a packed model for arrays of known shapes and types: all that depends on these alone is settled once.
+"""Calls of a packed model, prepared once for arrays of known shapes and types.
 
-The engine keeps the calls that it has prepared, so that only the first of its kind is checked in full.
+The engine caches prepared calls, so that only the first call of its kind is checked in full.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class Prepared:
     """A call on the native core.
 
     Attributes:
-        compiled: What runs.
-        sizes: What it needs to know of the shapes.
-        places: Where its inputs are among the arrays of the call.
-        results: Each output's name, its place among what the program gives, and its shape.
+        compiled: The program on the core.
+        sizes: The sizes that the program needs.
+        places: The indices of its inputs among the arrays of the call.
+        results: Each output's name, its index among the program's results, and its shape.
     """
 
     compiled: CompiledProgram
@@ -65,10 +65,10 @@ class Prepared:
     def alone(
         self, names: Sequence[str], states: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> tuple[PreparedRun, tuple[int, ...]] | None:
-        """The call for loops, which passes only what is not a state, and the shape of its result.
+        """Return the call for loops, which passes only arrays that are not states, and the shape of its result.
 
         Args:
-            names: Those of the arrays of the call, in their order.
+            names: The names of the arrays of the call, in order.
             states: Two arrays for each state by its name, which is that of an input and of an output, as
                 `CompiledProgram.prepared_run` takes them.
 
@@ -90,7 +90,7 @@ class Prepared:
         return run, shape
 
     def _run_one(self, inputs: Sequence[np.ndarray], out: np.ndarray | None) -> dict[str, np.ndarray]:
-        """The same where there is one result, which is what loops have."""
+        """Run with one result, the usual case in loops."""
         ((name, _, shape),) = self.results
         if out is None:
             result = np.empty(shape, np.float32)
@@ -105,7 +105,7 @@ class Prepared:
 
 
 def signature(inputs: Inputs, outputs: Sequence[str] | None) -> tuple[Hashable, tuple[np.ndarray, ...]]:
-    """The key that decides how a call is prepared, and its arrays; None where the arrays have to be looked at first."""
+    """Return the key of a prepared call and its arrays; the key is None if the arrays must be checked first."""
     if outputs is not None:
         if type(outputs) not in (list, tuple) or not all(type(name) is str for name in outputs):
             return None, ()
@@ -138,7 +138,7 @@ def checked_out(out: Out, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> 
     if not isinstance(out, Mapping):
         if len(wanted) > 1:
             raise ConfigError(
-                f"out must be a dict of arrays by name, since there are the outputs {', '.join(wanted)}, not one "
+                f"out must be a dict of arrays by name, because the outputs are {', '.join(wanted)}, not one "
                 f"{type(out).__name__}."
             )
         out = dict.fromkeys(wanted, out)
@@ -184,7 +184,7 @@ def input_sizes(
         program: Says which sizes are free.
         batch: Rows of a call.
         steps: The size of the first axis after the batch, where it is a time axis; None if no size is free.
-        free_only: Whether `steps` is meant for free sizes alone, so that another fixed one is not an error.
+        free_only: If True, `steps` applies to free sizes only, and another fixed size is not an error.
 
     Raises:
         ConfigError: A size is not a whole number above 0, is missing, or does not fit the model.

@@ -1,7 +1,7 @@
-"""GRU and SimpleRNN layers of a packed model, in NumPy: right, not fast.
+"""GRU and SimpleRNN layers of a packed model, in NumPy: correct, not fast.
 
-LSTMs have kernels of their own (`operations.lstm`). These layers have none, so a packed model that holds one runs an
-operation at a time.
+LSTMs have their own kernels (`operations.lstm`). These layers have none, so a packed model with one runs one operation
+at a time.
 """
 
 import functools

@@ -45,12 +45,12 @@ def row_shape(node: Node, read: Mapping[str, Shape]) -> Shape:
     """
     shape = OPERATIONS[node.op].shape(node, read)
     if len(shape) >= MOST_AXES:
-        raise ValueError(f"the result has {len(shape) + 1} axes, and at most {MOST_AXES} can be")
+        raise ValueError(f"the result has {len(shape) + 1} axes, but at most {MOST_AXES} are allowed")
     return shape
 
 
 def work(node: Node, read: Mapping[str, Shape], result: Shape) -> int:
-    """About how long a node takes for a row, as the number of native multiply-adds that take the same time."""
+    """Return the cost of a node for a row, about, as the number of native multiply-adds that take the same time."""
     elements = sum(math.prod(shape) for shape in read.values()) + math.prod(result)
     row = OPERATIONS[node.op]
     steps = read["x"][0] * (node.arrays["kernel"].shape[1] * _ELEMENT + _STEP) if row.states else 0

@@ -1,7 +1,7 @@
-"""Any model whose layers look only back, one push of steps at a time: its program with the states going in and out.
+"""A causal model, one push of steps at a time: its program takes and returns the states.
 
-A push gives what the whole sequence up to there would give, because every node either computes each step by itself or
-is recurrent, and its last states begin its next push.
+A push gives the same results as the whole sequence so far, because every node either computes each step by itself or is
+recurrent, and its last states begin its next push.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ class Stepping:
     """A program of one push.
 
     Attributes:
-        program: The model's, whose inputs take any number of steps, with an input and an output more for each state.
+        program: The model's program for any number of steps, with one more input and output for each state.
         inputs: The names of the model's own inputs.
         outputs: The names of the model's own outputs.
         states: The names of the states, each an input and an output, with its units: h and c of each LSTM, h of each
@@ -31,11 +31,10 @@ class Stepping:
 
 
 def stepping_of(program: Program) -> Stepping:
-    """Makes a program that takes steps as they come.
+    """Make a program that takes steps as they come.
 
     Raises:
-        ModelError: A layer needs steps that are still to come, or no layer remembers those before; the message names
-            it.
+        ModelError: A layer needs future steps, and the message names it; or no layer remembers earlier steps.
     """
     push = _Push()
     for node in program.nodes:
@@ -52,11 +51,11 @@ def stepping_of(program: Program) -> Stepping:
 
 
 class _Push:
-    """The nodes of a push, while they are made of a model's nodes one after the other.
+    """The nodes of a push, built from a model's nodes one after the other.
 
     Attributes:
         nodes: The nodes so far.
-        moved: The place of each of the model's nodes among them.
+        moved: The index in `nodes` of each of the model's nodes.
         states: The names of the states, with their units.
         added: The name of each state → the node that gives its value after the push.
     """
@@ -66,7 +65,7 @@ class _Push:
         self.moved: list[int] = []
         self.states: dict[str, int] = {}
         self.added: dict[str, int] = {}
-        # How many steps each node has in the model itself: -1 for any number, 0 for those that are not over time.
+        # The steps of each node in the model itself: -1 for any number, 0 for nodes without a time axis.
         self._steps: list[int] = []
         self._remembering = 0  # layers so far
 
@@ -83,14 +82,14 @@ class _Push:
         )
         if node.op == "input":
             shape: Any = options["shape"]
-            # Behind the steps an input may have an axis more, for a layer that looks into each step by itself.
+            # After its steps an input may have one more axis, for a layer that works inside each step.
             steps = shape[1] if len(shape) in (3, 4) or options["dtype"] == "int32" else 0
             if steps and len(shape) <= 4:
                 options["shape"] = (shape[0], -1, *shape[2:])
         elif row.states:
             _check_recurrent(node, reads_time=bool(self._steps[node.inputs["x"]]))
             steps = steps if options["return_sequences"] else 0
-            # Before its first step that is not masked both are zeros, and after it the same.
+            # Both are zeros before the first unmasked step, and equal after it.
             if options["masked_output"] == "previous_output":
                 options["masked_output"] = "previous_state"
             for state in row.states:
@@ -125,7 +124,7 @@ class _Push:
         return self._node(Node("input", name, options={"shape": (-1, units), "dtype": "float32"}))
 
     def _with_earlier(self, node: Node, x: int, steps: int, features: int) -> int:
-        """The steps of a push behind the steps before it, which the next push finds in a state."""
+        """Return the steps of a push after the earlier steps, whose last ones a state keeps for the next push."""
         kept = self._state(node, "x", steps * features)
         name, self._remembering = f"x {self._remembering} {node.name}", self._remembering + 1
         before = self._node(Node("reshape", node.name, {"x": kept}, options={"shape": (steps, features)}))

@@ -114,13 +114,13 @@ class CompletionRequest(msgspec.Struct):
 
 @dataclasses.dataclass
 class _Choice:
-    """One text that is drawn.
+    """One text to generate.
 
     Attributes:
-        index: Its place among the choices of the answer.
-        prompt: The text before it.
-        ids: (N,) the ids of that.
-        rules: How it is drawn.
+        index: Its index among the choices of the answer.
+        prompt: The prompt.
+        ids: (N,) the ids of the prompt.
+        rules: The sampling settings.
     """
 
     index: int
@@ -142,7 +142,7 @@ async def complete(
     if not asked.stream:
         return json_answer(await unless_gone(request, job.whole()))
     pieces = job.pieces()
-    # Errors of the request itself still have a status of their own.
+    # Raised before streaming starts, so that an error of the request still has its own status.
     first = await unless_gone(request, anext(pieces))
     return StreamingResponse(_events(first, pieces), media_type="text/event-stream")
 
@@ -210,7 +210,7 @@ class _Job:
         if asked.logprobs is not None:
             reader = TokenReader(self._served.model.steps, tokenizer, asked.logprobs, choice.prompt)
             begin = Details()
-            # In parts, for the calls of others wait meanwhile.
+            # In parts, because the calls of others wait meanwhile.
             for first in range(0, len(choice.ids), _READ_AT_ONCE):
                 ids = choice.ids[first : first + _READ_AT_ONCE]
                 read = functools.partial(reader.prompt, ids, tell=bool(asked.echo))
@@ -267,9 +267,9 @@ _REASONS = {"length": "length", "stop": "stop", "cancelled": "stop"}
 
 
 def _choices(asked: CompletionRequest, served: Served, limits: Limits) -> list[_Choice]:
-    """The texts that a request asks for: `n` of each prompt."""
+    """Return the texts that a request asks for: `n` for each prompt."""
     if served.texts is None:
-        raise RequestError(400, f"{served.name} continues no texts; it is {served.kind}.")
+        raise RequestError(400, f"{served.name} does not continue texts; it is {served.kind}.")
     for name in ("frequency_penalty", "presence_penalty", "logit_bias", "suffix"):
         if getattr(asked, name):
             raise RequestError(400, f"{name} is not supported: leave it out.")
@@ -372,7 +372,7 @@ async def _merged(streams: Sequence[AsyncGenerator[dict[str, Any]]]) -> AsyncGen
 
 
 async def _events(first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
-    """Parts as server-sent events; an error in the middle is an event, too, for the status is sent already."""
+    """Send parts as server-sent events; a late error is an event, too, because the status is sent already."""
     async with contextlib.aclosing(rest):
         try:
             yield _event(first)

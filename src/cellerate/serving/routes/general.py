@@ -29,8 +29,8 @@ from cellerate.serving.workers import BusyError
 class ForecastRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for forecasts: rows of a series, or of several, in the units of the data.
 
-    A model may see more: the columns that are known in advance in the rows to forecast (`future`), the times of the
-    rows and of those to forecast (`times`), and which series it is (`series`).
+    A model may have more inputs: the columns known in advance for the rows to forecast (`future`), the times of all
+    rows (`times`), and the name of the series (`series`).
     """
 
     rows: list[Any]
@@ -146,10 +146,10 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 def _check_place(request: Request) -> None:
-    """Refuses a text before its request is read if no model has a place: the less a refusal costs, the more is drawn.
+    """Refuse a text before its request is read if all models are full: cheap refusals leave time for generating.
 
     Raises:
-        BusyError: There is none.
+        BusyError: All models are full.
     """
     busy: BusyError | None = None
     for served in models_of(request):
@@ -170,9 +170,7 @@ def _text_model(request: Request, name: str | None) -> Served:
         found = [served for served in models if served.texts is not None]
         if len(found) != 1:
             names = ", ".join(served.name for served in found) or "none"
-            raise RequestError(
-                400, f"model is missing, and there is not just one text model here but {names}: name one."
-            )
+            raise RequestError(400, f"model is missing: name one of the text models here ({names}).")
         return found[0]
     served = models.get(name)
     if served.texts is None:

@@ -19,11 +19,11 @@ _ERRORS = {
     409: "There is one already, or it belongs to another model.",
     410: "The session ended; the message says why.",
     413: "The request is too large.",
-    415: "The body is packed in another way.",
-    429: "There are as many sessions as there may be.",
+    415: "The body has another encoding.",
+    429: "The limit of sessions is reached.",
     431: "The head of the request is too large.",
     500: "The server failed.",
-    503: "There is no place now; try again after `Retry-After` seconds.",
+    503: "The server is busy; try again after `Retry-After` seconds.",
     504: "It took longer than the server allows.",
 }
 _PARAMETER = re.compile(r"{(\w+)}")

@@ -18,18 +18,18 @@ _PROMETHEUS = "text/plain"
 
 
 class RouteDescription(NamedTuple):
-    """A route and what it takes and gives.
+    """A route, its requests and its answers.
 
     Attributes:
         method: The method of HTTP.
         path: The path, with parameters in braces.
         handler: Answers it.
         group: The protocol that it belongs to.
-        text: What it does.
+        text: A sentence on its effect.
         body: The form of its body; None for none.
         takes: The media types of its body.
         gives: The media types of its answer.
-        status: The status when it worked.
+        status: The status of success.
     """
 
     method: str

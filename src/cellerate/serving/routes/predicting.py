@@ -34,11 +34,11 @@ async def in_turn(served: Served, request: Request, call: Callable[[], _Found], 
 async def predicted(
     served: Served, request: Request, tensors: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Computes outputs of a model in its turn.
+    """Compute outputs of a model when its turn comes.
 
     Args:
         served: The model.
-        request: The request; if its client goes, nothing is computed any more.
+        request: The request; if its client disconnects, nothing more is computed.
         tensors: The array of each input by its name, the batch first.
         outputs: Which outputs; None for all.
 

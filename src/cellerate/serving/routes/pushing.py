@@ -15,10 +15,10 @@ from cellerate.serving.sessions import Push, Result, SessionWorker
 
 
 def worker_of(served: Served) -> SessionWorker:
-    """The sessions of a model.
+    """Return the worker of a model's sessions.
 
     Raises:
-        RequestError: It has none; the message says why.
+        RequestError: The model does not have sessions; the message says why.
     """
     if served.sessions is None:
         raise RequestError(400, f"{served.name} keeps no sessions: {served.no_sessions}")
@@ -31,7 +31,7 @@ async def push_all(served: Served, metrics: Metrics, limits: Limits, pushes: Seq
     Raises:
         BusyError: Too many pushes wait.
         RequestError: They are too long, or their answer would be too large.
-        DeadlineError: They waited for too long, and nothing was read.
+        DeadlineError: The pushes waited for too long, and nothing was read.
     """
     worker = worker_of(served)
     check_pushes(pushes, worker.sessions.size, limits)
@@ -68,8 +68,8 @@ def steps_of(served: Served, given: Any) -> dict[str, np.ndarray]:
     """The arrays of a push from JSON: one array, arrays by name, or a text.
 
     Raises:
-        ConfigError: It is none of these, or rows have different lengths.
-        DataError: It holds an id that the model does not know.
+        ConfigError: The value has another form, or rows have different lengths.
+        DataError: The value holds an id that the model does not know.
     """
     if isinstance(given, str):
         if served.model.task != "text":

@@ -136,7 +136,9 @@ async def bring(request: Request) -> Response:
     served, name = served_of(request), _name(request)
     given = decoded(await body_of(request), StateFormat)
     if given.model != served.model.fingerprint:
-        raise RequestError(409, f"the state is of another model than {served.name}: give it to that one.")
+        raise RequestError(
+            409, f"the state belongs to another model than {served.name}: send it to that model."
+        )
     try:
         bytes_ = base64.b64decode(given.state, validate=True)
         state = np.frombuffer(bytes_, "<f4").astype(np.float32)

@@ -1,4 +1,4 @@
-"""The log probabilities of ids and of those that could have come in their place, as OpenAI's protocol lists them."""
+"""The log probabilities of ids and of their alternatives, as OpenAI's protocol lists them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Details:
-    """Four parallel lists, one entry an id, put together from parts."""
+    """Four parallel lists with one entry per id, joined from parts."""
 
     def __init__(self) -> None:
         self.all: dict[str, list[Any]] | None = None
@@ -29,13 +29,13 @@ class Details:
 
 
 class TokenReader:
-    """Reads a text id by id along with the model, and tells of each id how likely it and the likeliest were.
+    """Reads a text id by id with the model, and returns the log probabilities of each id and of the likeliest ids.
 
     Args:
         steps: The model.
-        tokenizer: What its ids mean.
-        count: How many of the likeliest ids to tell.
-        text: The prompt; places are counted from its beginning.
+        tokenizer: The tokenizer of its ids.
+        count: The number of likeliest ids to list.
+        text: The prompt; offsets are counted from its beginning.
     """
 
     def __init__(self, steps: Steps, tokenizer: Tokenizer, count: int, text: str) -> None:
@@ -48,7 +48,7 @@ class TokenReader:
         self._names: dict[int, str] = {}
 
     def prompt(self, ids: np.ndarray, *, tell: bool) -> dict[str, list[Any]] | None:
-        """Reads (N,) ids of the prompt; returns their details if they are to be told."""
+        """Read (N,) ids of the prompt; return their details if `tell` is True."""
         if tell:
             return self.drawn(ids)
         self._state, self._logits = self._steps.read(self._state, ids[np.newaxis])
@@ -56,7 +56,7 @@ class TokenReader:
         return None
 
     def drawn(self, ids: np.ndarray) -> dict[str, list[Any]]:
-        """Reads the next (N,) ids; returns their details. The first id of all has no log probability: None."""
+        """Read the next (N,) ids; return their details. The log probability of the very first id is None."""
         details: dict[str, list[Any]] = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
@@ -93,7 +93,7 @@ class TokenReader:
 
 
 def _largest(values: np.ndarray, count: int) -> Sequence[int]:
-    """The places of the largest values, the largest first; of equal ones the first."""
+    """The indices of the largest values, largest first; among equal values the first."""
     count = min(count, len(values))
     if count == 0:
         return []

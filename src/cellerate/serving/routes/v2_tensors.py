@@ -29,7 +29,7 @@ DATATYPES = {
 """The types of tensors; those of text (BYTES) and bfloat16 (BF16) are refused."""
 
 _MOST_AXES = 8
-# What NumPy makes of JSON, by the kind of its type.
+# The JSON values behind each kind of NumPy's types.
 _NAMES = {
     "b": "true or false",
     "i": "integers",
@@ -38,7 +38,7 @@ _NAMES = {
     "U": "text",
     "O": "null or an object",
 }
-# Parameters of Triton's extensions that are not among those of this server, and would be passed over.
+# Parameters of Triton's extensions that this server does not have; it refuses them rather than ignore them.
 _REFUSED = {
     "classification": "labels are not given here; leave it out and take the largest numbers of the output",
     "shared_memory_region": "memory is not shared here; send the numbers in the body",
@@ -65,7 +65,7 @@ class _WithParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return given
 
     def refuse(self, which: str) -> None:
-        """Refuses parameters of Triton that ask for something else than is done here."""
+        """Refuse parameters of Triton that this server cannot honour."""
         for name, meaning in _REFUSED.items():
             if self.parameter(name):
                 raise RequestError(400, f"{which} has the parameter {name}: {meaning}.")
@@ -99,10 +99,10 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
 
     Args:
         body: JSON, and behind it the bytes of binary tensors.
-        header_length: How long the JSON is, the value of `Inference-Header-Content-Length`; None if it is all.
+        header_length: The length of the JSON, from `Inference-Header-Content-Length`; None if all of it is JSON.
 
     Raises:
-        RequestError: It is not such a request, or a tensor does not fit what is said of it.
+        RequestError: The body is not such a request, or a tensor does not fit its description.
     """
     length = len(body)
     if header_length is not None:
@@ -114,7 +114,7 @@ def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, 
         length = int(header_length)
     asked = decoded(body[:length], InferRequest)
     place, tensors = length, {}
-    # All before anything is computed: a sequence has then read nothing.
+    # All tensors are read before anything is computed, so that a sequence reads nothing of a faulty request.
     for name in ("binary_data_output", "sequence_start", "sequence_end"):
         asked.flag(name)
     for output in asked.outputs or ():
@@ -156,12 +156,12 @@ def written_response(
     """An answer with tensors.
 
     Args:
-        asked: The request, which says of each output whether it comes as bytes.
-        answer: The facts beside the outputs.
+        asked: The request, which decides for each output whether it comes as bytes.
+        answer: The fields beside the outputs.
         outputs: The outputs by name.
 
     Returns:
-        Its parts, and how long the JSON is if there are bytes behind it.
+        Its parts, and the length of the JSON if bytes follow it.
     """
     default = asked.flag("binary_data_output")
     as_bytes = {each.name: each.flag("binary_data", default) for each in asked.outputs or ()}
@@ -181,7 +181,7 @@ def written_response(
 
 
 def datatype_of(dtype: np.dtype) -> str:
-    """The protocol's name of an output's type: the core computes in float32, and ids that it gives out are int32."""
+    """The protocol's name of an output's type: results are float32, and ids are int32."""
     return "INT32" if dtype.kind in "iu" else "FP32"
 
 

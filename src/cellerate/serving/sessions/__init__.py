@@ -1,6 +1,6 @@
 """Sessions: the states of streams between requests, in memory and on disk, and the thread that computes their pushes.
 
-An acknowledged push is never undone; what may be stale is never served as current. Nothing here knows HTTP.
+An acknowledged push is never undone, and a stale state is never served as current. Nothing here knows HTTP.
 """
 
 from cellerate.serving.sessions.pushes import (

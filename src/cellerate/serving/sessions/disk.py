@@ -1,4 +1,4 @@
-"""Keeps the states of sessions on the disk: what is not there yet, writing it, and what to say when that fails."""
+"""Keeps the states of sessions on the disk: finds unsaved states, writes them, and reports failures."""
 
 import threading
 
@@ -6,7 +6,7 @@ from cellerate.errors import OutputError
 from cellerate.serving.sessions.memory import SessionMemory
 from cellerate.serving.sessions.pushes import StorageError
 
-# States that are looked at in one call.
+# The most states to examine in one call.
 _MOST = 4096
 
 
@@ -15,32 +15,32 @@ class SessionDisk:
 
     Args:
         memory: The sessions in memory, and the store behind them.
-        lock: Held while a thread looks at them.
-        refuse_after_s: For how long states may stay unwritten because the disk takes none; then pushes are refused.
+        lock: Held while a thread uses the sessions.
+        refuse_after_s: The seconds for which a failing disk may leave states unwritten; then pushes are refused.
     """
 
     def __init__(self, memory: SessionMemory, lock: "threading.RLock", refuse_after_s: float) -> None:
         self._memory, self._lock, self._refuse_after = memory, lock, refuse_after_s
 
     def unsaved(self) -> list[str]:
-        """The sessions whose states are not on disk yet; none without a file."""
+        """The sessions whose states are not on disk yet; empty without a file."""
         with self._lock:
             return sorted(self._memory.changed) if self._memory.store is not None else []
 
     @property
     def unsaved_count(self) -> int:
-        """Their number."""
+        """The number of sessions whose states are not on disk yet."""
         return len(self._memory.changed) if self._memory.store is not None else 0
 
     def flush_some(self, names: list[str], most: int = _MOST) -> bool:
-        """Writes some of the states that are not on disk yet.
+        """Write some of the states that are not on disk yet.
 
         Args:
-            names: Which; those that are looked at are taken out.
-            most: How many are looked at.
+            names: The sessions; this call removes those that it examines.
+            most: The most sessions to examine.
 
         Returns:
-            Whether there are more in `names`.
+            True if `names` has more sessions.
 
         Raises:
             StorageError: The file cannot be written.
@@ -52,7 +52,7 @@ class SessionDisk:
         return bool(names)
 
     def settle(self) -> None:
-        """Notes, once all states are written, that the disk takes them again, or that its file is not there."""
+        """Record, once all states are written, that the disk works again, or that its file is gone."""
         with self._lock:
             if self._memory.store is not None:
                 self._memory.store.settle()
@@ -65,26 +65,26 @@ class SessionDisk:
 
     @property
     def trouble_s(self) -> float:
-        """The seconds for which they could not."""
+        """The seconds for which states could not be written."""
         return 0.0 if self._memory.store is None else self._memory.store.trouble_s
 
     @property
     def refuses(self) -> bool:
-        """True once that is too long: pushes are refused."""
+        """True if states could not be written for too long, so that pushes are refused."""
         return self.trouble_s > self._refuse_after
 
     def check(self) -> None:
-        """Raises `StorageError` once states could not be written for too long."""
+        """Raise `StorageError` if states could not be written for too long."""
         if self.refuses:
             raise StorageError(
-                f"states cannot be written for {self.trouble_s:.0f} s, so pushes are refused: {self.trouble}"
+                f"states could not be written for {self.trouble_s:.0f} s, so pushes are refused: {self.trouble}"
             )
 
     def shut(self) -> None:
-        """Writes every state that is not on disk yet, and lets go of the file.
+        """Write every state that is not on disk yet, and close the file.
 
         Raises:
-            OutputError: They cannot be written. Those sessions are marked, and end when the file is opened again.
+            OutputError: States cannot be written. Their sessions are marked, and end when the file is opened again.
         """
         with self._lock:
             store = self._memory.store

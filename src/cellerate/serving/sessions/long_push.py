@@ -1,7 +1,7 @@
-"""A push of many steps, read piece by piece so that nobody waits for it, and kept by its session whole or not at all.
+"""A push of many steps, read in pieces so that other pushes need not wait, and applied whole or not at all.
 
-The pieces go through a row of its own, which begins as the session is. Until the last one the session stays as it was
-acknowledged, in memory and on the disk; whatever goes wrong meanwhile, nothing of the push was read.
+The pieces go through a separate row, which starts with the session's state. Until the last piece the session keeps its
+acknowledged state, in memory and on disk, so after a failure nothing of the push was read.
 """
 
 import time
@@ -15,7 +15,7 @@ from cellerate.serving.workers import DeadlineError
 SHORT = 64
 """Pushes of up to so many steps are read at once."""
 
-# What a piece may take, and its steps at first and at most.
+# The seconds that a piece may take, and its steps at first and at most.
 _PIECE_S = 0.02
 _FIRST, _MOST = 16, 8192
 
@@ -32,9 +32,9 @@ class LongPush:
     """A push that is read in pieces; one thread at a time.
 
     Args:
-        sessions: Where it is pushed.
-        push: What came.
-        deadline_s: What it may take in seconds, from now on; None for any time.
+        sessions: The sessions of the model.
+        push: The push.
+        deadline_s: The seconds that the push may take from now on; None for no limit.
     """
 
     def __init__(self, sessions: Sessions, push: Push, deadline_s: float | None = None) -> None:
@@ -47,7 +47,7 @@ class LongPush:
         self._pieces: list[dict[str, np.ndarray]] = []
 
     def advance(self) -> Result | None:
-        """Reads the next piece; returns the outputs after the last one, or an error, and None before that."""
+        """Read the next piece; return the outputs after the last piece, an error, or None if pieces are left."""
         try:
             if self._end is not None and time.monotonic() > self._end:
                 raise DeadlineError(
@@ -62,12 +62,12 @@ class LongPush:
             self._sessions.keep_lent(self._push, self._row)
             self.give_up()
             return self._outputs()
-        except Exception as error:  # as in `Sessions.push`, it is of this session alone
+        except Exception as error:  # as in `Sessions.push`, the error concerns only this session
             self.give_up()
             return error
 
     def give_up(self) -> None:
-        """Lets go of its row; what was read so far counts for nothing."""
+        """Release the row; the pieces read so far have no effect."""
         if self._row is not None:
             self._sessions.take_back(self._row)
             self._row = None

@@ -1,7 +1,7 @@
-"""Remembers over a crash whose last pushes the disk did not take: bits in a small file that is there beforehand.
+"""Remembers the sessions whose last pushes a failing disk lost, over a crash: bits in a file that is made beforehand.
 
-On a full disk nothing new can be written, but the bytes of a file that has its place already can be changed. A set of
-bits like Bloom's names no session that is not marked as untouched; it may name one or the other that is.
+A full disk takes nothing new, but the bytes of an existing file can be changed. The bits are a Bloom filter: every
+marked session is found, and now and then an unmarked one, too.
 """
 
 import os
@@ -20,10 +20,10 @@ class LossMarker:
     """The marked sessions of one file.
 
     Args:
-        path: The marker; it is made if it is not there.
+        path: The file of the marker; it is made if it is missing.
 
     Raises:
-        OutputError: It cannot be written.
+        OutputError: The file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class LossMarker:
             raise OutputError(f"the file {path} cannot be written: {error.strerror}.") from error
 
     def __contains__(self, name: str) -> bool:
-        """Return True for each session that was marked, and for few others."""
+        """Return True for each marked session, and for a few others."""
         return all(self._bits[byte] & bit for byte, bit in _places(name))
 
     @property
@@ -48,7 +48,7 @@ class LossMarker:
         return self._bits.count(0) < _BYTES
 
     def mark(self, names: Iterable[str]) -> None:
-        """Marks sessions. What cannot be written is marked in memory."""
+        """Mark sessions; if the file cannot be written, only in memory."""
         for name in names:
             for byte, bit in _places(name):
                 if not self._bits[byte] & bit:
@@ -56,11 +56,11 @@ class LossMarker:
                     try:
                         os.pwrite(self._file, bytes([self._bits[byte]]), len(_MAGIC) + byte)
                     except OSError:
-                        # The disk is the trouble, and others say so; nothing more can be done here.
+                        # The disk fails, which is reported elsewhere; nothing more can be done here.
                         continue
 
     def clear(self) -> None:
-        """Marks none."""
+        """Remove all marks."""
         if self.any:
             self._bits = bytearray(_BYTES)
             try:
@@ -69,7 +69,7 @@ class LossMarker:
                 raise OutputError(f"the marker of sessions cannot be written: {error.strerror}.") from error
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def _write(self) -> None:
@@ -77,7 +77,7 @@ class LossMarker:
 
 
 def _places(name: str) -> list[tuple[int, int]]:
-    """The byte and the bit of each hash of a name."""
+    """Return the byte and the bit of each hash of a name."""
     text = name.encode()
     first, second = zlib.crc32(text), zlib.adler32(text[::-1], 7) | 1
     hashes = ((first + number * second) % (8 * _BYTES) for number in range(_HASHES))

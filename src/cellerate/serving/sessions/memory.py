@@ -1,4 +1,4 @@
-"""The states of sessions in memory, up to a bound: those not used for longest leave for the disk, or end."""
+"""The states of sessions in memory, up to a bound: the least recently used ones move to the disk, or end."""
 
 import itertools
 import time
@@ -11,20 +11,20 @@ import numpy as np
 from cellerate.serving.sessions.state_store import StateStore
 from cellerate.serving.sessions.streams import SessionStreams
 
-# States that are written in one transaction.
+# The most states to write in one transaction.
 _MOST_ROWS = 4096
-# The share of the sessions in memory that goes to the disk when there is no room.
+# The share of the sessions in memory that moves to the disk when memory is full.
 _SPILLED = 8
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since 1970 as they were at the start, and from then on what has really passed."""
+    """Return a clock of seconds since 1970 that later changes of the system's clock do not affect."""
     begin = time.time() - time.monotonic()
     return lambda: begin + time.monotonic()
 
 
 class Place(NamedTuple):
-    """Where a session is in memory, and when it was used last."""
+    """The row of a session in memory, and the time of its last use."""
 
     row: int
     used: float
@@ -35,13 +35,13 @@ class SessionMemory:
 
     Args:
         streams: The streams.
-        most: How many sessions there may be in memory.
-        clock: The time, in seconds.
+        most: The most sessions in memory.
+        clock: Returns the time, in seconds.
 
     Attributes:
-        places: Those in memory, the least recently used first.
-        changed: Those whose state on the disk is missing or older.
-        store: The disk; None without one.
+        places: The sessions in memory, the least recently used first.
+        changed: The sessions whose state on disk is missing or older.
+        store: The states on disk; None without a disk.
     """
 
     def __init__(self, streams: SessionStreams, most: int, clock: Callable[[], float]) -> None:
@@ -56,19 +56,19 @@ class SessionMemory:
         return np.array([self.places[name].row for name in names], np.int64)
 
     def put(self, names: Sequence[str], states: np.ndarray, *, changed: bool, staying: int = 0) -> list[str]:
-        """Gives sessions rows in memory, with their states.
+        """Give sessions rows in memory, with their states.
 
         Args:
             names: The sessions.
             states: (N, S).
-            changed: Whether the states on the disk are others.
-            staying: So many that were used last keep their places.
+            changed: True if the states differ from those on disk.
+            staying: The number of most recently used sessions that stay in memory.
 
         Returns:
-            Sessions that had to leave and are on no disk.
+            The sessions that had to leave and have no state on disk.
 
         Raises:
-            StorageError: Others would have to leave for the disk, which takes nothing.
+            StorageError: Sessions would have to move to the disk, which cannot be written.
         """
         dropped = self._make_room(len(names), staying)
         rows = [self._free.pop() for _ in names]
@@ -81,7 +81,7 @@ class SessionMemory:
         return dropped
 
     def use(self, names: Sequence[str]) -> None:
-        """Notes that the states of sessions have changed."""
+        """Record that the states of sessions have changed."""
         now = self._clock()
         for name in names:
             self.places[name] = self.places[name]._replace(used=now)
@@ -89,7 +89,7 @@ class SessionMemory:
         self._note_changes(names)
 
     def lend(self, state: np.ndarray) -> int:
-        """A row that belongs to no session, with a state (S,)."""
+        """Return a row outside all sessions, with a state (S,)."""
         if not self._free:
             self._grow(1)
         row = self._free.pop()
@@ -97,11 +97,11 @@ class SessionMemory:
         return row
 
     def take_back(self, row: int) -> None:
-        """Takes back a row that was lent."""
+        """Free a lent row."""
         self._free.append(row)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Gives up the rows of sessions."""
+        """Free the rows of sessions."""
         for name in names:
             place = self.places.pop(name, None)
             if place is not None:
@@ -109,10 +109,10 @@ class SessionMemory:
             self.changed.discard(name)
 
     def save(self, names: Sequence[str]) -> None:
-        """Writes the states of sessions in memory to the disk, if there is one.
+        """Write the states of sessions in memory to the disk, if there is one.
 
         Raises:
-            StorageError: It takes nothing.
+            StorageError: The disk cannot be written.
         """
         if self.store is None:
             return
@@ -143,7 +143,7 @@ class SessionMemory:
         return dropped
 
     def _grow(self, count: int) -> None:
-        """Adds at least so many free rows."""
+        """Add at least `count` free rows."""
         here = self._streams.count
         more = min(max(count, here, 64), max(self._most - here, count))
         self._streams.grow(more)

@@ -1,4 +1,4 @@
-"""Pushes to sessions, those that are read together, and the errors of a session."""
+"""Pushes to sessions, their grouping into calls, and the errors of a session."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ class MissingSessionError(DataError):
     """There is no such session.
 
     Attributes:
-        ended: Whether there was one, which ended because it was not used, or had no room.
+        ended: True if the session existed and ended, because it was unused or memory was full.
     """
 
     def __init__(self, message: str, *, ended: bool) -> None:
@@ -29,11 +29,11 @@ class ExistingSessionError(ConfigError):
 
 
 class TooManySessionsError(ConfigError):
-    """There are as many sessions as there may be."""
+    """The limit of sessions is reached."""
 
 
 class ReplacedModelError(ConfigError):
-    """The model takes no new sessions, because another one takes its place."""
+    """The model takes no new sessions, because another model replaces it."""
 
 
 class StorageError(CellerateError):
@@ -41,7 +41,7 @@ class StorageError(CellerateError):
 
 
 class DamagedStateError(DataError):
-    """The state of a session is not what was written."""
+    """The state of a session on disk is damaged."""
 
 
 class Push(NamedTuple):
@@ -50,8 +50,8 @@ class Push(NamedTuple):
     Attributes:
         name: The session.
         inputs: The array of each input by its name, (k, F) numbers or (k,) ids: the next k steps.
-        begin: Whether the session begins with it.
-        end: Whether the session ends with it.
+        begin: True if the session begins with this push.
+        end: True if the session ends with this push.
     """
 
     name: str
@@ -66,10 +66,10 @@ def steps_in(push: Push) -> int:
 
 
 def check_name(name: str) -> None:
-    """Raises if a session cannot have a name.
+    """Check the name of a session.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The name is not valid.
     """
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise ConfigError(
@@ -78,7 +78,7 @@ def check_name(name: str) -> None:
 
 
 def turns_of(pushes: Sequence[Push]) -> list[list[int]]:
-    """The numbers of pushes by turns, in each of them one a session at most: those of a session stay in order."""
+    """Return the indices of pushes by turns; a turn has at most one push of each session, which keeps their order."""
     turns: list[list[int]] = []
     seen: dict[str, int] = {}
     for number, push in enumerate(pushes):
@@ -91,7 +91,7 @@ def turns_of(pushes: Sequence[Push]) -> list[list[int]]:
 
 
 def groups_of(pushes: Sequence[Push], numbers: Sequence[int]) -> list[list[int]]:
-    """Those of the same names and shapes of inputs together, for they are read in one call."""
+    """Group pushes with equal names and shapes of inputs, because one call reads them together."""
     groups: dict[Any, list[int]] = {}
     for number in numbers:
         shapes = tuple((name, np.shape(array)) for name, array in sorted(pushes[number].inputs.items()))
@@ -100,27 +100,27 @@ def groups_of(pushes: Sequence[Push], numbers: Sequence[int]) -> list[list[int]]
 
 
 class Endings:
-    """The reasons why sessions ended by themselves, of as many as are remembered."""
+    """The reasons why sessions ended by themselves, for a bounded number of sessions."""
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def remember(self, names: Iterable[str], reason: str) -> None:
-        """Notes why sessions ended."""
+        """Record why sessions ended."""
         for name in names:
             self._reasons[name] = reason
         while len(self._reasons) > _MOST_ENDED:
             self._reasons.popitem(last=False)
 
     def forget(self, name: str) -> None:
-        """Notes that a session began anew."""
+        """Record that a session began again."""
         self._reasons.pop(name, None)
 
     def error(self, name: str) -> MissingSessionError:
         """The error for a session that is not there."""
         if name in self._reasons:
             return MissingSessionError(
-                f"the session {name!r} ended: {self._reasons[name]}. Open it again; it begins anew.",
+                f"the session {name!r} ended: {self._reasons[name]}. Open it again; it begins from scratch.",
                 ended=True,
             )
         return MissingSessionError(f"there is no session {name!r}: open it first.", ended=False)

@@ -1,7 +1,7 @@
 """Streams of forecasters: rows in the units of the data go in, forecasts and scores come out.
 
-Clients know neither the scaler of a forecaster nor its windows: they push rows, and each gives the forecast from there
-on, and a score that says how far the row was from its forecast.
+Clients know neither the scaler of a forecaster nor its windows: they push rows. Each row gives a forecast of the rows
+after it, and a score: the distance of the row from its own forecast.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from cellerate.runtime.program import by_name
 from cellerate.serving.sessions.streams import SessionStreams
 
 _OUTPUTS = ("forecast", "score")
-# Numbers of the windows that are forecast together.
+# The most numbers in the windows of one forecast call.
 _AT_ONCE = 1 << 22
 
 
@@ -32,7 +32,7 @@ def session_streams(model: PackedModel) -> SessionStreams:
     try:
         return ForecastStreams(model, rows)
     except ModelError:
-        # It has to see its whole window at once, as the default forecaster does.
+        # The model must see its whole window at once, as the default forecaster does.
         return WindowStreams(model, rows)
 
 
@@ -66,7 +66,7 @@ class SeriesRows:
         self._features = [columns[name] for name in reading.features or ()]
         self._targets = [columns[name] for name in reading.targets]
         self.features, self.targets = len(self._features), len(self._targets)
-        # Where each target is among the features; none of them for a target that is read nowhere.
+        # The index of each target among the features; none for a target that is not a feature.
         places = {name: place for place, name in enumerate(reading.features or ())}
         self._known = [places.get(name, -1) for name in reading.targets]
 
@@ -82,7 +82,7 @@ class SeriesRows:
             raise DataError(
                 f"each step must be {self.features} numbers, {features:.200}, not {given.dtype} {given.shape[1:]}."
             )
-        # A number too large for float32 is as good as an infinite one, which spoils this stream alone.
+        # A number too large for float32 becomes infinite, which spoils only this stream.
         with np.errstate(over="ignore"):
             return self.settings.scaler.transform(given, self._features)
 
@@ -98,12 +98,12 @@ class SeriesRows:
         return made.reshape(len(made), *row)
 
     def next_row(self, made: np.ndarray) -> np.ndarray:
-        """(N, targets) what forecasts say of the next row; of quantiles, the middle one."""
+        """Return the (N, targets) forecasts of the next row; the middle one of quantiles."""
         first: np.ndarray = made[:, 0]
         return first[..., len(self.settings.quantiles) // 2] if self.settings.quantiles else first
 
     def score(self, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
-        """(N,) the distance of (N, F) rows from the (N, targets) that were expected."""
+        """Return the (N,) distances of (N, F) rows from the (N, targets) expected values."""
         if -1 in self._known:
             return np.full(len(rows), np.nan, np.float32)
         error: np.ndarray = np.sqrt(np.mean(np.square(rows[:, self._known] - expected), axis=1))
@@ -119,10 +119,10 @@ class SeriesRows:
 class ForecastStreams(SessionStreams):
     """Streams of a forecaster that reads row after row.
 
-    Each push gives `forecast`, (horizon, targets) or (horizon, targets, Q) in the units of the data, of what comes
-    after its last row; and `score`, (k,): how far each row was from the forecast made before it, the root mean square
-    over the targets, in standard deviations of the training data. It is NaN for the first row of all, and where a
-    target is none of the features. Of quantiles, the middle one is the forecast.
+    Each push returns `forecast`, (horizon, targets) or (horizon, targets, Q) in the units of the data, for the rows
+    after its last row; and `score`, (k,): the distance of each row from the forecast made before it, as the root mean
+    square over the targets in standard deviations of the training data. The score is NaN for the very first row, and
+    if a target is not a feature. Among quantiles, the middle one counts as the forecast.
 
     Args:
         model: A packed model of `train series`.
@@ -135,12 +135,12 @@ class ForecastStreams(SessionStreams):
     def __init__(self, model: PackedModel, rows: SeriesRows) -> None:
         super().__init__(model)
         self.outputs, self._rows = _OUTPUTS, rows
-        # The scaled forecast of each stream's next row, a part of what it remembers.
+        # The scaled forecast of each stream's next row, a part of the stream's state.
         self._expected = np.empty((0, rows.targets), np.float32)
 
     @property
     def initial_state(self) -> np.ndarray:
-        """(S,) float32; nothing is expected of the first row."""
+        """Return an (S,) float32 state; there is no forecast of the first row."""
         return np.concatenate([super().initial_state, np.full(self._rows.targets, np.nan, np.float32)])
 
     def grow(self, count: int) -> None:
@@ -183,7 +183,7 @@ class ForecastStreams(SessionStreams):
         made = np.empty(0)
         for step in range(scaled.shape[1]):
             scores[:, step] = self._rows.score(scaled[:, step], self._expected[rows])
-            # One by one, for each row is compared with the forecast made before it.
+            # One by one, because each row is compared with the forecast made before it.
             (made,) = super().push({name: scaled[:, step : step + 1]}, rows).values()
             made = self._rows.shaped(made)
             self._expected[rows] = self._rows.next_row(made)
@@ -193,9 +193,9 @@ class ForecastStreams(SessionStreams):
 class WindowStreams(SessionStreams):
     """Streams of a forecaster that sees a whole window at once: they remember its last rows.
 
-    What such a model subtracts from a window, or reads of it with one linear map, is not known before the last row. So
-    each row ends a window of its own. A push gives what one of `ForecastStreams` gives; until as many rows came as the
-    model reads, forecasts and scores are NaN.
+    Such a model needs the whole window before it computes, for example to subtract its mean, so each row ends a window
+    of its own. A push returns the same outputs as in `ForecastStreams`; until a whole window has come, forecasts and
+    scores are NaN.
 
     Args:
         model: A packed model of `train series`.
@@ -206,10 +206,10 @@ class WindowStreams(SessionStreams):
         self._model, self.outputs, self._rows = model, _OUTPUTS, rows
         self._predict = model.forecaster.predict
         self._window = rows.settings.window
-        # The rows of each stream, the newest last, NaN where none came yet; and the forecast of its next row.
+        # The rows of each stream, the newest last, NaN for missing rows; and the forecast of its next row.
         self._last = np.empty((0, self._window, rows.features), np.float32)
         self._expected = np.empty((0, rows.targets), np.float32)
-        # How many of the rows came, up to a window: a row that is NaN itself counts.
+        # The number of rows received, up to a window: received rows of NaN count.
         self._came = np.empty(0, np.int64)
 
     @property
@@ -219,7 +219,7 @@ class WindowStreams(SessionStreams):
 
     @property
     def initial_state(self) -> np.ndarray:
-        """(S,) float32: how many rows came, the rows, and what is expected next."""
+        """Return an (S,) float32 state: the number of rows, the rows, and the forecast of the next row."""
         size = self._window * self._rows.features + self._rows.targets
         return np.concatenate([np.zeros(1, np.float32), np.full(size, np.nan, np.float32)])
 

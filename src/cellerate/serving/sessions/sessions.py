@@ -1,8 +1,8 @@
-"""Named streams through a model: their states in memory up to a bound, the others on disk, none ever silently lost.
+"""Named streams through a model: states in memory up to a bound, the others on disk, and none silently lost.
 
-A push to a session that is not there gets the reason: it was never opened, it was closed, or it was not used for
-so long that it ended. A session never begins anew by itself. An error concerns its own session, whatever its kind, and
-of a push that fails nothing was read.
+A push to a missing session gets the reason: it was never opened, it was closed, or it ended because it was unused. A
+session never restarts by itself. An error concerns only its own session, and a failed push leaves its session
+unchanged.
 """
 
 import logging
@@ -35,7 +35,7 @@ from cellerate.serving.sessions.state_store import LOST, StateStore
 
 # The most rows of one call, so that a large push does not keep the others waiting.
 _MOST_ROWS = 4096
-# How often unused sessions are looked for, as a share of their time to live.
+# The interval between searches for unused sessions, as a share of their time to live.
 _SWEEP = 0.01
 
 log = logging.getLogger("cellerate.serving")
@@ -47,26 +47,25 @@ Result = dict[str, np.ndarray] | Exception
 class Sessions:
     """The sessions of one model; any thread may call any method.
 
-    What a session gives depends on nothing but what was pushed to it: not on the sessions beside it, not on how the
-    pushes were cut, and not on whether its state was on disk meanwhile.
+    The outputs of a session depend only on its pushed steps: not on other sessions, on the cuts between pushes, or on
+    moves of its state to the disk and back.
 
     Args:
         model: The model; its layers must only look back.
-        path: The file for states that are not in memory, an SQLite database; None for none, and then a session that
-            finds no room ends.
-        most: How many sessions there may be.
-        most_in_memory: How many states are kept in memory.
-        time_to_live_s: A session that was not used for so many seconds ends.
-        refuse_after_s: For how long states may stay unwritten because the disk takes none; then pushes are refused.
-        clock: Seconds that never go back, also over restarts if there is a file; None for a steady one.
+        path: An SQLite file for states that are not in memory; without one, a session that finds no room ends.
+        most: The most sessions.
+        most_in_memory: The most states in memory.
+        time_to_live_s: The seconds after which an unused session ends.
+        refuse_after_s: The seconds for which a failing disk may leave states unwritten; then pushes are refused.
+        clock: Returns seconds that never go back, even over restarts if there is a file; None for a steady clock.
 
     Attributes:
         disk: Keeps the states over restarts.
-        size: How much a push gives.
+        size: The size of the outputs of a push.
 
     Raises:
         DataError: The file is damaged, or holds sessions of another model.
-        ModelError: A layer needs steps that are still to come; the message names it.
+        ModelError: A layer needs future steps; the message names it.
         OutputError: The file cannot be written.
     """
 
@@ -88,7 +87,7 @@ class Sessions:
             )
         self._most_of_all, self._most = most, most_in_memory
         self._streams = session_streams(model)
-        # Of others: the first sessions shall have the first rows, which are then read where they lie.
+        # Measured on other streams, so that the first sessions get the first rows, which are read in place.
         self.size = session_streams(model).measured()
         self._size = len(self._streams.initial_state)
         self._time_to_live, self._clock = time_to_live_s, clock or steady_clock()
@@ -107,7 +106,7 @@ class Sessions:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what a push gives."""
+        """The names of the outputs of a push."""
         return self._streams.outputs
 
     def __len__(self) -> int:
@@ -115,12 +114,12 @@ class Sessions:
         return self._count
 
     def open(self, name: str) -> None:
-        """Begins a session.
+        """Begin a session.
 
         Raises:
-            ConfigError: The name cannot be one.
-            ExistingSessionError: It is there already.
-            TooManySessionsError: There are too many.
+            ConfigError: The name is not valid.
+            ExistingSessionError: The session exists already.
+            TooManySessionsError: There are too many sessions.
         """
         check_name(name)
         with self._lock:
@@ -142,15 +141,15 @@ class Sessions:
             self._end([name])
 
     def push(self, pushes: Sequence[Push]) -> list[Result]:
-        """Reads new steps of many sessions, those of one session in the order in which they are given.
+        """Read new steps of many sessions; the pushes of one session are read in their order.
 
         Args:
-            pushes: What came.
+            pushes: The pushes.
 
         Returns:
-            For each push the outputs by name, without the batch: of each of its steps where the model gives
-            sequences, otherwise of the last; or its error, and then nothing of it was read. An error of one is
-            not an error of the others.
+            For each push the outputs by name, without the batch: for each step if the model returns sequences,
+            otherwise for the last step. Or the error of the push, whose session is then unchanged; other pushes are
+            not affected.
         """
         results: list[Any] = [None] * len(pushes)
         with self._lock:
@@ -166,10 +165,10 @@ class Sessions:
         return results
 
     def lend(self, push: Push) -> int:
-        """A row of its own for a push, with the state of its session; see `LongPush`.
+        """Lend a separate row to a push, with the state of its session; see `LongPush`.
 
         Raises:
-            CellerateError: There is no such session, or for one that begins, there is.
+            CellerateError: The session is missing, or it exists although the push begins it.
         """
         check_name(push.name)
         with self._lock:
@@ -184,14 +183,14 @@ class Sessions:
             return self._memory.lend(state)
 
     def read_lent(self, inputs: Mapping[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
-        """Reads steps into a row that was lent; the outputs without the batch."""
+        """Read steps into a lent row, and return the outputs without the batch."""
         with self._lock:
             rows = np.array([row])
             given = {name: array[np.newaxis] for name, array in inputs.items()}
             return {name: array[0] for name, array in self._streams.push(given, rows).items()}
 
     def keep_lent(self, push: Push, row: int) -> None:
-        """Gives the session of a push the state of the row that it was read into.
+        """Give the session of a push the state of its lent row.
 
         Raises:
             CellerateError: The session has ended meanwhile, or there is no place for it.
@@ -207,12 +206,12 @@ class Sessions:
                 self._end([push.name])
 
     def take_back(self, row: int) -> None:
-        """Takes back a row that was lent."""
+        """Free a lent row."""
         with self._lock:
             self._memory.take_back(row)
 
     def unused_s(self, name: str) -> float:
-        """For how many seconds a session was not used.
+        """Return the seconds since the last use of a session.
 
         Raises:
             MissingSessionError: There is none of this name.
@@ -226,7 +225,7 @@ class Sessions:
             return max(0.0, self._clock() - used)
 
     def state(self, name: str) -> np.ndarray:
-        """(S,) float32, what a session remembers; a copy.
+        """Return a copy of the state of a session, (S,) float32.
 
         Raises:
             MissingSessionError: There is none of this name.
@@ -236,12 +235,12 @@ class Sessions:
             return self._streams.states_of(self._memory.rows([name]))[0]
 
     def restore(self, name: str, state: np.ndarray) -> None:
-        """Begins a session with a state that `state` gave, or puts it back to that.
+        """Begin a session with a state from `state`, or reset it to that state.
 
         Raises:
-            ConfigError: The name cannot be one.
-            DataError: The state has another size, or holds something that is not a number.
-            TooManySessionsError: There are too many.
+            ConfigError: The name is not valid.
+            DataError: The state has another size, or a value is not a number.
+            TooManySessionsError: There are too many sessions.
         """
         check_name(name)
         with self._lock:
@@ -257,7 +256,7 @@ class Sessions:
                 self._begin(name, state[np.newaxis])
 
     def end_unused(self) -> None:
-        """Ends the sessions that were not used for too long; now and then the other calls do so, too."""
+        """End the sessions that were unused for too long; other calls do so from time to time, too."""
         with self._lock:
             now = self._clock()
             if now < self._next_sweep:
@@ -270,7 +269,7 @@ class Sessions:
                 unused.append(name)
             if self._memory.store is not None:
                 try:
-                    # Of those in memory, the time on disk is an older one.
+                    # For sessions in memory, the time on disk is out of date.
                     old = self._memory.store.unused_since(since)
                     unused += [name for name in old if name not in self._memory.places]
                 except StorageError as error:
@@ -278,13 +277,13 @@ class Sessions:
             self._end(unused, f"it was not used for {self._time_to_live:g} s")
 
     def replace(self) -> int:
-        """Takes no new sessions if there are none, for another model comes; returns how many there are."""
+        """Refuse new sessions if there are none, because another model comes; return the number of sessions."""
         with self._lock:
             self._replaced = not self._count
             return self._count
 
     def keep(self) -> None:
-        """Takes new sessions again, after `replace`."""
+        """Accept new sessions again, after `replace`."""
         with self._lock:
             self._replaced = False
 
@@ -299,17 +298,17 @@ class Sessions:
                 for name in pushes[0].inputs
             }
             outputs = self._streams.push(inputs, self._memory.rows(names))
-        except Exception as error:  # whatever it is, it is of one of them, or of the machine
+        except Exception as error:  # any error concerns one of the pushes, or the machine
             if len(pushes) == 1 or self.disk.refuses:
                 return [error] * len(pushes)
-            # One of them made it fail for all; alone each gives the same results.
+            # One push made all fail; read alone, each gives the same results.
             half = len(pushes) // 2
             return self._read(pushes[:half]) + self._read(pushes[half:])
         self._memory.use(names)
         return [{name: array[n] for name, array in outputs.items()} for n in range(len(pushes))]
 
     def _begin_some(self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any]) -> set[int]:
-        """Opens the sessions that begin with their push, and notes the errors of those that cannot."""
+        """Open the sessions that begin with their push, and record the errors of those that cannot begin."""
         opened = set()
         for number in turn:
             if pushes[number].begin:
@@ -323,13 +322,13 @@ class Sessions:
     def _end_some(
         self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any], opened: set[int]
     ) -> None:
-        """Closes the sessions that end with their push, and those whose first push failed."""
+        """Close the sessions that end with their push, and those whose first push failed."""
         ending = []
         for number in turn:
             failed = isinstance(results[number], Exception)
             if number in opened if failed else pushes[number].end:
                 name = pushes[number].name
-                # It was read, or opened; without a disk it may have had to leave since.
+                # The session was there; without a disk it may have had to leave since.
                 if name in self._memory.places or self._memory.store is not None:
                     ending.append(name)
         self._end(ending)
@@ -359,7 +358,7 @@ class Sessions:
         absent, states = [], []
         for name in names:
             if name in self._memory.places:
-                # So that it does not leave to make room for the others.
+                # Marked as used, so that it does not leave to make room for the others.
                 self._memory.places.move_to_end(name)
             else:
                 absent.append(name)
@@ -382,7 +381,7 @@ class Sessions:
         self._endings.remember(dropped, "there was no room for it")
 
     def _end(self, names: Sequence[str], reason: str = "") -> None:
-        """Ends sessions that are there; without a reason, as they were told to."""
+        """End existing sessions; the reason is empty if a client ended them."""
         self._memory.forget(names)
         self._count -= len(names)
         if self._memory.store is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from cellerate.errors import DataError, OutputError
 from cellerate.serving.sessions.pushes import DamagedStateError, StorageError
 
-# Version 1 had no checksums: its rows are taken as they are, until they are written again.
+# Version 1 had no checksums: its rows are trusted until they are written again.
 _VERSION, _WITHOUT_CHECKSUMS = "2", "1"
 _TABLES = """
     CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -28,13 +28,13 @@ class StateFile:
     """A file of states, which only its owner may read; one thread at a time.
 
     Args:
-        path: The file; it is made if it is not there.
-        fingerprint: Tells the model from others.
-        size: How many numbers a state has.
+        path: The file; it is made if it is missing.
+        fingerprint: The fingerprint of the model.
+        size: The numbers of a state.
 
     Raises:
-        DataError: The file is something else, or holds states of another model.
-        OutputError: It cannot be written.
+        DataError: The file is not a file of states, or holds states of another model.
+        OutputError: The file cannot be written.
     """
 
     def __init__(self, path: Path, fingerprint: str, size: int) -> None:
@@ -42,12 +42,12 @@ class StateFile:
         self._path, self._size = path, size
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its other files the rights of this one.
+            # SQLite gives its other files the permissions of this one.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            # Also where opening it fails further on.
+            # Closed even if opening fails further on.
             weakref.finalize(self, self._base.close)
-            # One server at a time: two would each keep their own idea of a session in memory.
+            # One server at a time: two would keep different states of a session in memory.
             self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
@@ -90,7 +90,7 @@ class StateFile:
         """(S,) float32, or None if there is none of this name.
 
         Raises:
-            DamagedStateError: It is not what was written.
+            DamagedStateError: The state is damaged.
         """
         found = self._ask("SELECT state, used, checksum FROM sessions WHERE name = ?", name)
         if not found:
@@ -102,7 +102,7 @@ class StateFile:
         return np.frombuffer(state, "<f4")
 
     def used(self, name: str) -> float | None:
-        """When a state was used last, or None if there is none of this name."""
+        """The time of the last use of a state, or None if there is none of this name."""
         found = self._ask("SELECT used FROM sessions WHERE name = ?", name)
         return float(found[0][0]) if found else None
 
@@ -111,7 +111,7 @@ class StateFile:
         return [name for (name,) in self._ask("SELECT name FROM sessions WHERE used < ?", time)]
 
     def save(self, names: Sequence[str], states: np.ndarray, used: Sequence[float]) -> None:
-        """Writes (N, S) states and when they were used, all or none.
+        """Write (N, S) states and the times of their last use, all or none.
 
         Raises:
             StorageError: The file cannot be written.
@@ -134,7 +134,7 @@ class StateFile:
             self._base.executemany("DELETE FROM sessions WHERE name = ?", [(name,) for name in names])
 
     def check_there(self) -> None:
-        """Raises `StorageError` if the file was removed or replaced: what is written then is read by nobody."""
+        """Raise `StorageError` if the file was removed or replaced, because later writes would be lost."""
         try:
             same = self._path.stat().st_ino == self._inode
         except OSError:
@@ -143,11 +143,11 @@ class StateFile:
             raise StorageError(f"the file of sessions {self._path} was removed while the server ran.")
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._base.close()
 
     def _opened(self, about: dict[str, str]) -> dict[str, str]:
-        """Tells a new file what it is, gives one of version 1 checksums, and reads what it says."""
+        """Describe a new file, add checksums to a file of version 1, and return the description."""
         self._base.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", about.items())
         found = dict(self._base.execute("SELECT key, value FROM about").fetchall())
         columns = [row[1] for row in self._base.execute("PRAGMA table_info(sessions)")]

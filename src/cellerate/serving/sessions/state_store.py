@@ -1,8 +1,8 @@
-"""The disk behind the sessions of one model: what it holds, and what is to be said while it takes nothing.
+"""The disk behind the sessions of one model: the states that it holds, and the errors while it fails.
 
-A session that ended stays ended, also while its row cannot be removed. While states cannot be written, the sessions
-that are used are marked beforehand (`loss_marker`): should the server end before the disk takes them again, their
-older states are not served as if nothing had happened.
+A session that ended stays ended, even if its row cannot be removed. While states cannot be written, used sessions are
+marked beforehand (`loss_marker`): if the server ends before the disk works again, their older states are not served as
+if they were current.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ class StateStore:
 
     Args:
         path: The file.
-        fingerprint: Tells the model from others.
-        size: How many numbers a state has.
-        unsaved: Gives the names of the sessions whose states are not on the disk.
+        fingerprint: The fingerprint of the model.
+        size: The numbers of a state.
+        unsaved: Returns the names of the sessions whose states are not on disk.
 
     Attributes:
-        ended: The sessions whose last pushes an earlier server lost: they are not there any more.
-        trouble: Why nothing can be written now; "" while it can.
+        ended: The sessions that ended because an earlier server lost their last pushes.
+        trouble: The reason why states cannot be written now; "" while they can.
 
     Raises:
-        DataError: The file is something else, or holds states of another model.
-        OutputError: It cannot be written.
+        DataError: The file is not a file of states, or holds states of another model.
+        OutputError: The file cannot be written.
     """
 
     def __init__(self, path: Path, fingerprint: str, size: int, unsaved: Callable[[], Iterable[str]]) -> None:
         self._file, self._unsaved = StateFile(path, fingerprint, size), unsaved
         self._marker = LossMarker(path.with_name(path.name + ".lost"))
-        # Ended, and still in the file.
+        # Sessions that ended but are still in the file.
         self._gone: set[str] = set()
         self.trouble = ""
         self._since = 0.0
