@@ -37,7 +37,7 @@ class Pieces:
     Args:
         folder: The folder; made if it is missing.
         about: What the results are of, as JSON values: everything that, if it were different, would give others.
-        share: Which process this is, and of how many; None for what the environment says (`RANK`, `WORLD_SIZE`).
+        share: The index of this process and the number of all; None reads `RANK` and `WORLD_SIZE`.
 
     Raises:
         BackendError: The package `pyarrow` is not installed.

@@ -44,7 +44,7 @@ def test_column_of_numbers_with_a_word_is_left_out_with_its_row_and_what_helps(t
     data = opened(path)
     assert data.columns == ("y",)
     assert said(data) == [
-        "left out: column 'x' holds 'n/e' in data row 18, which is not a number (if it stands for a missing one: "
+        "left out: column 'x' holds 'n/e' in data row 18, which is not a number (if it marks a missing value: "
         "missing_values='n/e')"
     ]
     assert said(opened(path)) == said(data)  # from the cache
@@ -176,9 +176,9 @@ def test_number_far_from_all_others_is_told_and_not_taken_for_missing(
     data = opened(write(tmp_path / "t.csv", y=y, x=x, z=z, steps=np.arange(-9999, -9099)))
     assert data.values[5, 0] == -9999
     assert [note for note in data.notes if "far from" in note] == [
-        "-9999 is far from all other values of 'y' (2 times), 'x' (1 times): if it stands for missing ones, say "
+        "-9999 is far from all other values of 'y' (2 times), 'x' (1 times): if it marks missing values, give "
         "missing_values='-9999'",
-        "99999 is far from all other values of 'z' (1 times): if it stands for missing ones, say "
+        "99999 is far from all other values of 'z' (1 times): if it marks missing values, give "
         "missing_values='99999'",
     ]
     data = opened(tmp_path / "t.csv", missing_marks="-9999,99999")

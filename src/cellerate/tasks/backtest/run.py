@@ -174,10 +174,9 @@ def backtest(
             each, and see the rows before each origin.
         levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
             those are too few, as the model keeps it; with `refit` on the validation part of each fold.
-        progress: Called with how many folds are done, and of how many.
-        notify: Called with a sentence for each thing worth knowing of how the tables were read.
-        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
-            be found out; listed below.
+        progress: Called with the number of finished folds and their total.
+        notify: Called with a sentence for each noteworthy fact about how the tables were read.
+        options: Options for the format of the tables, and those that differ from the training; listed below.
 
     Returns:
         The folds, and the figures of the model and of the baselines. The linear one is fitted on the rows before the

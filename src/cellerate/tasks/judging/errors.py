@@ -86,7 +86,7 @@ class SeriesForecaster:
             paths: The tables.
             future: A table of the columns that are known in advance; None for rows of the tables without targets.
             changes: Those settings.
-            table: How the tables are written, where that is not to be found out.
+            table: The format of the tables, if it cannot be detected.
             listener: Hears what is worth knowing of them.
 
         Raises:
@@ -292,7 +292,7 @@ def judge_windows(
         model: The forecaster.
         part: The rows to forecast; each of its bounds is a stretch.
         baselines: The forecasts to judge beside it.
-        progress: Called after each batch with how many windows are done, and of how many.
+        progress: Called after each batch with the number of finished windows and their total.
         steps: Gets the errors of each step, too.
         seconds: The most seconds it may take, compiling left out: if all windows take longer, a sample is judged,
             spread evenly over the part. None judges every window.

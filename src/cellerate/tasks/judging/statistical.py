@@ -70,7 +70,7 @@ class Statistical:
             data: The series.
             starts: For each stretch its first row, and the first row that is forecast in it.
             season: Rows of a season; None if there is none.
-            progress: Called after each fit with how many are done, and of how many.
+            progress: Called after each fit with the number of finished fits and their total.
         """
         stretches = sorted(starts)
         begins = [max(first, origin - _MOST_ROWS) for first, origin in stretches]

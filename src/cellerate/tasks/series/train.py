@@ -79,7 +79,7 @@ def train_on_series(
         architecture: The model to build.
         model: Your own model instead: (B, window, features) to (B, horizon, targets), or to (B, horizon) for
             one target.
-        table: How the tables are written, where that is not to be found out.
+        table: The format of the tables, if it cannot be detected.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
