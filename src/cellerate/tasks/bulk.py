@@ -265,7 +265,7 @@ def _state(file: Path) -> list[Any]:
 
 
 def _cut(part: SeriesPart, window: int, span: int) -> Iterator[list[tuple[int, int, int]]]:
-    """The bounds of each piece of a part, which has at most so many windows of `span` rows."""
+    """The bounds of each piece of a part, each with a bounded number of windows of `span` rows."""
     piece: list[tuple[int, int, int]] = []
     room = _WINDOWS_A_PIECE
     for stretch in part.spans(window):
