@@ -66,7 +66,7 @@ def test_columns_of_text_times_and_without_a_name_are_said(tmp_path: Path) -> No
 
 def test_column_that_was_named_is_not_left_out_but_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", y=range(4), x=[1, "n/e", 3, 4])
-    with pytest.raises(DataError, match=r"column 'x' holds 'n/e' in data row 2.*say missing_values='n/e'"):
+    with pytest.raises(DataError, match=r"column 'x' holds 'n/e' in data row 2.*give missing_values='n/e'"):
         opened(path, features=["x"])
     assert said(opened(path, features=["y"])) == []
 
