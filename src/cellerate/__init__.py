@@ -95,7 +95,7 @@ __all__ = [*_EXPORTS, "__version__"]
 
 
 if not TYPE_CHECKING:
-    # Type checkers take a module that has it to have any name.
+    # Type checkers assume that a module with a `__getattr__` has every name.
     def __getattr__(name: str) -> Any:
         if name in _EXPORTS:
             try:

@@ -1,7 +1,7 @@
 """The element-wise activations that Cellerate computes, in `.cell` files, on the CPU and on GPUs.
 
-An activation is written as Keras calls it, `tanh`, or `leaky_relu(negative_slope=0.05)` where a parameter is not
-Keras's default.
+An activation is written by its Keras name, such as `tanh`, with the parameters that differ from Keras's defaults, such
+as `leaky_relu(negative_slope=0.05)`.
 """
 
 import functools
@@ -58,19 +58,19 @@ PARAMETERS: Mapping[str, Mapping[str, float | None]] = MappingProxyType(
         "threshold": {"threshold": None, "default_value": None},
     }
 )
-"""The parameters of activations, by Keras's names, with Keras's defaults; None where there is none. A `max_value` of
-None in Keras is an infinite one here."""
+"""The parameters of activations, by Keras's names, with Keras's defaults; None for a parameter without a default.
+Keras's `max_value=None` is infinity here."""
 
 VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        # The slope at 0 is that above 0.
+        # The slope at 0 is the slope above 0.
         "selu_from_above": ("selu", ("tensorflow",)),
         "leaky_relu_from_above": ("leaky_relu", ("jax",)),
         # The slope at 0 is 2, the sum of both sides.
         "celu_of_both_sides": ("celu", ("tensorflow",)),
         # The slope at -1 and 1 is 0.
         "hard_tanh_open": ("hard_tanh", ("torch",)),
-        # The slope at -1 and 1 is that of the middle between both sides.
+        # The slope at -1 and 1 is the mean of both sides.
         "sparse_sigmoid_between": ("sparse_sigmoid", ("jax",)),
         # A NaN becomes 0.
         "hard_shrink_of_numbers": ("hard_shrink", ("tensorflow", "jax")),
@@ -83,7 +83,7 @@ VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 it so). Kernels that train know them; `.cell` files hold none."""
 
 KERNEL_ACTIVATIONS = (*ACTIVATIONS, *VARIANTS)
-"""All that the kernels of layers know."""
+"""All activations that the kernels of layers know."""
 
 MOST_PARAMETERS = max(map(len, PARAMETERS.values()))
 # A name, and a list of parameters in brackets or none.
@@ -91,7 +91,7 @@ _WRITTEN = re.compile(r"(?P<name>[a-z_0-9]+)(?:\((?P<parameters>[a-z_]+=[^,()=]+
 
 
 def written(name: str, parameters: Mapping[str, float] = MappingProxyType({})) -> str:
-    """An activation with parameters as text, those left out that are the defaults; they are float32 numbers.
+    """An activation as text, with the float32 parameters that are not the defaults.
 
     Example:
         >>> written("leaky_relu", {"negative_slope": 0.05})

@@ -78,7 +78,7 @@ class TrainingError(CellerateError, RuntimeError):
 def in_a_line(error: BaseException) -> str:
     """The error as one line: its message, prefixed by its type unless it is a CellerateError.
 
-    TensorFlow's messages begin with where an error was met ("Graph execution error:"), and have the cause below.
+    TensorFlow's messages begin with the place of the error ("Graph execution error:"), and have the cause below.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:

@@ -45,8 +45,8 @@ def check_model_file(source: Path) -> None:
     """Refuse a path that does not name a file, before a framework starts to read it as a model.
 
     Raises:
-        ModelError: There is nothing, or a folder, a pipe or a device; or its name or its first bytes are not those of
-            a Keras model, or its end is missing.
+        ModelError: The path is missing, or a folder, a pipe or a device; or its name or its first bytes are not those
+            of a Keras model, or its end is missing.
     """
     if source.is_dir():
         raise ModelError(f"{source} is a folder; expected a .keras file.")
@@ -204,17 +204,17 @@ def write_parquet(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> N
 
 
 def publish_folder(folder: Path, target: Path) -> None:
-    """Flushes a folder with all its files, and renames it to `target`, where the lock of `exclusive` goes.
+    """Flushes a folder with all its files, and renames it to `target`, together with the lock of `exclusive`.
 
-    Nobody else may be writing there: temporary files of writes that were killed are removed.
+    No other process may be writing there: temporary files of killed writes are removed.
 
     Raises:
-        OSError: It cannot be done.
+        OSError: The folder cannot be flushed or renamed.
     """
     remove_unfinished(folder)
     for written in (*folder.rglob("*"), folder):
         _flush(written)
-    # The lock goes along: until the folder has its name, nobody else may begin one in its place.
+    # The lock moves with the folder: until the folder has its final name, no other process may begin one there.
     folder.rename(target)
     (target / LOCK).unlink(missing_ok=True)
     _flush(target.parent)
@@ -222,14 +222,14 @@ def publish_folder(folder: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Has a folder for itself, as no other process in a block of this kind does.
+    """Holds the lock of a folder, which only one process can hold at a time.
 
     Args:
         folder: The folder; made if it is missing.
-        wait: Waits until another process that has it has ended or renamed it, instead of an error.
+        wait: Waits until the process that holds the lock has ended or renamed the folder, instead of raising.
 
     Raises:
-        OutputError: Another process has it, or it cannot be written.
+        OutputError: Another process holds the lock, or the folder cannot be written.
     """
     handle = _locked(folder, wait=wait)
     try:
@@ -239,7 +239,7 @@ def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def is_taken(folder: Path) -> bool:
-    """True if another process has a folder for itself; see `exclusive`."""
+    """True if another process holds the lock of a folder; see `exclusive`."""
     if not (folder / LOCK).is_file():
         return False
     try:
@@ -267,7 +267,7 @@ def _locked(folder: Path, *, wait: bool) -> int:
                     f"another process is writing into {folder}. Wait until it has ended, or choose another name."
                 ) from error
             except OSError as error:
-                # Some network file systems have no locks; there nobody watches over the folder.
+                # Some network file systems have no locks; there the folder stays unprotected.
                 if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                     os.close(handle)
                     raise
@@ -283,7 +283,7 @@ def remove_unfinished(target: Path, after_s: float = 0.0) -> None:
     """Removes the temporary files that killed writes left behind, of a file or of all files in a folder.
 
     Args:
-        target: The file or folder. Nobody else may be writing there, unless `after_s` is longer than a write pauses.
+        target: The file or folder. No other process may be writing there, unless `after_s` exceeds a write's pauses.
         after_s: Leaves files that were touched within so many seconds.
     """
     folder = target if target.is_dir() else target.parent
@@ -317,11 +317,11 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def read_regular(path: str | os.PathLike[str], most: int, give: str, what: str = "") -> bytes:
-    """Return the content of a small file: a regular one, for a pipe may block and a device never end.
+    """Return the content of a small regular file; a pipe may block, and a device may never end.
 
     Args:
         path: The file.
-        most: The bytes that it may have.
+        most: The most bytes that it may have.
         give: The advice that ends a refusal, such as "give the report that `cellerate optimize` wrote".
         what: The name that messages put before the path, such as "the file of keys".
 
@@ -357,7 +357,7 @@ def home_dir() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        # Neither HOME is set, nor does the list of users have this one.
+        # HOME is not set, and the list of users does not have this user.
         return Path(tempfile.gettempdir()) / f"cellerate-{os.getuid()}"
 
 

@@ -131,7 +131,7 @@ def times(factor: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], flush_right: Iterable[int]) -> Iterator[str]:
-    """Rows of a table for a terminal, its columns below each other; those with these numbers are set flush right."""
+    """Rows of a table for a terminal, in aligned columns; the columns numbered in `flush_right` align to the right."""
     right = set(flush_right)
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     for row in rows:

@@ -1,24 +1,24 @@
-"""A listener to work that takes a while: sentences for people, and how far the work has come."""
+"""A listener to long work: its messages for the user, and its progress."""
 
 from collections.abc import Callable
 
 
 class Listener:
-    """Hears what is going on, and shows nothing; subclasses show what they want."""
+    """Receives messages and progress, and ignores them; subclasses override the methods."""
 
     def message(self, text: str) -> None:
         """A sentence for the user."""
 
     def progress(self, done: int, total: int) -> None:
-        """So much is done, of so much in all; 0 if that is not known."""
+        """`done` units of `total` are finished; `total` is 0 if it is not known."""
 
 
 class Callbacks(Listener):
-    """Passes on to functions.
+    """Passes messages and progress on to functions.
 
     Args:
-        message: Called with each sentence; None for none.
-        progress: Called with how much is done and how much there is in all; None for none.
+        message: Called with each message; None ignores messages.
+        progress: Called with the finished units and their total; None ignores progress.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Callbacks(Listener):
             self._message(text)
 
     def progress(self, done: int, total: int) -> None:
-        """Passes on how far the work has come."""
+        """Passes the progress on."""
         if self._progress is not None:
             self._progress(done, total)
 

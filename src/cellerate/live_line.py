@@ -1,11 +1,11 @@
-"""The line at the bottom of a terminal that shows how far work has come: of a training, of `optimize`, of reading."""
+"""The progress line at the bottom of a terminal: of a training, of `optimize`, of reading."""
 
 import sys
 from typing import Any
 
 
 class LiveLine:
-    """A line on stderr that is written again and again, with sentences above it; elsewhere than on a terminal, none.
+    """A line on stderr that is updated in place, with messages above it; it is shown on a terminal only.
 
     Attributes:
         on_terminal: True if stderr is a terminal, so that a line can be shown.
@@ -28,9 +28,9 @@ class LiveLine:
         """Shows the line, if there is a terminal.
 
         Args:
-            columns: Its columns, of `rich.progress`.
-            total: How much there is to do; None if that is not known.
-            fields: The first values of what the columns show.
+            columns: Columns of `rich.progress`.
+            total: The units of work in all; None if that is not known.
+            fields: The first values of the columns' fields.
         """
         if not self.on_terminal:
             return
@@ -41,7 +41,7 @@ class LiveLine:
         self._progress.start()
 
     def update(self, **fields: Any) -> None:
-        """Changes what the columns show; `completed` is how much is done."""
+        """Changes fields of the columns; `completed` is the finished units of work."""
         if self._progress is not None:
             self._progress.update(self._task, **fields)
 

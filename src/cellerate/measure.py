@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-_SURE = 0.95  # how sure an interval of a median is
-_FAST = 0.2  # the quantile of the times of a turn that counts
+_SURE = 0.95  # the confidence of a median's interval
+_FAST = 0.2  # the quantile of a turn's times that stands for the turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +87,13 @@ def time_repeated(work: Callable[[], object], seconds: float, *, least: int, mos
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The faster of two contestants, in turns that they took one after the other.
+    """The comparison of two contestants that took turns.
 
-    On a busy machine two timings of one thing may differ more than two things do. What is faster in itself is faster
-    in turn after turn; where the turns contradict each other, the difference is noise.
+    On a busy machine two timings of one contestant may differ more than two contestants do. The faster contestant is
+    faster in turn after turn; if the turns contradict each other, the difference is noise.
 
     Attributes:
-        ratios: (turns,) what the first took in each turn, over what the second took in the same turn: above 1 the
+        ratios: (turns,) the time of the first contestant in each turn, divided by the time of the second: above 1 the
             second was faster.
     """
 
@@ -106,9 +106,9 @@ class Order:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval that holds the median of all turns with 95 %: of less than six turns, all that was seen.
+        """The 95 % confidence interval of the median; with less than six turns, the range of all ratios.
 
-        It assumes nothing of how other work disturbs a turn, and one spoiled turn of nine does not widen it.
+        It assumes no distribution of the disturbances, and one spoiled turn of nine does not widen it.
 
         Source: Conover, "Practical Nonparametric Statistics", 3rd ed., section 3.2 (a confidence interval for a
             quantile from order statistics).
@@ -146,13 +146,13 @@ class Order:
 
 
 def order_of(first: Sequence[Timing], second: Sequence[Timing]) -> Order:
-    """Compares what two contestants took, turn by turn.
+    """Compares the times of two contestants, turn by turn.
 
     Args:
-        first: (turns,) the times of the first in each turn.
-        second: The same of the second, which had its turns right after those of the first.
+        first: (turns,) the times of the first contestant in each turn.
+        second: (turns,) the times of the second, each taken right after that of the first.
     """
-    # Other work makes single times longer, never shorter: the fast ones tell what the contestant takes by itself.
+    # Other work makes single times longer, never shorter, so the fast ones show the contestant's own time.
     return Order(
         tuple(
             one.percentile_s(_FAST) / other.percentile_s(_FAST)

@@ -1,4 +1,4 @@
-"""Messages that name arguments as data, so that each reader is told in the words that he types.
+"""Messages that keep argument names as data, so that each reader sees the words that he types.
 
 A message marks the arguments that it names. Users of Python read `missing='drop'`, those of the command line
 `--missing drop`::
@@ -6,7 +6,7 @@ A message marks the arguments that it names. Users of Python read `missing='drop
     raise ConfigError(f"Leave such rows out with {argument('missing', 'drop')}.")
     listener.message(Message(f"the first column is the time; name another ({argument('time_column')})"))
 
-As text, an error or a `Message` is always in Python's words: no marks reach a file or an answer.
+As plain text, an error or a `Message` is always in Python's form: no marks reach a file or an HTTP answer.
 """
 
 import json
@@ -20,7 +20,7 @@ _MARK = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
 
 
 class Message(str):
-    """A text in Python's words that keeps its marks for others.
+    """A text in Python's form that keeps its marks for other forms.
 
     Args:
         text: The text, with the marks of `argument` in it.
@@ -41,13 +41,13 @@ def argument(name: str, *values: object) -> str:
 
     Args:
         name: Its name in Python.
-        values: The value to give, or several to choose from; none if the text speaks of the argument only.
+        values: The value to give, or several to choose from; none if the text names the argument only.
     """
     return f"{_BEGIN}{json.dumps([name, *values], default=str)}{_END}"
 
 
 def marked(source: object) -> str:
-    """The text of a message or of an error, with its marks if it has any, to be part of another message."""
+    """The text of a message or an error, with any marks, for use in another message."""
     if isinstance(source, BaseException) and len(source.args) == 1:
         source = source.args[0] if isinstance(source.args[0], Message) else source
     return source.marked if isinstance(source, Message) else str(source)
@@ -67,7 +67,7 @@ def reworded(text: str, form: Callable[[str, Sequence[Any]], str]) -> str:
 
 
 def in_python(name: str, values: Sequence[Any]) -> str:
-    """An argument as Python has it, such as `missing='drop' or 'ffill'`."""
+    """An argument in Python's form, such as `missing='drop' or 'ffill'`."""
     return f"{name}={alternatives([repr(value) for value in values])}" if values else name
 
 

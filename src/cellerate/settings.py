@@ -1,7 +1,7 @@
 """Records of settings: their fields are checked, have help, and can be a function's keyword arguments.
 
-A setting is declared once, as the field of a frozen dataclass with an `Attributes` section. The command line makes its
-options of the fields (`cli.options`), and Python functions their keyword arguments (`takes_fields_of`).
+A setting is declared once, as the field of a frozen dataclass with an `Attributes` section. The command line turns the
+fields into options (`cli.options`), and Python functions turn them into keyword arguments (`takes_fields_of`).
 """
 
 import dataclasses
@@ -84,8 +84,8 @@ def attribute_docs(settings: type) -> dict[str, str]:
 def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[_F], _F]:
     """Lets a function with `**options` take the fields of dataclasses, and refuse every other keyword.
 
-    The fields are in the function's signature and in its docstring, so `help` shows them. Type checkers and editors
-    read `keywords`, which is made of the records: the function's `**options` are unpacked from its type there.
+    The fields appear in the function's signature and in its docstring, so `help` shows them. Type checkers and editors
+    read the type of `**options` in `keywords`, which `make keywords` generates from the records.
 
     Args:
         records: Dataclasses with an `Attributes` section; no two share a field's name.
@@ -165,7 +165,7 @@ def changed_fields(settings: Any) -> dict[str, Any]:
 
 
 def every_option(settings: Any) -> Iterator[str]:
-    """Settings as options of a command: all sizes, so that it says what it builds, and what is not the default."""
+    """Settings as options of a command: all sizes, so that the command shows its model, and all non-defaults."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if type(value) is int or not _same(value, field.default):
@@ -175,7 +175,7 @@ def every_option(settings: Any) -> Iterator[str]:
 def differing_options(
     kind: type, recorded: Mapping[str, Any], chosen: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """The settings that were chosen, and those of a record that are not the defaults, as options of a command."""
+    """The chosen settings, and those of a record that differ from the defaults, as options of a command."""
     words: list[str] = []
     for field in dataclasses.fields(kind):
         name = field.name

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 PAGE_HEADERS = {
-    # What a page shows is set as text; should a fault ever let it become markup, nothing of it would run.
+    # Pages insert data as text only; if a fault ever let data become markup, none of it would run.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends on SIGINT and SIGTERM as uvicorn does, but without sending them to the process again: it is done."""
+        """Ends on SIGINT and SIGTERM as uvicorn does, but does not send them to the process again afterwards."""
         before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

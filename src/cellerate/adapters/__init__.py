@@ -1,4 +1,4 @@
-"""Models of Cellerate in other libraries: forecasters of sktime and Darts, packed models as a flavour of MLflow."""
+"""Cellerate's models in other libraries: forecasters for sktime and Darts, packed models as a flavour of MLflow."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -18,24 +18,24 @@ _OneOrMore: TypeAlias = TimeSeries | Sequence[TimeSeries]
 
 
 class DartsLSTM(GlobalForecastingModel):
-    """An LSTM that forecasts `output_chunk_length` steps at once, on the kernels of Cellerate.
+    """An LSTM that forecasts `output_chunk_length` steps at once, on Cellerate's kernels.
 
     It learns from one or many series, with past and future covariates, and forecasts any series. Longer horizons are
-    forecast chunk after chunk, each from the forecasts before it. Fitted, it holds a packed model: it can be saved, and
-    forecasts need no Keras.
+    forecast chunk after chunk, each from the forecasts before it. A fitted forecaster holds a packed model: it can be
+    saved, and forecasts without Keras.
 
     Args:
-        input_chunk_length: Rows it sees.
-        output_chunk_length: Rows it forecasts at once.
+        input_chunk_length: Rows of the input.
+        output_chunk_length: Rows of a forecast.
         units: Units of each LSTM layer.
         layers: LSTM layers.
         dropout: Dropout on the outputs of each layer.
         n_epochs: Passes over the data.
-        batch_size: Windows of a batch.
+        batch_size: Windows per batch.
         learning_rate: The peak learning rate of Adam.
         validation_fraction: The share of rows at the end that decides which epoch is best.
         random_state: Seeds the weights, the dropout and the order of the data.
-        add_encoders: Covariates made of the times; see `GlobalForecastingModel` of Darts.
+        add_encoders: Covariates computed from the times; see `GlobalForecastingModel` of Darts.
         options: Further arguments of `cellerate.train_series`.
 
     Example:
@@ -85,7 +85,7 @@ class DartsLSTM(GlobalForecastingModel):
         future_covariates: _OneOrMore | None = None,
         verbose: bool | None = None,
     ) -> "DartsLSTM":
-        """Trains it; the arguments are those of Darts's global models.
+        """Trains the model; the arguments are those of Darts's global models.
 
         Raises:
             CellerateError: The series cannot be used, or are too short.
@@ -130,7 +130,7 @@ class DartsLSTM(GlobalForecastingModel):
 
         Raises:
             CellerateError: A series or a covariate is too short, or has other components than in training.
-            ValueError: As of Darts's own models.
+            ValueError: As in Darts's own models.
         """
         if series is None:
             if self.training_series is None:
@@ -168,12 +168,12 @@ class DartsLSTM(GlobalForecastingModel):
         for one in rows:
             if _widths(one) != self._widths:
                 raise ConfigError(
-                    f"the model was trained on {_told(self._widths)}, and this series has {_told(_widths(one))}: give "
-                    "as many."
+                    f"the model was trained on {_in_words(self._widths)}, and this series has "
+                    f"{_in_words(_widths(one))}: give as many."
                 )
         made = self.trained.forecast(rows)
         while (done := made.shape[1]) < n:
-            # The last chunk ends with n, as with Darts's own models: nothing is known of covariates after it.
+            # The last chunk ends with n, as in Darts's own models, because covariates may end there.
             begin = min(done, n - self.output_chunk_length)
             further = [
                 dataclasses.replace(one, targets=np.concatenate([one.targets, values[:begin]]))
@@ -199,22 +199,22 @@ class DartsLSTM(GlobalForecastingModel):
             return GlobalForecastingModel.load(path, trusted=trusted)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Gives what is pickled: plain values, which Darts reads without `trusted`."""
+        """The pickled state: plain values, which Darts reads without `trusted`."""
         return self.__dict__ | {"_opened": None}
 
     @property
     def output_chunk_length(self) -> int:
-        """Rows it forecasts at once."""
+        """Rows of a forecast."""
         return self._lengths[1]
 
     @property
     def input_chunk_length(self) -> int:
-        """Rows it sees."""
+        """Rows of the input."""
         return self._lengths[0]
 
-    # All components are forecast together. Covariates are seen in the window, future ones after it, too.
+    # All components are forecast together. The model reads covariates in the window, and future ones after it.
     supports_multivariate = supports_past_covariates = supports_future_covariates = True
-    # All windows count alike, and Darts asks for each origin by itself.
+    # All windows count alike, and Darts requests each origin separately.
     supports_sample_weight = supports_optimized_historical_forecasts = False
     min_train_samples = 2
     """A window to train on, and one to judge by."""
@@ -227,7 +227,7 @@ class DartsLSTM(GlobalForecastingModel):
     def extreme_lags(
         self,
     ) -> tuple[int | None, int | None, int | None, int | None, int | None, int | None, int]:
-        """The first and last rows of targets and covariates that it sees, from the first one to forecast on."""
+        """The first and last rows of targets and covariates that the model reads, relative to the first forecast."""
         window, horizon = self._lengths
         past = (-window, -1) if self.uses_past_covariates else (None, None)
         known = (-window, horizon - 1) if self.uses_future_covariates else (None, None)
@@ -259,13 +259,13 @@ def _rows(
     known: TimeSeries | None,
     window: int | None = None,
 ) -> Rows:
-    """The rows of a series, beside those of its covariates.
+    """The rows of a series and of its covariates.
 
     Args:
         targets: The series.
-        past: The covariates of the past, or None.
-        known: Those that are known in advance, or None.
-        window: The last rows that are needed, with all covariates; None takes all rows that have them.
+        past: The past covariates, or None.
+        known: The covariates known in advance, or None.
+        window: The number of last rows needed, with all covariates; None takes all rows that have them.
     """
     if targets.n_samples > 1:
         raise ConfigError("the series is stochastic, and the model reads one value at a time: give its mean.")
@@ -291,8 +291,8 @@ def _rows(
     shortest = min(len(values), *map(len, beside))
     if shortest < len(values) and window is not None:
         raise DataError(
-            f"a covariate ends {len(values) - shortest:,} rows before the series: give them up to its end, and what is "
-            "known in advance up to the last row to forecast."
+            f"a covariate ends {len(values) - shortest:,} rows before the series: give past covariates up to its end, "
+            "and future covariates up to the last row to forecast."
         )
     return Rows("", values[:shortest], *beside)
 
@@ -301,5 +301,5 @@ def _widths(rows: Rows) -> tuple[int, int, int]:
     return rows.targets.shape[1], rows.past.shape[1], rows.known.shape[1]
 
 
-def _told(widths: tuple[int, int, int]) -> str:
+def _in_words(widths: tuple[int, int, int]) -> str:
     return f"{widths[0]} targets, {widths[1]} past and {widths[2]} future covariates"

@@ -1,7 +1,7 @@
 """Packed models as a flavour of MLflow: saved, logged, loaded, and served by `mlflow models serve`.
 
-The flavour "cellerate" keeps the `.cell` file as it is. "python_function" is what MLflow's own tools call: prompts give
-texts, rows of a series its forecast, lines their vectors, and anything else goes to `predict`.
+The flavour "cellerate" keeps the `.cell` file unchanged. MLflow's own tools call the flavour "python_function": it
+answers prompts with texts, rows of a series with a forecast, lines with vectors, and passes other data to `predict`.
 """
 
 import os
@@ -43,7 +43,7 @@ def save_model(
     Args:
         cell: The `.cell` file.
         path: The folder, which must not exist.
-        mlflow_model: What MLflow passes to `log_model`.
+        mlflow_model: The model object that MLflow's `log` passes.
         signature: As MLflow's own flavours take it.
         input_example: The same.
         metadata: The same.
@@ -70,12 +70,12 @@ def save_model(
 
 
 def log_model(cell: str | os.PathLike[str], name: str, **options: Any) -> Any:
-    """Log a packed model to the active run of MLflow, and give what MLflow says of it.
+    """Log a packed model to the active run of MLflow, and return MLflow's information on it.
 
     Args:
         cell: The `.cell` file.
         name: The name of the model in the run.
-        options: As `mlflow.models.Model.log` takes them: `registered_model_name`, `signature` and the like.
+        options: Arguments of `mlflow.models.Model.log`, such as `registered_model_name` and `signature`.
     """
     return Model.log(artifact_path=None, name=name, flavor=sys.modules[__name__], cell=cell, **options)
 
@@ -98,7 +98,7 @@ def _load_pyfunc(path: str) -> "CellFunction":
 
 
 class CellFunction:
-    """A packed model as MLflow calls it.
+    """A packed model with the interface that MLflow calls.
 
     Args:
         model: The model.

@@ -16,23 +16,23 @@ _TYPES = ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"]
 
 
 class SktimeLSTM(BaseForecaster):
-    """An LSTM that forecasts all steps at once, on the kernels of Cellerate.
+    """An LSTM that forecasts all steps at once, on Cellerate's kernels.
 
-    Of a panel or a hierarchy it trains one model on all series together. X is what is known in advance: it is needed
-    up to the last row of the horizon. Rows count as following one another, whatever their index says, unless there is
-    a calendar. Fitted, it holds a packed model: it can be pickled, and forecasts need no Keras.
+    It trains one model on all series of a panel or a hierarchy. X holds the columns known in advance, up to the last
+    row of the horizon. Rows count as consecutive, whatever their index, unless there is a calendar. A fitted
+    forecaster holds a packed model: it can be pickled, and forecasts without Keras.
 
     Args:
-        window: Rows it sees.
+        window: Rows of the input.
         units: Units of each LSTM layer.
         layers: LSTM layers.
         dropout: Dropout on the outputs of each layer.
         epochs: Passes over the data.
-        batch_size: Windows of a batch.
+        batch_size: Windows per batch.
         learning_rate: The peak learning rate of Adam.
-        calendar: What it sees of the times: "hour", "weekday", "day", "month". Needs a DatetimeIndex or a PeriodIndex.
-        validation_fraction: The share of rows at the end that decides which epoch is best, and that intervals are
-            calibrated on. An interval that it is too short for has no bounds.
+        calendar: Features of the times: "hour", "weekday", "day", "month". Needs a DatetimeIndex or a PeriodIndex.
+        validation_fraction: The share of rows at the end that decides which epoch is best and calibrates intervals. An
+            interval whose level needs more rows has no bounds.
         seed: Seeds the weights, the dropout and the order of the data.
         options: Further arguments of `cellerate.train_series`.
 
@@ -99,7 +99,7 @@ class SktimeLSTM(BaseForecaster):
         return [small, {**small, "layers": 2, "options": {"residual": False}}]
 
     def _fit(self, y: pd.DataFrame, X: pd.DataFrame | None, fh: ForecastingHorizon) -> "SktimeLSTM":
-        # What `_update` adds to; what the base class remembers is not to be relied on.
+        # `_update` adds rows to these; the base class need not keep its own.
         self._cur_y, self._cur_X = y, X
         horizon = int(fh.to_relative(self.cutoff).to_numpy().max())
         self.trained_ = Trained.on(
@@ -145,20 +145,20 @@ class SktimeLSTM(BaseForecaster):
             next(sides)[..., 0 if one < 0.5 else 1] if level else made
             for one, level in zip(alpha, levels, strict=True)
         ]
-        # (N, horizon, targets, alphas): the alphas of a target stand side by side.
+        # (N, horizon, targets, alphas): the alphas of a target are neighbouring columns.
         values = np.stack(each, axis=-1)
         columns = pd.MultiIndex.from_product([self._get_varnames(), alpha])
         return self._frame(fh, values.reshape(*values.shape[:2], -1), columns)
 
     def _forecast(self, X: pd.DataFrame | None) -> tuple[list[Rows], np.ndarray]:
-        """The series that are known so far, and their forecasts (N, horizon, targets)."""
+        """The series so far, and their forecasts (N, horizon, targets)."""
         series = list(self._series(self._cur_y, self._cur_X, X, self.trained_.model.horizon or 0))
         return series, self.trained_.forecast(series)
 
     def _series(
         self, y: pd.DataFrame, X: pd.DataFrame | None, later: pd.DataFrame | None = None, horizon: int = 0
     ) -> Iterator[Rows]:
-        """The series of a frame, and what is known of them: in its own rows and in the later ones of a horizon."""
+        """The series of a frame, with the columns known in advance for its own rows and for the horizon."""
         for key, own in _parts(y):
             known = [] if X is None else [_part(X, key).loc[: own.index[-1]]]
             if later is not None:
@@ -200,7 +200,7 @@ def _parts(frame: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 
 def _clock(index: pd.Index, ahead: int) -> np.ndarray:
-    """The times of rows, and of some that follow them, as a clock there shows them: datetime64."""
+    """The local times of rows and of `ahead` rows that follow: datetime64."""
     if not isinstance(index, pd.PeriodIndex | pd.DatetimeIndex):
         raise ConfigError(
             f"{argument('calendar')} needs an index of times, and that of y is a {type(index).__name__}: leave it out."
@@ -210,7 +210,7 @@ def _clock(index: pd.Index, ahead: int) -> np.ndarray:
 
 
 def _following(index: pd.Index, count: int) -> pd.Index:
-    """The index of so many rows after the last one."""
+    """The index of `count` rows after the last one."""
     last = index[-1]
     if isinstance(index, pd.PeriodIndex):
         return pd.period_range(last + 1, periods=count, freq=index.freq)
@@ -219,7 +219,7 @@ def _following(index: pd.Index, count: int) -> pd.Index:
     step = index.freq or pd.infer_freq(index)
     if step is None:
         raise ConfigError(
-            f"the index of y has no frequency, so what follows {last} is not known: set one (freq)."
+            f"the index of y has no frequency, so the times after {last} are not known: set one (freq)."
         )
     return pd.date_range(last, periods=count + 1, freq=step)[1:]
 

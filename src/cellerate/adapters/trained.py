@@ -1,6 +1,6 @@
-"""A forecaster that was trained on arrays and is kept as the bytes of a packed model: it can be copied and pickled.
+"""A forecaster trained on arrays and kept as the bytes of a packed model, so that it can be copied and pickled.
 
-Both adapters train and forecast through it, so that they differ only in what their libraries ask for.
+Both adapters train and forecast with it, so that they only implement the interfaces of their libraries.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ class Rows:
     Attributes:
         name: Its name; "" for the only one.
         targets: (T, targets).
-        past: (T, P) what is known of the past only.
-        known: (T + ahead, K) what is known in advance, too.
-        times: (T + ahead,) datetime64; None if the model sees no calendar.
+        past: (T, P) the columns known for the past only.
+        known: (T + ahead, K) the columns known in advance, too.
+        times: (T + ahead,) datetime64; None if the model reads no calendar.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Rows:
                 whose = f" of the series {self.name!r}" if self.name else ""
                 raise DataError(
                     f"a covariate ({name}) ends {rows - len(column):,} rows too early{whose}: give values up to the "
-                    "last row, and where forecasts go on from forecasts, up to the last of those."
+                    "last row, and for forecasts of several chunks up to the last chunk."
                 )
         return found
 
@@ -71,24 +71,24 @@ class Trained:
     def on(
         cls, series: Sequence[Rows], *, window: int, horizon: int, settings: Mapping[str, Any]
     ) -> "Trained":
-        """Trains one on some series, up to their last rows.
+        """Trains a forecaster on some series, up to their last rows.
 
         Args:
             series: At least one.
-            window: Rows it sees.
-            horizon: Rows it forecasts.
+            window: Rows of the input.
+            horizon: Rows of a forecast.
             settings: Further arguments of `cellerate.train_series`; `train_fraction` is what `validation_fraction`
                 leaves.
 
         Raises:
-            CellerateError: As of `cellerate.train_series`.
+            CellerateError: As in `cellerate.train_series`.
         """
         columns = [one.columns for one in series]
         table: dict[str, np.ndarray] = {
             name: np.concatenate([one[name] for one in columns]) for name in columns[0]
         }
         names = list(table)
-        # Numbers where no calendar is asked for: rows follow one another, whatever their times are.
+        # Row numbers without a calendar: rows count as consecutive, whatever their times.
         table["time"] = np.concatenate(
             [
                 np.arange(len(one.targets)) if one.times is None else one.times[: len(one.targets)]
@@ -126,17 +126,17 @@ class Trained:
             return load(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Gives what is pickled: not the opened model."""
+        """The pickled state, without the opened model."""
         return {"cell": self.cell}
 
     def forecast(self, series: Sequence[Rows]) -> np.ndarray:
-        """Forecasts what comes after the rows of each of N series.
+        """Forecasts the rows after the end of each of N series.
 
         Returns:
             (N, horizon, targets) in the units of the series.
 
         Raises:
-            DataError: A series has too few rows, or too little is known in advance of it.
+            DataError: A series has too few rows, or its columns known in advance end too early.
         """
         settings = self.model.forecaster.settings
         window, horizon = settings.window, settings.horizon
@@ -173,8 +173,8 @@ class Trained:
             levels: Each above 0 and below 1.
 
         Returns:
-            (levels, N, horizon, targets, 2): low and high. A level that the validation part was too short for has an
-            interval without bounds, for no shorter one is known to hold so much.
+            (levels, N, horizon, targets, 2): low and high. For a level that needs a longer validation part the
+            interval is infinite, because no finite one can guarantee the level.
         """
         settings = self.model.forecaster.settings
         calibration = settings.calibration
@@ -196,13 +196,13 @@ class Trained:
         if len(known) < horizon:
             whose = f" of the series {one.name!r}" if one.name else ""
             raise DataError(
-                f"the model needs what is known in advance for {horizon:,} rows after the last one{whose}, and was "
-                f"given {len(known):,}: give values for all rows up to the last one to forecast."
+                f"the model needs the columns known in advance for {horizon:,} rows after the last one{whose}, and got "
+                f"{len(known):,} rows: give values up to the last row to forecast."
             )
         return known
 
     @staticmethod
     def _times(one: Rows, window: int, horizon: int) -> np.ndarray:
-        assert one.times is not None  # noqa: S101 (who asks for a calendar gives times)
+        assert one.times is not None  # noqa: S101 (callers with a calendar give times)
         end = len(one.targets)
         return one.times[end - window : end + horizon]

@@ -1,6 +1,6 @@
 """Facts about this machine for bug reports and benchmarks: versions, cores, memory, devices.
 
-Nothing here imports a framework; `backend_devices` asks one in a process of its own.
+Nothing here imports a framework; `backend_devices` starts one in a separate process.
 """
 
 import functools
@@ -18,15 +18,15 @@ from cellerate.machine.processor import describe
 
 BACKENDS = ("tensorflow", "jax", "torch")
 TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
-"""The backends as their makers write them."""
+"""The backends in their official spelling."""
 TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 """The distributions that bring TensorFlow."""
 PROBE_VARIABLE = "CELLERATE_PROBE"
-"""Names the file for the result, in the environment of a training that is only to time a few of its steps."""
+"""The environment variable with the file for the result of a training that only times a few steps."""
 STAGES_VARIABLE, CHUNKS_VARIABLE = "CELLERATE_STAGES", "CELLERATE_CHUNKS"
-"""Say in the environment how many stages a model and how many chunks time is divided into."""
+"""The environment variables with the number of stages of a model, and of chunks of time."""
 LAUNCHED_VARIABLE = "CELLERATE_LAUNCHED"
-"""Says in the environment of a process that it is one of those that its command asks for, and is to start no others."""
+"""The environment variable that marks a process as already started by its command, so that it starts no others."""
 # Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB),
 # M_ARENA_MAX (one heap for all threads, because per-thread heaps give memory back whatever the threshold).
 _KEEP_MEMORY = ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20), (-8, 1))
@@ -127,7 +127,7 @@ def processors() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """The CPU as it is sold and in words (`processor.describe`), usable cores, memory in bytes, operating system."""
+    """The CPU's product name and description (`processor.describe`), usable cores, memory in bytes, system."""
     return {
         "cpu": _cpu_model(),
         "processor": describe(),
@@ -145,7 +145,7 @@ def versions() -> dict[str, str]:
 
 
 def backend_devices(backend: str) -> list[str]:
-    """The devices that a backend sees, asked in a new process, because a process can hold only one Keras backend."""
+    """The devices that a backend finds, in a new process, because a process can hold only one Keras backend."""
     import subprocess
     import sys
 

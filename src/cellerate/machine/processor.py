@@ -1,7 +1,7 @@
-"""The processor in words: its family and its instruction set, from what the kernel says of it.
+"""The processor in words: its family and its instruction set, from the kernel's description.
 
-A module of its own because a name as sold ("AMD EPYC") says too little: speeds depend on the core behind it, and in a
-virtual machine two generations may have the same name.
+A product name ("AMD EPYC") says too little: speeds depend on the core behind it, and in a virtual machine two
+generations may have the same name.
 
 Source: the family and model numbers are those of Linux, arch/x86/kernel/cpu/amd.c, arch/x86/include/asm/intel-family.h
 and arch/arm64/include/asm/cputype.h.
@@ -29,7 +29,7 @@ _AMD = {
     (0x1A, 0x40, 0x4F): "Zen 5",
     (0x1A, 0x60, 0x7F): "Zen 5",
 }
-# Models of family 6. 0x55 is told apart by its stepping.
+# Models of family 6. The stepping distinguishes the processors of model 0x55.
 _INTEL = {
     "Haswell": (0x3C, 0x3F, 0x45, 0x46),
     "Broadwell": (0x3D, 0x47, 0x4F, 0x56),
@@ -70,7 +70,7 @@ def describe(cpuinfo: str | None = None) -> str:
         cpuinfo: The contents of `/proc/cpuinfo`; None reads this machine's.
 
     Returns:
-        The words. An unknown family is told by its numbers, an unknown instruction set by the architecture.
+        The words. An unknown family appears by its numbers, an unknown instruction set by the architecture.
     """
     if cpuinfo is None:
         cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
@@ -104,12 +104,12 @@ def _family(facts: dict[str, str]) -> str:
 
 
 def _number(text: str | None) -> int:
-    """-1 where the kernel says "unknown" or nothing."""
+    """The number; -1 if the kernel says "unknown" or nothing."""
     return int(text) if text and text.isdigit() else -1
 
 
 def _instruction_set(flags: set[str]) -> str:
-    """The widest vectors, and what they have for narrow types."""
+    """The widest vectors, and their extensions for narrow types."""
     if "asimd" in flags:
         widest = "SVE2" if "sve2" in flags else "SVE" if "sve" in flags else "NEON"
         extras = {"bf16": "bfloat16", "i8mm": "int8 products"}

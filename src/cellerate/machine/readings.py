@@ -10,7 +10,7 @@ from cellerate.machine.environment import processors, resident_memory_bytes
 
 
 class MachineReadings:
-    """Reads the machine now and then.
+    """Reads the use of the machine.
 
     GPUs are read by NVML, without starting CUDA: all that `CUDA_VISIBLE_DEVICES` shows, used or not.
 
@@ -27,9 +27,9 @@ class MachineReadings:
         """The use at this moment.
 
         Returns:
-            `cpu`, the share of all processors that this process was given since the last call; `memory_bytes`, its
-            resident memory; for each GPU `gpu0_use`, the share of the last moment (a second at most) in which it
-            computed, `gpu0_memory_bytes` and `gpu0_power_w`, as far as the GPU says.
+            `cpu`, the share of all processors that this process had since the last call; `memory_bytes`, its
+            resident memory; for each GPU `gpu0_use`, the share of its last sample period (a second at most) in which
+            it computed, `gpu0_memory_bytes` and `gpu0_power_w`, if the GPU reports them.
         """
         now, used = time.perf_counter(), time.process_time()
         elapsed = max(now - self._before[0], 1e-9)
@@ -59,7 +59,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[Any, list[Any]]:
         return None, []
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     found: list[Any] = []
-    # Without a driver nothing is found; and as in CUDA, what follows a name that is none does not count.
+    # Without a driver there are no GPUs. As in CUDA, an invalid name ends the list.
     with contextlib.suppress(nvml.NVMLError, OSError):
         nvml.nvmlInit()
         for name in range(nvml.nvmlDeviceGetCount()) if visible is None else visible.split(","):

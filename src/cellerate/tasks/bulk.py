@@ -1,7 +1,7 @@
-"""Passes over much data, into a folder of Parquet files: lines to vectors, series to forecasts, windows to errors.
+"""Passes over large data, into a folder of Parquet files: lines to vectors, series to forecasts, windows to errors.
 
-Each takes any number of files, of any length. Several processes can make one pass: each call does its share, of pieces
-that have no results yet (`tasks.pieces`).
+Each takes any number of files, of any length. Several processes can share one pass: each call does its share of the
+pieces that have no results yet (`tasks.pieces`).
 """
 
 import dataclasses
@@ -56,9 +56,9 @@ class PassResult:
 
     Attributes:
         output: The folder.
-        pieces: How many pieces the data have.
-        done: How many of them have results now.
-        items: How many lines, series or windows this call did.
+        pieces: The number of pieces in the data.
+        done: The number of pieces that have results now.
+        items: The number of lines, series or windows of this call.
     """
 
     output: Path
@@ -83,8 +83,8 @@ def embed_files(
         data: The lines.
         output: The folder to write.
         batch_size: Lines a batch.
-        share: Which process this is, from 0, and of how many; None for what the environment says.
-        progress: Called now and then with how many lines were done; of how many is not known, so 0.
+        share: The index of this process and the number of all; None reads both from the environment.
+        progress: Called now and then with the finished lines and 0, because their total is not known.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
@@ -122,7 +122,7 @@ def embed_files(
             done += pieces.done(number)
             number += 1
     if not number:
-        raise DataError(f"{', '.join(map(str, files))}: no line; expected at least one.")
+        raise DataError(f"{', '.join(map(str, files))} has no lines; expected at least one.")
     return PassResult(pieces.folder, number, done, items)
 
 
@@ -136,16 +136,16 @@ def forecast_files(
     progress: Progress | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> PassResult:
-    """Forecasts what comes after the end of each series: rows of `series`, `time` and the targets, in their order.
+    """Forecasts the rows after the end of each series: `series`, `time` and the targets, in the order of the series.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file.
         data: The series.
         output: The folder to write.
         levels: The levels of intervals; see `cellerate.forecast`.
-        share: Which process this is, from 0, and of how many; None for what the environment says.
-        progress: Called now and then with how many series are done, and of how many.
-        notify: Called with a sentence for each thing worth knowing of the data.
+        share: The index of this process and the number of all; None reads both from the environment.
+        progress: Called now and then with the number of finished series and their total.
+        notify: Called with a sentence for each noteworthy fact about the data.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
@@ -194,9 +194,8 @@ def judge_files(
 ) -> tuple[PassResult, dict[str, Any] | None]:
     """Judges a forecaster and the baselines on every window: rows of `series`, `windows`, and the mean errors.
 
-    There is a row for each stretch without a gap; one that is long enough to be cut has several. Errors are those of
-    each target: `model_mae_OT` is the mean absolute error of the model for the target OT, `scale_OT` is what MASE
-    divides it by.
+    There is a row for each stretch without a gap; a long stretch is cut into several rows. Errors are per target:
+    `model_mae_OT` is the mean absolute error of the model for the target OT, `scale_OT` is the divisor of MASE.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file.
@@ -204,12 +203,12 @@ def judge_files(
         output: The folder to write.
         part: "all", or "held-out": the part that training on the same data held out. None: see
             `evaluate_forecaster`.
-        share: Which process this is, from 0, and of how many; None for what the environment says.
-        progress: Called now and then with how many windows are done, and of how many.
-        notify: Called with a sentence for each thing worth knowing of the data.
+        share: The index of this process and the number of all; None reads both from the environment.
+        progress: Called now and then with the number of finished windows and their total.
+        notify: Called with a sentence for each noteworthy fact about the data.
 
     Returns:
-        What was done; and once all pieces have results, the figures of all windows, as `evaluate` gives them.
+        The result of the pass; and once all pieces have results, the figures of all windows, as `evaluate` gives them.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
@@ -220,7 +219,7 @@ def judge_files(
     judged, about_errors = chosen.part, judging_of(forecaster, series)
     cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
     if not cut:
-        # It has the words for what is missing.
+        # Its errors name the missing columns.
         raw_windows(judged, settings.window, settings.horizon, 1)
     about = {
         "task": "evaluate",
@@ -266,7 +265,7 @@ def _state(file: Path) -> list[Any]:
 
 
 def _cut(part: SeriesPart, window: int, span: int) -> Iterator[list[tuple[int, int, int]]]:
-    """The bounds of each piece of a part, which has at most so many windows of `span` rows."""
+    """The bounds of each piece of a part, each with a bounded number of windows of `span` rows."""
     piece: list[tuple[int, int, int]] = []
     room = _WINDOWS_A_PIECE
     for stretch in part.spans(window):

@@ -1,7 +1,7 @@
 """Finds rows of a series that a forecaster did not expect.
 
-A row is held against the median of all forecasts that reach it, of steps 1 to the horizon, each made from rows before
-it. A forecast of one step alone would follow a spike, a shift or a stuck sensor from the next row on.
+A row is compared with the median of all its forecasts, of steps 1 to the horizon, each made from earlier rows. A
+forecast of one step alone would follow a spike, a shift or a stuck sensor from the next row on.
 """
 
 import dataclasses
@@ -33,19 +33,20 @@ _LEVEL = 0.99
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Anomalies:
-    """The distance of each row of a table from what was expected; N rows, series after series, target after target.
+    """The distance of each row of a table from its forecasts; N rows, series after series, target after target.
 
     Attributes:
         level: The share of usual rows whose score is at most 1.
         series: (N,) the name of the series; "" without names.
         time: (N,) times, those of zones in UTC, or row numbers; `form` writes them as the data do.
         target: (N,) the column.
-        value: (N,) in the units of the data; so for the next three.
+        value: (N,) in the units of the data, as are the next three.
         expected: (N,) the median of the forecasts of this row.
-        low: (N,) and high: between them lie usual rows.
-        high: (N,).
-        score: (N,) the distance from `expected`, in distances that the share `level` of the held-out rows kept.
-        p_value: (N,) the share of held-out rows as far off or further, as far as they tell.
+        low: (N,) the lower end of the interval of usual rows.
+        high: (N,) its upper end.
+        score: (N,) the distance from `expected`, divided by the distance that the share `level` of the held-out rows
+            did not exceed.
+        p_value: (N,) the share of held-out rows as far off or further.
         form: How the data write times.
     """
 
@@ -78,7 +79,7 @@ class Anomalies:
         return found
 
     def worst(self, count: int) -> np.ndarray:
-        """(at most count,) where the anomalies of the highest score stand, the highest first."""
+        """(at most count,) the indices of the anomalies with the highest scores, the highest first."""
         order = np.argsort(-self.score, kind="stable")[:count]
         return order[self.score[order] > 1]
 
@@ -96,19 +97,18 @@ def detect(
 ) -> Anomalies:
     """Finds rows of series that a forecaster did not expect.
 
-    The threshold comes from the validation part of the training. So about `1 - level` of the rows are found in data
-    that are as usual as that part; of the rows that the model was trained on, fewer.
+    The threshold comes from the validation part of the training. So about `1 - level` of the rows are flagged in data
+    as regular as that part; of the rows that the model was trained on, fewer.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: Tables, in files or frames, read as in training. Every row with `window` rows before it is judged.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        level: The share of usual rows that are not to be found; None for 0.99, or for the highest that the validation
-            part of the training was long enough for.
-        progress: Called now and then with how many rows are done, and of how many.
-        notify: Called with a sentence for each thing worth knowing of how the tables were read.
-        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
-            be found out; listed below.
+        level: The share of usual rows that are not flagged; None for 0.99, or for the highest level that the
+            validation part of the training was long enough for.
+        progress: Called now and then with the number of finished rows and their total.
+        notify: Called with a sentence for each noteworthy fact about how the tables were read.
+        options: Options for the format of the tables, and those that differ from the training; listed below.
 
     Returns:
         For each row and target: `series`, `time`, `target`, `value`, `expected`, `low`, `high`, `score` (above 1 for an
@@ -145,22 +145,22 @@ def detect(
     reading, table = record_of(ReadingOptions, options), record_of(TableOptions, options)
     series = known.open(data, None, reading, table=table, listener=Callbacks(message=notify))
     bounds = [(first, first, stop) for first, stop, _ in series.segments]
-    # What is known in advance has to be known of the whole horizon.
+    # The columns that are known in advance must be known for the whole horizon.
     least = settings.horizon if settings.covariates.future else 1
     counts = [stop - first - settings.window for first, _, stop in bounds]
     total = sum(count for count in counts if count >= least)
     if not total:
-        more = f", and {least} rows to forecast" if least > 1 else ""
+        more = f" and {least} rows to forecast" if least > 1 else ""
         raise DataError(
-            f"no row can be judged: the model reads {settings.window} rows before it{more}, and no series has so many "
-            "without a gap. Give more rows."
+            f"no row can be judged: the model needs {settings.window} rows before it{more}, and no series has that "
+            "many without a gap. Give more rows."
         )
     forecast = functools.partial(known.forecast_at, series)
     blocks: list[tuple[np.ndarray, ...]] = []
     done = 0
     for rows, expected, spread in row_forecasts(forecast, series, settings, bounds):
         divisor = settings.calibration.divisor(spread)
-        # Where all held-out rows were exact, any distance at all is an anomaly.
+        # If all held-out forecasts were exact, any distance at all is an anomaly.
         far = np.maximum(reach * divisor, np.finfo(np.float32).tiny)
         value = np.asarray(series.values[rows], np.float64)[:, list(series.target_columns)]
         off = np.abs(value - expected)

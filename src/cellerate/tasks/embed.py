@@ -24,7 +24,7 @@ from cellerate.tasks.task import Task, train_task, trained_with
 from cellerate.training.loop import TrainingResult
 from cellerate.training.run import RunOptions, TrainingRun
 
-# What the record keeps of how the lines were read.
+# The reading options that the record keeps.
 _READING = ("column", "field", "encoding")
 
 
@@ -35,9 +35,9 @@ class LineModel:
     Attributes:
         model: The autoencoder.
         vocabulary: Its characters.
-        max_length: Characters of a line that count; the rest is cut.
-        padding: Where its sources are padded.
-        record: What the model file says about how it was made.
+        max_length: The most characters of a line that are read; the rest is cut.
+        padding: The side on which its sources are padded.
+        record: The task record of the model file.
     """
 
     model: keras.Model
@@ -83,13 +83,13 @@ def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> L
 def lines_for(
     record: TaskRecord, path: str | Path, errors: Errors, given: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Reads lines for a trained model: a file of the kind that it was trained on as its training did.
+    """Reads lines for a trained model, with the options of its training if the file is of the same kind.
 
     Args:
         record: The model's record.
         path: The file; see `read_lines`.
         errors: What to do with bytes that are not of the encoding.
-        given: The `column`, `field` and `encoding` of this file, where they are not those of the training.
+        given: The `column`, `field` and `encoding` of this file, if they differ from those of the training.
 
     Raises:
         ConfigError: Python does not know the encoding.
@@ -116,7 +116,7 @@ def train_on_lines(
 
     Args:
         data: The lines.
-        run: Where the model goes, and how to train it.
+        run: The output file and the settings of the training.
         architecture: The model to build.
         model: An autoencoder to train further: one that `train embed` wrote.
 
@@ -169,7 +169,7 @@ class LineTask(Task[EmbedRun]):
         return source, _batches(self._held_out, vocabulary, data) if self._held_out else None
 
     def held_out(self, batch_size: int) -> tuple[BatchSource | None, BatchSource | None]:
-        """Every second of the lines that are held out, and the others."""
+        """Every second held-out line, and the others."""
         data = dataclasses.replace(self._data, batch_size=batch_size)
         validation, test = [
             _batches(part, self._vocabulary, data) if part else None
@@ -201,7 +201,7 @@ class LineTask(Task[EmbedRun]):
         )
 
     def judge(self, training: TrainingResult) -> EmbedRun:
-        """Measures how well held-out lines come back."""
+        """Measures how well held-out lines are reconstructed."""
         if not self._held_out:
             return self.unjudged(training)
         data = self._data
@@ -244,10 +244,10 @@ def embed_lines(
     Args:
         line_model: The model.
         lines: N lines; an empty line has a vector too.
-        encoder: Its encoder, if there is one already: that of another call is compiled.
+        encoder: The model's encoder from an earlier call, which is compiled already; None makes one.
         batch_size: Lines per batch.
         errors: What to do with a character the model never saw: "strict" raises, "replace" reads it as unknown.
-        progress: Called after each batch with how many lines are done, and of how many.
+        progress: Called after each batch with the number of finished lines and their total.
 
     Returns:
         (N, latent) float32.
@@ -275,7 +275,7 @@ def embed_lines(
 
 
 def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int | None = None) -> list[str]:
-    """Writes lines back from their vectors, always taking the likeliest next character.
+    """Reconstructs lines from their vectors, always taking the likeliest next character.
 
     Args:
         line_model: The model.
@@ -293,7 +293,7 @@ def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int
 def evaluate_lines(
     line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256, seconds: float | None = None
 ) -> dict[str, Any]:
-    """Measures how well lines come back out of their vectors.
+    """Measures how well lines are reconstructed from their vectors.
 
     Args:
         line_model: The model.
@@ -304,7 +304,7 @@ def evaluate_lines(
     Returns:
         `token_accuracy`: the share of characters (and line ends) predicted correctly when the model is given
         all true characters before them; `free_token_accuracy`: the same, compared position by position, when
-        the model reads its own output; `exact_lines`: the share of lines that come back exactly; `lines`: their
+        the model reads its own output; `exact_lines`: the share of lines reconstructed exactly; `lines`: their
         number, of a sample beside `sampled_from`, the number of all.
     """
     source = LineBatches(
@@ -373,7 +373,7 @@ def _check_model(model: keras.Model, vocabulary: LineVocabulary) -> None:
     encoder_and_decoder(model)
     if model.output_shape[-1] != vocabulary.size:
         raise ModelError(
-            f"the model writes {model.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
+            f"the model predicts {model.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
             "build it for as many."
         )
 

@@ -65,7 +65,7 @@ class Exported:
             output, or of 1 where all are smaller.
         tolerance: What the error may be; None for narrower weights, which round on purpose.
         tried: Where it was tried, and on what.
-        quality: How good it is at its task; None if nobody asked.
+        quality: Its quality at its task; None if it was not judged.
         elsewhere: What OpenVINO makes of an ONNX file, in words; "" if it is not installed.
         largest_pair: The largest sum of two products that the weights of an int8 ONNX file allow. Processors without
             VNNI add two in 16 bits, up to 32767; a file that allows more is not kept. None for other files.
@@ -228,7 +228,9 @@ def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | N
 
     if isinstance(model, str | os.PathLike):
         if record is not None:
-            raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+            raise ConfigError(
+                "record is for a Keras model, and a file has its own record: leave one of them out."
+            )
         model, record = load_model(model)
     cell = _exportable(packed(model, record).cell)
     check_against_keras(packable(model, record), cell.program)

@@ -1,4 +1,4 @@
-"""Using a trained model, whatever form it comes in: `generate`, `forecast`, `embed` and `evaluate`.
+"""Using a trained model in any form: `generate`, `forecast`, `embed` and `evaluate`.
 
 Each takes a `.keras` file, a Keras model with its record, a `.cell` file or a packed model. A packed model is used
 without Keras, so Keras is imported only where a model needs it.
@@ -66,10 +66,10 @@ def generate(
             (B, T), or one-hot vectors (B, T, V), to V logits or probabilities of each step or of the last.
         prompt: The text to continue; at least one character.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        vocabulary: What the ids, or the places of one-hot vectors, of a model without a record mean: the path of the
-            text that it was trained on, for sorted(set(text)), or, where that is what fits, sorted(set(text.lower()));
-            a list of characters in the order of their ids; a dictionary from characters to ids or back; the path of a
-            JSON file with one of these, or of a tokenizer.json; or "bytes".
+        vocabulary: The meaning of the ids (or one-hot positions) of a model without a record: the path of the text
+            that it was trained on, for sorted(set(text)), or, if only that fits, sorted(set(text.lower())); a list of
+            characters in the order of their ids; a dictionary from characters to ids or back; the path of a JSON file
+            with one of these, or of a tokenizer.json; or "bytes".
         max_tokens: The most characters (or bytes, or tokens) to generate.
         temperature: Divides the logits; 0 always takes the likeliest token.
         top_k: Draws from the k likeliest tokens only.
@@ -139,7 +139,7 @@ def forecast(
     notify: Callable[[str], None] | None = None,
     **options: Unpack[ForecastKeywords],
 ) -> Forecasts:
-    """Forecasts what comes after the end of each series in files or frames.
+    """Forecasts the rows after the end of each series in files or frames.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
@@ -150,17 +150,16 @@ def forecast(
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         levels: The levels of intervals, such as 0.9; None for 0.8 and 0.95 where the model was calibrated for them
             in training. () for none.
-        progress: Called now and then with how many series are done, and of how many.
-        notify: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
+        progress: Called now and then with the number of finished series and their total.
+        notify: Called with a sentence for each noteworthy fact about how the files were read, and of the series that
             are too short to forecast.
-        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
-            be found out; listed below.
+        options: Options for the format of the tables, and those that differ from the training; listed below.
 
     Returns:
-        `Forecasts`: a tuple with an entry a series, which is also a table (`to_pandas()`, `to_polars()`, `to_arrow()`).
-        An entry, of a series that is long enough, has its name, the rows that were read (`past`, with `past_times`) and
-        the `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets,
-        Q). `intervals` has for each level (horizon, targets, 2): low and high.
+        `Forecasts`: a tuple with an entry for each series that is long enough, and also a table (`to_pandas()`,
+        `to_polars()`, `to_arrow()`). An entry has the name of the series, the rows that were read (`past`, with
+        `past_times`) and the `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles
+        (horizon, targets, Q). `intervals` has for each level (horizon, targets, 2): low and high.
 
     Raises:
         ConfigError: A level is out of range, or the model cannot give it.
@@ -209,7 +208,7 @@ def embed(
         errors: For a character that the model never saw, and bytes that are not of the encoding: "strict" raises,
             "replace" reads them as unknown.
         batch_size: Lines per batch; lines of similar length share one.
-        progress: Called after each batch with how many lines are done, and of how many.
+        progress: Called after each batch with the number of finished lines and their total.
 
     Returns:
         (N, latent) float32, in the order of the lines.
@@ -261,9 +260,9 @@ def evaluate(
             or the result of `load`.
         data: Text files; tables of series, in files or frames; or one file of lines.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        part: "all" of the data, or the part that training on the same data held out (text and series only). None is
-            all, but for a forecaster and the very data that it was trained on: those it is judged on where it was not
-            trained. The result says which it was.
+        part: "all" of the data, or "held-out", the part that training on the same data held out (text and series
+            only). None is "held-out" for a forecaster and the data that it was trained on, and otherwise "all". The
+            result says which part was judged.
         column: The column of a Parquet file of lines; without it, the one that the model was trained on.
         field: The field of JSON lines that has the text; without it, the one that the model was trained on.
         errors: For text and lines: what to do with bytes that are not of the encoding and with a line's unknown
@@ -271,15 +270,14 @@ def evaluate(
         batch_size: Rows per batch, for Keras models.
         by_step: Series: whether the result also has the errors of each step ahead.
         statistical: Series: models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
-            AutoARIMA). They see the rows before each window, and AutoARIMA takes its time.
-        notify: Called with a sentence for each thing worth knowing of how tables of series were read.
-        options: In what tables of series are read otherwise than in training, and how they are written, where that is
-            not to be found out; listed below.
+            AutoARIMA). They see the rows before each window; AutoARIMA takes seconds to minutes for each series.
+        notify: Called with a sentence for each noteworthy fact about how tables of series were read.
+        options: Options for the format of tables of series, and those that differ from the training; listed below.
 
     Returns:
         `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
         model and of the baselines, and whether it beats them; see `tasks.judging.evaluate_forecaster`. Lines: how
-        well they come back out of their vectors.
+        well they are reconstructed from their vectors.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.
@@ -326,7 +324,7 @@ def _evaluate_packed(
     name: str,
     series: EvaluationOptions,
 ) -> dict[str, Any]:
-    """The figures of a packed model; one of text reads it from end to end and not in windows."""
+    """The figures of a packed model; a text model reads the text from end to end and not in windows."""
     if model.task == "series":
         return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), data, **vars(series))}
     series.check_unused()

@@ -80,7 +80,7 @@ def forecaster_of(opened: Opened, name: str = "this packed model") -> "SeriesFor
 
     Args:
         opened: The model.
-        name: What messages call it, if it is packed.
+        name: Its name in messages, if it is packed.
 
     Raises:
         ModelError: It is none, or its record is damaged.

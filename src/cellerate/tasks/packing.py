@@ -59,7 +59,9 @@ def pack(
         private_key(sign_key)
     if not isinstance(model, keras.Model):
         if record is not None:
-            raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+            raise ConfigError(
+                "record is for a Keras model, and a file has its own record: leave one of them out."
+            )
         model, record = load_model(model)
     program = read_program(packable(model, record))
     if vocabulary is not None:

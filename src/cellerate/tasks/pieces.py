@@ -3,8 +3,8 @@
     _about.json          what they are results of; readers of such folders leave out names that begin with "_"
     part-000000.parquet  the results of the first piece
 
-What a piece is depends on the data alone, and a piece whose file is there is done. So any number of processes can share
-the work, on one machine or many that see the folder, and a pass that was interrupted goes on.
+The division into pieces depends on the data alone, and a piece whose file exists is done. So any number of processes
+can share the work, on one machine or many that see the folder, and an interrupted pass can continue.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ class Pieces:
 
     Args:
         folder: The folder; made if it is missing.
-        about: What the results are of, as JSON values: everything that, if it were different, would give others.
-        share: Which process this is, and of how many; None for what the environment says (`RANK`, `WORLD_SIZE`).
+        about: Everything that determines the results, as JSON values.
+        share: The index of this process and the number of all; None reads `RANK` and `WORLD_SIZE`.
 
     Raises:
         BackendError: The package `pyarrow` is not installed.
@@ -84,7 +84,7 @@ class Pieces:
                     beside.chmod(0o644)
                     self._name(beside, path)
                 finally:
-                    # A disk that takes no change any more keeps it; what failed is told already.
+                    # A disk that refuses changes keeps it; the failure was reported already.
                     with contextlib.suppress(OSError):
                         beside.unlink()
             found = json.loads(path.read_text())
@@ -120,7 +120,7 @@ class Pieces:
         return self.path(number).is_file()
 
     def left(self, count: int) -> list[int]:
-        """The pieces, of so many, that fall to this process and have no results yet."""
+        """The pieces of this process's share that have no results yet."""
         return [number for number in range(count) if self.own(number) and not self.done(number)]
 
     def write(self, number: int, columns: Mapping[str, Any]) -> None:

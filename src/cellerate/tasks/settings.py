@@ -243,7 +243,7 @@ class SeriesOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """In what tables are read otherwise than a model's training read its own.
+    """Options of reading tables that differ from those of the model's training.
 
     Attributes:
         time_column: The column of times; without it, as in training.
@@ -283,8 +283,8 @@ class SeriesFiles:
     Attributes:
         paths: Tables, or a packed series.
         future: A table of the columns that are known in advance; None for rows of the series without targets.
-        reading: In what these data are read otherwise than in training.
-        table: How tables are written, where that is not to be found out.
+        reading: Options of reading that differ from the training.
+        table: The format of the tables, if it cannot be detected.
     """
 
     paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -320,7 +320,7 @@ class LineFiles:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFileReading:
-    """In what files of texts and lines are read otherwise than a model's training read its own.
+    """Options of reading texts and lines that differ from those of the model's training.
 
     Attributes:
         column: The column of a Parquet file of lines.

@@ -60,7 +60,7 @@ def train_text(
             probabilities.
         preset: A size of model with the settings to train it: "small", "medium" or "large". Options given beside it
             win.
-        sample_every: Shows what the model writes after so many steps, and after each epoch, where progress is shown.
+        sample_every: Shows a text by the model every this many steps, and after each epoch, where progress is shown.
         resume: Continues from the checkpoint beside `output`.
         overwrite: Replaces a model or an unfinished run of the same name, such as one that stopped at `max_seconds`.
         callbacks: Keras callbacks of your own.

@@ -101,7 +101,7 @@ def test_info_of_a_model_that_was_never_called_says_that_its_inputs_are_not_know
         ("none.cell", 3, "there is no file"),
         ("none.keras", 4, "there is no model file"),
         ("none.series", 3, "cellerate data pack"),
-        ("notes.txt", 3, "none of what info knows"),
+        ("notes.txt", 3, "is not a .keras file, a .cell file"),
     ],
 )
 def test_info_of_what_is_no_file_of_cellerate_is_one_clear_error(cellerate, here, name, code, hint):

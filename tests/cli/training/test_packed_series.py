@@ -47,7 +47,7 @@ def test_packed_series_that_cannot_be_used_says_why(cellerate, here, small):
     assert cellerate("data", "pack", "s.csv", "-o", "s.series", "--missing", "ffill")[0] == 0
     for words, said in (
         (["data", "pack", "s.csv", "-o", "s.packed"], "named *.series"),
-        (["data", "pack", "s.csv", "-o", "s.series"], "is not what would be packed"),
+        (["data", "pack", "s.csv", "-o", "s.series"], "holds something else"),
         (["data", "pack", "s.csv", "-o", "t.series", "--missing", "never"], "'never' is not one of 'error'"),
         (["data", "pack", "s.csv", "-o", "t.series", "--column", "date"], "is not a number"),
         (["data", "pack", "none.csv", "-o", "t.series"], "there is no file none.csv"),

@@ -292,7 +292,7 @@ def test_other_packing_of_the_same_name_is_not_taken_for_ones_own(tmp_path):
     found = [open_table(path) for path in find_tables(folder)]
     columns = Columns(["a", "b"], "time", ["id"])
     build_series(tmp_path / "p", "one", found, columns, Reading(), cache=False)
-    with pytest.raises(OutputError, match="something else"):
+    with pytest.raises(OutputError, match="packed other data"):
         build_series(tmp_path / "p", "other", found, columns, Reading(), cache=False)
     assert open_packed(tmp_path / "p").fingerprint == "one"
 

@@ -187,7 +187,7 @@ def test_dates_that_only_one_order_makes_regular_are_read_so_and_it_is_told(open
     data = opened([f"{time},{n}" for n, time in enumerate(hours)])
     assert data.segments == ((0, 72, ""),)
     assert data.times[-1] == np.datetime64("2020-01-03T23:00")
-    assert data.notes == ("dates month first, because only so the steps are regular (hours)",)
+    assert data.notes == ("dates month first, because only then the steps are regular (hours)",)
     assert data.form.write(data.times[-1:]) == ["01/03/2020 23:00"]
 
 

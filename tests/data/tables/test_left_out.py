@@ -44,7 +44,7 @@ def test_column_of_numbers_with_a_word_is_left_out_with_its_row_and_what_helps(t
     data = opened(path)
     assert data.columns == ("y",)
     assert said(data) == [
-        "left out: column 'x' holds 'n/e' in data row 18, which is not a number (if it stands for a missing one: "
+        "left out: column 'x' holds 'n/e' in data row 18, which is not a number (if it marks a missing value: "
         "missing_values='n/e')"
     ]
     assert said(opened(path)) == said(data)  # from the cache
@@ -66,7 +66,7 @@ def test_columns_of_text_times_and_without_a_name_are_said(tmp_path: Path) -> No
 
 def test_column_that_was_named_is_not_left_out_but_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", y=range(4), x=[1, "n/e", 3, 4])
-    with pytest.raises(DataError, match=r"column 'x' holds 'n/e' in data row 2.*say missing_values='n/e'"):
+    with pytest.raises(DataError, match=r"column 'x' holds 'n/e' in data row 2.*give missing_values='n/e'"):
         opened(path, features=["x"])
     assert said(opened(path, features=["y"])) == []
 
@@ -176,9 +176,9 @@ def test_number_far_from_all_others_is_told_and_not_taken_for_missing(
     data = opened(write(tmp_path / "t.csv", y=y, x=x, z=z, steps=np.arange(-9999, -9099)))
     assert data.values[5, 0] == -9999
     assert [note for note in data.notes if "far from" in note] == [
-        "-9999 is far from all other values of 'y' (2 times), 'x' (1 times): if it stands for missing ones, say "
+        "-9999 is far from all other values of 'y' (2 times), 'x' (1 times): if it marks missing values, give "
         "missing_values='-9999'",
-        "99999 is far from all other values of 'z' (1 times): if it stands for missing ones, say "
+        "99999 is far from all other values of 'z' (1 times): if it marks missing values, give "
         "missing_values='99999'",
     ]
     data = opened(tmp_path / "t.csv", missing_marks="-9999,99999")

@@ -215,6 +215,6 @@ def test_options_of_tables_are_refused_for_a_packed_series(tmp_path):
     pack_series(written(tmp_path, "csv", WIDE), path, Reading())
     assert open_series(path, Reading(targets=["n"]), table=TableOptions()).columns == ("n", "s")
     with pytest.raises(
-        ConfigError, match=r"is packed, and decimal=',', header='yes' say how tables are written"
+        ConfigError, match=r"is packed, and decimal=',', header='yes' describe the format of tables"
     ):
         open_series(path, Reading(targets=["n"]), table=TableOptions(decimal=",", header=True))

@@ -250,7 +250,7 @@ def test_keys_that_hold_what_stands_between_keys_stay_apart(tmp_path: Path) -> N
 
 def test_end_of_a_day_is_no_other_time_after_24(tmp_path: Path) -> None:
     for wrong in ("2024-01-12 24:01", "2024-01-12 25:00"):
-        with pytest.raises(DataError, match="no time as expected"):
+        with pytest.raises(DataError, match="not a time in the format"):
             opened(tmp_path, f"date,y\n{wrong},1\n")
 
 

@@ -167,7 +167,7 @@ def windows(
         scale: Scales each column to mean 0 and deviation 1 over all rows, or over the training part after a `split`;
             or the `scaler` of other windows.
         drop_last: Leaves out the windows that do not fill a batch. Otherwise the last batch is smaller.
-        notify: Called with a sentence for each thing worth knowing of how tables were read.
+        notify: Called with a sentence for each noteworthy fact about how tables were read.
         options: How tables are read, listed below.
 
     Returns:

@@ -1,6 +1,6 @@
 """Series: tables put in order of time, gaps and missing values filled, stored and packed.
 
-`SeriesData` is what models see; `pack_series` writes it once, so that the next run opens it at once.
+`SeriesData` is an open series; `pack_series` stores it on the disk, so that the next run opens it at once.
 """
 
 from cellerate.data.series.future_rows import open_known

@@ -26,16 +26,16 @@ def block_checksums(path: Path) -> str:
 
 
 def damaged_byte(path: Path, checksums: str, *, every: bool) -> int | None:
-    """The first byte of a block that is not as it was; None if there is none.
+    """The first byte of a block that has changed; None if no block has.
 
     Args:
         path: The file.
-        checksums: What `block_checksums` found when it was written.
-        every: Check all blocks, not only the first, the last and some between, other ones each time.
+        checksums: The result of `block_checksums` when the file was written.
+        every: Check all blocks, and not only the first, the last and a random few between.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: `checksums` are none.
+        ValueError: `checksums` cannot be decoded.
     """
     known = np.frombuffer(base64.b64decode(checksums, validate=True), "<u4")
     count = -(-path.stat().st_size // BLOCK_BYTES)

@@ -1,6 +1,6 @@
-"""Makes a packed series out of tables: reads them, brings the rows of each series together, finds its stretches.
+"""Makes a packed series from tables: reads them, groups the rows by series, finds the stretches without a gap.
 
-It takes a constant amount of memory, and goes on where a killed process stopped reading.
+It takes a constant amount of memory, and continues where a killed process stopped reading.
 """
 
 import dataclasses
@@ -53,15 +53,15 @@ def build_series(
     """Packs tables into a folder, or waits while another process does.
 
     Args:
-        folder: The packed series to make. What is done so far lies beside it, under its name and `.building`.
-        key: What is packed, and how.
+        folder: The packed series to make. Unfinished work lies beside it, under its name and `.building`.
+        key: A hash of the tables and of the settings; see `packing_key`.
         tables: The tables, with the same columns.
         columns: Which columns.
         reading: What to do with rows that do not fit.
-        notes: What is to be told of the columns.
-        cache: Whether the folder is one of the cache. There a `.npy` file that is what would be stored is used where
-            it lies, and what is damaged is made anew.
-        listener: Hears how many rows were read.
+        notes: The notes on the columns.
+        cache: Whether the folder is in the cache. There a `.npy` file that equals the stored values is used in place,
+            and damaged files are made again.
+        listener: Receives the number of rows read.
 
     Raises:
         DataError: See `open_series`.
@@ -114,7 +114,7 @@ def _published(
             make(building)
             publish_folder(building, folder)
         except DataError as error:
-            # Data that cannot be used are no better the next time; a disk that failed may be.
+            # Unusable data fail the next time, too, but a disk that failed may work then.
             if not isinstance(error.__cause__, OSError):
                 shutil.rmtree(building, ignore_errors=True)
             raise
@@ -135,9 +135,7 @@ def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache:
         if cache:
             shutil.rmtree(folder, ignore_errors=True)
             return None
-    raise OutputError(
-        f"cannot write {folder}: another process packed something else there. Choose another name."
-    )
+    raise OutputError(f"cannot write {folder}: another process packed other data there. Choose another name.")
 
 
 def check_reading(reading: Reading) -> None:
@@ -148,11 +146,11 @@ def check_reading(reading: Reading) -> None:
 
 
 def packing_key(tables: Sequence[Table], columns: Columns, reading: Reading) -> str:
-    """A hash of the content of tables and of how they are packed."""
+    """A hash of the content of tables and of the settings of packing."""
     settings = {
         "version": 4,
         "files": [table.digest() for table in tables],
-        # How a file is written is found again each time, or said; it decides what is read.
+        # The format of a file, detected each time or given, decides which values are read.
         "reading": [dict(table.reading) for table in tables if table.reading],
         "table": tables[0].columns,
         "columns": dataclasses.asdict(columns),
@@ -160,7 +158,7 @@ def packing_key(tables: Sequence[Table], columns: Columns, reading: Reading) -> 
         "gaps": reading.gaps,
         "dtype": reading.storage,
         "times": [reading.duplicates, reading.time_zone, reading.frequency],
-        # A file that begins a new series gives it its name.
+        # A file that begins a new series gives its name to the series.
         "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
     }
     return digest(json.dumps(settings, sort_keys=True).encode())
@@ -197,7 +195,7 @@ class _Build:
         reader = Reader(self._folder, self._tables, self._columns, self._dtype, self._key, self._listener)
         done = reader.read()
         self._check_holes(reader)
-        # What follows changes what was read, so a process that is killed from here on begins anew.
+        # The next steps change the rows in place, so a process that is killed from here on starts again.
         (self._folder / NOTE).unlink(missing_ok=True)
         form, note = self._form(reader)
         files = [(VALUES, "values.npy")] + ([(TIMES, "times.npy")] if self._columns.time is not None else [])
@@ -224,7 +222,7 @@ class _Build:
         return packed
 
     def _form(self, reader: Reader) -> tuple[TimeForm, str]:
-        """The form of the times, and a message on it; puts right dates that were read with the day first."""
+        """The form of the times, and a message on it; corrects dates that were read with the day first."""
         if self._columns.time is None:
             return TimeForm(), ""
         done, note = reader.done, ""
@@ -330,7 +328,7 @@ class _Build:
 
 
 def _usable_in_place(tables: Sequence[Table], columns: Columns, dtype: Storage) -> np.ndarray | None:
-    """The matrix of a single `.npy` file, if it is exactly what would be stored."""
+    """The matrix of a single `.npy` file, if it equals the values to store."""
     table = tables[0]
     whole = not (columns.time or columns.series or columns.missing_values)
     if len(tables) > 1 or not isinstance(table, NpyTable) or not whole:

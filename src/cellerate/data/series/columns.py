@@ -1,4 +1,4 @@
-"""Chooses the columns of a series: what is forecast, from what, and which column holds times."""
+"""Chooses the columns of a series: targets, features, and the column of times."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ class ChosenColumns:
     """The columns to read.
 
     Attributes:
-        values: Those that are stored.
-        features: Those of them that are inputs.
+        values: The stored columns.
+        features: The stored columns that are inputs.
         time: The column of times, or None.
-        series: The columns that tell series apart.
-        note: What is to be told of the column of times, or "".
-        left_out: Columns that nobody named and that are not of numbers.
+        series: The columns that identify the series of a row.
+        note: The note on the column of times, or "".
+        left_out: Columns that are neither named nor numeric.
     """
 
     values: list[str]
@@ -51,9 +51,9 @@ def choose_columns(
     Args:
         path: The table, for messages.
         names: Its columns.
-        kinds: What each holds: "number", "time" or something else.
-        reading: Which are asked for; a `time_column` of "" means none.
-        look: The table, whose first rows are asked where neither name nor type say what a column holds.
+        kinds: The kind of each column: "number", "time" or another word.
+        reading: The requested columns; a `time_column` of "" means none.
+        look: The table; its first rows decide if neither the name nor the type of a column shows that it holds times.
         empty: Columns without any value, which are not features unless they are named.
 
     Raises:
@@ -106,7 +106,7 @@ def choose_columns(
 def _time_column(
     names: Sequence[str], kinds: Mapping[str, str], taken: set[str], look: Table | None
 ) -> tuple[str | None, str]:
-    """The column of times that nobody named, and what is to be told of it."""
+    """The column of times, if none was named, and the note on it."""
     free = [name for name in names if name not in taken]
     found, note = _one_column(names, free, kinds, look)
     if look is None:
@@ -141,7 +141,7 @@ def _one_column(
 
 
 def _holds_times(table: Table, column: str) -> bool:
-    """True if the first values of a column are times, as texts or numbers of dates."""
+    """True if the first values of a column are times, written as texts or as numbers such as 20200131."""
     if isinstance(table, NpyTable):
         return False
     try:
@@ -152,7 +152,7 @@ def _holds_times(table: Table, column: str) -> bool:
 
 
 def _no_numbers(path: Path, names: Sequence[str], look: Table | None) -> str:
-    """Say that a table has no column of numbers, and what its columns hold."""
+    """Say that a table has no numeric column, and what its columns hold."""
     held = look.left_out(names) if look is not None else []
     what = "; ".join(line.removeprefix("left out").lstrip(":, ").removeprefix("because ") for line in held)
     return f"{path} has no column of numbers to forecast from" + (f": {what}." if what else ".")

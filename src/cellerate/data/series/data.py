@@ -1,4 +1,4 @@
-"""An open series: one matrix of values, the meaning of its rows and columns, and its parts in time."""
+"""An open series: a matrix of values, the meaning of its rows and columns, and its parts in time."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from cellerate.messages import argument
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeriesData:
-    """One matrix of values and what its rows and columns mean.
+    """A matrix of values and the meaning of its rows and columns.
 
     Attributes:
         values: (N, C) float32, float64 or float16, usually a memory map: the features, then the targets that are not
@@ -30,10 +30,10 @@ class SeriesData:
         cached: Whether the matrix was already in the cache.
         packed_with: The settings of a packed series: time_column, series_column, missing, gaps, dtype, duplicates,
             time_zone, frequency; None for tables.
-        frequency: How often there is a row; None without times.
+        frequency: The frequency of the rows; None without times.
         form: How the tables wrote the times. Those of zones and offsets are instants in UTC in `times`.
-        notes: What is to be told of how the tables were read.
-        ahead: What is known of the rows after the last, as `FutureRows`; None for nothing.
+        notes: The notes on the reading of the tables.
+        ahead: The columns known in advance for the rows after the last, as `FutureRows`; None without any.
     """
 
     values: np.ndarray
@@ -69,7 +69,7 @@ class SeriesData:
     def times_after(self, stop: int, count: int) -> np.ndarray:
         """The (count,) times, or numbers, of the rows that follow row `stop - 1`.
 
-        Those that the series has are given as they are, and the calendar of its frequency goes on after its last.
+        Times within the series are its own; after its last row they follow the calendar of its frequency.
         """
         if self.times is None:
             return np.arange(stop, stop + count)
@@ -80,14 +80,14 @@ class SeriesData:
             return known
         if self.frequency is None:
             raise DataError(
-                "the series has a single row, so nobody knows which times follow: give more rows, or say how often "
-                f"there is one ({argument('frequency')})."
+                "the series has a single row, so the times that follow are not known: give more rows, or the "
+                f"frequency ({argument('frequency')})."
             )
         return np.concatenate([known, self.frequency.after(self.times[end - 1], count - len(known))])
 
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
-        """The first row of each stretch: of many series, each asks where it is."""
+        """The first row of each stretch; cached, because every series looks its row up here."""
         return np.array([first for first, _, _ in self.segments], np.int64)
 
     def whole(self) -> "SeriesPart":
@@ -113,8 +113,8 @@ class SeriesData:
             validation: Share of each series' rows; what remains is the test part.
             counts: Rows for training, validation and test in each series, instead of shares. Any rows after
                 them are not used.
-            test_size: Rows of the test part, at the end of each series; what lies before the validation part is then
-                the training part, and `train` does not count.
+            test_size: Rows of the test part, at the end of each series; all rows before the validation part are then
+                the training part, and `train` is ignored.
             validation_size: With `test_size`, rows of the validation part, instead of a share.
 
         Returns:

@@ -4,7 +4,7 @@ import numpy as np
 
 # float32 holds every whole number up to the first, float64 up to the second.
 _WHOLE_IN_FLOAT32, _WHOLE_IN_FLOAT64 = 2.0**24, 2.0**53
-# Changes are judged by so many rows of a block, in series of which it has this many changes at least.
+# Changes are judged on this many rows of a block, in series with at least this many changes there.
 _JUDGED_ROWS, _LEAST_CHANGES = 1 << 12, 8
 # Rounding of more than this share of the usual change from row to row is a loss.
 _LOSS = 0.01
@@ -15,8 +15,8 @@ _NOISE = 1e-12
 def lost_in_float32(numbers: np.ndarray, series: np.ndarray) -> tuple[int, int] | None:
     """Find a number whose digits float32 would lose.
 
-    These are whole numbers that float32 does not hold, and those of a column that changes from row to row by so little
-    that rounding is more than a hundredth of it.
+    These are whole numbers that float32 cannot hold, and numbers of a column whose changes from row to row are so small
+    that rounding is more than a hundredth of a change.
 
     Args:
         numbers: (N, C) float64, NaN where a value is missing.
@@ -72,7 +72,7 @@ def lost_in_float64(numbers: np.ndarray) -> int | None:
 
 
 def _largest(numbers: np.ndarray) -> float:
-    """The largest magnitude of what is not missing; 0 without any."""
+    """The largest magnitude of the values that are not missing; 0 if all are."""
     both = np.fmax.reduce(numbers, axis=None, initial=0.0), np.fmin.reduce(numbers, axis=None, initial=0.0)
     return float(max(both[0], -both[1]))
 
@@ -80,7 +80,7 @@ def _largest(numbers: np.ndarray) -> float:
 def _roundings_and_changes(
     numbers: np.ndarray, series: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(N, C) what float32 changes of each number, the change from the row before, and whether that is one."""
+    """(N, C) the rounding of each number in float32, its change from the row before, and whether there is a change."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounding = np.abs(numbers.astype(np.float32) - numbers)
         change = np.abs(np.diff(numbers, axis=0, prepend=np.nan))

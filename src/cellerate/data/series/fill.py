@@ -1,6 +1,6 @@
-"""Fills the missing values of series block by block, with the very numbers that one pass over all rows would give.
+"""Fills the missing values of series block by block, with the same result as one pass over all rows.
 
-A block needs of the rows around it only the last value of each column before it and the first one after it.
+From outside itself, a block needs only the last value of each column before it and the first value after it.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,11 @@ class Filler:
     """Fills block after block, from the first row on.
 
     Args:
-        values: (N, C) with NaN where a value is missing, as it was before anything was filled or is filled by now.
-        cut: Of the rows from one to before another, says where a stretch begins, across which nothing is filled.
-        interpolate: Whether to draw straight lines between neighbours, with the nearest value at the ends of a
-            stretch; else the last value before a hole is repeated.
+        values: (N, C) with NaN where a value is missing; rows before the current block may be filled already.
+        cut: Takes the first row and the row after the last, and returns where a stretch begins; nothing is filled
+            across its beginning.
+        interpolate: Whether to interpolate linearly between neighbours, with the nearest value at the ends of a
+            stretch; otherwise the last value before a hole is repeated.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Filler:
     ) -> None:
         self._values, self._cut, self._interpolate = values, cut, interpolate
         columns = values.shape[1]
-        # The last value of each column in the stretch that goes on, NaN without one, and its row.
+        # The last value of each column in the current stretch, NaN without one, and its row.
         self._before = np.full(columns, np.nan)
         self._before_row = np.zeros(columns, np.int64)
         # The next value of each column; NaN if there is none up to that row, where its stretch ends.
@@ -38,12 +39,12 @@ class Filler:
         """Fills a block in place.
 
         Args:
-            first: Its first row; the row after the last block.
+            first: Its first row, the one after the previous block.
             block: (n, C).
             cut: (n,) True where a stretch begins.
 
         Returns:
-            (n,) which rows are complete now.
+            (n,) True for the rows that are complete now.
         """
         missing = np.isnan(block)
         kept = np.ones(len(block), bool)
@@ -74,7 +75,7 @@ class Filler:
         *,
         last: bool,
     ) -> None:
-        """Fills a column of a stretch or of what the block has of it; notes its last value if the stretch goes on."""
+        """Fills a column of a stretch within the block; keeps its last value if the stretch continues."""
         absent = missing[start:stop, column]
         holes, good = np.flatnonzero(absent), np.flatnonzero(~absent)
         series = block[start:stop, column].astype(np.float64)
@@ -100,7 +101,7 @@ class Filler:
             self._before_row[column] = first + start + int(good[-1])
 
     def _look_ahead(self, row: int, columns: np.ndarray) -> None:
-        """Finds the next value of some columns in the stretch that goes on at a row."""
+        """Finds the next value of some columns in the stretch that continues at a row."""
         wanted = [column for column in columns.tolist() if self._after_row[column] < row]
         self._after[wanted] = np.nan
         count = _LOOK_AHEAD_ROWS
@@ -124,7 +125,7 @@ class Filler:
 
 
 def blocks_of(table: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """The rows of (N, C), so many at a time."""
+    """The rows of (N, C), at most `rows` at a time."""
     reader = open_rows(table)
     for first in range(0, len(table), max(1, rows)):
         block = np.empty((min(rows, len(table) - first), table.shape[1]), table.dtype)

@@ -1,7 +1,7 @@
 """Values known in advance: the rows of a table after the last known target, or a table of their own.
 
-The same file may hold what is known of the future, as rows without targets. They are recognised, told from the rows of
-the past, and looked up by series and time.
+Rows at the end of a table without targets hold known values of the future. They are recognised, separated from the rows
+of the past, and looked up by series and time.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class FutureRows:
         data = self._data
         if data.times is None:
             raise DataError(
-                f"the rows of {self._source} have no times, so what is known in advance cannot be told from the past: "
+                f"the rows of {self._source} have no times, so the future cannot be separated from the past: "
                 f"name the time column ({argument('time_column')})."
             )
         stretches = self._stretches.get(series, [])
@@ -99,24 +99,24 @@ def open_known(
     table: TableOptions | None = None,
     listener: Listener = SILENT,
 ) -> SeriesData:
-    """Opens a series up to its last known target, with what is known of the rows after it.
+    """Opens a series up to its last known target, with the known columns of the rows after it.
 
     Args:
         paths: As `open_series` takes them.
         reading: See `open_series`.
         columns: The columns that are known in advance.
-        future: Tables that hold them, as `paths`; None for the rows of the series itself that have no targets.
-        table: How all these tables are written, where that is not to be found out.
-        listener: Hears what is worth knowing of them, and how many rows were read.
+        future: Tables with these columns, as `paths`; None for the rows of the series itself that have no targets.
+        table: The format of all these tables, if it cannot be detected.
+        listener: Receives notes on them, and the number of rows read.
 
     Returns:
-        The series; `ahead` looks up what comes after it.
+        The series; `ahead` looks up the rows after it.
 
     Raises:
         BackendError: A package that reads the tables is not installed.
         DataError: See `open_series`.
     """
-    # A reader gives its rows once, and they are looked at more than once.
+    # A reader gives its rows only once, and they are needed more than once.
     paths = as_sources(paths)
     if future is not None and columns:
         check_readers(find_tables(future))
@@ -135,7 +135,7 @@ def open_known(
     alone = dataclasses.replace(
         reading, targets=list(columns), features=list(columns), missing="drop", gaps="ignore"
     )
-    # How the same tables are written was told.
+    # The format of the same tables was reported already.
     heard = SILENT if future is None else Callbacks(message=listener.message)
     where = paths if future is None else as_sources(future)
     open_ahead = functools.partial(open_series, where, alone, table=table, listener=heard)
@@ -148,7 +148,7 @@ def _named(sources: Sequence[Any]) -> str:
 
 def _without_trailing(opened: Callable[..., SeriesData], reading: Reading, listener: Listener) -> SeriesData:
     """The series without the rows at the end of each that have no targets."""
-    # How the tables are written is told by the first reading.
+    # The first reading reports the format of the tables.
     heard = Callbacks(progress=listener.progress)
     dropped = functools.partial(opened, dataclasses.replace(reading, missing="drop"), listener=heard)
     if reading.missing == "drop":
@@ -165,12 +165,12 @@ def _without_trailing(opened: Callable[..., SeriesData], reading: Reading, liste
     data = opened(reading)
     if data.packed_with is not None:
         return data
-    # Filling went on to the last row: the targets of rows that are still to come were made up.
+    # Filling reached the last row, so it invented targets for the rows of the future.
     return dataclasses.replace(data, segments=_cut(data, dropped()))
 
 
 def _only_trailing(data: SeriesData) -> bool:
-    """True if all rows outside the stretches are ones without targets, behind the last stretch of a series."""
+    """True if all rows outside the stretches have no targets and lie after the last stretch of a series."""
     begins = [first for first, _, _ in data.segments] + [len(data.values)]
     names: list[str | None] = [series for _, _, series in data.segments] + [None]
     if begins[0] > 0:

@@ -29,12 +29,12 @@ from cellerate.messages import Message, argument
 
 _BLOCK_BYTES = 16 << 20
 _NAMED = 3
-# Of more rows than these, the frequency is that of evenly spaced stretches of them.
+# With more rows than this, the frequency is found from evenly spaced stretches of them.
 _MEDIAN_ROWS, _MEDIAN_STRETCHES = 1 << 20, 64
 
 
 def sort_rows(source: Path, target: Path, series: Path, counts: Sequence[int]) -> None:
-    """Copies the rows of a `.npy` file series after series; within a series they keep their order.
+    """Copies the rows of a `.npy` file, grouped by series; within a series rows keep their order.
 
     Args:
         source: The file.
@@ -69,7 +69,7 @@ class Layout:
     Attributes:
         segments: (S, 3) int64: first row, row after the last, number of the series.
         step: The median time step, () timedelta64 or float64; an empty array without times.
-        frequency: How often there is a row; None without times.
+        frequency: The frequency of the rows; None without times.
     """
 
     segments: np.ndarray
@@ -86,7 +86,7 @@ class Layout:
         return [
             Message(
                 f"trading days: {len(holidays):,} weekdays without a row count as holidays ({some}); "
-                f"{argument('frequency', 'business-day')} takes them for gaps"
+                f"{argument('frequency', 'business-day')} counts them as gaps"
             )
         ]
 
@@ -150,7 +150,7 @@ def lay_out(
 
 @dataclasses.dataclass(frozen=True)
 class _Clock:
-    """Where a stretch must end because a series does, or because time jumps."""
+    """The rows where a stretch must end because its series ends, or because time jumps."""
 
     times: np.ndarray | None
     ends: np.ndarray
@@ -164,7 +164,7 @@ class _Clock:
         return int(self.ends[-1])
 
     def cut(self, first: int, stop: int) -> np.ndarray:
-        """(stop - first,) True where a row does not go on from the one before.
+        """(stop - first,) True where a row does not continue the stretch of the row before.
 
         Raises:
             DataError: See `lay_out`.
@@ -191,7 +191,7 @@ class _Clock:
 
 
 def _sample(times: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Some times, the series of each, and (n - 1,) whether a row and the one after it follow one another in one."""
+    """Some times, the series of each, and (n - 1,) whether a row and the next are neighbours in one series."""
     count = len(times)
     spread = [(0, count)]
     if count > _MEDIAN_ROWS:
@@ -220,7 +220,7 @@ def _median(steps: np.ndarray) -> np.ndarray:
 def _kept_rows(
     values: np.ndarray | None, clock: _Clock, missing: Missing
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each block of rows its first row, which rows are complete (after filling), and where a stretch begins."""
+    """For each block its first row, which of its rows are complete after filling, and where a stretch begins."""
     if values is None:
         length = _BLOCK_BYTES // 8
         for first in range(0, clock.rows, length):

@@ -1,4 +1,4 @@
-"""Brings the rows of each series in the order of time, and settles those that have the same time.
+"""Sorts the rows of each series by time, and merges or refuses rows of the same time.
 
 The rows stay on the disk: in memory is an index of one series, or of many small ones together.
 """
@@ -15,7 +15,7 @@ from cellerate.data.times import TimeForm, never_shown, to_instants, to_local, z
 from cellerate.errors import DataError
 from cellerate.messages import argument
 
-# So many rows of small series are sorted together, and so many are written at once.
+# The number of rows of small series that are sorted together, and of rows that are written at once.
 _TOGETHER, _WRITTEN = 1 << 20, 1 << 14
 ORIGIN = "read-origin"
 _SHOWN_COLUMNS = 3
@@ -27,9 +27,9 @@ class Ordered:
 
     Attributes:
         counts: The rows of each series now.
-        moved: How many rows changed their place.
-        merged: How many rows went because others have the same time.
-        rewritten: Whether the files are new, and `ORIGIN` in their folder says which row each was.
+        moved: The number of rows that changed their place.
+        merged: The number of rows removed because others have the same time.
+        rewritten: Whether the files are new, with each row's old number in `ORIGIN` in their folder.
     """
 
     counts: list[int]
@@ -51,7 +51,7 @@ class Sorting:
 
     Attributes:
         duplicates: What to do with rows of one time.
-        zone: The time zone whose clock the times are of, which become instants; "" leaves them.
+        zone: The time zone of the times, which become instants; "" leaves the times as they are.
         form: How messages write times.
         columns: The names of the columns of values, for messages.
         place: How a message names a row.
@@ -70,7 +70,7 @@ def order_rows(folder: Path, counts: Sequence[int], how: Sorting) -> Ordered:
     Args:
         folder: The folder.
         counts: The rows of each series.
-        how: How.
+        how: The rules.
 
     Raises:
         DataError: Two rows of a series have the same time, or a clock never showed a time.
@@ -104,7 +104,7 @@ def order_rows(folder: Path, counts: Sequence[int], how: Sorting) -> Ordered:
             origin_file.write((order[kept] + first).astype(np.int64).tobytes())
             for begin in range(0, len(kept), _WRITTEN):
                 end = min(len(kept), begin + _WRITTEN)
-                # A map of its own, so that the pages it touched go with it.
+                # A memory map of its own, so that closing it releases the pages that were touched.
                 source = np.load(folder / "values.npy", mmap_mode="r", allow_pickle=False)
                 if how.duplicates == "mean" and same.any():
                     rows = source[order[starts[begin] : stops[end - 1]] + first]
@@ -133,9 +133,9 @@ def _rising(times: np.ndarray, counts: Sequence[int]) -> bool:
 
 
 def _groups(counts: Sequence[int], *, whole: bool = True) -> Iterator[tuple[int, np.ndarray]]:
-    """The first row and the series of each row, for a large series or several small ones at a time.
+    """The first row and each row's series, for one large series or several small ones at a time.
 
-    Unless `whole`, large series come in parts, each of which begins with the last row of the one before.
+    Unless `whole`, large series come in parts; each part begins with the last row of the previous part.
     """
     first, codes, rows = 0, [], 0
     for code, count in enumerate(counts):
@@ -155,7 +155,7 @@ def _groups(counts: Sequence[int], *, whole: bool = True) -> Iterator[tuple[int,
 
 
 def _sorted(times: np.ndarray, codes: np.ndarray, first: int, how: Sorting) -> tuple[np.ndarray, np.ndarray]:
-    """The order of some rows, and their times in it; rows of one time keep theirs."""
+    """The order of some rows, and their sorted times; rows of the same time keep their order."""
     order = _order(times, codes)
     if not how.zone:
         return order, times[order]
@@ -187,7 +187,7 @@ def _order(times: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _means(rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The means of runs of rows, of what is not missing."""
+    """The means of runs of rows, without missing values."""
     finite = np.isfinite(rows)
     sums = np.add.reduceat(np.where(finite, rows, 0).astype(np.float64), starts, axis=0)
     counts = np.add.reduceat(finite.astype(np.int64), starts, axis=0)

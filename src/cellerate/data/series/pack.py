@@ -1,11 +1,11 @@
-"""A packed series: a folder of plain `.npy` files, mapped into memory instead of loaded, and what their rows mean.
+"""A packed series: a folder of plain `.npy` files, mapped into memory instead of loaded, and their description.
 
     values.npy     (N, C) float32, float64 or float16, series after series
     times.npy      (N,) datetime64[us] or float64; only with a time column
     segments.npy   (S, 3) int64: first row, row after the last, number of the series
     series.json    the columns, the names of the series, the settings it was packed with, and checksums
 
-The cache of opened tables is made of the same folders.
+The cache of opened tables holds the same kind of folders.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class PackedSeries:
         segments: (S, 3) int64; see the module.
         names: The name of each series.
         step: The median time step: () timedelta64 or float64, or an empty array without times.
-        settings: How it was made: time_column, series_column, missing, gaps, dtype.
-        fingerprint: Hash of the content it was made of and of the settings.
-        frequency: How often there is a row; None without times.
+        settings: The settings of packing: time_column, series_column, missing, gaps, dtype.
+        fingerprint: Hash of the packed content and of the settings.
+        frequency: The frequency of the rows; None without times.
         form: How the tables wrote the times.
-        notes: What is to be told of how they were read.
+        notes: The notes on the reading of the tables.
     """
 
     values: np.ndarray
@@ -64,7 +64,7 @@ def is_packed_series(path: Path) -> bool:
 
 
 def describe(folder: Path, packed: PackedSeries, *, in_place: bool) -> None:
-    """Writes what belongs to the values and times that lie in a folder already; `in_place`: they lie elsewhere."""
+    """Writes the other files of a folder that has the values and times; `in_place`: these are elsewhere."""
     np.save(folder / "segments.npy", packed.segments)
     step = None
     if packed.step.size:
@@ -135,7 +135,7 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None, *, check_all: 
             at = damaged_byte(folder / name, description["checksums"][name], every=check_all)
             if at is not None:
                 raise DataError(
-                    f"{folder} is damaged: {name} has changed since it was written, behind byte {at:,}. Pack it again."
+                    f"{folder} is damaged: {name} has changed since it was written, after byte {at:,}. Pack it again."
                 )
         assert values is not None  # noqa: S101 (else it is wrong)
         names = tuple(map(str, description["names"]))
@@ -166,7 +166,7 @@ def _step_of(written: int | float | None) -> np.ndarray:
 
 
 def _large_files(has_times: bool, in_place: bool) -> list[str]:
-    """The names of the files of which blocks are checked."""
+    """The names of the files that are checked by blocks."""
     return ([] if in_place else ["values.npy"]) + (["times.npy"] if has_times else [])
 
 

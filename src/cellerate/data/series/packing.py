@@ -21,12 +21,12 @@ def pack_series(
     table: TableOptions | None = None,
     listener: Listener = SILENT,
 ) -> PackedSeries:
-    """Packs tables. A process that was killed is continued by the same call; what is packed already is only opened.
+    """Packs tables. After a kill the same call continues; a finished packed series is only opened.
 
     Args:
         paths: Tables in files, folders or patterns.
         output: The folder to make, named `*.series`.
-        reading: See `open_series`; `features` are the columns to keep, None for all of numbers.
+        reading: See `open_series`; `features` are the columns to keep, None for all numeric ones.
         table: See `open_series`.
         listener: See `open_series`.
 
@@ -63,9 +63,7 @@ def pack_series(
             # Columns without any value were left out.
             key = choose([name for name in chosen.values if name not in found.columns])[2]
         if found is None or found.fingerprint != key:
-            raise ConfigError(
-                f"{output} exists and is not what would be packed. Remove it, or choose another name."
-            )
+            raise ConfigError(f"{output} exists and holds something else. Remove it, or choose another name.")
         return found
     try:
         return build(())

@@ -1,7 +1,7 @@
 """Reads tables into long columns on the disk, block by block: values and times as `.npy` files, the series of each row.
 
-However many rows there are, one block is in memory. What is done is noted after each part of a table, so that a killed
-process is continued where it was.
+Only one block is in memory, however many rows there are. Progress is saved after each part of a table, so that the
+next process continues where a killed one stopped.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ VALUES, TIMES, SERIES = "read-values.npy", "read-times.npy", "read-series"
 
 
 class _TooFineError(Exception):
-    """float32 would lose digits; it says of what."""
+    """float32 would lose digits; the message names the column."""
 
 
 class Reader:
     """Reads tables into the files `VALUES`, `TIMES` and `SERIES` of a folder; the last one holds plain int32.
 
     Args:
-        folder: Where to; None only looks at the rows.
+        folder: The target folder; None only inspects the rows.
         tables: The tables, with the same columns.
-        columns: Which columns.
-        dtype: Of the values on the disk; float32 becomes float64 where it would lose digits.
-        key: What is read, and how: what another key left in the folder is not continued.
-        listener: Hears how many rows were read.
+        columns: The columns to read.
+        dtype: The type of the values on the disk; float32 becomes float64 if it would lose digits.
+        key: A hash of the tables and settings; work of another key in the folder is not continued.
+        listener: Receives the number of rows read.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Reader:
             self._codes = {name: code for code, name in enumerate(self.done.names)}
 
     def read(self) -> RowsRead:
-        """Reads what is left.
+        """Reads the remaining rows.
 
         Raises:
             DataError: See `open_series`.
@@ -104,7 +104,7 @@ class Reader:
                     begin = time.monotonic()
                     self._note(files)
                     noted = time.monotonic()
-                    # With very many series a note takes a while.
+                    # With very many series, saving the progress takes a while.
                     pause_s = max(_NOTE_EVERY_S, 20 * (noted - begin))
         self._progress(done.rows, done.rows)
         self._check()
@@ -162,7 +162,7 @@ class Reader:
             done.last_month_first = other if fresh or known is None else max(known, other)
 
     def _note_form(self, block: Block, form: TimeForm) -> Block:
-        """Notes how a block writes its times, and gives the block with day and month as they are in the others."""
+        """Notes the form of a block's times, and returns the block with day and month in the order of the others."""
         done = self.done
         known = TimeForm.from_config(done.form) if done.form is not None else None
         if known is not None and (known.zone == "") != (form.zone == ""):
@@ -210,7 +210,7 @@ class Reader:
                 codes[place] = self._codes[name]
             found: np.ndarray = codes[block.series]
             return found
-        # Without such a column, a file begins a series unless its times go on.
+        # Without such a column, a file begins a series unless its times continue those of the file before.
         begins = done.rows == done.file_starts[-1]
         if begins and not (
             block.times is not None and done.last_time is not None and self._goes_on(block.times)
@@ -227,7 +227,7 @@ class Reader:
         if times.dtype.str != done.time_type:
             return False
         if done.form is not None and done.form["order"] == "?" and done.last_month_first is not None:
-            # Nobody knows yet whether day or month is first.
+            # It is not known yet whether day or month is first.
             other = swap_day_and_month(times[:1])
             return _latest(times[:1]) > (done.last_time or 0) or _latest(other) > done.last_month_first
         return done.last_time is not None and _latest(times[:1]) > done.last_time
@@ -256,7 +256,7 @@ class Reader:
         return stored
 
     def _check_digits(self, numbers: np.ndarray, codes: np.ndarray) -> None:
-        """Raises `_TooFineError` if float32 would lose digits of some numbers; notes those of which float64 does."""
+        """Raises `_TooFineError` if float32 would lose digits; notes a column of which float64 would."""
         large = None if self._dtype == np.float16 else lost_in_float64(numbers)
         if self._dtype == np.float32:
             place = lost_in_float32(numbers, codes) if large is None else (0, large)
@@ -304,7 +304,7 @@ class Reader:
     def _opened(self, path: Path, header: int, row_bytes: int) -> BinaryIO:
         path.touch()
         file = path.open("r+b")
-        # What was written after the last note is read again.
+        # Rows written after the last saved progress are read again.
         file.truncate(header + self.done.rows * row_bytes)
         file.seek(0, os.SEEK_END)
         return file
@@ -318,7 +318,7 @@ class Reader:
             beside.write_text(json.dumps(vars(self.done)))
 
     def _noted(self, key: str) -> RowsRead:
-        """Where an earlier process stopped that read the same, or the beginning."""
+        """The progress that an earlier process with the same key saved, or the beginning."""
         if self._folder is not None:
             with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
                 found = RowsRead(**json.loads((self._folder / NOTE).read_text()))
@@ -327,7 +327,7 @@ class Reader:
                     p.stat().st_size >= h + found.rows * row for p, (h, row) in sizes
                 ):
                     return found
-            # What is left of another one would be taken for a part of this.
+            # Leftovers of another key would be mistaken for a part of this reading.
             for name in (NOTE, VALUES, TIMES, SERIES):
                 (self._folder / name).unlink(missing_ok=True)
         return RowsRead(key)
@@ -341,7 +341,7 @@ def _latest(times: np.ndarray) -> float:
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """The beginning of a `.npy` file. It has room for any number of rows: its length does not depend on them."""
+    """The header of a `.npy` file. Its length does not depend on the number of rows."""
     file = io.BytesIO()
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)

@@ -29,7 +29,7 @@ class EmptyColumnsError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns to read: `values` are stored; `missing_values` stand for a value that is missing."""
+    """The columns to read: `values` are stored; `missing_values` mark a missing value."""
 
     values: list[str]
     time: str | None
@@ -51,13 +51,13 @@ class RowsRead:
     """The facts about the rows read so far.
 
     Attributes:
-        key: What is read, and how.
-        table: The table that is read next, from 0.
-        part: The part of it that is read next.
-        rows: How many rows were read.
+        key: A hash of the tables and settings.
+        table: The index of the next table, from 0.
+        part: The index of its next part.
+        rows: The number of rows read.
         names: The name of each series, in the order in which they appear.
         counts: The rows of each series.
-        sorted: Whether the rows of each series follow one another.
+        sorted: Whether the rows of each series are contiguous.
         last_series: The series of the last row, or -1.
         last_time: The latest time of the last series as an integer or float, or None.
         time_type: NumPy's name of the type of times, or "".
@@ -65,12 +65,12 @@ class RowsRead:
         first_hole: Row and column of the first missing value, or None.
         file_starts: The rows before each table.
         form: How the times are written, as `TimeForm.to_config` gives it, or None.
-        latest: The latest time of all, which says the offset in use last; or None.
-        last_month_first: `last_time` if the month is first in dates of which nothing says what is; or None.
-        undecided: How many rows, from the first, were read day first because nothing had said which is first.
-        widened: Why values are stored in float64 although float32 was asked for, or "".
-        too_large: The column of which not even float64 holds all digits, or "".
-        sentinels: What may stand for missing values, as the fields of `Sentinels`; empty before the first row.
+        latest: The latest time of all, whose offset forecasts use; or None.
+        last_month_first: `last_time` with the month read first, if the order of dates is still undecided; or None.
+        undecided: The number of first rows that were read day first before the order was decided.
+        widened: Why values are stored in float64 although float32 was requested, or "".
+        too_large: The column whose digits not even float64 can hold, or "".
+        sentinels: Numbers that may mark missing values, as the fields of `Sentinels`; empty before the first row.
     """
 
     key: str

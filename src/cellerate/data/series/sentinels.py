@@ -1,6 +1,6 @@
-"""Finds numbers that may stand for missing values, such as -9999: far from all others of their column.
+"""Finds numbers that may mark missing values, such as -9999: far from all others of their column.
 
-They are only ever told: whether one stands for a missing value, the owner of the data knows.
+They are only reported, because only the owner of the data knows whether such a number marks a missing value.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ USUAL = (
     *(-99.0, -999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0),
     *(-99.9, -99.99, -999.9, -999.99, -999.25, -9999.99, 1e20, -1e20),
 )
-# It lies so many times the range of all other values away from them.
+# Its least distance from all other values, in multiples of their range.
 _FAR = 3.0
 _NAMED = 3
 _SIDE_BY_SIDE = 64
@@ -26,8 +26,8 @@ class Sentinels:
     """The findings so far.
 
     Attributes:
-        found: For each column the number that may be one, or None; as JSON values, like the others.
-        counts: For each column how often it is there.
+        found: For each column the suspicious number, or None; as JSON values, like the others.
+        counts: For each column how often the number occurs.
         low: For each column the least of the other values, or None.
         high: For each column the largest of them, or None.
     """
@@ -39,7 +39,7 @@ class Sentinels:
 
     @classmethod
     def of(cls, columns: int) -> "Sentinels":
-        """Nothing found in so many columns."""
+        """Nothing found yet in a number of columns."""
         return cls([None] * columns, [0] * columns, [None] * columns, [None] * columns)
 
     def add(self, numbers: np.ndarray) -> None:
@@ -71,14 +71,14 @@ class Sentinels:
             Message(
                 f"{end:g} is far from all other values of {', '.join(where[:_NAMED])}"
                 + (f" and {len(where) - _NAMED} more columns" if len(where) > _NAMED else "")
-                + f": if it stands for missing ones, say {argument('missing_values', f'{end:g}')}"
+                + f": if it marks missing values, give {argument('missing_values', f'{end:g}')}"
             )
             for end, where in named.items()
         ]
 
 
 def _by_column(which: np.ufunc, numbers: np.ndarray) -> np.ndarray:
-    """(C,) the least or largest of each column. NumPy is quick along long rows, so many stand side by side."""
+    """(C,) the least or largest of each column. NumPy is fast along long rows, so many rows are joined into one."""
     rows, columns = len(numbers) // _SIDE_BY_SIDE, numbers.shape[1]
     if rows > 1:
         together = numbers[: rows * _SIDE_BY_SIDE].reshape(rows, _SIDE_BY_SIDE * columns)

@@ -1,6 +1,6 @@
-"""Opens time series: which columns, which rows follow one another, and what is training, validation and test.
+"""Opens time series: chooses columns, finds segments, and gives training, validation and test parts.
 
-Targets, times, gaps, missing values and several series in one table are settled here, once. All other code sees
+Targets, times, gaps, missing values and several series in one table are handled here, once. All other code sees
 one matrix and its segments.
 """
 
@@ -42,28 +42,27 @@ def open_series(
     Several files with the same columns are read one after another. Without a series column, a file whose times
     do not continue those of the file before it begins a new series.
 
-    Tables are read once in blocks and kept as a matrix in the cache folder; a `.npy` file that
-    already is that matrix is used in place. In both cases the values are memory-mapped, not loaded.
+    Tables are read once in blocks and kept as a matrix in the cache folder; a `.npy` file that already is that matrix
+    is used in place. In both cases the values are memory-mapped, not loaded.
 
     Args:
         paths: Files, folders or patterns, frames in memory, or one packed series, whose settings then hold.
-        reading: Which columns, and what to do with rows that do not fit. A `time_column` of "" means none; without one
-            it is the column named date, time, timestamp, datetime or ds, else the first one of a time type, else one
+        reading: The columns, and the treatment of rows that do not fit. A `time_column` of "" means none. The default
+            is the column named date, time, timestamp, datetime or ds, else the first one of a time type, else one
             of a name such as month or ts, or a first column of texts, whose values are times. Missing values are
             empty, NaN and infinite ones: "drop" cuts the series there; "ffill" repeats the last value before them
             (rows before the first value are dropped); "interpolate" draws a straight line between the neighbours, with
-            the nearest value at the ends, and so looks ahead. Of a wide table, `targets` may be empty.
-        table: How the tables are written, where that is not to be found out.
-        listener: Hears how the tables are written, and how many rows were read; `SeriesData.notes` says the rest.
+            the nearest value at the ends, and so looks ahead. For a wide table, `targets` may be empty.
+        table: The format of the tables, if it cannot be detected.
+        listener: Receives the format of the tables and the number of rows read; `SeriesData.notes` says the rest.
 
     Returns:
         The series.
 
     Raises:
         ConfigError: An argument has an invalid value.
-        DataError: A file is missing, empty or damaged, a column is missing or holds no numbers, times are
-            not to be read or occur twice, or values are missing and `missing` is "error". The message names
-            file, column and row.
+        DataError: A file is missing, empty or damaged, a column is missing or holds no numbers, times cannot be
+            read or occur twice, or values are missing and `missing` is "error". The message names file, column and row.
         OutputError: The cache folder cannot be written.
     """
     check_reading(reading)
@@ -79,7 +78,7 @@ def open_series(
     if path is not None:
         if table is not None and (given := table.given):
             raise ConfigError(
-                f"{path} is packed, and {marked(given)} say how tables are written: leave that out."
+                f"{path} is packed, and {marked(given)} describe the format of tables: leave that out."
             )
         packed = open_packed(path)
         kinds = dict.fromkeys(packed.columns, "number")
@@ -114,7 +113,7 @@ def open_series(
         except EmptyColumnsError as error:
             if features is not None or set(error.columns) & set(targets):
                 raise
-            # Known by the next call without reading all rows.
+            # So the next call knows the empty columns without reading all rows.
             with atomic_write(known) as beside:
                 beside.write_text(json.dumps(error.columns))
             return opened(error.columns)
@@ -133,10 +132,10 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _wide_targets(reading: Reading) -> Sequence[str]:
-    """The target of a wide table. Raises `ConfigError` for what has no meaning in one."""
+    """The target of a wide table. Raises `ConfigError` for options that do not apply to a wide table."""
     if any(list(named or [VALUE]) != [VALUE] for named in (reading.targets, reading.features)):
         raise ConfigError(
-            f"of a wide table each column is a series, and the target and feature is {VALUE!r}: name no other "
+            f"in a wide table each column is a series, and the target and feature is {VALUE!r}: name no other "
             f"to forecast ({argument('target')}) or to see ({argument('feature')})."
         )
     if reading.series_column:
@@ -149,7 +148,7 @@ def _wide_targets(reading: Reading) -> Sequence[str]:
 def _with_columns(packed: PackedSeries, columns: Sequence[str]) -> PackedSeries:
     """A packed series with these columns only, in this order: its own, or a copy in the cache.
 
-    A window reads whole rows, so columns that nobody asked for would be read with each.
+    A window reads whole rows, so it would also read every column that was not requested.
     """
     if list(packed.columns) == list(columns):
         return packed
@@ -191,7 +190,7 @@ def _series_data(
 
 
 def _packed_path(given: Sequence[Any]) -> Path | None:
-    """The packed series that is asked for, if one is."""
+    """The path of the given packed series, or None."""
     found = [Path(path) for path in given if isinstance(path, str | os.PathLike)]
     packed = [path for path in found if is_packed_series(path)]
     if packed and len(given) > 1:

@@ -1,6 +1,6 @@
 """Tables: CSV, Excel, JSON, Parquet, NumPy and frames of other packages, opened as blocks of columns.
 
-A table is read block by block; what its columns mean as a series is decided in `data.series`.
+A table is read block by block; `data.series` decides the meaning of its columns as a series.
 """
 
 from cellerate.data.tables.frames import Frame, Tables, as_sources

@@ -67,11 +67,11 @@ class ArrowTable(TableFile):
         return is_number(text, ".", "")
 
     def _find_forms(self, batch: Any, *, plain: bool = False) -> None:
-        """Finds the columns of texts that hold numbers with marks; if `plain`, those of numbers without any, too.
+        """Finds the text columns that hold numbers with marks; if `plain`, also those that hold plain numbers.
 
         Args:
             batch: The first rows, of any columns.
-            plain: Whether a column of texts may hold nothing but numbers, as one with a blank cell in a CSV file does.
+            plain: Whether a text column may hold plain numbers, as a CSV column with a blank cell does.
         """
         forms, words = {}, []
         for name, values in zip(batch.schema.names, batch.columns, strict=True):
@@ -93,7 +93,7 @@ class ArrowTable(TableFile):
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
     def _look_at_texts(self) -> None:
-        """Finds marks in the first rows of a file that says which columns are texts."""
+        """Finds marks in the first rows of a file whose schema says which columns are texts."""
         texts = [name for name, kind in self.types.items() if is_text_type(kind)]
         for batch in self._batches(texts, [], 0) if texts else ():
             self._find_forms(batch)
@@ -130,7 +130,7 @@ class ArrowTable(TableFile):
                     said.append(
                         Message(
                             f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is not a "
-                            f"number (if it stands for a missing one: {argument('missing_values', found[0])})"
+                            f"number (if it marks a missing value: {argument('missing_values', found[0])})"
                         )
                     )
                 else:
@@ -208,7 +208,7 @@ class ParquetTable(ArrowTable):
 
         del numbers
         try:
-            # Without a buffer for all of a row group, which may be of any size.
+            # A row group may have any size, so it is not buffered whole.
             with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=_PARQUET_BUFFER) as file:
                 groups = list(self._parts[part][0])
                 yield from file.iter_batches(batch_size=_BLOCK_ROWS, row_groups=groups, columns=columns)
@@ -247,7 +247,7 @@ class ArrowFileTable(ArrowTable):
 
 
 def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Row groups that follow one another, of `_PART_ROWS` rows and more, and the rows before them."""
+    """Runs of row groups with at least `_PART_ROWS` rows each, and the number of rows before each run."""
     first, before, rows = 0, 0, 0
     for group, count in enumerate(groups):
         rows += count
@@ -257,7 +257,7 @@ def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 def _held(kind: Any) -> str:
-    """The values of a column of a type of Arrow, in words."""
+    """The kind of values in a column of an Arrow type, in words."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -269,7 +269,7 @@ def _kind(kind: Any) -> Kind:
     import pyarrow as pa
 
     types = pa.types
-    # A null type means only missing values in the first block; numbers may well follow later.
+    # A null type means that all values of the first block are missing; numbers may follow later.
     numeric = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
     if any(one(kind) for one in numeric):
         return "number"
@@ -279,7 +279,7 @@ def _kind(kind: Any) -> Kind:
 
 
 def _to_the_last(batches: Iterator[Any]) -> Iterator[Any]:
-    """The rows up to the last one that holds anything: spreadsheets leave rows of separators at the end."""
+    """The rows up to the last one with a value: spreadsheets leave rows of separators at the end."""
     waiting: list[Any] = []
     for batch in batches:
         rows = batch.num_rows - _empty_at_end(batch)
@@ -305,7 +305,7 @@ def _empty_at_end(batch: Any) -> int:
 
 
 def _times(batch: Any, columns: Sequence[str]) -> Any:
-    """The column of times of some rows, or those that it is made of joined."""
+    """The column of times of some rows, joined from several columns if needed."""
     found = [without_missing(batch.column(name)) for name in columns]
     return joined(found) if len(found) > 1 else found[0]
 
@@ -342,7 +342,7 @@ def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
 
 def no_number(path: Path, column: str, value: object, row: int, advice: str = "") -> DataError:
     """The error of a value that is not a number, in a row counted from 0."""
-    missing = f"if it stands for a missing value, say {argument('missing_values', value)}"
+    missing = f"if it marks a missing value, give {argument('missing_values', value)}"
     advice = marked(advice) or (
         f"Correct it; {missing}; or leave the column out of {argument('targets')} and {argument('features')}."
     )

@@ -24,7 +24,7 @@ def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MIS
 
     Args:
         values: The strings.
-        words: What stands for a missing value beside the usual words.
+        words: Words for a missing value, beside the usual ones.
         missing: The usual words.
     """
     import pyarrow as pa
@@ -39,7 +39,7 @@ def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MIS
 
 
 def without_missing(values: Any, missing: Sequence[str] = MISSING) -> Any:
-    """An Arrow array with nulls for the strings that stand for a missing value; others, and categories, as they are."""
+    """An Arrow array whose words for a missing value become null; other values, and categories, stay."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

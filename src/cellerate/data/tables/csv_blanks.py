@@ -1,4 +1,4 @@
-"""Tables whose columns stand apart by any number of blanks: read as if one tab stood between them."""
+"""Tables whose columns are separated by any number of blanks: read as if a tab separated them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ _LEAST_ROWS, _LEAST_FITTING, _LEAST_PLAIN = 3, 0.98, 0.5
 
 
 def tabbed(line: str) -> str:
-    """A line with one tab in the place of each run of blanks."""
+    """A line with one tab instead of each run of blanks."""
     end = "\n" if line.endswith("\n") else ""
     return "\t".join(line.split()) + end
 
 
 def stands_apart(lines: Sequence[str]) -> bool:
-    """True for rows of a table with blanks between columns: as many values each, most of them numbers."""
+    """True for rows of a table with blanks between columns: equally many values in each, most of them numbers."""
     rows = [line.split() for line in lines if line.strip()]
     if len(rows) < _LEAST_ROWS or len(rows[0]) < 2:
         return False
@@ -31,8 +31,8 @@ def stands_apart(lines: Sequence[str]) -> bool:
 def tabbed_chunks(path: Path, encoding: str) -> Iterator[bytes]:
     """Yield the lines of such a table, which may be compressed, with tabs, in UTF-8, about a megabyte at a time.
 
-    Arrow's streaming reader would read them in a thread that takes Python's lock: dropped before the end of the file,
-    it waits for the thread while the thread waits for the lock.
+    Arrow's streaming reader would read them in a thread that needs Python's lock. A reader dropped before the end of
+    the file waits for its thread, while the thread waits for the lock.
     """
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""Finds out how a CSV file is written: encoding, separator, marks in numbers, and whether it has a header.
+"""Detects the dialect of a CSV file: encoding, separator, marks in numbers, and whether it has a header.
 
-All of it is found in the beginning of the file, told, and can be given instead (`TableOptions`). Where two readings
-fit and differ, the file is refused with both; only commas in numbers beside semicolons are decimal commas.
+The dialect is detected from the beginning of the file and reported; `TableOptions` overrides it. If two different
+readings are possible, the file is refused with both; only commas in numbers beside semicolons are decimal commas.
 """
 
 import csv
@@ -44,21 +44,20 @@ class Dialect:
     """The dialect of a CSV file.
 
     Attributes:
-        encoding: A name for Python.
-        separator: What stands between columns.
+        encoding: Python's name of the encoding.
+        separator: The separator of columns.
         decimal: "." or ",".
-        thousands: What groups digits, or "" if nothing does.
-        names: The columns.
+        thousands: The mark that groups digits, or "".
+        names: The names of the columns.
         header: Whether the file has their names.
         skip_lines: Lines before the table.
         newlines: Whether quoted values hold line ends.
-        open_marks: Whether nothing in the sample says what "." and "," mean, so that values have to.
+        open_marks: Whether the sample leaves the meaning of "." and "," open, so that later values decide.
         numbers: Columns that hold numbers in the sample.
         unclear: The column, a value and why it is unclear, if the file does not say how to read it.
-        by_separator: Whether it is the separator alone that says what the decimal mark is.
-        header_rows: How many rows the names of the columns take.
-        blanks: Whether any number of blanks stands between columns; the separator is then the tab that takes their
-            place.
+        by_separator: Whether the separator alone decides the decimal mark.
+        header_rows: The number of rows with names of columns.
+        blanks: Whether any number of blanks separates columns; `separator` is then the tab that replaces them.
     """
 
     encoding: str
@@ -78,7 +77,7 @@ class Dialect:
 
     @property
     def in_words(self) -> str:
-        """The reading of the file in words, or "" for the plain way: UTF-8, a header, commas, and points in numbers."""
+        """The dialect in words, or "" for the plain one: UTF-8, a header, commas, and points in numbers."""
         words = []
         if self.encoding not in ("utf-8", "utf-8-sig"):
             words.append({"cp1252": "Windows-1252"}.get(self.encoding, self.encoding.upper()))
@@ -101,7 +100,7 @@ class Dialect:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The parts that are not the plain way, for the key of a cache."""
+        """The parts that differ from the plain dialect, for the key of a cache."""
         plain = Dialect("utf-8", ",", ".", "", (), True)
         kept = (
             "encoding",
@@ -117,11 +116,11 @@ class Dialect:
 
 
 def find_dialect(path: Path, options: TableOptions) -> Dialect:
-    """Finds out how a CSV file is written.
+    """Detects the dialect of a CSV file.
 
     Args:
         path: The file, which may be compressed.
-        options: What the caller knows of it.
+        options: The parts of the dialect that the caller gives.
 
     Raises:
         DataError: The file is empty, is not a CSV, or two readings fit it.
@@ -192,7 +191,7 @@ def unclear_number(path: Path, column: str, value: str, why: str = "") -> DataEr
         path: The file.
         column: The column.
         value: The value.
-        why: What speaks for one reading and what for the other; "" if nothing in the file says which it is.
+        why: The evidence for each reading; "" if the file has none.
     """
     mark = "," if "," in value else "."
     other = "." if mark == "," else ","
@@ -221,7 +220,7 @@ def _encoding(path: Path, data: bytes) -> str:
             raise DataError(f"{path} is not a CSV file but {words}.")
     found = likely_encoding(data)
     if found is None:
-        where = f"byte 0 at offset {data.index(0)}" if 0 in data else "bytes that belong to no usual encoding"
+        where = f"byte 0 at offset {data.index(0)}" if 0 in data else "bytes of no usual encoding"
         raise DataError(
             f"{path} is not text: it holds {where}. If it is text, give its encoding ({argument('encoding')}); else "
             "write it anew."
@@ -247,11 +246,11 @@ def _decoded(path: Path, data: bytes, encoding: str) -> str:
     start = text.lstrip()[:200].lower()
     if start.startswith(("<!doctype", "<html", "<?xml", "<head", "<body", "<table")):
         raise DataError(
-            f"{path} is a web page (HTML or XML), no table: it begins with {text.lstrip()[:_SHOWN]!r}. Download the "
+            f"{path} is a web page (HTML or XML), not a table: it begins with {text.lstrip()[:_SHOWN]!r}. Download the "
             "file itself."
         )
     if start.startswith(("{", "[{", "[\n")):
-        raise DataError(f"{path} is JSON, no CSV: write a record a line, and name it *.jsonl.")
+        raise DataError(f"{path} is JSON, not CSV: write one record per line, and name it *.jsonl.")
     return text
 
 
@@ -287,7 +286,7 @@ def _rows(lines: Sequence[str], separator: str) -> list[list[str]]:
 
 
 def _separator(path: Path, lines: Sequence[str]) -> str:
-    """The separator with which most rows have as many values as the first one, and most values are some."""
+    """The separator with which most rows have as many values as the first one, and most values are not empty."""
     found: dict[str, tuple[float, float]] = {}
     for separator in _SEPARATORS:
         rows = _rows(lines[:200], separator)
@@ -306,7 +305,7 @@ def _separator(path: Path, lines: Sequence[str]) -> str:
     same = [one for one in found if found[one] == found[best]]
     if len(same) > 1:
         raise DataError(
-            f"{path}: its rows have as many values with {_NAMES[same[0]]} between them as with {_NAMES[same[1]]}. "
+            f"{path}: its rows divide equally well at {_NAMES[same[0]]} and at {_NAMES[same[1]]}. "
             f"Say which it is: {argument('separator', same[0])} or {argument('separator', same[1])}."
         )
     return best
@@ -315,7 +314,7 @@ def _separator(path: Path, lines: Sequence[str]) -> str:
 def _look_further(
     path: Path, encoding: str, separator: str, width: int, marks: Marks, *, blanks: bool
 ) -> None:
-    """Reads on until a value says what the marks mean, or to the end."""
+    """Reads on until a value shows the meaning of the marks, or to the end."""
     import codecs
 
     decoder, rest = codecs.getincrementaldecoder(encoding)("replace"), ""
@@ -337,7 +336,7 @@ def _look_further(
 def _marks(
     path: Path, options: TableOptions, separator: str, marks: Marks
 ) -> tuple[str, str, tuple[str, str, str] | None, bool]:
-    """The decimal mark, that of groups, what the file does not say, and whether the separator alone decided."""
+    """The decimal mark, the grouping mark, an unclear value, and whether the separator alone decided."""
     groups = options.thousands
     decimals, thousands = marks.of("decimal"), marks.of("thousands")
     spaced = next((mark for mark in thousands if mark in " '"), "")

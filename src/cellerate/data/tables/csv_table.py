@@ -97,7 +97,7 @@ class CsvTable(ArrowTable):
         dialect = self.dialect
         if dialect.unclear is not None and dialect.unclear[0] in numbers:
             raise unclear_number(self.path, *dialect.unclear)
-        # The fast read does not say in which row a value is not a number; a second read, as text, finds it.
+        # The fast read does not report the row of a value that is not a number; a second read, as text, does.
         asked = set() if dialect.thousands or dialect.open_marks else set(numbers) - set(self.forms)
         types = {name: pa.float64() if name in asked else pa.string() for name in columns}
         rows = 0
@@ -145,7 +145,7 @@ class CsvTable(ArrowTable):
         return is_number(text, self.dialect.decimal, self.dialect.thousands)
 
     def _from_text(self, values: Any, column: str, row: int) -> np.ndarray:
-        """Numbers of strings as the dialect has them; raises `DataError` at the first value that is none."""
+        """Numbers from strings in the dialect; raises `DataError` at the first value that is not a number."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -164,7 +164,7 @@ class CsvTable(ArrowTable):
                 bare = pc.replace_substring(bare, mark, "")
             plain = pc.if_else(fits, bare, plain)
         if decimal == ",":
-            # A point has no place in such a number; what has one stays, and is refused below.
+            # Such a number has no point; a value with a point stays unchanged, and is refused below.
             points = pc.match_substring(plain, ".")
             plain = pc.if_else(points, pc.binary_join_element_wise(plain, ",", ""), plain)
             plain = pc.if_else(points, plain, pc.replace_substring(plain, ",", "."))
@@ -179,7 +179,7 @@ class CsvTable(ArrowTable):
             raise self._unreadable(error) from error
 
     def _advice(self, value: str) -> str:
-        """The option that would take a value, if one would."""
+        """The option with which a value would be read, if there is one."""
         return number_advice(value, self.dialect)
 
     def _explain(self, numbers: list[str]) -> None:
@@ -202,9 +202,8 @@ class CsvTable(ArrowTable):
         if "Expected" in text and "columns" in text:
             mark = "a tab" if self.dialect.separator == "\t" else repr(self.dialect.separator)
             hint = (
-                f" Columns are taken to stand between {mark}; if they do not, give {argument('separator')}. A row of "
-                f"more or fewer values has to be mended, and lines before the table are left out with "
-                f"{argument('skip_lines')}."
+                f" The separator of columns seems to be {mark}; if it is not, give {argument('separator')}. Correct a "
+                f"row of more or fewer values; skip lines before the table with {argument('skip_lines')}."
             )
         elif "UTF8" in text or isinstance(error, UnicodeError):
             hint = f" Give the encoding that it has ({argument('encoding')})."

@@ -21,7 +21,7 @@ _SMALL_BYTES, _MOST_PACKED, _MOST_BYTES = 16 << 20, 300, 4 << 30
 
 
 def excel_table(path: Path, options: TableOptions) -> FrameTable:
-    """Reads a sheet, of which formulas count as the values that Excel stored for them.
+    """Reads a sheet; a formula counts as the value that Excel stored for it.
 
     A sheet has at most a million rows, so it is held in memory.
 
@@ -40,7 +40,7 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     if width * len(rows) > _MOST_CELLS:
         raise DataError(
             f"{path} has {len(rows):,} rows of up to {width:,} cells, of which most are empty: write the table as "
-            "CSV, or remove what stands far away from it."
+            "CSV, or remove the cells far away from it."
         )
     rows = [[*row[:width], *[None] * (width - len(row))] for row in rows]
     header = _has_header(rows, options)
@@ -75,7 +75,7 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
 
 
 def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list[Any]]]:
-    """The name of the sheet that is read, those of all, and its rows that hold anything."""
+    """The name of the sheet to read, the names of all sheets, and its rows that are not empty."""
     import zipfile
     import zlib
 
@@ -107,7 +107,7 @@ def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list
                 )
             name = options.sheet or sheets[0]
             sheet = book[name]
-            # What the file claims of its size would be filled with empty cells.
+            # openpyxl would fill the size that the file claims with empty cells.
             sheet.reset_dimensions()
             rows = [
                 list(row)
@@ -122,7 +122,7 @@ def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list
 
 
 def _check_parts(path: Path) -> None:
-    """Raises `DataError` for parts that become far larger than sheets do, or than memory may be, unpacked."""
+    """Raises `DataError` for parts that unpack to far more than sheets do, or than memory may hold."""
     import zipfile
 
     with zipfile.ZipFile(path) as archive:

@@ -1,6 +1,6 @@
 """Tables in memory: pandas, polars, Arrow and NumPy, taken as if they were files.
 
-A frame is known by what it can do, so none of these packages is imported for it. pyarrow is, except for NumPy arrays.
+A frame is recognised by its methods, so none of these packages is imported for it. pyarrow is, except for NumPy arrays.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.machine.environment import require
 
 _BLOCK_ROWS = 1 << 16
-_INDEX = "__index_level_0__"  # pyarrow's name for an index of pandas that has none
+_INDEX = "__index_level_0__"  # pyarrow's name for a pandas index without a name
 
 
 class ArrowStream(Protocol):
-    """A frame or a column that hands out its values as Arrow's: of pandas, polars, Arrow, DuckDB and others."""
+    """A frame or a column that exports its values to Arrow: of pandas, polars, Arrow, DuckDB and others."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None, /) -> object:
         """The values, as the Arrow PyCapsule interface has them."""
@@ -38,9 +38,9 @@ class FrameTable(ArrowTable):
     """An Arrow table in memory.
 
     Args:
-        table: The table; it is read as it is now.
-        path: What messages call it, or the file that it was read from.
-        options: How its dates are written.
+        table: The table; later changes to it are not seen.
+        path: Its name in messages, or the file that it was read from.
+        options: The format of its dates.
     """
 
     def __init__(self, table: Any, path: Path, options: TableOptions | None = None) -> None:
@@ -65,7 +65,7 @@ class FrameTable(ArrowTable):
         yield from self._table.select(columns).to_batches(max_chunksize=_BLOCK_ROWS)
 
     def digest(self) -> str:
-        """See `Table.digest`; the same for the same content, however it is divided."""
+        """See `Table.digest`; equal content has the same digest, however it is divided into chunks."""
         import pyarrow as pa
 
         if self._digest is None:
@@ -90,7 +90,7 @@ class ArrayTable(NpyTable):
         """See `Table.digest`."""
         about = f"{self.values.dtype.str} {self.values.shape}".encode()
         found = hashlib.sha256(about)
-        # Not all of a large array at once, which may be a view with steps.
+        # In blocks, because a large array may be a view with strides, which hashing copies.
         for first in range(0, len(self.values), _BLOCK_ROWS):
             block = np.ascontiguousarray(self.values[first : first + _BLOCK_ROWS])
             found.update(block.reshape(-1).view(np.uint8).data)
@@ -176,7 +176,7 @@ def _column(values: Any) -> Any:
 
 
 def _pandas(frame: Any) -> Any:
-    """An Arrow table of a pandas frame. An index of times is a column; one that only counts rows is none."""
+    """An Arrow table of a pandas frame. An index of times becomes a column; one that only counts rows does not."""
     import pyarrow as pa
 
     if hasattr(frame.index, "to_timestamp"):

@@ -1,6 +1,6 @@
-"""Times that stand in several columns: a date and a time of day, or year, month, day and hour.
+"""Times in several columns: a date and a time of day, or year, month, day and hour.
 
-Such a column of times is called by the names of its columns with blanks between them: "Date Time".
+The joined column of times has the names of its columns with blanks between them: "Date Time".
 """
 
 import re
@@ -28,7 +28,7 @@ _LEAST_PARTS = 2
 
 
 def columns_of_time(name: str, columns: Sequence[str]) -> list[str]:
-    """The columns that a column of times is made of: itself, several whose names it joins, or none."""
+    """The columns of a column of times: itself, several whose names it joins, or none."""
     if name in columns:
         return [name]
     words = name.split(" ")
@@ -48,11 +48,11 @@ def with_clock(
     Args:
         date: The column of dates.
         others: Columns that may hold it.
-        texts: Gives the first values of a column as texts.
-        beside: The column after the dates, if it does not hold numbers: it may hold times of day by any name.
+        texts: Returns the first values of a column as texts.
+        beside: The column after the dates, if it does not hold numbers: it may hold times of day under any name.
 
     Returns:
-        The name of both together; that of the dates if they have a time of day themselves, or if no column holds it.
+        The joined name of both; the name of the dates if they include a time of day, or if no column holds it.
     """
     known = [name for name in others if name.lower() in _CLOCK_NAMES or name == beside]
     if not known and date.lower() not in _CLOCK_NAMES:
@@ -60,7 +60,7 @@ def with_clock(
     clocks = [name for name in known if _all(texts(name), _CLOCK) or _all_hours(texts(name))]
     days = texts(date)
     if date.lower() in _CLOCK_NAMES and _all(days, _CLOCK):
-        # The time of day stands first.
+        # The time of day comes first.
         dated = next(
             (name for name in others if name.lower() in ("date", "datum", "fecha", "data", "day")), None
         )
@@ -87,7 +87,7 @@ def of_parts(names: Sequence[str], kinds: Mapping[str, str], texts: Callable[[st
 
 
 def joined(columns: Sequence[Any]) -> Any:
-    """Arrow strings of times, from the columns that they stand in; null where a part is missing."""
+    """Arrow strings of times, joined from their columns; null where a part is missing."""
     import pyarrow.compute as pc
 
     texts = [_text(column) for column in columns]

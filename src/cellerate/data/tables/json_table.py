@@ -1,4 +1,4 @@
-"""JSON lines: a record a line, read in blocks of whole lines."""
+"""JSON lines: one record per line, read in blocks of whole lines."""
 
 import io
 import re
@@ -39,7 +39,7 @@ class JsonTable(ArrowTable):
         import pyarrow as pa
 
         del part
-        # What is not a number is read as it is written: a time is not changed, nor an id such as "007".
+        # Other values are read as text, so that neither a time nor an id such as "007" changes.
         texts = {
             name: pa.string() for name in columns if name not in numbers and self.kinds[name] != "number"
         }
@@ -79,7 +79,7 @@ class JsonTable(ArrowTable):
 
     def _check_depth(self, block: bytes, row: int) -> None:
         """Raises `DataError` for a record that is nested too deeply: Arrow's parser would overflow the stack."""
-        # No line can be that deep where there are not more brackets: most files have one a line.
+        # A line nested too deep needs more brackets than that; most files have one bracket per line.
         if _openings(block) <= block.count(b"\n") + _DEEPEST:
             return
         for number, line in enumerate(filter(bytes.strip, block.split(b"\n")), start=row + 1):

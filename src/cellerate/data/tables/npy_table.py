@@ -19,11 +19,11 @@ class NpyTable(TableFile):
     Its columns are named "0", "1", ...
 
     Args:
-        path: The file, or what messages call `values`.
+        path: The file, or the name of `values` in messages.
         values: The array, if it is not in a file.
 
     Raises:
-        DataError: The file is damaged, or holds something else than numbers of one or two dimensions.
+        DataError: The file is damaged, or does not hold numbers of one or two dimensions.
     """
 
     def __init__(self, path: Path, values: np.ndarray | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Numbers with marks (`$1.5`, `5%`, `(1.5)`, `1.2M`, TRUE), which are read where a whole column has them."""
+"""Numbers with marks (`$1.5`, `5%`, `(1.5)`, `1.2M`, TRUE), which are read if a whole column has them."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ _SIZES = (("[kK]", "e3"), ("M", "e6"), ("B", "e9"), ("T", "e12"))
 _SIZE = re.compile(r"\d\s*[kKMBT]\)?$")
 _BOOLEANS = (r"(?i)^true$", "1"), (r"(?i)^false$", "0")
 _ZERO = re.compile(r"[+-]?0*[.,]?0*")
-# A column of texts is recognised by so many of its values.
+# The number of values by which a text column is recognised.
 _LOOKED_AT = 32
 
 
@@ -23,7 +23,7 @@ class NumberForm:
     Attributes:
         currency: The sign or code before or after each number, or "".
         percent: Whether a percent sign follows each number.
-        brackets: Whether negative numbers stand in brackets.
+        brackets: Whether brackets mark negative numbers.
         sizes: Whether K, M, B and T stand for thousands, millions, billions and trillions.
         booleans: Whether the values are TRUE and FALSE.
     """
@@ -36,7 +36,7 @@ class NumberForm:
 
     @functools.cached_property
     def rules(self) -> tuple[tuple[str, str], ...]:
-        """The substitutions that make plain numbers of the values: regular expressions and replacements."""
+        """The substitutions that turn the values into plain numbers: regular expressions and replacements."""
         if self.booleans:
             return _BOOLEANS
         found: list[tuple[str, str]] = []
@@ -53,7 +53,7 @@ class NumberForm:
 
     @property
     def in_words(self) -> str:
-        """The marks, and what becomes of them."""
+        """The marks and their meanings."""
         words = [f"{self.currency!r} left out"] * bool(self.currency)
         words += ["'5%' as 5"] * self.percent + ["'(1.5)' as -1.5"] * self.brackets
         words += ["'1.2M' as 1,200,000"] * self.sizes + ["TRUE as 1"] * self.booleans
@@ -109,7 +109,7 @@ def find_form(values: Sequence[str], is_number: Callable[[str], bool]) -> Number
 
 
 def bare(value: str) -> str:
-    """A value without any mark that a number may have, to see how its digits are written."""
+    """A value without any mark that a number may have, which leaves its digits."""
     value = value.strip()
     return NumberForm(_sign_of(value), percent=True, brackets=True, sizes=True).plain(value)
 

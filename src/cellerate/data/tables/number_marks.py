@@ -1,8 +1,8 @@
-"""Finds the mark before decimals and the one that groups digits: in the numbers of a file's text columns.
+"""Finds the decimal mark and the grouping mark in the numbers of a file's text columns.
 
-`1,234` and `1.234` can be read in two ways. All values of a file count, because one mark has one meaning in it: a
-single `0,5` says that the comma is the decimal mark. Where no value says so, semicolons between the columns do, unless
-something contradicts them; else the caller has to.
+`1,234` and `1.234` can be read in two ways. All values of a file count, because a mark has one meaning in a file: a
+single `0,5` shows that the comma is the decimal mark. If no value decides, semicolons between the columns do, unless
+other evidence contradicts them; otherwise the caller must say.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from cellerate.data.tables.table import MISSING
 
 SPACES = " \u00a0\u202f"
 WORDS = {".": "point", ",": "comma"}
-"""The words for the marks in options: in a sentence, a mark looks like one of its own."""
+"""The words for the marks in options: a mark itself would look like punctuation of the sentence."""
 _NUMBER = re.compile(rf"[+-]?\d[\d.,'{SPACES}]*(?:[eE][+-]?\d+)?|[+-]?[.,]\d+(?:[eE][+-]?\d+)?")
 _PLAIN = re.compile(r"[+-]?\d+(?:[eE][+-]?\d+)?")
 _ONE_MARK = re.compile(r"[+-]?\d*[.,]\d*(?:[eE][+-]?\d+)?")
@@ -22,7 +22,7 @@ _EITHER = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}")
 _GROUPED = re.compile(rf"[+-]?\d{{1,3}}(?:([.,'{SPACES}])\d{{3}}(?:\1\d{{3}})*)(?:([.,])\d+)?")
 _BELOW_THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2}")
 _MONTH_FIRST = re.compile(r"(?:0?[1-9]|1[0-2])/(?:1[3-9]|2\d|3[01])/(?:\d{4}|\d{2})(?:[ ,T].*)?")
-_MOST = 0.5  # of the values of a column look like numbers if it is one with a few faults
+_MOST = 0.5  # the share of number-like values from which a column counts as numbers with a few faults
 
 Mark = Literal["decimal", "thousands"]
 
@@ -35,8 +35,8 @@ class Marks:
         seen: For each use of a mark, the column and the value that show it.
         either: For "." and ",", the column and the first value that can be read in both ways.
         commas: For each column, the first value whose comma can be read in both ways.
-        below: For each column, the first whole number from 1 to 999: what stands beside grouped digits, and hardly
-            ever beside numbers that all have three decimals.
+        below: For each column, the first whole number from 1 to 999. Such numbers occur beside grouped digits, and
+            hardly ever beside numbers that all have three decimals.
         english: A date with the month first, or "".
     """
 
@@ -71,11 +71,11 @@ class Marks:
                         self.seen.setdefault(("decimal", match[2]), (column, value))
 
     def of(self, use: Mark) -> list[str]:
-        """The marks that are used so."""
+        """The marks with this use."""
         return [mark for kind, mark in self.seen if kind == use]
 
     def settled(self, separator: str) -> bool:
-        """True if the values alone say how each of them is read."""
+        """True if the values alone decide how each of them is read."""
         if not self.either or any(use == "decimal" or mark in WORDS for use, mark in self.seen):
             return True
         if self.seen:
@@ -87,7 +87,7 @@ class Marks:
         """The evidence against a decimal comma in a file of semicolons: a column, its value, and the reason in words.
 
         A country whose spreadsheets write semicolons writes decimal commas, too; programs that write semicolons write
-        points. So a comma in a number is a decimal comma there, but for these signs.
+        points. So a comma in a number is a decimal comma there, unless one of these signs contradicts it.
         """
         for column, value in self.commas.items():
             if column in self.below:
@@ -121,7 +121,7 @@ def is_number(value: str, decimal: str, thousands: str) -> bool:
 
 
 def readings(value: str) -> tuple[str, str]:
-    """The numbers that a value such as `1,234` is with its mark before decimals, and as a group's."""
+    """The two numbers that a value such as `1,234` may be: with a decimal mark, and with a grouping mark."""
     plain = re.sub(r"[.,]", "", value)
     return str(float(value.replace(",", "."))), plain
 

@@ -1,4 +1,4 @@
-"""Tells series apart by the values of one column of a table, or of several together."""
+"""Identifies series by the values of one column of a table, or of several together."""
 
 import re
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ import numpy as np
 
 from cellerate.errors import DataError
 
-# Between the values of several columns.
+# The separator of the values of several columns.
 JOINED_BY = " / "
 
 
 def series_of(
     columns: Sequence[Any], names: Sequence[str], path: Path, row: int
 ) -> tuple[np.ndarray, list[str]]:
-    """For each row the place of its id, and the ids: the values of the columns, joined.
+    """For each row the index of its id, and the ids: the joined values of the columns.
 
     Args:
         columns: Arrow arrays of one length.
         names: The names of the columns.
         path: The file, for messages.
-        row: How many rows of the file come before.
+        row: The number of rows of the file before.
 
     Raises:
         DataError: A value is missing.
@@ -41,7 +41,7 @@ def series_of(
         pairs = codes * len(texts) + np.asarray(column.indices)
         used, codes = np.unique(pairs, return_inverse=True)
         if len(names) > 1:
-            # What stands between values is told from what stands in one.
+            # Within a value, the separator is escaped.
             texts = [_escaped(text) for text in texts]
         join = JOINED_BY if number else ""
         ids = [f"{ids[pair // len(texts)]}{join}{texts[pair % len(texts)]}" for pair in used.tolist()]

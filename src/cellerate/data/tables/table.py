@@ -17,7 +17,7 @@ MISSING = (
     *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!", "#WERT!"),
     *("?", "-", "--", "---", "\u2013", "\u2014", ".", "..", "..."),
 )
-"""The marks of a missing number or time, as programs and people write them."""
+"""The usual words and signs for a missing number or time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Block:
     """Some rows of a table.
 
     Attributes:
-        numbers: (rows, columns asked for) float64, NaN where a value is missing.
+        numbers: (rows, requested columns) float64, NaN where a value is missing.
         times: (rows,) datetime64[us], or float64 if the time column holds numbers; None without a time column.
-        series: (rows,) integers, the place of each row's id in `ids`; None without a series column.
+        series: (rows,) integers, the index of each row's id in `ids`; None without a series column.
         ids: The ids of series in this block as text, each once.
-        form: How the times are written, as far as the table was read; None for numbers of a `.npy` file.
+        form: The form of the times read so far; None for numbers of a `.npy` file.
     """
 
     numbers: np.ndarray
@@ -43,12 +43,12 @@ class Table(Protocol):
     """A table that is read in blocks.
 
     Attributes:
-        path: The file; of a table in memory, what messages call it.
+        path: The file; for a table in memory, its name in messages.
         columns: All names, in order.
-        kinds: What each column seems to hold, judging by its type or its first block.
-        rows: The number of rows if the file says so, else None.
-        parts: How many parts it has that can be read each by itself, at least 1.
-        read_as: How it is read in words, "" for the plain way.
+        kinds: The apparent kind of each column, judging by its type or its first block.
+        rows: The number of rows if the file states it, else None.
+        parts: The number of parts that can be read independently, at least 1.
+        read_as: The detected format in words, "" for the plain one.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class Table(Protocol):
 
     @property
     def reading(self) -> Mapping[str, Any]:
-        """The settings of reading that its content does not show: JSON values, empty for the plain way."""
+        """The settings of reading that its content does not show: JSON values, empty for the plain format."""
         ...
 
     def blocks(
@@ -72,7 +72,7 @@ class Table(Protocol):
             numbers: Columns of numbers.
             time: The column of times, or None.
             series: The columns whose values together are the id of a row's series; empty for none.
-            part: Which part, from 0.
+            part: The index of the part, from 0.
         """
         ...
 
@@ -81,7 +81,7 @@ class Table(Protocol):
         ...
 
     def left_out(self, columns: Sequence[str]) -> list[str]:
-        """Say why some columns are not of numbers, with the row of a value that is none."""
+        """Say why some columns are not numeric, with the row of a value that is not a number."""
         ...
 
     def digest(self) -> str:

@@ -34,7 +34,7 @@ def find_tables(paths: Any) -> list[Path | Table]:
     """The tables that `paths` names: files, folders (the tables in them, sorted), patterns with `*`, and tables.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: `paths` is something else.
         DataError: A path does not exist, or nothing is found.
     """
     found: list[Path | Table] = []
@@ -67,7 +67,7 @@ def find_tables(paths: Any) -> list[Path | Table]:
 
 
 def _is_table(path: Path, folder: Path) -> bool:
-    """True if it is a file, and none of those of a packed series in the folder, finished or not."""
+    """True for a file that does not belong to a packed series, finished or not."""
     above = path.relative_to(folder).parents
     return path.is_file() and not any(one.name.endswith((".series", ".series.building")) for one in above)
 
@@ -77,7 +77,7 @@ def open_table(path: Path | Table, options: TableOptions | None = None) -> Table
 
     Args:
         path: The file; a table that is open already is only checked.
-        options: How it is written.
+        options: Its format.
 
     Raises:
         DataError: The file is empty, damaged, can be read in two ways, or has two columns of the same name.
@@ -88,7 +88,7 @@ def open_table(path: Path | Table, options: TableOptions | None = None) -> Table
         table = _by_suffix(path, options)
     else:
         table = path.with_options(options) if isinstance(path, FrameTable) else path
-    # Separators at the ends of lines make columns without a name.
+    # Separators at the ends of lines create columns without a name.
     twice = sorted(name for name, count in collections.Counter(table.columns).items() if name and count > 1)
     if twice:
         raise DataError(f"{table.path} has more than one column named {twice[0]!r}; rename one of them.")
@@ -123,7 +123,7 @@ def _by_suffix(path: Path, options: TableOptions) -> Table:
 
         return JsonTable(path, options)
     if options.sheet is not None:
-        raise ConfigError(f"{argument('sheet')} is for Excel files, and {path} is none: leave it out.")
+        raise ConfigError(f"{argument('sheet')} is for Excel files, and {path} is not one: leave it out.")
     return CsvTable(path, options)
 
 
@@ -137,7 +137,7 @@ def open_tables(
     Args:
         paths: The tables.
         options: See `open_table`.
-        listener: Hears how they are written, where that is not the plain way; of many tables of one way once.
+        listener: Receives their format if it is not the plain one; once for many tables of the same format.
 
     Raises:
         DataError: One of them is unusable, or has other columns.

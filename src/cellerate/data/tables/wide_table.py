@@ -22,7 +22,7 @@ class WideTable:
         time: Its column of times, or None.
 
     Raises:
-        DataError: It has no column of numbers beside that.
+        DataError: The table has no other numeric column.
     """
 
     parts: int
@@ -34,23 +34,21 @@ class WideTable:
         self.path: Path = table.path
         self._names = [n for n in table.columns if table.kinds[n] == "number" and n not in (*of_time, "")]
         if not self._names:
-            raise DataError(
-                f"{table.path} has no column of numbers, which would be the series of a wide table."
-            )
+            raise DataError(f"{table.path} has no column of numbers; a wide table needs one for each series.")
         self.columns = (*([] if time is None else [time]), SERIES, VALUE)
         self.kinds: dict[str, Kind] = {SERIES: "other", VALUE: "number"}
         if time is not None:
             self.kinds[time] = "time"
         self.rows = None if table.rows is None else table.rows * len(self._names)
         self.parts = table.parts
-        self.read_as = ""  # the wide table has told it
+        self.read_as = ""  # the wide table reported it
 
     def blocks(
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
     ) -> Iterator[Block]:
         """See `Table.blocks`; the series of one row follow one another."""
         if list(numbers) != [VALUE] or list(series) != [SERIES]:
-            raise ConfigError(f"a wide table has the one target {VALUE!r}, and the series of its columns.")
+            raise ConfigError(f"a wide table has only the target {VALUE!r}, and its columns are the series.")
         count = len(self._names)
         for block in self._table.blocks(self._names, time, [], part):
             times = None if block.times is None else np.repeat(block.times, count)

@@ -136,7 +136,7 @@ def open_text(
             `tokenizer.json`, or a tokenizer.
         include: See `resolve_paths`.
         exclude: See `resolve_paths`.
-        progress: Called now and then with the bytes done and the bytes in all.
+        progress: Called now and then with the finished bytes and their total.
         reading: The fields of `TextReading`.
 
     Raises:

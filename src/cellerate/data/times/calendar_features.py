@@ -1,7 +1,7 @@
 """Features of times that a model can learn from: hour, weekday, day, month and holidays.
 
-It is plain NumPy: a packed model needs no other package to forecast. Dates of holidays come from the package `holidays`
-while training, and stand in the model's record from then on.
+They need NumPy alone, so a packed model needs no other package to forecast. The dates of holidays come from the package
+`holidays` in training, and are kept in the model's record.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Holidays:
             days: Of any shape, datetime64[D].
 
         Raises:
-            DataError: A day lies outside what the dates cover.
+            DataError: A day lies outside the covered days.
         """
         outside = days[(days < self.first) | (days > self.last)]
         if outside.size:
@@ -57,7 +57,7 @@ class Holidays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calendar:
-    """The features made of times.
+    """The features computed from times.
 
     Attributes:
         parts: Some of `PARTS`, in the order of the features.
@@ -78,7 +78,7 @@ class Calendar:
         So 23:00 and 0:00 are neighbours. A holiday is 1, any other day 0.
 
         Args:
-            times: Of any shape, datetime64[us]; of zones what their clocks show.
+            times: Of any shape, datetime64[us]; with a zone, its clock time.
 
         Returns:
             times.shape + (width,), float32.
@@ -149,13 +149,13 @@ def make_calendar(
 
     Args:
         parts: Some of `PARTS`; without any there is no calendar.
-        country: A code that the package `holidays` knows, with a subdivision such as "DE-BY" if wanted.
+        country: A code that the package `holidays` knows, optionally with a subdivision such as "DE-BY".
         times: (N,) the times of the series, in any order; None if it has none.
         zone: The time zone whose clock counts, if the times are instants.
 
     Raises:
         BackendError: The package `holidays` is needed and missing.
-        ConfigError: The parts are none, or the country is unknown.
+        ConfigError: A part or the country is unknown.
         DataError: The series has no times, or they are not dates.
     """
     check_calendar(parts, country)
@@ -174,7 +174,7 @@ def make_calendar(
 
 
 def check_holidays(parts: Sequence[str], country: str | None) -> None:
-    """Refuse, before data are read, holidays that no package here knows.
+    """Refuse, before data are read, a country whose holidays are not known here.
 
     Args:
         parts: See `make_calendar`.
@@ -189,7 +189,7 @@ def check_holidays(parts: Sequence[str], country: str | None) -> None:
 
 
 def check_times(times: np.ndarray | None) -> np.ndarray:
-    """The times if a calendar can be made of them. Raises `DataError` otherwise."""
+    """The times, if a calendar can be made from them. Raises `DataError` otherwise."""
     if times is None:
         raise DataError(
             f"{argument('calendar')} needs the time of each row, but the series has no time column: name it "

@@ -1,4 +1,4 @@
-"""Reads the time column of a table: dates, numbers, or texts in one of many ways of writing times."""
+"""Reads the time column of a table: dates, numbers, or texts in one of many formats."""
 
 import dataclasses
 import re
@@ -42,15 +42,15 @@ _LOOKED_AT = 4096
 
 
 class TimeParser:
-    """Turns a time column into numbers; the look of its first values decides the format of all.
+    """Turns a time column into numbers; its first values decide the format of all.
 
     Args:
         path: The file, for messages.
         column: The name of the column.
-        date_order: What is first in dates such as 03/04/2020; "auto" finds it from the values.
+        date_order: The order of day and month in dates such as 03/04/2020; "auto" finds it from the values.
 
     Attributes:
-        form: How the times are written, as far as they were read.
+        form: The form of the times read so far.
     """
 
     def __init__(self, path: Path, column: str, *, date_order: DateOrder = "auto") -> None:
@@ -65,14 +65,14 @@ class TimeParser:
     def parse(self, values: Any, row: int) -> np.ndarray:
         """Some times as datetime64[us], or as float64 if the column holds numbers.
 
-        Where the order of day and month is not known yet, they are read with the day first and `form.order` is "?".
+        While the order of day and month is not known, dates are read with the day first and `form.order` is "?".
 
         Args:
             values: An Arrow array.
-            row: How many rows of the file come before it.
+            row: The number of rows of the file before them.
 
         Raises:
-            DataError: A value is missing, or no time as the first one is.
+            DataError: A value is missing, or is not a time in the format of the first one.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -122,7 +122,7 @@ class TimeParser:
         return np.asarray(pc.cast(found, pa.timestamp("us"))).astype("datetime64[us]")
 
     def _settle(self, texts: Any) -> None:
-        """Finds the way in which the first block is written."""
+        """Finds the format of the first block."""
         numbers = _numbers(texts)
         if numbers is not None:
             self._way = "number"
@@ -176,7 +176,7 @@ class TimeParser:
 
     def _from_texts(self, texts: Any, row: int) -> np.ndarray:
         if self._way in ("iso", "zone"):
-            # What the quick way does not take, such as one digit for the month.
+            # Texts that the fast path does not take, such as one digit for the month.
             first = self._way
             self._way = way_of(texts[0].as_py())
             if self._way is None or self._way == "either":
@@ -204,7 +204,7 @@ class TimeParser:
         return found
 
     def _find_order(self, parts: Parts, texts: Any, row: int) -> None:
-        """Decides whether day or month is first, where a value above 12 says so."""
+        """Decides whether day or month is first, if a value above 12 shows it."""
         for order, group in (("dmy", "a"), ("mdy", "b")):
             above = parts.good & (parts.numbers[group] > 12)
             if not above.any():
@@ -222,7 +222,7 @@ class TimeParser:
                 )
                 self.form = dataclasses.replace(form, evidence=said)
         if self.form.order == "?" and self.form.pattern.lstrip("%-dmy")[:1] == ".":
-            # With dots the day is first wherever they are in use.
+            # Wherever dates are written with dots, the day is first.
             self.form = dataclasses.replace(self.form, order="dmy", evidence=repr(texts[0].as_py()))
 
     def _note_zone(self, texts: Any, found: np.ndarray) -> None:
@@ -248,13 +248,14 @@ class TimeParser:
             )
         advice = zone_advice(value) if isinstance(value, str) else ""
         raise DataError(
-            f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which is no "
-            f"time as expected there. {marked(advice) or 'Write times like 2016-07-01 00:00:00, all in one way.'}"
+            f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which is not "
+            "a time in the format of the column. "
+            f"{marked(advice) or 'Write times like 2016-07-01 00:00:00, all in one way.'}"
         )
 
 
 def _numbers(texts: Any) -> np.ndarray | None:
-    """Numbers of Arrow, or texts of them, as int64 or float64; None if one is none."""
+    """Arrow's numbers, or numbers written as texts, as int64 or float64; None if a value is not a number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -269,7 +270,7 @@ def _numbers(texts: Any) -> np.ndarray | None:
 
 
 def _form_of_numbers(numbers: np.ndarray, texts: Any) -> TimeForm | None:
-    """The form in which numbers are times; None if they are plain numbers."""
+    """The form of times written as numbers; None if they are plain numbers."""
     import pyarrow as pa
 
     low, high = numbers.min(), numbers.max()
@@ -289,7 +290,7 @@ def _form_of_numbers(numbers: np.ndarray, texts: Any) -> TimeForm | None:
 
 
 def _units_of(numbers: np.ndarray) -> np.ndarray:
-    """Of each number the place, from 1, of the unit in `_PER_SECOND` in which it is a time since 1990; 0 for none."""
+    """For each number the position, from 1, of the unit of `_PER_SECOND` that makes it a time since 1990, or 0."""
     units = np.zeros(len(numbers), np.int64)
     for place, per_second in enumerate(_PER_SECOND.values(), 1):
         units[(_EPOCHS[0] * per_second <= numbers) & (numbers <= _EPOCHS[1] * per_second)] = place
@@ -297,7 +298,7 @@ def _units_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def _is_calendar(times: np.ndarray, numbers: np.ndarray) -> bool:
-    """True if numbers that could be dates go on as dates do, and not as numbers do."""
+    """True if numbers that could be dates follow each other as dates, and not as numbers."""
     order = np.unique(times)
     if len(order) < 3:
         return True
@@ -309,7 +310,7 @@ def _is_calendar(times: np.ndarray, numbers: np.ndarray) -> bool:
 
 
 def _from_compact(numbers: np.ndarray, pattern: str) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) datetime64[us] of numbers such as 20200131, and (N,) which are times."""
+    """(N,) datetime64[us] of numbers such as 20200131, and (N,) True for valid times."""
     groups = ["YYYY", *pattern.replace("%Y", "").split("%")[1:]]
     values, rest = {}, numbers.astype(np.int64)
     for name in reversed(groups[1:]):
@@ -330,7 +331,7 @@ def _from_epoch(numbers: np.ndarray, unit: str) -> np.ndarray:
 
 
 def _fast(texts: Any, way: str) -> np.ndarray | None:
-    """The times of Arrow strings that are all written as ISO 8601, with a zone or without; None if one is not."""
+    """The times of Arrow strings if all are ISO 8601, with a zone or without; otherwise None."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

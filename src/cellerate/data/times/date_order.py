@@ -1,4 +1,4 @@
-"""Decides whether day or month is first in dates of which no value says so: by which reading gives regular steps."""
+"""Decides whether day or month is first in ambiguous dates: the reading that gives regular steps wins."""
 
 import dataclasses
 from pathlib import Path
@@ -28,7 +28,7 @@ def swap_day_and_month(times: np.ndarray) -> np.ndarray:
 def decide_order(
     form: TimeForm, times: np.ndarray, series: np.ndarray, path: Path, column: str
 ) -> tuple[TimeForm, str]:
-    """The form of dates that nothing decided, and what is to be told of it.
+    """The form of ambiguous dates, and the note on it.
 
     Args:
         form: Their form so far, with the day first.
@@ -38,7 +38,7 @@ def decide_order(
         column: The column, for messages.
 
     Raises:
-        DataError: Both readings are as regular as each other.
+        DataError: Both readings or neither are regular.
     """
     times, series = times[:LOOKED_AT], series[:LOOKED_AT]
     other = swap_day_and_month(times)
@@ -51,7 +51,7 @@ def decide_order(
         first, decided = (
             ("day", dataclasses.replace(form, order="dmy")) if found[0] else ("month", form.month_first())
         )
-        return decided, f"dates {first} first, because only so the steps are regular ({chosen.name})"
+        return decided, f"dates {first} first, because only then the steps are regular ({chosen.name})"
     at = int(np.argmax(times != other))
     text = form.write(times[at : at + 1])[0]
     steps = [each.name if each is not None else "irregular steps" for each in found]

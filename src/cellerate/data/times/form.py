@@ -1,6 +1,6 @@
 """The form in which a file writes its times, so that forecasts are written in the same way.
 
-Inside, times are datetime64[us]: instants in UTC where the file has a zone or offsets, else clock times as they stand.
+Internally, times are datetime64[us]: instants in UTC if the file has a zone or offsets, else clock times as they stand.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ MONTH_NAMES = (
 )  # fmt: skip
 _TOKEN = re.compile(r"%(-?[YymdHMSIbBpQGVu]|[1-9]f|z+|Z)")
 _ISO = "%Y-%m-%d %H:%M:%S"
-# Microseconds in what a part of a pattern can tell apart.
+# The resolution of each part of a pattern, in microseconds.
 _RESOLUTION = {
     **{f"{digits}f": 10 ** max(0, 6 - digits) for digits in range(1, 10)},
     "S": 10**6,
@@ -39,15 +39,15 @@ class TimeForm:
 
     Attributes:
         kind: "number", "epoch", "text", or an Arrow "stamp" or "date".
-        pattern: Of texts and of dates as numbers, as for `strftime`, with `%-d` for no leading zero and `%Q` for a
+        pattern: For texts and dates as numbers, a pattern of `strftime`, with `%-d` for no leading zero and `%Q` for a
             quarter.
-        unit: Of an epoch "s", "ms", "us" or "ns".
-        zone: A time zone, an offset such as "+02:00", "UTC", or "" where the file does not say.
+        unit: For an epoch "s", "ms", "us" or "ns".
+        zone: A time zone, an offset such as "+02:00", "UTC", or "" if the file has none.
         whole: Whether numbers are integers.
         mixed: Whether several offsets are in use.
-        order: Of a date that begins with day or month "dmy" or "mdy"; "?" if nothing said which so far, and it was
-            read with the day first.
-        evidence: The first value that decided the order, and where it is.
+        order: For a date that begins with day or month, "dmy" or "mdy"; "?" if undecided so far and read with the
+            day first.
+        evidence: The first value that decided the order, and its place.
     """
 
     kind: Kind = "stamp"
@@ -88,13 +88,13 @@ class TimeForm:
         return Message(", ".join(filter(None, said)))
 
     def month_first(self) -> "TimeForm":
-        """The form of dates that were read day first, if the month is first."""
+        """The form with the month first, for dates that were read day first."""
         swapped = {"d": "m", "m": "d"}
         pattern = re.sub(r"%(-?)([dm])", lambda found: f"%{found[1]}{swapped[found[2]]}", self.pattern)
         return dataclasses.replace(self, pattern=pattern, order="mdy")
 
     def write(self, times: np.ndarray) -> list[Any]:
-        """(N,) times, or numbers of rows, as the file would have them: texts, or numbers."""
+        """(N,) times, or row numbers, in the form of the file: texts, or numbers."""
         times = np.asarray(times)
         if times.dtype.kind != "M":
             values = times.tolist()
@@ -122,7 +122,7 @@ class TimeForm:
         return pa.array(times).cast(pa.timestamp("us", self.zone))
 
     def to_config(self) -> dict[str, Any]:
-        """It as JSON values."""
+        """The form as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -131,7 +131,7 @@ class TimeForm:
         return cls() if config is None else cls(**{str(name): value for name, value in config.items()})
 
     def _usable(self, local: np.ndarray) -> str:
-        """The pattern, or that of ISO where it would lose a part of these times."""
+        """The pattern, or that of ISO 8601 if the pattern would lose a part of these times."""
         pattern = self.pattern or (_ISO + ("%zz" if self.zone else ""))
         if self.kind == "date" and not self.pattern:
             pattern = "%Y-%m-%d"
@@ -143,7 +143,7 @@ class TimeForm:
         return pattern
 
     def _ahead(self, times: np.ndarray) -> list[int]:
-        """Of each time, how many minutes its clock is ahead of UTC."""
+        """For each time the minutes that its clock is ahead of UTC."""
         if not self.zone or self.zone == "UTC":
             return [0] * len(times)
         ahead: list[int] = offsets_at(times, self.zone).astype("timedelta64[m]").astype(int).tolist()

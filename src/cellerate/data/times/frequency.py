@@ -1,7 +1,7 @@
 """The frequency of a series: constant steps, business or trading days, or months, and which times follow its last.
 
-The frequency is found from the times. It says where a gap is, and it gives the times of forecasts as the calendar has
-them: month ends, no weekends where the data have none, local clock times in a time zone.
+The frequency is found from the times. It defines gaps, and it gives the times of forecasts by the calendar: month ends,
+no weekends if the data have none, local clock times in a time zone.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _MONTH = np.timedelta64(1, "M")
 _UNITS_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
 _UNITS_US["week"] = 7 * _UNITS_US["day"]
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
-# Short names, as pandas and others have them.
+# Short names, as in pandas and other libraries.
 _SHORT = {
     **dict.fromkeys(["s", "sec"], "second"),
     **dict.fromkeys(["min", "t"], "minute"),
@@ -37,10 +37,10 @@ _SHORT = {
 WEEKDAYS = ("business-day", "trading-day")
 _EXAMPLES = "'15min', 'hour', 'day', 'business-day', 'trading-day', 'week', 'month', 'quarter', 'year'"
 _MOST_HOLIDAYS = 100_000
-# A time of month that is the last day of it, whichever that is.
+# The day of the month that stands for its last day.
 _MONTH_END = 31
 _OF_ITS_OWN_STEPS = 8
-# In microseconds what the times of NumPy can hold.
+# The range of NumPy's times, in microseconds.
 _MOST_STEP = 2.0**63
 
 
@@ -51,10 +51,10 @@ class Frequency:
     Attributes:
         unit: "time" for constant steps, "business-day" (Monday to Friday), "trading-day" (without holidays), "month",
             or "number" where times are plain numbers.
-        step: Of "time" microseconds, of "month" months, of weekdays 1, of "number" the step.
-        day: Of "month" the day of the month, 31 for its end; else 0.
-        zone: The time zone or offset whose calendar it is; "" for the times as they stand.
-        holidays: Of "trading-day" the weekdays without a row in any series, as the data have them: ISO dates, rising.
+        step: For "time" in microseconds, for "month" in months, for weekdays 1, for "number" the step.
+        day: For "month" the day of the month, 31 for its end; else 0.
+        zone: The time zone or offset of the calendar; "" for the times as they stand.
+        holidays: For "trading-day" the weekdays on which no series has a row: ISO dates, rising.
     """
 
     unit: str
@@ -80,7 +80,7 @@ class Frequency:
     def after(self, last: Any, count: int) -> np.ndarray:
         """The (count,) times that follow `last`, a datetime64[us] (in a zone the instant) or a number.
 
-        The holidays of the future are not known: trading days go on as business days.
+        Future holidays are not known, so trading days continue as business days.
         """
         numbers = np.arange(1, count + 1)
         if self.unit == "number":
@@ -92,7 +92,7 @@ class Frequency:
         return to_instants(self._local_after(local, numbers), self.zone)
 
     def gaps(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """(N,) where the row at time `after` does not follow the one at `before`, both (N,) in the type of times.
+        """(N,) True where the row at `after` does not follow the row at `before`, both (N,) in the type of times.
 
         A constant step may be half a step early or late; a calendar is exact to the day.
         """
@@ -107,7 +107,7 @@ class Frequency:
         return np.busday_count(*days, holidays=np.array(self.holidays, "M8[D]")) != 1
 
     def to_config(self) -> dict[str, Any]:
-        """It as JSON values."""
+        """The frequency as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -138,7 +138,7 @@ class Frequency:
             return np.busday_offset(day, numbers, roll="backward").astype("datetime64[us]") + clock
         month = local.astype("datetime64[M]") + (numbers * round(self.step)).astype("timedelta64[M]")
         ends = (month + _MONTH).astype("datetime64[D]") - _DAY
-        # A last row on another day than the others (a holiday) does not move those to come.
+        # A last row on another day than the others (because of a holiday) does not move the times that follow.
         wanted = (self.day or int((day - day.astype("datetime64[M]")).astype(int)) + 1) - 1
         days = np.minimum(month.astype("datetime64[D]") + np.timedelta64(wanted, "D"), ends)
         return days.astype("datetime64[us]") + clock
@@ -148,7 +148,7 @@ def parse_frequency(text: str) -> Frequency:
     """A frequency by its name, such as "month", "business-day", "15min" or "2 hours".
 
     Raises:
-        ConfigError: It is not one.
+        ConfigError: The text is not a frequency.
     """
     match = re.fullmatch(r"(\d{0,6})\s*([A-Za-z _-]+)", text.strip()[:64]) if isinstance(text, str) else None
     word = match[2].lower().replace("_", "-").replace(" ", "-") if match else ""
@@ -203,13 +203,13 @@ def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Fre
             return Frequency("business-day", 1, zone=zone)
     if median % _UNITS_US["day"] == 0 and median:
         return Frequency("time", median, zone=zone)
-    # Shorter steps go on across a change of the clock.
+    # Shorter steps continue across a clock change.
     median = round(float(np.median(np.diff(times)[inside].astype(np.int64))))
     return Frequency("time", median, zone=zone) if median else None
 
 
 def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency:
-    """A frequency that was named, with what the times of some rows say of its day of the month and its holidays.
+    """A named frequency, with its day of the month and its holidays from the times of some rows.
 
     Args:
         wanted: The frequency.
@@ -233,7 +233,7 @@ def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str)
 
 
 def season_of(frequency: Frequency | None) -> int | None:
-    """Rows of a season: a day of shorter steps, a week of days, a year of the rest; None if not a whole number."""
+    """Rows of a season: a day for steps below a day, a week for days, a year for the rest; None if not whole."""
     if frequency is None or frequency.unit == "number":
         return None
     if frequency.unit in WEEKDAYS:
@@ -248,11 +248,11 @@ def season_of(frequency: Frequency | None) -> int | None:
 
 
 def check_agreement(frequency: Frequency, times: np.ndarray, series: np.ndarray, names: Any) -> None:
-    """Raises `DataError` if a series has rows at steps of its own, each of which would be a gap.
+    """Raises `DataError` if a series has another constant step, so that each of its steps would be a gap.
 
     Args:
         frequency: The frequency of all series together.
-        times: (N,) of some rows, rising inside each series.
+        times: (N,) of some rows, rising within each series.
         series: (N,) the number of each row's series, rising.
         names: The names of the series.
     """

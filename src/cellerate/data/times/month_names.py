@@ -21,7 +21,7 @@ _LEAST_LETTERS = 3
 
 
 def month_number(name: str) -> int:
-    """1 to 12 for a month's name or the beginning of it; 0 for anything else, and where several months begin so."""
+    """1 to 12 for a month's name or its beginning; 0 for any other text, and for an ambiguous beginning."""
     low = name.lower().removesuffix(".")
     if len(low) < _LEAST_LETTERS:
         return 0

@@ -1,4 +1,4 @@
-"""The ways of writing times as texts, each a regular expression whose groups are the parts of a time."""
+"""The formats of times as texts, each a regular expression whose groups are the parts of a time."""
 
 import dataclasses
 import re
@@ -43,7 +43,7 @@ _TOKENS |= {"H": "H", "M": "M", "S": "S", "p": "p"}
 _UNPADDED = {"m", "d", "a", "b", "H"}
 _ZONE = re.compile(r"([+-])(\d{2}):?(\d{2})?")
 WEEKDAY = r"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\.?,? +"
-"""The weekday before a date as mails and web servers write it; it says nothing new."""
+"""The weekday before a date, as in mails and from web servers; it adds no information."""
 _ABBREVIATION = re.compile(r"[\d:apmAPM] ?\(?([A-Z]{3,5})\)?$")
 _OFFSETS = {
     **{"EST": "-05:00", "EDT": "-04:00", "CST": "-06:00", "CDT": "-05:00", "MST": "-07:00", "MDT": "-06:00"},
@@ -81,9 +81,9 @@ class Parts:
 
     Attributes:
         numbers: (N,) int64 by the name of the group.
-        ahead: (N,) how many minutes the clock is ahead of UTC.
+        ahead: (N,) the minutes that the clock is ahead of UTC.
         zoned: (N,) whether the text names a zone.
-        good: (N,) whether it is written in this way at all.
+        good: (N,) whether the text has this format at all.
     """
 
     numbers: dict[str, np.ndarray]
@@ -93,7 +93,7 @@ class Parts:
 
 
 def way_of(text: str) -> str | None:
-    """The way in which a text is a time, or None."""
+    """The name of the format of a time, or None if the text is not a time."""
     for name, pattern in WAYS.items():
         found = pattern.match(text)
         if found and ("B" not in pattern.groupindex or month_number(found["B"])):

@@ -1,6 +1,6 @@
 """Windows over series and text, with their covariates and scaling, as sources of batches.
 
-A source never copies a window: it gathers the rows of a batch when the batch is asked for.
+A source never stores windows: it gathers the rows of a batch when the batch is requested.
 """
 
 from cellerate.data.windows.changed import ChangedBatches, MeanOverItems

@@ -1,4 +1,4 @@
-"""Windows of a series for a model that sees more than scaled features: several inputs, or a scale for each series."""
+"""Windows of a series for a model that needs more than scaled features: several inputs, or a scale per series."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from cellerate.data.windows.covariates import UNKNOWN_SERIES, Covariates, Framin
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.windows import SeriesBatches, WindowSettings
 
-# So many windows in a thousand are of a series that counts as unknown, so that its id is trained as well.
+# The number of windows in a thousand whose series counts as unknown, so that the unknown id is trained, too.
 _UNKNOWN_IN_1000 = 30
 _ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -20,13 +20,13 @@ class CovariateBatches(SeriesBatches):
     """Windows of one part of a time series, as `SeriesBatches`, with covariates.
 
     Batches are `(x, y)` or `(x, y, sample_weight)`; x is a dictionary of the inputs, or an array if there is only one.
-    With a seed, the id of a few windows in a hundred is that of an unknown series.
+    With a seed, a few windows in a hundred have the id of an unknown series.
 
     Args:
         part: From `SeriesData.split`, or `SeriesData.whole`.
         settings: The form of the windows and batches, and their order.
         scaler: Fitted on the training part.
-        covariates: What the model sees.
+        covariates: The covariates of the model.
 
     Raises:
         ConfigError, DataError: See `SeriesBatches`; or the series has no times, and the model sees a calendar.
@@ -72,7 +72,7 @@ class CovariateBatches(SeriesBatches):
         return *(x[name] for name in self._names), y
 
     def _dropped(self, epoch: int, origins: np.ndarray) -> np.ndarray:
-        """The windows that count as of an unknown series: drawn for each window and epoch, however shared out."""
+        """The windows whose series counts as unknown: drawn per window and epoch, whichever process reads them."""
         seed = np.uint64(derive_seed(self.seed or 0, epoch, _UNKNOWN_IN_1000))
         mixed = (origins.astype(np.uint64) + seed) * _ODD
         mixed ^= mixed >> np.uint64(29)

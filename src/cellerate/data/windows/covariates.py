@@ -1,7 +1,7 @@
-"""Covariates of a forecaster: columns known in advance, the calendar, whose series it is.
+"""Covariates of a forecaster: columns known in advance, the calendar, the id of the series.
 
-`Covariates` is what a model's record says of them; `Framing` turns rows of a series into the model's inputs, the same
-way for training and for forecasts. A model without any has one input, the scaled rows.
+`Covariates` describes them in a model's record; `Framing` turns rows of a series into the model's inputs, in the same
+way for training and for forecasts. A model without covariates has one input, the scaled rows.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ class Covariates:
 
     Attributes:
         future: Features whose values are known for the rows to forecast, too.
-        calendar: What it sees of the times; None for nothing.
-        series: Names of the series it knows by an id, which is one more than the place; None if it sees none.
-        scaling: The scale of each series; None if all have one.
+        calendar: The features of times; None without any.
+        series: Names of the series with an id, which is their index plus one; None if the model reads no ids.
+        scaling: The scale of each series; None if all series share one.
     """
 
     future: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Covariates:
 
     @property
     def known_ahead(self) -> bool:
-        """True if it sees something of the rows to forecast."""
+        """True if the model reads inputs of the rows to forecast."""
         return bool(self.future) or self.calendar is not None
 
     @property
@@ -60,7 +60,7 @@ class Covariates:
 
     @property
     def future_width(self) -> int:
-        """K, the number of values known of a row to forecast."""
+        """K, the number of known values in a row to forecast."""
         return len(self.future) + self.calendar_width
 
     def input_shapes(self, features: int, window: int, horizon: int) -> dict[str, tuple[int, ...]]:
@@ -73,12 +73,12 @@ class Covariates:
         return shapes
 
     def ids(self, names: Sequence[str]) -> np.ndarray:
-        """(N,) int32, the id of each series; `UNKNOWN_SERIES` for those it does not know."""
+        """(N,) int32, the id of each series; `UNKNOWN_SERIES` for unknown names."""
         return np.array([self._ids.get(name, UNKNOWN_SERIES) for name in names], np.int32)
 
     @functools.cached_property
     def _ids(self) -> Mapping[str, int]:
-        """The id of each series by its name; a model that serves requests is asked for one at a time."""
+        """The id of each series by its name; cached, because a server looks ids up one at a time."""
         return {name: place for place, name in enumerate(self.series or (), start=1)}
 
     def to_config(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Covariates:
             if not good or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
                 raise ModelError(f"the model's {what} must be different names; the file is damaged.")
         if not set(future) <= set(scaler.columns):
-            raise ModelError("the model's future columns are none of its columns; the file is damaged.")
+            raise ModelError("the model's future columns are not among its columns; the file is damaged.")
         calendar, scaling = config.get("calendar"), config.get("scaling")
         return cls(
             tuple(future),
@@ -128,7 +128,7 @@ NO_COVARIATES = Covariates()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelUnits:
-    """Takes B windows to what a model computes with, and its forecasts back.
+    """Scales B windows for a model, and its forecasts back to the units of the data.
 
     Attributes:
         mean: (B, C) or (C,) in the units of the data.
@@ -139,7 +139,7 @@ class ModelUnits:
     scale: np.ndarray
 
     def scaled(self, values: np.ndarray, columns: Sequence[int]) -> np.ndarray:
-        """(B, T, columns) in the units of the data → float32 as the model sees them."""
+        """(B, T, columns) in the units of the data → float32 in the model's scale."""
         mean, scale = self.mean[..., columns], self.scale[..., columns]
         if mean.ndim == 2:
             mean, scale = mean[:, None], scale[:, None]
@@ -156,16 +156,16 @@ class ModelUnits:
 
 
 class Framing:
-    """Makes a model's inputs of the rows of a series.
+    """Turns the rows of a series into a model's inputs.
 
     Args:
         data: The series.
         scaler: The scaler of all columns.
-        covariates: What the model sees beside the features.
-        prepared: Whether to compute the calendar of all rows at once, if it is small: for many windows.
+        covariates: The model's inputs beside the features.
+        prepared: Whether to compute the calendar of all rows at once, if it is small; worthwhile for many windows.
 
     Raises:
-        DataError: The series has no times, and the model sees a calendar.
+        DataError: The series has no times, and the model reads a calendar.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Framing:
         return ModelUnits(*scaling.of(self._places[self.segments(origins)], past))
 
     def strangers(self) -> list[str]:
-        """The series that the model was not trained on, if it tells series apart."""
+        """The series that the model was not trained on, if it reads ids of series."""
         unknown = np.zeros(len(self._names), bool)
         if self._ids is not None:
             unknown |= self._ids == UNKNOWN_SERIES
@@ -239,8 +239,8 @@ class Framing:
             past: (B, window, C) in the units of the data.
             origins: (B,) the row after each window.
             units: From `units`.
-            ahead: (B, horizon, future columns) in the units of the data; None if the model sees none.
-            times: (B, horizon) the times of the rows to forecast, or how many they are, if they are rows of the series.
+            ahead: (B, horizon, future columns) in the units of the data; None if the model reads none.
+            times: (B, horizon) the times of the rows to forecast, or their number if they are rows of the series.
         """
         calendar = self._covariates.calendar
         before = after = None
@@ -266,12 +266,12 @@ class Framing:
         assert calendar is not None and times is not None  # noqa: S101 (asked for only then)
         if self._table is not None:
             return self._table[rows]
-        # People sleep, work and shop by the clock on the wall.
+        # People sleep, work and shop by local time.
         return calendar.features(to_local(np.asarray(times[rows]), self._zone))
 
     @property
     def future_columns(self) -> list[int]:
-        """Where the columns that are known in advance are."""
+        """The positions of the columns that are known in advance."""
         return self._future
 
 
@@ -283,7 +283,7 @@ def model_inputs(
     calendar_ahead: np.ndarray | None,
     ids: np.ndarray | None,
 ) -> Inputs:
-    """Puts the parts of the inputs together: an array if there is nothing but the series."""
+    """Joins the parts of the inputs: an array if the series is the only input."""
     seen = [series] if calendar_past is None else [series, calendar_past]
     made = {"series": np.concatenate(seen, axis=-1) if len(seen) > 1 else series}
     known = [part for part in (ahead, calendar_ahead) if part is not None]

@@ -12,12 +12,12 @@ from cellerate.data.windows.changed import ChangedBatches
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`, evenly spread from the first to the last."""
+    """At most `most` of the numbers below `count`, evenly spread from the first to the last."""
     return list(map(int, np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))))
 
 
 def spread_order(count: int) -> list[int]:
-    """All numbers below `count`, in an order of which every beginning is spread evenly over them.
+    """All numbers below `count`, in an order whose every prefix is spread evenly over them.
 
     Source: van der Corput 1935: the bits of 0, 1, 2, … in reverse.
     """
@@ -33,9 +33,9 @@ def spread_within(count: int, seconds: float | None) -> Iterator[int]:
     """Yield numbers below `count` until time is over: spread evenly, or all of them in order without a limit.
 
     Args:
-        count: How many there are.
-        seconds: The most seconds that what is done with them may take, from the end of the first on, in which things
-            are compiled; None for no limit.
+        count: The number of all.
+        seconds: The most seconds for the caller's work on the numbers, counted after the first, which compiles; None
+            for no limit.
     """
     if seconds is None:
         yield from range(count)
@@ -57,8 +57,8 @@ class SampledBatches(ChangedBatches):
 
     Args:
         source: The batches, of which only the last may be filled up with rows of weight 0.
-        count: How many to take, fewer than there are.
-        in_order: Whether to take the first ones, for streams whose rows go on from batch to batch.
+        count: The number of batches to take, fewer than all.
+        in_order: Whether to take the first batches, for streams whose rows continue from batch to batch.
     """
 
     def __init__(self, source: BatchSource, count: int, *, in_order: bool = False) -> None:
@@ -67,7 +67,7 @@ class SampledBatches(ChangedBatches):
         _, _, *weight = source.batch(0, 0)
         self._factor = np.float32(1 / weight[0].mean()) if weight else np.float32(1)
         if hasattr(source, "extremes"):
-            # Lines that are judged stand in the order of their lengths.
+            # Lines for evaluation are sorted by length.
             self.extremes = lambda epoch: (0, len(self) - 1)
 
     def __len__(self) -> int:

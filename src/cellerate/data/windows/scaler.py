@@ -1,4 +1,4 @@
-"""Scales the columns of a series to mean 0 and deviation 1, and forecasts back to their own units.
+"""Scales the columns of a series to mean 0 and standard deviation 1, and forecasts back to their own units.
 
 A scaler is stored with the model, so `Scaler.from_config` reads files that may be damaged or hostile.
 """
@@ -128,7 +128,7 @@ class Scaler:
 def moments(
     before: tuple[int, np.ndarray, np.ndarray], part: "SeriesPart"
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """The number of rows, the means (C,) and the sums of squared distances from them (C,), with those of a part added.
+    """The number of rows, the means (C,) and the sums of squared distances from the means (C,), after adding a part.
 
     Source: T. Chan, G. Golub and R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
     Variances", 1979.
@@ -148,11 +148,11 @@ def moments(
 def scaled(values: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Scales values: `(value - mean) / scale`.
 
-    Values of which float32 would lose digits are subtracted from in float64, so that what is left keeps them.
+    If float32 would lose digits of the values, the mean is subtracted in float64, so that the difference keeps them.
 
     Args:
         values: Of any dtype of numbers.
-        mean: float64, of a shape that goes with it.
+        mean: float64, of a shape that broadcasts with `values`.
         scale: The same.
 
     Returns:

@@ -1,6 +1,6 @@
-"""A mean and a scale of each column for each series: series of very different size then look alike to a model.
+"""A mean and a scale of each column for each series, so that series of very different size look alike to a model.
 
-It stands beside the `Scaler` of all series, which says what is usual where a series alone says nothing.
+The `Scaler` of all series is used where a series alone does not show its scale.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from cellerate.data.series import SeriesPart
 
 MOST_NUMBERS = 200_000
-"""Means of all series and columns: more would make the model's record too long to be read."""
+"""The most means, of all series and columns; more would make the model's record too long to be read."""
 
-# Deviations below so many roundings of a mean, or of the deviation of all series, are noise.
+# Deviations below this many roundings, of a mean or of the deviation of all series, are noise.
 _ROUNDINGS = 8
 
 
@@ -58,8 +58,8 @@ class SeriesScaler:
     def fit(cls, part: "SeriesPart", usual: Scaler) -> "SeriesScaler":
         """Mean and standard deviation of each column over each series' rows of `part`, in one streamed pass.
 
-        A column that does not change in a series, or hardly, gets the scale that it has over all series: there is
-        nothing that would tell a change of it from noise.
+        A column that hardly changes within a series gets its scale over all series, because its own deviation cannot
+        be distinguished from noise.
 
         Args:
             part: The training part.
@@ -90,7 +90,7 @@ class SeriesScaler:
         return cls(names, mean, safe_scale(mean, deviation, usual, data.values.dtype), usual)
 
     def known(self, names: Sequence[str]) -> np.ndarray:
-        """(N,) the place of each name among the series; -1 for those that were not trained on."""
+        """(N,) the index of each name among the series; -1 for series outside the training data."""
         return np.array([self._place.get(name, -1) for name in names], np.int64)
 
     def of(self, places: np.ndarray, past: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +98,7 @@ class SeriesScaler:
 
         Args:
             places: (B,) the series of each, from `known`; -1 takes them from the window itself.
-            past: (B, window, C) its rows in the units of the data.
+            past: (B, window, C) the rows of each window in the units of the data.
 
         Returns:
             Twice (B, C) float64.
@@ -117,7 +117,7 @@ class SeriesScaler:
 
     @classmethod
     def from_config(cls, config: Any, usual: Scaler) -> "SeriesScaler":
-        """The scaler that `to_config` described, beside that of all series.
+        """The scaler that `to_config` described.
 
         Raises:
             ModelError: The description is not valid; a model file may hold anything.
@@ -134,7 +134,7 @@ class SeriesScaler:
 
 
 def safe_scale(mean: np.ndarray, deviation: np.ndarray, usual: Scaler, dtype: np.dtype) -> np.ndarray:
-    """The deviation (S, C), and where it is but the noise of rounding to a type, that of all series."""
+    """The deviation (S, C), or the one of all series where it is only the rounding noise of a type."""
     noise = _ROUNDINGS * np.finfo(held_by(dtype)).eps
     flat = (deviation <= noise * np.abs(mean)) | (deviation <= noise * usual.scale)
     return np.where(flat, usual.scale, deviation)

@@ -1,7 +1,7 @@
 """The rows of each batch that one of several processes computes.
 
-A batch is the same however many processes share it: process k of n has rows B·k/n to B·(k+1)/n. So a run may go on with
-more processes or fewer, and every row still counts once an epoch.
+A batch does not depend on the number of processes: process k of n has rows B·k/n to B·(k+1)/n. So a run may continue
+with more or fewer processes, and every row still counts once an epoch.
 """
 
 from typing import Any
@@ -14,13 +14,13 @@ from cellerate.data.arrays import BatchSource
 def share_of(source: BatchSource, number: int, count: int) -> BatchSource:
     """The share of one process.
 
-    If the batch size is not a multiple of the number of processes, each batch is filled up with copies of its last row,
-    and gets weights that leave the mean over the batch as it is.
+    If the batch size is not a multiple of the number of processes, each batch is padded with copies of its last row,
+    and gets weights that keep the mean over the batch.
 
     Args:
         source: The whole batches.
-        number: Which process, from 0.
-        count: How many there are.
+        number: The index of the process, from 0.
+        count: The number of processes.
 
     Returns:
         Batches of equal size for all processes; their batch `i` is a part of batch `i` of `source`.
@@ -34,7 +34,7 @@ def share_of(source: BatchSource, number: int, count: int) -> BatchSource:
 
 
 class _Share:
-    """Cuts the rows of a process out of whole batches."""
+    """Takes the rows of one process from whole batches."""
 
     def __init__(self, source: BatchSource, number: int, count: int) -> None:
         self.batch_size = -(-source.batch_size // count)
@@ -59,7 +59,7 @@ class _Share:
         chosen = np.minimum(mine, rows - 1)
         if filled == rows:
             return _rows(x, chosen), _rows(y, chosen), *(_rows(array, chosen) for array in weight)
-        # Keras divides by the rows of the batch, those that fill it up included.
+        # Keras divides by all rows of the batch, including padding.
         weights = weight[0][chosen] if weight else np.ones((share, 1), np.float32)
         counted = (mine < rows).reshape(-1, *[1] * (weights.ndim - 1))
         return _rows(x, chosen), _rows(y, chosen), weights * np.where(counted, np.float32(filled / rows), 0)

@@ -55,7 +55,7 @@ class TextBatches(GatheredBatches):
     Batches hold x (B, T) int32, y (B, T) int32 and, in evaluation, sample_weight (B, T) float32.
 
     Raises:
-        ConfigError: A setting is out of range, or a stride is asked for in evaluation.
+        ConfigError: A setting is out of range, or a stride is given for evaluation.
         DataError: The text is too short for one window or one batch.
     """
 

@@ -1,6 +1,6 @@
 """Finds what slows an LSTM down or breaks it on this machine and in this set-up, its cost, and the fix.
 
-A check is a function of the facts that it judges, so that a test can plant each fault. `examine` gathers the facts
+A check is a function of the facts that it needs, so that a test can plant each fault. `examine` gathers the facts
 and runs all checks. Nothing here imports a framework.
 """
 

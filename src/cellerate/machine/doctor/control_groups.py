@@ -1,6 +1,6 @@
-"""The limits that control groups, and so containers, set to this process; of versions 1 and 2, and both at once.
+"""The limits of control groups, and so of containers, on this process: version 1, version 2, and both at once.
 
-A process is in a group of groups, and each of them may have a limit: the lowest counts.
+Control groups are nested, and each may have a limit: the lowest counts.
 
 Source: the Linux manual, cgroups(7); the kernel's documentation, "Control Group v2" and "CFS Bandwidth Control".
 """
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from cellerate.machine.doctor.finding import read
 
-# Without a limit version 1 gives the largest number of pages there can be.
+# Without a limit version 1 reports the largest possible number of pages.
 _NO_LIMIT = 2**60
 
 
@@ -20,9 +20,9 @@ class CpuQuota:
     """The processor time of a group.
 
     Attributes:
-        processors: How many processors' worth of time; 1.5 is one and a half.
-        periods: In how many periods the group has run so far.
-        throttled: In how many of them its time was used up before their end, and all its threads stood still.
+        processors: The allowed time, in processors; 1.5 is one and a half.
+        periods: The number of periods in which the group has run so far.
+        throttled: The number of periods whose time was used up early, so that all threads of the group stood still.
     """
 
     processors: float
@@ -35,9 +35,9 @@ class MemoryLimit:
     """The memory of a group.
 
     Attributes:
-        limit_bytes: What it may use.
-        used_bytes: What it uses, without cached files, which the kernel drops when the memory is needed.
-        kills: How many of its processes the kernel has ended because the memory was full.
+        limit_bytes: The memory that the group may use.
+        used_bytes: The memory in use, without cached files, which the kernel drops when the memory is needed.
+        kills: The number of its processes that the kernel killed because the memory was full.
     """
 
     limit_bytes: int
@@ -120,7 +120,7 @@ def _folders(root: Path, controller: str) -> list[Path]:
         else:
             continue
         group = PurePosixPath(path)
-        # A container may be told its path on the machine, of which it sees the last part at most.
+        # The path may be the one on the host, of which a container sees the last part at most.
         inside = [] if ".." in group.parts else [group, *group.parents]
         parts = [str(each).lstrip("/") for each in inside] or [""]
         found += [mount / part for mount in mounts for part in parts]

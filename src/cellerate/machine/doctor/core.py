@@ -1,6 +1,6 @@
-"""The native core: whether it is there, and whether it uses what the processor has.
+"""The native core: whether it is installed, and whether it uses all of the processor.
 
-Its facts are passed in, because what asks the core stands above this room.
+Its facts are passed in, because this room must not import the modules that ask the core.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ _NEEDED = {
     "neondot": {"asimddp"},
     "neon": {"asimd"},
 }
-# Threads that each have a core of their own reach nearly this share of what one reaches alone.
+# Threads on separate cores each reach nearly this share of the speed of one thread alone.
 _OWN_CORES = 0.8
-# Two measurements of the same differ by less.
+# Two measurements of the same rate differ by less.
 _AS_FAST = 0.8
 _VARIABLES = ("CELLERATE_TARGET", "CELLERATE_THREADS")
 
@@ -43,8 +43,8 @@ class Core:
         missing: Why it is not installed; None if it is.
         refused: Why it does not start, because of a setting; None if it does.
         target: The instruction set in use.
-        targets: Those that this machine and build can run, fastest first.
-        threads: How many threads a call may use.
+        targets: The targets that this machine and build can run, fastest first.
+        threads: The most threads of a call.
         measure: Measures the peak rate of a target in a precision on some threads; None measures nothing.
     """
 
@@ -99,7 +99,7 @@ def _running(core: Core, found: Processors, root: Path) -> Iterator[Finding]:
 
 
 def _target(core: Core) -> Iterator[Finding]:
-    """A narrower instruction set than there is."""
+    """A narrower instruction set than the machine can run."""
     best, measure = core.targets[0], core.measure
     if core.target == best:
         return
@@ -154,7 +154,7 @@ def _threads(core: Core, found: Processors, peak: Peak | None) -> Iterator[Findi
 
 
 def _shared_cores(threads: int, peak: Peak) -> Iterator[Finding]:
-    """Processors that are not cores of their own, whatever the machine calls them."""
+    """Processors that share cores, although the machine presents them as separate ones."""
     share = peak(threads) / (threads * peak(1))
     if share < _OWN_CORES:
         yield Finding(

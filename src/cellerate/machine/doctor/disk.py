@@ -22,8 +22,8 @@ def check_disks(folders: Mapping[str, Path], usage: Usage, root: Path) -> Iterat
     """Check whether the folders that Cellerate writes to have room, and where they are.
 
     Args:
-        folders: What each is for ("the current folder"), and its path, which need not exist.
-        usage: Says how large a file system is and what of it is free.
+        folders: The purpose of each ("the current folder"), and its path, which need not exist.
+        usage: Returns the size of a file system and its free space.
         root: Where the machine's files are.
     """
     mounts = _mounts(read(root / "proc/mounts") or "")
@@ -53,7 +53,7 @@ def check_disks(folders: Mapping[str, Path], usage: Usage, root: Path) -> Iterat
 
 
 def _kind(kind: str, names: list[str]) -> Iterator[Finding]:
-    """Check the type of a file system for what lies there."""
+    """Check whether the type of a file system suits its folders."""
     said = f"{_joined(names)} {'is' if len(names) == 1 else 'are'}"
     if kind in _NETWORK:
         yield Finding(
@@ -90,12 +90,12 @@ def _mounts(text: str) -> dict[str, str]:
     found = {}
     for line in text.splitlines():
         _, place, kind, *_ = line.split(" ")
-        # Spaces and the like are written as octal numbers; what is mounted later covers what was there.
+        # Spaces and other special characters are octal numbers; a later mount covers an earlier one.
         found[re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), place)] = kind
     return dict(sorted(found.items(), key=lambda mount: -len(mount[0])))
 
 
 def _existing(path: Path) -> Path:
-    """The path, or what exists of it."""
+    """The path, or its nearest parent that exists."""
     path = path.absolute()
     return next((each for each in (path, *path.parents) if each.exists()), Path("/"))

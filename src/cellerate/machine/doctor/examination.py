@@ -31,26 +31,26 @@ from cellerate.machine.doctor.packages import Find
 from cellerate.machine.environment import installed_backends
 
 _TOPICS = [each.TOPIC for each in (gpus, native_core, packages, settings, processors, memory, disk, load)]
-# Files that hold what nobody foresaw, a package that a check needs and is not there, a user without a home folder.
+# Files with unforeseen contents, a missing package that a check needs, a user without a home folder.
 _UNREADABLE = (OSError, ValueError, LookupError, ImportError, RuntimeError)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """The machine and the set-up that the doctor looks at.
+    """The machine and the set-up that the doctor examines.
 
     Attributes:
         environ: The environment variables.
         root: The folder of the machine's files.
-        facts: The GPUs, as far as they are known; None asks the driver.
+        facts: The known facts about the GPUs; None asks the driver.
         find: Finds an installed package.
         backends: The Keras backends that are installed; None looks for them.
         python: The version of Python.
         allowed: The numbers of the logical processors that this process may run on; None asks the system.
-        folders: The folders that Cellerate writes to, by what they are for; None for those of this process.
-        limits: How many files this process may open and how many bytes of addresses it may reserve, negative without
-            a limit; None asks the system.
-        usage: Says how large a file system is and what of it is free.
+        folders: The folders that Cellerate writes to, by their purpose; None for those of this process.
+        limits: The number of files that this process may open and the bytes of addresses that it may reserve, negative
+            without a limit; None asks the system.
+        usage: Returns the size of a file system and its free space.
         wait: Waits for some seconds.
     """
 
@@ -67,7 +67,7 @@ class Surroundings:
     wait: Callable[[float], None] = time.sleep
 
     def read_counters(self) -> list[str | None]:
-        """Reads how busy the processors are and what is swapped."""
+        """Reads the counters of processor time and of swapping."""
         return [read(self.root / name) for name in ("proc/stat", "proc/vmstat")]
 
 
@@ -77,23 +77,23 @@ def examine(
     *,
     kernels: Callable[[gpu.GpuFacts], str | None] = gpu.diagnose_kernels,
 ) -> list[Finding]:
-    """Looks at this machine and set-up for what bites an LSTM's speed or correctness.
+    """Looks at this machine and set-up for faults that cost an LSTM speed or correctness.
 
-    No framework is imported. It takes a fifth of a second in which it only looks how busy the machine is, and what
-    `core` takes to measure, which is left out while others use the processors. A GPU is asked through its driver,
-    which takes about 100 ms.
+    No framework is imported. It waits a fifth of a second to see how busy the machine is. The measurements of `core`
+    come on top, and are left out while other programs use the processors. A GPU is asked through its driver, which
+    takes about 100 ms.
 
     Args:
-        core: What the native core says of itself.
+        core: The native core's facts about itself.
         where: The machine and the set-up; None for those of this process.
-        kernels: Says why Cellerate's own kernels do not run on the GPUs; None if nothing is in the way.
+        kernels: Returns the reason why Cellerate's own kernels do not run on the GPUs; None if they do.
 
     Returns:
-        The findings, the most serious first, in the order of their topics among themselves. A check that cannot read
-        what it needs is a note of its own.
+        The findings, the most serious first; equally serious ones in the order of their topics. A check that cannot
+        read its facts becomes a note.
     """
     where = Surroundings() if where is None else where
-    # First, while nothing that is done here is in the way.
+    # First, before this examination itself uses the processors.
     before = where.read_counters()
     where.wait(load.MOMENT_S)
     after = where.read_counters()
@@ -105,7 +105,7 @@ def examine(
     has_gpu = bool(gpus_here.devices) or gpus_here.driver is not None
     found = _Findings()
 
-    # A figure that others have a share in would mislead.
+    # A figure measured while other programs run would mislead.
     if core.measure is not None:
         quiet = _is_quiet(before[0], after[0], allowed)
         core = dataclasses.replace(core, measure=cache(core.measure) if quiet else None)
@@ -162,9 +162,9 @@ class _Findings:
             self.add_failure(about, error)
 
     def add_failure(self, about: ModuleType, error: Exception) -> None:
-        """Says that a check of a module could not be made."""
+        """Adds a note that a check of a module failed."""
         said = f"a check could not read what it needs: {type(error).__name__}: {error}"
-        # What the command line is installed with has all that the checks need.
+        # The packages of the extra `cli` include all that the checks need.
         fix = "pip install 'cellerate[cli]'" if isinstance(error, ImportError) else ""
         self.all.append(Finding(about.TOPIC, "note", said, "what is wrong there stays unknown", fix))
 
@@ -181,7 +181,7 @@ def _reasons(facts: gpu.GpuFacts, backends: Sequence[str]) -> dict[str, str | No
 
 
 def _processors(root: Path, allowed: Collection[int], found: _Findings) -> processors.Processors:
-    """The processors there are; those that the system allows, if the kernel's files say nothing that can be used."""
+    """The processors; if the kernel's files cannot be used, the number that the system allows."""
     try:
         return processors.processors(root, allowed)
     except _UNREADABLE as error:

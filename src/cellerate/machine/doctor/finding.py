@@ -14,11 +14,11 @@ class Finding:
     """A finding of a check.
 
     Attributes:
-        topic: What it is about: "gpu", "versions", "threads" ...
-        status: "problem" costs speed or correctness and can be mended; "note" is worth knowing; "ok" is well.
-        found: What there is.
-        cost: What it costs, with a figure only where it was measured; else empty.
-        fix: The command or the setting that mends it; else empty.
+        topic: The subject: "gpu", "versions", "threads" ...
+        status: "problem" costs speed or correctness and can be fixed; "note" is worth knowing; "ok" passed.
+        found: The fact.
+        cost: Its cost, with a figure only if measured; empty without one.
+        fix: The command or the setting that fixes it; empty without one.
     """
 
     topic: str
@@ -29,7 +29,7 @@ class Finding:
 
 
 def read(path: Path) -> str | None:
-    """The text of a small file; None if there is none or it may not be read, as many of the kernel's may not."""
+    """The text of a small file; None if it is missing or may not be read, as with many of the kernel's files."""
     try:
         return path.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""GPUs: why a backend does not use one, and what is in its way where it does."""
+"""GPUs: why a backend does not use one, and problems of those in use."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -17,8 +17,8 @@ def check_gpus(
     """Check whether there are GPUs, and whether the installed backends use them.
 
     Args:
-        facts: What is known of the GPUs.
-        reasons: Of each installed backend, why it uses none (`gpu.diagnose`); None where nothing is in the way.
+        facts: The known facts about the GPUs.
+        reasons: For each installed backend the reason why it uses no GPU (`gpu.diagnose`); None if it can use one.
         environ: The environment variables.
     """
     if not facts.devices:
@@ -30,7 +30,7 @@ def check_gpus(
         yield Finding(TOPIC, "note", said, "they do nothing for this process", "unset CUDA_VISIBLE_DEVICES")
     here = ", ".join(device.name for device in facts.devices)
     works = [backend for backend, reason in reasons.items() if reason is None]
-    # One that is chosen must work; of several that are not, one is enough.
+    # A chosen backend must work; among several that nobody chose, one working backend is enough.
     chosen = environ.get("KERAS_BACKEND", "")
     needed = [chosen] if chosen in reasons else [] if works else list(reasons)
     for backend, reason in reasons.items():
@@ -48,15 +48,15 @@ def check_gpus(
 def check_jax_platforms(
     facts: gpu.GpuFacts, backends: Collection[str], environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Check whether JAX is told to compute on a GPU that is not there.
+    """Check whether `JAX_PLATFORMS` demands a GPU that does not exist.
 
     Args:
-        facts: What is known of the GPUs.
-        backends: Those that are installed.
+        facts: The known facts about the GPUs.
+        backends: The installed backends.
         environ: The environment variables.
     """
     names = environ.get("JAX_PLATFORMS", "").lower().replace(" ", "").split(",")
-    # With "cpu" among them JAX goes on without the others.
+    # If "cpu" is in the list, JAX continues without the others.
     if not facts.devices and "jax" in backends and {"cuda", "gpu"} & {*names} and "cpu" not in names:
         yield Finding(
             TOPIC,
@@ -68,10 +68,10 @@ def check_jax_platforms(
 
 
 def check_gpu_memory(facts: gpu.GpuFacts) -> Iterator[Finding]:
-    """Check whether others hold the memory of a GPU.
+    """Check whether other processes hold the memory of a GPU.
 
     Args:
-        facts: What is known of the GPUs.
+        facts: The known facts about the GPUs.
     """
     for device in facts.devices:
         if device.free_bytes is None or not device.memory_bytes:
@@ -88,10 +88,10 @@ def check_gpu_memory(facts: gpu.GpuFacts) -> Iterator[Finding]:
 
 
 def check_gpu_settings(facts: gpu.GpuFacts) -> Iterator[Finding]:
-    """Check the environment's variables for GPUs, and what is not known of them.
+    """Check the environment variables for GPUs, and report unknown facts.
 
     Args:
-        facts: What is known of the GPUs.
+        facts: The known facts about the GPUs.
     """
     if not facts.devices:
         return
@@ -106,7 +106,7 @@ def check_gpu_kernels(facts: gpu.GpuFacts, reason: str | None) -> Iterator[Findi
     """Check whether Cellerate's own kernels run on the GPUs.
 
     Args:
-        facts: What is known of the GPUs.
+        facts: The known facts about the GPUs.
         reason: Why they do not; None if nothing is in the way.
     """
     if not facts.devices:

@@ -1,4 +1,4 @@
-"""Who else uses the processors while this runs: other processes, and other guests of a virtual machine's host."""
+"""The use of the processors by others: other processes, and other guests on a virtual machine's host."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _TICKS = 100
 
 
 def is_quiet(before: str | None, after: str | None, allowed: Collection[int]) -> bool:
-    """True if others leave the processors alone, so that something can be measured; True if that is not known.
+    """True if other programs leave the processors idle enough to measure, or if the load is not known.
 
     Args:
         before: The text of `/proc/stat` a moment ago, since when this process has done nothing.
@@ -48,16 +48,16 @@ def busy_now() -> str:
 
 
 class Others:
-    """The use of the processors by other processes from now on, while something is measured."""
+    """The use of the processors by other processes from now on, during a measurement."""
 
     def __init__(self) -> None:
         self._allowed = allowed_processors()
         self._before, self._own_s = read(Path("/proc/stat")), _own_s()
 
     def processors(self) -> float | None:
-        """The number of processors they have used since then, on average; None if that is not known.
+        """The average number of processors that they have used since then; None if that is not known.
 
-        This process and those that it started and that have ended are left out.
+        This process and its children that have ended are left out.
         """
         after = read(Path("/proc/stat"))
         if self._before is None or after is None:
@@ -114,7 +114,7 @@ def check_load(
 
 
 def _stolen(recently: float, ever: float) -> Iterator[Finding]:
-    """Time in which a virtual machine wanted to run and its host did not let it."""
+    """Time that the host took from a virtual machine that was ready to run."""
     fix = (
         "measure at another time, or ask for a machine with processors of its own (dedicated, not burstable)"
     )

@@ -1,4 +1,4 @@
-"""Memory: limits of the container and of the shell, what is free, swapping, and the allocator."""
+"""Memory: limits of the container and of the shell, free memory, swapping, and the allocator."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ Usage = Callable[[Path], tuple[int, int, int]]
 _LITTLE_BYTES = 10**9
 _LITTLE_SHARE = 0.1
 _MUCH_SWAPPED_BYTES = 10**8
-# What Docker gives a container is 64 MiB.
+# Docker gives a container 64 MiB.
 _SMALL_SHARED_BYTES = 2**28
 # The soft limit of nearly every system.
 _FEW_FILES = 1024
@@ -66,7 +66,7 @@ def check_available(root: Path) -> Iterator[Finding]:
 
 
 def check_swap(root: Path, before: str | None, after: str | None) -> Iterator[Finding]:
-    """Check whether memory lies on the disk, and if it is read from there now.
+    """Check whether memory was swapped to the disk, and whether it is being read back now.
 
     Args:
         root: Where the machine's files are.
@@ -106,7 +106,7 @@ def check_huge_pages(root: Path) -> Iterator[Finding]:
 
 
 def check_allocator(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check whether another allocator takes the place of the C library's, which Cellerate sets for training.
+    """Check whether another allocator replaces the C library's, whose settings Cellerate changes for training.
 
     Args:
         environ: The environment variables.
@@ -130,7 +130,7 @@ def check_shared(root: Path, usage: Usage, backends: Sequence[str]) -> Iterator[
     Args:
         root: Where the machine's files are.
         usage: Says how large a file system is.
-        backends: Those that are installed.
+        backends: The installed backends.
     """
     folder = root / "dev/shm"
     if "torch" not in backends or not folder.is_dir():
@@ -151,8 +151,8 @@ def check_shell_limits(root: Path, files: int, address_space: int) -> Iterator[F
 
     Args:
         root: Where the machine's files are.
-        files: How many files it may open; negative without a limit.
-        address_space: How many bytes of addresses it may reserve; negative without a limit.
+        files: The number of files that it may open; negative without a limit.
+        address_space: The bytes of addresses that it may reserve; negative without a limit.
     """
     total = _meminfo(root).get("MemTotal", 0)
     if 0 <= files < _FEW_FILES:

@@ -1,4 +1,4 @@
-"""Installed packages: whether they fit Cellerate and each other, by what they say of themselves; none is imported."""
+"""Installed packages: whether they fit Cellerate and each other, by their metadata; none is imported."""
 
 import dataclasses
 import re
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 TOPIC = "versions"
 _OURS = "cellerate"
 # Each contains the package `tensorflow`.
-# Those whose requirements are held against what is installed.
+# The packages whose requirements are compared with the installed versions.
 _CHECKED = (
     _OURS, "keras", *TENSORFLOW_PACKAGES, "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "torch", "h5py",
     "ml-dtypes", "optree",
 )  # fmt: skip
 _SHOWN = ("numpy", "keras", *TENSORFLOW_PACKAGES, "jax", "torch", "h5py")
-# NVIDIA's wheels that are for one CUDA each, and may have files of the same names.
+# NVIDIA's wheels for a single CUDA version, which may contain files of the same names.
 _LIBRARIES = ("cudnn", "nccl", "nvshmem")
 _CUDA = ("12", "13")
 _TORCH_FOR_CPU = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cpu"
@@ -35,9 +35,9 @@ class Package:
 
     Attributes:
         version: Its version.
-        requires: What it requires, as in its metadata.
+        requires: The requirements in its metadata.
         files: The names of its files, for NVIDIA's wheels alone.
-        size_bytes: What they take on the disk, for NVIDIA's wheels alone.
+        size_bytes: Their size on the disk, for NVIDIA's wheels alone.
     """
 
     version: str
@@ -54,7 +54,7 @@ def find_package(name: str) -> Package | None:
     """The metadata of an installed package; None if it is not installed.
 
     Args:
-        name: As pip knows it.
+        name: Its name for pip.
     """
     try:
         found = metadata.distribution(name)
@@ -70,7 +70,7 @@ def find_package(name: str) -> Package | None:
 
 
 def check_versions(find: Find) -> Iterator[Finding]:
-    """Check whether all that is installed fits Cellerate and each other.
+    """Check whether the installed packages fit Cellerate and each other.
 
     Args:
         find: Finds an installed package.
@@ -96,11 +96,11 @@ def check_versions(find: Find) -> Iterator[Finding]:
 
 
 def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int]) -> Iterator[Finding]:
-    """Check whether there is something to train on, once.
+    """Check whether a backend to train on is installed, and only once.
 
     Args:
         find: Finds an installed package.
-        backends: Those that are installed.
+        backends: The installed backends.
         python: The version of Python.
     """
     twice = [name for name in TENSORFLOW_PACKAGES if find(name) is not None]
@@ -129,7 +129,7 @@ def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int])
 
 
 def check_cuda_wheels(find: Find, has_gpu: bool) -> Iterator[Finding]:
-    """Check whether NVIDIA's libraries are installed in vain, or over each other.
+    """Check whether NVIDIA's libraries are installed without a GPU, or over each other.
 
     Args:
         find: Finds an installed package.
@@ -163,13 +163,13 @@ def check_cuda_wheels(find: Find, has_gpu: bool) -> Iterator[Finding]:
 
 
 def _provider(name: str, find: Find) -> str:
-    """The installed package that provides what a requirement names; the name itself if none does."""
+    """The installed package that provides a required name; the name itself if none does."""
     names = TENSORFLOW_PACKAGES if name == "tensorflow" else (name,)
     return next((each for each in names if find(each) is not None), name)
 
 
 def _applying(owner: str, package: Package) -> Iterator["Requirement"]:
-    """The requirements of a package that hold here: of Cellerate those of all extras, as far as they are installed."""
+    """The requirements of a package that apply here; for Cellerate those of all extras whose packages are installed."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     for text in package.requires:
@@ -186,7 +186,7 @@ def _applying(owner: str, package: Package) -> Iterator["Requirement"]:
 
 
 def _status(owner: str, requirement: "Requirement", installed: Package | None) -> Status:
-    """The status of a requirement: met, or how much it matters that it is not."""
+    """The status of a requirement: met, or how serious its violation is."""
     from packaging.version import InvalidVersion, Version
 
     if installed is None:
@@ -198,7 +198,7 @@ def _status(owner: str, requirement: "Requirement", installed: Package | None) -
     failed = [each for each in requirement.specifier if not each.contains(version, prereleases=True)]
     if not failed:
         return "ok"
-    # Our upper bounds are there for other packages' sake, which say so themselves where they are installed.
+    # Our upper bounds exist because of other packages, which declare them themselves if they are installed.
     return "note" if owner == _OURS and all(each.operator in ("<", "<=") for each in failed) else "problem"
 
 

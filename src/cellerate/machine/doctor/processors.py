@@ -13,7 +13,7 @@ from cellerate.machine.environment import TITLES
 TOPIC = "threads"
 Peak = Callable[[int], float]
 """The measured peak rate of multiply-adds on some number of threads, in operations per second."""
-# Which package computes on as many threads as a variable says. MKL is what torch asks for its own number.
+# For each variable the packages whose number of threads it sets. Torch takes its own number from MKL.
 _COUNTS = {
     "OMP_NUM_THREADS": ("torch", "numpy"),
     "MKL_NUM_THREADS": ("torch",),
@@ -25,18 +25,18 @@ _COUNTS = {
 _NAMES = TITLES | {"numpy": "NumPy"}
 # The one to set for each backend.
 _OWN_COUNT = {"torch": "OMP_NUM_THREADS", "tensorflow": "TF_NUM_INTRAOP_THREADS", "jax": "NPROC"}
-# Each of them makes libgomp, torch's OpenMP, bind the thread that loads it to its first place.
+# Each makes libgomp, torch's OpenMP, bind the thread that loads it to its first place.
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 _MUCH_THROTTLED = 0.05
-# A backend starts several threads a processor: for one operation, for several, for data.
+# A backend starts several threads per processor: within operations, between operations, and for data.
 _FEW_THREADS_LEFT = 64
-# Drivers that set the frequency by the load under either governor, and weigh speed by another setting.
+# Drivers that adapt the frequency to the load under either governor; another setting trades speed for power.
 _ADAPTIVE_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
 @dataclasses.dataclass(frozen=True)
 class Processors:
-    """The processors there are to compute on.
+    """The processors to compute on.
 
     Attributes:
         allowed: The logical processors that this process may run on.
@@ -57,12 +57,12 @@ class Processors:
 
     @property
     def best(self) -> int:
-        """The threads that arithmetic gains from: one a core, as the native core chooses."""
+        """The number of threads that speeds arithmetic up: one per core, as the native core chooses."""
         return min(self.cores, self.most)
 
 
 def processors(root: Path, allowed: Collection[int]) -> Processors:
-    """Reads what there is to compute on.
+    """Reads the processors to compute on.
 
     Args:
         root: Where the machine's files are.
@@ -98,12 +98,12 @@ def check_processors(found: Processors) -> Iterator[Finding]:
 
 
 def check_quota(found: Processors, environ: Mapping[str, str], backends: Sequence[str]) -> Iterator[Finding]:
-    """Check whether the container has less time than its processors would take.
+    """Check whether the container has less processor time than its processors offer.
 
     Args:
         found: What there is to compute on.
         environ: The environment variables.
-        backends: Those that are installed.
+        backends: The installed backends.
     """
     quota = found.quota
     if quota is None or found.most == found.allowed:
@@ -137,8 +137,8 @@ def check_counts(
     Args:
         found: What there is to compute on.
         environ: The environment variables.
-        backends: Those that are installed.
-        peak: Measures what a number of threads reaches; None measures nothing.
+        backends: The installed backends.
+        peak: Measures the rate of a number of threads; None measures nothing.
     """
     for name, users in _COUNTS.items():
         text = environ.get(name, "").strip()
@@ -178,7 +178,7 @@ def check_binding(
     Args:
         found: What there is to compute on.
         environ: The environment variables.
-        backends: Those that are installed.
+        backends: The installed backends.
     """
     if "torch" not in backends or found.best == 1:
         return
@@ -210,7 +210,7 @@ def check_threads_left(root: Path) -> Iterator[Finding]:
 
 
 def check_frequency(root: Path, allowed: Collection[int]) -> Iterator[Finding]:
-    """Check whether the processors are told to save power.
+    """Check whether the processors are set to save power.
 
     Args:
         root: Where the machine's files are.

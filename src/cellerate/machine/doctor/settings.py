@@ -29,7 +29,7 @@ class _Setting:
     Attributes:
         status: How serious it is.
         bites: Whether a value that is not empty costs something.
-        cost: What it costs.
+        cost: The cost.
         backend: The backend that it concerns; empty for all.
         gpu: Whether it matters on a GPU alone.
     """
@@ -43,9 +43,9 @@ class _Setting:
 
 _NARROWER = "computes with narrower instructions than the processor may have"
 _SETTINGS = {
-    "KERAS_MAX_EPOCHS": _Setting("problem", _is_set, "every fit of Keras ends after so many epochs"),
+    "KERAS_MAX_EPOCHS": _Setting("problem", _is_set, "every fit of Keras ends after that many epochs"),
     "KERAS_MAX_STEPS_PER_EPOCH": _Setting(
-        "problem", _is_set, "every epoch, evaluation and prediction of Keras ends after so many batches"
+        "problem", _is_set, "every epoch, evaluation and prediction of Keras ends after that many batches"
     ),
     "TF_USE_LEGACY_KERAS": _Setting(
         "problem", _is_on, "tf.keras is Keras 2, whose layers Cellerate does not know", "tensorflow"
@@ -63,7 +63,7 @@ _SETTINGS = {
     "JAX_DEBUG_NANS": _Setting("problem", _is_on, "JAX looks for NaN in the result of every call", "jax"),
     "JAX_NUM_CPU_DEVICES": _Setting(
         "note", lambda value: value not in ("-1", "1"),
-        "JAX shows the CPU as so many devices, which share its cores", "jax",
+        "JAX shows the CPU as that many devices, which share its cores", "jax",
     ),
     "JAX_DEFAULT_MATMUL_PRECISION": _Setting(
         "note", _is_set, "JAX computes products of float32 in that precision on a GPU", "jax", gpu=True
@@ -98,7 +98,7 @@ def check_settings(environ: Mapping[str, str], backends: Sequence[str], has_gpu:
 
     Args:
         environ: The environment variables.
-        backends: Those that are installed.
+        backends: The installed backends.
         has_gpu: Whether there is a GPU.
     """
     for name, setting in _SETTINGS.items():
@@ -113,7 +113,7 @@ def check_backend(environ: Mapping[str, str], backends: Sequence[str]) -> Iterat
 
     Args:
         environ: The environment variables.
-        backends: Those that are installed.
+        backends: The installed backends.
     """
     name = environ.get("KERAS_BACKEND", "")
     if not name or name in backends:
@@ -137,7 +137,7 @@ def check_xla_flags(
 
     Args:
         environ: The environment variables.
-        backends: Those that are installed.
+        backends: The installed backends.
         knows: Whether the installed XLA has a flag.
     """
     text = environ.get("XLA_FLAGS", "").strip()
@@ -165,7 +165,7 @@ def check_keras_file(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check whether Keras's configuration file sets a type that makes all layers slow or inexact.
 
     Args:
-        environ: The environment variables, of which `KERAS_HOME` says where it is.
+        environ: The environment variables; `KERAS_HOME` names the file's folder.
 
     Raises:
         ValueError: It is not JSON.
@@ -184,7 +184,7 @@ def check_keras_file(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def xla_knows(flag: str) -> bool:
     """True if the XLA of the installed jaxlib has a flag, by the names in its library; True if it cannot be read."""
-    # The library has other names as well, and all of its flags begin so.
+    # The library contains other names as well, and all flags begin like this.
     if not flag.startswith("xla_"):
         return False
     package = importlib.util.find_spec("jaxlib")

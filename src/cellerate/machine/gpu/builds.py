@@ -1,4 +1,4 @@
-"""The builds of the installed backends: their CUDA, and if its libraries are installed.
+"""The builds of the installed backends: their CUDA version, and whether its libraries are installed.
 
 All facts come from the metadata and sources of packages: importing a framework to ask it takes seconds.
 """
@@ -24,13 +24,13 @@ class Build:
     """An installed backend.
 
     Attributes:
-        distribution: The name that pip knows it by: "torch", "tensorflow-cpu".
+        distribution: Its name for pip: "torch", "tensorflow-cpu".
         version: The installed version: "2.13.0+cpu".
-        cuda: The CUDA version it was built for, "12.5.1"; None if for none, empty if it does not say.
+        cuda: The CUDA version it was built for, "12.5.1"; None for a build without CUDA, empty if unknown.
         cudnn: The version of the cuDNN wheel for it; None without one.
         other: Other GPUs it was built for, "ROCm 6.4"; else None.
         misfit: Installed packages that do not fit together, in words; else None.
-        absent: The wheels that it needs for a GPU but that are not installed.
+        absent: The wheels that it needs for a GPU and that are not installed.
         smallest_capability: The smallest compute capability of a GPU it can use, as (major, minor).
     """
 
@@ -45,13 +45,13 @@ class Build:
 
     @property
     def cuda_major(self) -> int | None:
-        """The major version of that CUDA; None if it does not say."""
+        """The major CUDA version; None if it is unknown."""
         found = re.match(r"(\d+)(?:\.|$)", self.cuda or "")
         return None if found is None else int(found[1])
 
 
 def build_of(backend: str) -> Build | None:
-    """Gives how a backend is built, or None if it is not installed.
+    """The build of a backend, or None if it is not installed.
 
     Args:
         backend: "tensorflow", "jax" or "torch".

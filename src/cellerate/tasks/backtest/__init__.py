@@ -1,4 +1,4 @@
-"""Backtests: a forecaster at many times of the past, held against what came.
+"""Backtests: a forecaster at many times of the past, compared with the true values.
 
 The folds, training anew for each, and the baselines before each origin; `backtest` is the door.
 """

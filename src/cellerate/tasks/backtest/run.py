@@ -1,4 +1,4 @@
-"""Backtests: what a forecaster would have said at many times of the past, held against what came.
+"""Backtests: the forecasts that a model would have made at many times of the past, compared with the true values.
 
 The origin rolls: each fold forecasts the rows from its origin on, from rows before it only, and the last fold ends with
 the data. One model for all folds is asked once, for all folds and series together. With `refit`, each fold has a model
@@ -51,7 +51,7 @@ _AT_ONCE = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
-    """One origin, and what was forecast from it, which is made when it is asked for: there may be thousands.
+    """One origin and its forecasts, which are computed on request, because there may be thousands of folds.
 
     Attributes:
         number: From 1, in the order of time.
@@ -92,7 +92,7 @@ class Backtest:
         step: Rows from one origin to the next.
         refit: Whether each fold has a model of its own.
         left_out: Names of the series that are too short for any fold.
-        told: What the model knew of the folds, in a sentence.
+        told: A sentence on the folds that the model was trained on.
     """
 
     folds: tuple[Fold, ...]
@@ -113,7 +113,7 @@ class Backtest:
         """All forecasts as columns, with a row for each fold, series and time.
 
         `fold`, `origin`, `series` (if they have names), `time`, the columns of a table of forecasts, and for each
-        target `OT_true`, what came.
+        target `OT_true`, the true value.
         """
         before, examples, after = self._beside()
         return {**before, **forecast_columns(examples), **after}
@@ -174,10 +174,9 @@ def backtest(
             each, and see the rows before each origin.
         levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
             those are too few, as the model keeps it; with `refit` on the validation part of each fold.
-        progress: Called with how many folds are done, and of how many.
-        notify: Called with a sentence for each thing worth knowing of how the tables were read.
-        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
-            be found out; listed below.
+        progress: Called with the number of finished folds and their total.
+        notify: Called with a sentence for each noteworthy fact about how the tables were read.
+        options: Options for the format of the tables, and those that differ from the training; listed below.
 
     Returns:
         The folds, and the figures of the model and of the baselines. The linear one is fitted on the rows before the

@@ -18,7 +18,7 @@ _SHOWN = ("epochs", "optimizer", "learning_rate", "precision", "implementation",
 
 
 def file_info(path: Path, *, check: bool = False) -> dict[str, Any]:
-    """Reads what a file or folder says of itself.
+    """Reads the description that a file or folder contains.
 
     Args:
         path: A `.keras` file (or a legacy `.h5` file), a `.cell` file, or the folder of a packed series.
@@ -42,8 +42,7 @@ def file_info(path: Path, *, check: bool = False) -> dict[str, Any]:
         return _of_cell(path)
     if path.suffix not in (".keras", ".h5", ".hdf5"):
         raise DataError(
-            f"{path} is none of what info knows: a .keras file, a .cell file, or the folder of a packed series. Give "
-            "one of these."
+            f"{path} is not a .keras file, a .cell file, or the folder of a packed series. Give one of these."
         )
     return _of_keras(path)
 

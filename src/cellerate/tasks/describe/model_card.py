@@ -1,4 +1,4 @@
-"""A card of a model: the data and the training behind it and how good it is, for people and for programs.
+"""A card of a model: its data, its training and its quality, for people and for programs.
 
 The form is that of model hubs: Markdown with a front matter in YAML, whose values here are JSON, which YAML includes.
 """
@@ -31,7 +31,7 @@ class CardFigure(NamedTuple):
         metric: The measure, with its unit.
         data: The data, in words.
         value: Of this model.
-        original: Of the model that it was made of; None for a model that stands for itself.
+        original: The figures of the model that it was made from; None for a model without an original.
     """
 
     metric: str
@@ -48,7 +48,7 @@ def write_card(
     Args:
         card: The file to write, by convention `*.md`.
         facts: As `file_info` gives them, of a `.cell` or `.keras` file.
-        judged: What is known of its quality.
+        judged: The known figures of its quality.
 
     Raises:
         DataError: The file cannot be read.
@@ -65,7 +65,7 @@ def card_text(facts: Mapping[str, Any], digest: str, judged: Sequence[CardFigure
     Args:
         facts: As `file_info` gives them.
         digest: The SHA-256 of the file.
-        judged: What is known of its quality.
+        judged: The known figures of its quality.
     """
     name = Path(facts["file"]).name
     record = {
@@ -95,7 +95,7 @@ def card_text(facts: Mapping[str, Any], digest: str, judged: Sequence[CardFigure
         "## Quality",
         "\n".join(map(_quality, judged)) or "Not judged in this file.",
         "## Limits",
-        "Write here what the model is for, whom its data speak of, and what it must not be used for.",
+        "Write here what the model is for, whom its data describe, and what it must not be used for.",
     ]
     return "\n\n".join(parts) + "\n"
 

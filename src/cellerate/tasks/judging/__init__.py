@@ -1,4 +1,4 @@
-"""Judging forecasts: errors beside those of the baselines, intervals, the verdict, and their report. No Keras here.
+"""Judging forecasts, without Keras: errors of model and baselines, intervals, the verdict, and their report.
 
 `evaluate_forecaster` judges a forecaster on every window of the data.
 """

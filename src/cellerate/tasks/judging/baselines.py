@@ -39,7 +39,7 @@ class Baselines:
         scales: (targets,) for each series: what MASE divides by; see `metrics.in_sample_errors`.
         linear: The linear one, or None.
         why_not_linear: Why there is none.
-        statistical: Those of StatsForecast that were asked for, or None.
+        statistical: The requested models of StatsForecast, or None.
     """
 
     naive: Naive

@@ -86,8 +86,8 @@ class SeriesForecaster:
             paths: The tables.
             future: A table of the columns that are known in advance; None for rows of the tables without targets.
             changes: Those settings.
-            table: How the tables are written, where that is not to be found out.
-            listener: Hears what is worth knowing of them.
+            table: The format of the tables, if it cannot be detected.
+            listener: Receives notes on them.
 
         Raises:
             ConfigError: A packed series was packed otherwise.
@@ -138,7 +138,7 @@ class JudgedPart:
         part: Its rows.
         name: "all" or "held-out".
         seen: How many of its windows lie in rows that training or validation used, wholly or partly; None if the data
-            are not those of the training, so that nobody can tell.
+            are not those of the training.
         sentence: The same in a sentence.
     """
 
@@ -194,7 +194,7 @@ def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> Judg
     """The part of the data to judge, which is "all" or "held-out"; None as in `evaluate_forecaster`.
 
     Raises:
-        DataError: The held-out part is asked for, and the data are too short to have one.
+        DataError: The held-out part is requested, and the data are too short to have one.
     """
     options, span = model.options, model.settings.window
     own = model.trained_on is not None and data.fingerprint == model.trained_on
@@ -292,7 +292,7 @@ def judge_windows(
         model: The forecaster.
         part: The rows to forecast; each of its bounds is a stretch.
         baselines: The forecasts to judge beside it.
-        progress: Called after each batch with how many windows are done, and of how many.
+        progress: Called after each batch with the number of finished windows and their total.
         steps: Gets the errors of each step, too.
         seconds: The most seconds it may take, compiling left out: if all windows take longer, a sample is judged,
             spread evenly over the part. None judges every window.
@@ -353,7 +353,7 @@ def add_errors(
         found: The sums.
         stretch: (B,) the number of the stretch that each window is of.
         made: (B, horizon, targets[, Q]) the model's forecasts.
-        truth: (B, horizon, targets) what came.
+        truth: (B, horizon, targets) the true values.
         others: (B, horizon, targets) the forecasts of each baseline.
         quantiles: The Q quantiles, or empty.
     """
@@ -373,5 +373,5 @@ def series_names(data: SeriesData, rows: Sequence[int]) -> list[str]:
 
 
 def count_in(span: tuple[int, int], rows: int) -> int:
-    """The number of windows of so many rows that begin in a stretch: its first row, and the one after its end."""
+    """The number of windows that begin in a stretch, which is given by its first row and the row after its end."""
     return max(0, span[1] - span[0] - rows + 1)

@@ -39,7 +39,7 @@ class EvaluationOptions:
     listener: Listener = SILENT
 
     def check_unused(self) -> None:
-        """Raises `ConfigError` if something is asked for that only a forecaster has."""
+        """Raises `ConfigError` for options that only apply to a forecaster."""
         given = dict(self.reading.given)
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
@@ -70,11 +70,11 @@ def evaluate_forecaster(
         paths: The data; columns and options for missing values and gaps are those of the training.
         part: "all", or "held-out" for the part after training and validation. None takes the held-out part of the
             data that the model was trained on, and all of other data.
-        reading: In what the tables are read otherwise than in training.
-        table: How tables are written, where that is not to be found out.
+        reading: Options of reading that differ from the training.
+        table: The format of the tables, if it cannot be detected.
         by_step: Whether to give the errors of each step ahead.
         statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima".
-        listener: Hears what is worth knowing of the tables.
+        listener: Receives notes on the tables.
 
     Returns:
         See `forecaster_report`. Of a calibrated model also `intervals`, as `judged_intervals` gives them. With

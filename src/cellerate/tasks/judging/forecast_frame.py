@@ -24,7 +24,7 @@ class Forecasts(tuple[Example, ...]):
     left_out: Mapping[str, int]
 
     def __new__(cls, examples: Sequence[Example], left_out: Mapping[str, int] | None = None) -> "Forecasts":
-        """Makes them of what came of each series, and of the series that are too short, with their rows."""
+        """Makes the forecasts from the results, and from the series that are too short, with their rows."""
         made = super().__new__(cls, examples)
         made.left_out = left_out or {}
         return made

@@ -25,9 +25,9 @@ from cellerate.runtime.forecast import (
 )
 from cellerate.tasks.judging.errors import SeriesForecaster
 
-# Windows of the validation and of the test part that are looked at; of longer parts, so many.
+# The most windows of the validation and of the test part that are used.
 _MOST = 8_192
-# And so many numbers of forecasts.
+# The most numbers in their forecasts.
 _MOST_NUMBERS = 1 << 25
 
 
@@ -45,7 +45,7 @@ def calibrate(
         most: The most windows to look at, where fewer are looked at than usually.
 
     Returns:
-        What to keep with the model, and the forecasts that it comes from; None if the part has too few windows for any
+        The calibration for the model, and the forecasts behind it; None if the part has too few windows for any
         interval.
     """
     data, settings = split.train.data, model.settings
@@ -172,7 +172,7 @@ def _most(model: SeriesForecaster, most: int | None) -> int:
 
 
 def _cut(bounds: Sequence[tuple[int, int, int]], most: int, horizon: int) -> list[tuple[int, int, int]]:
-    """Bounds with about so many rows at most: of stretches spread evenly, their newest rows."""
+    """Bounds with about `most` rows: the newest rows of evenly spread stretches."""
     if not bounds:
         return []
     least = 2 * horizon

@@ -16,7 +16,7 @@ from cellerate.data.arrays import WindowIndex, open_rows
 from cellerate.data.series import SeriesPart
 from cellerate.data.windows import spread
 
-# More windows than these change the solution little; of more, every so many are taken.
+# More windows than these change the solution little, so an evenly spaced sample is used.
 MOST_WINDOWS = 200_000
 # The penalty on the coefficients, as a share of the mean variance of the inputs.
 _RIDGE = 1e-3
@@ -24,7 +24,7 @@ _RIDGE = 1e-3
 _MOST_NUMBERS = 1 << 26
 # With more targets they share one map: in a model, each map of a target is an operation of its own once it is packed.
 _MOST_OWN = 1000
-# Windows are taken together up to so many numbers: 2 MB stay in a cache.
+# The most numbers in a batch of windows: 2 MB stay in a cache.
 _NUMBERS_AT_ONCE = 1 << 18
 
 
@@ -131,7 +131,7 @@ class TargetWindows:
         part: The part.
         window: Rows of the past.
         horizon: Rows after it.
-        most: Of more windows, so many evenly spaced ones.
+        most: The most windows; of more, an evenly spaced sample.
 
     Attributes:
         count: The number of windows.
@@ -160,7 +160,7 @@ class TargetWindows:
         some = max(1, _NUMBERS_AT_ONCE // (self._span * len(targets)))
         begin = 0
         while begin < len(starts):
-            # Windows that begin within so many rows: what is read stays small, however far apart they are.
+            # Windows that begin within a limited range of rows, so that few rows are read at a time.
             end = min(begin + some, int(np.searchsorted(starts, starts[begin] + some, side="left")))
             first = int(starts[begin])
             rows = np.empty((int(starts[end - 1]) + self._span - first, stored.shape[1]), stored.dtype)

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 # The classes of StatsForecast by the names that we give them.
 STATISTICAL = {"ets": "AutoETS", "theta": "AutoTheta", "arima": "AutoARIMA"}
-# They are fitted on so many rows at most, which takes seconds. Fewer would be quicker and worse: the MAE of AutoARIMA
+# The most rows to fit them on, which takes seconds. Fewer would be quicker and worse: the MAE of AutoARIMA
 # over 60 days of ETTh1 is 1.18 with 8,000 rows and 1.28 with 1,000.
 _MOST_ROWS = 10_000
 # Where `forecast::auto.arima` begins to approximate while it searches.
@@ -70,7 +70,7 @@ class Statistical:
             data: The series.
             starts: For each stretch its first row, and the first row that is forecast in it.
             season: Rows of a season; None if there is none.
-            progress: Called after each fit with how many are done, and of how many.
+            progress: Called after each fit with the number of finished fits and their total.
         """
         stretches = sorted(starts)
         begins = [max(first, origin - _MOST_ROWS) for first, origin in stretches]
@@ -150,7 +150,7 @@ def _carried_on(name: str, model: Any, known: np.ndarray, horizon: int) -> np.nd
 
 
 def _quietly(work: Callable[[], _T], name: str, known: np.ndarray) -> _T:
-    """Runs a part of StatsForecast without its warnings of searches that it goes on from."""
+    """Runs a part of StatsForecast without the warnings of failed searches, after which it continues."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")

@@ -43,7 +43,7 @@ def verdict_of(report: Mapping[str, Any], hints: Sequence[str] = ("a longer wind
     """Holds a model against the best baseline.
 
     It is better only if it has the lower MAE (with several targets: in standard deviations) and the lower MASE, if
-    that is known. The figure that is told is the one on which it fares worse.
+    that is known. The verdict names the figure on which it fares worse.
 
     Args:
         report: The figures of `model` and of baselines by their names.

@@ -43,7 +43,7 @@ class LinearStart:
 
     Attributes:
         part: The training part.
-        options: How the series is cut.
+        options: The division of the series into parts and windows.
         quantiles: Those that the model forecasts, or empty.
         scaler: The scales of the columns.
         covariates: What has the scales of the series.

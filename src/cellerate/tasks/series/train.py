@@ -75,11 +75,11 @@ def train_on_series(
 
     Args:
         options: The series and how it is cut.
-        run: Where the model goes, and how to train it.
+        run: The output file and the settings of the training.
         architecture: The model to build.
         model: Your own model instead: (B, window, features) to (B, horizon, targets), or to (B, horizon) for
             one target.
-        table: How the tables are written, where that is not to be found out.
+        table: The format of the tables, if it cannot be detected.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.

@@ -27,7 +27,7 @@ def text_sources(
 
     Args:
         model: The model that reads the batches.
-        data: How the text is cut.
+        data: The division of the text into parts and windows.
         text: The text.
         head: (N,) the ids to train on.
         tail: (M,) the ids that are held out.

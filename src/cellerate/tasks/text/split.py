@@ -27,9 +27,9 @@ class TextSplit:
     """The two parts of a text, counted.
 
     Attributes:
-        tokenizer: What the ids mean.
-        head: (V,) how often each id occurs in the part to train on.
-        tail: (V,) how often in the held-out part.
+        tokenizer: The tokenizer of the ids.
+        head: (V,) the count of each id in the part to train on.
+        tail: (V,) its count in the held-out part.
         asked: Whether a part was to be held out.
     """
 
@@ -106,7 +106,7 @@ def counting_verdict(model: float, counting: float, why_not: str) -> dict[str, A
     Args:
         model: Its bits per character.
         counting: Those of a model that knows only how often each character occurs.
-        why_not: What to say of a model that is worse.
+        why_not: The explanation for a model that is worse.
 
     Returns:
         `beats_counting` and the `sentence`.

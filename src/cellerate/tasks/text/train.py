@@ -48,7 +48,7 @@ from cellerate.training.telemetry import Display, Sample
 from cellerate.training.time_limits import SampleSize
 
 _NATS_PER_BIT = math.log(2)
-# Of a sample: the tokens it goes on from, those it makes, and how they are drawn.
+# A sample: the tokens of its prompt, its new tokens, and its temperature.
 _PROMPT, _SAMPLE, _TEMPERATURE = 60, 200, 0.8
 
 
@@ -98,7 +98,7 @@ def text_model_of(
     Args:
         model: The model.
         record: Its record; None for a model that Cellerate did not train.
-        name: What messages call it.
+        name: Its name in messages.
         vocabulary: What the ids of a model without a record mean, as `cellerate.generate` takes it.
 
     Raises:
@@ -140,10 +140,10 @@ def train_on_text(
 
     Args:
         data: The text.
-        run: Where the model goes, and how to train it.
+        run: The output file and the settings of the training.
         architecture: The model to build.
         model: Your own model instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
-        prompt: What a sample goes on from; None for the beginning of the held-out part.
+        prompt: The text that a sample continues; None for the beginning of the held-out part.
         on_ready: Called with the untrained model and its tokenizer just before training.
 
     Raises:

@@ -158,7 +158,7 @@ def refused() -> list[Odd]:
         ),
         text("Excel's own first line", "sep=;\n" + rows(NUMBERS, separator=";"), words=r"skip_lines=1"),
         text("a web page", "<!DOCTYPE html>\n<html><body>404</body></html>\n", words="is a web page"),
-        text("JSON under another name", '[{"y": 1}]\n', words=r"is JSON, no CSV.*\*\.jsonl"),
+        text("JSON under another name", '[{"y": 1}]\n', words=r"is JSON, not CSV.*\*\.jsonl"),
         text(
             "a file in another encoding",
             rows(NUMBERS),
