@@ -46,7 +46,7 @@ class Held(Context):
 
 @pytest.fixture
 def held(monkeypatch, tmp_path):
-    """Check a model of a given quality against an original of 2 and a control; `noise` and `unsure` spread its blocks."""
+    """Check a model of a given quality against an original of 2 and a control; `noise` and `unsure` spread blocks."""
     judged = []
 
     def held(after, *, control=None, higher=False, noise=0.0, unsure=0.0, chosen="pruned", trained=True):
