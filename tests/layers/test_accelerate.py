@@ -103,9 +103,7 @@ def test_accelerate_keeps_the_weights_and_configuration_of_the_model() -> None:
 @pytest.mark.parametrize(
     "undo", [restore, lambda model: accelerate(model, "keras")], ids=["restore", "keras"]
 )
-def test_restore_brings_back_the_original_layers_exactly(
-    undo: Callable[[Any], Any], calls: list[Any]
-) -> None:
+def test_restore_brings_back_the_original_layers(undo: Callable[[Any], Any], calls: list[Any]) -> None:
     inner = keras.Sequential([keras.Input((T, 3)), layers.Bidirectional(layers.LSTM(4, activation="relu"))])
     x = keras.Input((T,), dtype="int32")
     model = keras.Model(x, inner(layers.Embedding(V, 3)(x)))
@@ -240,9 +238,7 @@ def test_model_compiled_with_xla_trains_where_xla_can_call_the_core(calls: list[
 
 @pytest.mark.parametrize("how", ["accelerate", "inside", "enable"])
 @pytest.mark.filterwarnings("ignore")
-def test_export_of_an_accelerated_model_runs_keras_code_with_equal_outputs(
-    how: str, tmp_path: Path, calls: list[Any]
-) -> None:
+def test_export_runs_keras_code_and_computes_the_same(how: str, tmp_path: Path, calls: list[Any]) -> None:
     if BACKEND == "torch":
         pytest.skip("Keras exports no model at all with this torch")
     import tensorflow as tf
@@ -341,7 +337,7 @@ def test_enable_captures_the_training_step_on_a_gpu(gpu: None) -> None:
     assert "make_train_function" not in vars(model)
 
 
-def test_enable_skips_unsupported_layers_and_a_named_implementation_refuses_them() -> None:
+def test_enable_skips_unsupported_layers_and_named_refuses_them() -> None:
     class Mine(layers.LSTM):
         def inner_loop(self, *args: Any, **keywords: Any) -> Any:
             return super().inner_loop(*args, **keywords)
