@@ -26,7 +26,7 @@ BOOK, ETT = DATA / "2600-0.txt", DATA / "ETTh1.csv"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A measurement in a process of its own, which gives one record.
+    """A measurement in a separate process, which gives one record.
 
     Attributes:
         run: Measures; takes `quick`, whether a shorter run is enough.
@@ -54,7 +54,7 @@ def _series(*, quick: bool) -> dict[str, Any]:
 
 
 def _embed(*, quick: bool) -> dict[str, Any]:
-    """The share of held-out lines that come back out of their vectors."""
+    """The share of held-out lines reconstructed from their vectors."""
     options = ["--units", "256", "--latent", "256", "--learning-rate", "0.003", "--clipnorm", "1"]
     options += ["--schedule", "cosine", "--epochs", "1" if quick else "5"]
     found = _train("embed", "tinyshakespeare.txt", options, "tensorflow")

@@ -17,7 +17,7 @@ from cellerate.observe.bench import load
 from cellerate.observe.bench.load import Times, times
 
 SETTLE_S, IDLE_S = 1.0, 2.0
-"""The system clears away what has just ended; then the idle machine is watched for so long."""
+"""The seconds for the system to clean up ended processes, and the seconds to watch the idle machine."""
 WATCHED_S = SETTLE_S + IDLE_S
 """The time that `idle` takes."""
 _SET_CHILD_SUBREAPER = 36
@@ -40,7 +40,7 @@ def allocator() -> dict[str, Any]:
 
 
 def threads() -> dict[str, Any]:
-    """The number of threads the native core takes, and the variables that set those of the libraries."""
+    """The number of threads of the native core, and the variables that set the threads of the libraries."""
     core = native.num_threads() if native.why_unavailable() is None else None
     return {"core": core} | _settings(_THREAD_VARIABLES)
 
@@ -51,7 +51,7 @@ def kernel() -> str:
 
 
 def memory_speed() -> str | None:
-    """Of the memory's modules, as "4800 MT/s"; None where the system does not tell, as in virtual machines."""
+    """The speed of the memory modules, as "4800 MT/s"; None if unknown, as in virtual machines."""
     try:
         told = subprocess.run(["dmidecode", "-t", "17"], capture_output=True, text=True, check=False).stdout
     except OSError:
@@ -61,7 +61,7 @@ def memory_speed() -> str | None:
 
 
 def adopt_orphans() -> None:
-    """Make us the parent of what a child of ours leaves behind, whose time would otherwise count as that of others.
+    """Become the parent of orphaned grandchildren, whose time would otherwise count as other load.
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER; only Linux has it.
     """
@@ -71,13 +71,13 @@ def adopt_orphans() -> None:
 
 
 def shares(before: Times | None, after: Times | None) -> dict[str, float | None]:
-    """The share of the processors' time that others took between two moments: processes and virtual machines."""
+    """The share of processor time that other processes and virtual machines took between two moments."""
     others, stolen = load.shares(before, after)
     return {"others": others, "stolen": stolen}
 
 
 def idle() -> dict[str, Any]:
-    """The load of the machine while we do nothing: its averages over 1, 5 and 15 minutes, and what others take."""
+    """The load of the machine without our work: averages over 1, 5 and 15 minutes, and the share of others."""
     time.sleep(SETTLE_S)
     before = times()
     time.sleep(IDLE_S)

@@ -95,7 +95,7 @@ def digests(case: str, root: Path) -> dict[str, str]:
 
 
 def changed(record: dict[str, Any], root: Path) -> list[str]:
-    """The paths whose code is no longer what a record measured; all, where it does not say."""
+    """The paths whose code has changed since a record; all paths if the record does not list any."""
     then = record.get("measured", {})
     now = digests(record["case"], root)
     return [path for path, digest in now.items() if then.get(path) != digest]

@@ -41,7 +41,7 @@ PAGES = (
 CHART = _MEASURED / "headline.svg"
 METHOD = _MEASURED / "method.md"
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# What a figure of a GPU depends on.
+# The facts that a GPU figure depends on.
 _ON_A_GPU = ("jax", "torch", "tensorflow", "keras", "cudnn")
 Record = dict[str, Any]
 
@@ -53,7 +53,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def measured_on(record: Record) -> str:
-    """Where it was measured, in words, and the versions."""
+    """The machine in words, and the versions."""
     machine, versions = record["machine"], record["versions"]
     used = ", ".join(
         f"{name} {versions[name]}" for name in ("keras", "tensorflow", "jax", "torch") if name in versions
@@ -97,7 +97,7 @@ def first_tables(
 
 
 def worst_tables(page: Path, folder: Path = RESULTS) -> str:
-    """Where we do worst, a row a case, the smallest ratio first; one table for each processor."""
+    """The worst result of each case, a row a case, the smallest ratio first; one table for each processor."""
     found = []
     for records in by_processor([*standings.CONTESTS], folder).values():
         pairs = {case: standings.worst(case, repeats[0]["result"]) for case, repeats in records.items()}
@@ -112,7 +112,7 @@ def worst_tables(page: Path, folder: Path = RESULTS) -> str:
 
 
 def by_gpu(folder: Path = RESULTS) -> dict[str, list[Record]]:
-    """The records of committed code by GPU, newest first: a machine lent for minutes, so nothing watches its load."""
+    """The records of committed code by GPU, newest first; the load of these briefly lent machines is not watched."""
     found: dict[str, list[Record]] = {}
     for record in read("gpu", folder):
         if record["clean"]:
@@ -121,7 +121,7 @@ def by_gpu(folder: Path = RESULTS) -> dict[str, list[Record]]:
 
 
 def newest_with(records: list[Record], *parts: str) -> Record | None:
-    """The first of some records that has parts of the GPU suite."""
+    """The first record with parts of the GPU suite."""
     return next((one for one in records if all(one["result"].get(part) for part in parts)), None)
 
 
@@ -137,7 +137,7 @@ def first_gpu_table(page: Path, folder: Path = RESULTS) -> str:
 
 
 def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
-    """Each table of each GPU, of the newest record that has it."""
+    """Each table of each GPU, from the newest record that has it."""
     found = []
     for gpu, records in by_gpu(folder).items():
         used: list[Record] = []
@@ -157,7 +157,7 @@ def gpu_tables(page: Path, folder: Path = RESULTS) -> str:
 
 
 def not_measured(page: Path) -> str:
-    """The words in place of a table without a publishable record."""
+    """The text in place of a table without a publishable record."""
     return f"Not measured yet by [the rules]({_link(METHOD, page)}#the-rules)."
 
 
@@ -171,7 +171,7 @@ def by_processor(cases: list[str], folder: Path = RESULTS) -> dict[str, headline
 
 
 def pages(folder: Path = RESULTS) -> dict[Path, str]:
-    """Each file that is made of the records, and what it should hold.
+    """Each file made from the records, with its expected content.
 
     In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
     """
@@ -199,7 +199,7 @@ def pages(folder: Path = RESULTS) -> dict[Path, str]:
 
 
 def stale(root: Path = ROOT, folder: Path = RESULTS) -> list[str]:
-    """A line for each table whose measured code has changed since, or that has no publishable record."""
+    """A line for each table without a publishable record, or whose measured code has changed since its record."""
     lines = []
     for case in by_case.TABLES:
         found = published(case, folder)
@@ -216,7 +216,7 @@ def stale(root: Path = ROOT, folder: Path = RESULTS) -> list[str]:
 
 
 def _link(file: Path, page: Path) -> str:
-    """From a page to a file, a relative one if it lies in the project."""
+    """The link from a page to a file, relative inside the project."""
     return Path(os.path.relpath(file, page.parent)).as_posix()
 
 

@@ -1,4 +1,4 @@
 """The precisions that cases measure and tables show."""
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""Of those of `cellerate.program`; no case measures int4."""
+"""The precisions of `cellerate.program` except int4, which no case measures."""

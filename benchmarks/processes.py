@@ -1,4 +1,4 @@
-"""A contestant: a process that is told what to do next, line by line, so that many can take turns in one run.
+"""A contestant: a process that takes requests line by line, so that many can take turns in one run.
 
 Every contestant of a contest, ours and theirs, starts with the same allocator setting (`ALLOCATORS`), and says which
 one it found; a race in which they differ ends with an error. A contestant that cannot run is kept with its reason.
@@ -20,10 +20,10 @@ from benchmarks import ROOT
 from cellerate.observe.bench import process
 
 # "kept" is the setting of Cellerate's own processes (docs/decisions/0004-keep-freed-memory.md); "stock" is the C
-# library as it comes.
+# library's default.
 ALLOCATORS: Mapping[str, Mapping[str, str]] = {"kept": process.ALLOCATOR, "stock": {}}
 ALLOCATOR_WORDS = {"kept": "keeps freed memory", "stock": "as the C library comes"}
-# A pool of OpenMP threads spins for so long after its last work, and would slow the next contestant.
+# An OpenMP pool spins for this long after its last work, and would slow the next contestant.
 SPINNING_S = 0.25
 
 
@@ -32,7 +32,7 @@ class RefusedError(RuntimeError):
 
 
 def refusal(error: Exception) -> dict[str, str]:
-    """The answer of a contestant that cannot run, in the words of the error; all of it goes to stderr.
+    """The answer of a contestant that cannot run: the error's message; the traceback goes to stderr.
 
     The record keeps it: what cannot run is never dropped silently.
     """
@@ -59,7 +59,7 @@ class Process(process.Process):
         super().__init__(command, env=variables, cwd=ROOT, start_new_session=False)
 
     def ask(self, question: Any, limit_s: float | None = None, what: str = "answer") -> Any:
-        """Send a question and give the answer; raise as `answer` does."""
+        """Send a question and return the answer; raise like `answer`."""
         self.send(question)
         return self.answer(limit_s, what)
 
@@ -91,7 +91,7 @@ def program(module: str, *arguments: str, python: str = sys.executable) -> list[
 
 
 def result_of(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The JSON in the last line that a program of the benchmarks prints; if it fails, the case ends with its words."""
+    """The JSON in the last line of a benchmark program; if the program fails, the case ends with its message."""
     command = program(module, *arguments)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
     if done.returncode:
@@ -101,7 +101,7 @@ def result_of(module: str, *arguments: str, environment: Mapping[str, str] | Non
 
 
 def build(module: str, *arguments: str) -> None:
-    """Run a program of the benchmarks that makes what contestants read; it has Keras on JAX."""
+    """Run a benchmark program that prepares files for contestants, with Keras on JAX."""
     environment = os.environ | {"KERAS_BACKEND": "jax"}
     subprocess.run(program(module, *arguments), check=True, cwd=ROOT, env=environment)
 
@@ -112,20 +112,20 @@ def cellerate(*arguments: Any) -> list[str]:
 
 
 def report_of(*arguments: Any) -> dict[str, Any]:
-    """The JSON that a command of Cellerate's with `--json` prints."""
+    """The JSON printed by a Cellerate command with `--json`."""
     done = subprocess.run(cellerate(*arguments), check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def as_environment(allocator: str) -> dict[str, str]:
-    """The variables of this process, with one of `ALLOCATORS` and without what somebody set of another."""
+    """The variables of this process, with one of `ALLOCATORS` and without settings of another allocator."""
     clean = {key: value for key, value in os.environ.items() if key not in ALLOCATORS["kept"]}
     return clean | {"TF_CPP_MIN_LOG_LEVEL": "3"} | dict(ALLOCATORS[allocator])
 
 
 def same_allocator(found: Iterable[str], wanted: str = "kept") -> None:
-    """Raise `RuntimeError` unless all contestants of a race found the allocator setting that they were to get."""
+    """Raise `RuntimeError` unless all contestants of a race have their intended allocator setting."""
     if wrong := set(found) - {wanted, "unknown"}:
         raise RuntimeError(
             f"contestants of a race run with the allocator {wrong}; expected {wanted!r} for all"
@@ -133,13 +133,13 @@ def same_allocator(found: Iterable[str], wanted: str = "kept") -> None:
 
 
 def two_at_a_time(makers: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Start contestants, which takes longer than to time them; the results in order."""
+    """Start contestants in parallel, because starting takes longer than timing; return the results in order."""
     with ThreadPoolExecutor(2) as pool:
         return [each.result() for each in [pool.submit(make) for make in makers]]
 
 
 def in_turn(jobs: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
-    """A turn of each job, a contestant and its work; the threads of one contestant are at rest before the next."""
+    """Run a turn of each job, a contestant and its work; wait until its threads rest before the next."""
     last = None
     for job in jobs:
         if job[0] != last:

@@ -28,17 +28,17 @@ FIELDS = (
 MAY_BE_NONE = ("machine.memory_speed", "threads.core")
 """Fields that a system may be unable to fill: virtual machines hide the memory's speed, and a core may be missing."""
 MOST_OTHERS, MOST_STOLEN = 0.05, 0.02
-"""The shares of the processors' time that other processes and other virtual machines may have taken."""
+"""The largest shares of processor time that other processes and other virtual machines may take."""
 UNTIMED = ("loss", "quality", "series", "embed", "compression")
-"""Cases that publish how good models are and no times: what else runs on the machine does not change their figures."""
+"""Cases that publish model quality but no times, so other load on the machine does not change their figures."""
 LOSS_APART = {"float32": 0.002, "mixed_bfloat16": 0.01}
-"""The share by which the loss of some steps on our kernels may differ from that on Keras's."""
+"""The allowed relative difference between the losses on our kernels and on Keras's."""
 CHECKED_BY = {"step": "loss", "small": "loss", "variants": "loss"}
-"""Cases whose check is a case of its own."""
+"""Cases that another case checks."""
 
 
 def unpublishable(record: Record) -> list[str]:
-    """Why a record may not be published, in words; empty if it may."""
+    """The reason against publishing a record; empty if it may be published."""
     missing = [name for name in FIELDS if not _has(record, name)]
     found = [f"it lacks {', '.join(missing)}"] if missing else []
     commit = str(record.get("commit", "unknown"))
@@ -61,7 +61,7 @@ def unpublishable(record: Record) -> list[str]:
 
 
 def _wrong(records: list[dict[str, Any]], what: str) -> list[str]:
-    """Those of some contestants that err more than their precision may."""
+    """The contestants whose error exceeds the limit of their precision."""
     found = []
     for one in records:
         most = TOLERANCES[one["precision"]]
@@ -104,7 +104,7 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
 
 
 def _errors_beyond(about: dict[str, Any]) -> Iterator[str]:
-    """Of the jobs that took part; an error is filed under a job, or under the precision of several."""
+    """The errors of the jobs that took part; a key is a job, or the precision of several jobs."""
     judged = {name for job in about.get("jobs", ()) for name in (job, job.split()[-1])}
     for name, error in about.get("errors", {}).items():
         most = bound(name)
@@ -125,7 +125,7 @@ def _losses_apart(losses: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def processor_of(record: Record) -> str:
-    """The machine of a record in words, which records of the same kind of machine share."""
+    """The machine of a record in words, equal for records of the same kind of machine."""
     return f"{record['machine']['processor']}; {record['machine']['cores']} cores"
 
 

@@ -21,11 +21,11 @@ from cellerate.machine.environment import machine, versions
 RESULTS = ROOT / "benchmarks" / "results"
 _LINE = 120
 BUNDLE = "BUNDLE"
-"""The file of a copy without git (`gpu/bundle.py`) that says of which commit it is, and what its files were."""
+"""The file in a copy without git (`gpu/bundle.py`) that names its commit and the digest of its files."""
 
 
 def new_record(case: str) -> dict[str, Any]:
-    """The beginning of a record: of what, when, on what, of which code, and under which settings."""
+    """The first fields of a record: case, time, machine, code and settings."""
     commit, clean = state_of(ROOT)
     return {
         "case": case,
@@ -43,7 +43,7 @@ def new_record(case: str) -> dict[str, Any]:
 
 
 def _program(path: Path) -> list[str]:
-    """The words that start a program of the benchmarks from the project's root: one in a folder by `-m`."""
+    """The command that starts a benchmark program from the project's root; a program in a folder starts by `-m`."""
     folder = path.resolve().parent
     if folder.parent == RESULTS.parent:
         return ["-m", f"benchmarks.{folder.name}.{path.stem}"]
@@ -52,7 +52,7 @@ def _program(path: Path) -> list[str]:
 
 def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write a record into a file of its own, whole or not at all, and give its path."""
-    folder.mkdir(parents=True, exist_ok=True)  # a bundle comes without
+    folder.mkdir(parents=True, exist_ok=True)  # a bundle does not contain the folder
     path = folder / f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     with atomic_write(path) as beside:
         beside.write_text(in_rows(record) + "\n")
@@ -60,12 +60,12 @@ def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def as_json(record: dict[str, Any]) -> str:
-    """JSON that every program reads: in place of a NaN stands null, and its word by its place in "not_finite"."""
+    """Strict JSON: null replaces NaN and infinity, and "not_finite" holds their words by path."""
     return json.dumps(_finite(record), allow_nan=False)
 
 
 def in_rows(record: dict[str, Any]) -> str:
-    """The same with a line for each row: whatever has no lists or objects inside, or fits into one."""
+    """The JSON with one line for each list or object that is flat or fits into a line."""
 
     def rows(value: Any, depth: int) -> str:
         line = json.dumps(value, allow_nan=False)
@@ -101,7 +101,7 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def commit_of(root: Path) -> str:
-    """The commit of a copy; "-dirty" at its end says that files differ from it, and "unknown" that nothing tells.
+    """The commit of a copy, with "-dirty" at the end if files differ, or "unknown".
 
     The first of these that there is: `CELLERATE_COMMIT`, the file `BUNDLE`, and git.
     """
@@ -109,7 +109,7 @@ def commit_of(root: Path) -> str:
 
 
 def state_of(root: Path) -> tuple[str, bool]:
-    """The commit of a copy (`commit_of`), and whether the code is surely that commit's.
+    """The commit of a copy (`commit_of`), and True if the code certainly is that commit's.
 
     With git it is if no file differs and none is added, records aside; in a bundle if the code is what was put there.
     What `CELLERATE_COMMIT` says is taken for the name, but proves nothing.
@@ -127,7 +127,7 @@ def state_of(root: Path) -> tuple[str, bool]:
 
 
 def _of_git(root: Path) -> str | None:
-    """The commit that git names, unless the folder only lies in another repository."""
+    """The commit that git names, unless the folder merely lies inside another repository."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, check=False, capture_output=True, text=True)
@@ -138,7 +138,7 @@ def _of_git(root: Path) -> str | None:
         if not top or Path(top) != root.resolve():
             return None
         commit = git("rev-parse", "--short=12", "HEAD") or "unknown"
-        # Records are what a run adds; whatever else is new or changed is not of the commit.
+        # A run adds records; any other new or changed file is not in the commit.
         changed = git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
         return f"{commit}-dirty" if changed else commit
     except OSError:  # git is not installed

@@ -36,7 +36,7 @@ SLACK = 1.5
 
 
 class CaseError(Exception):
-    """A case that gave no result; says why."""
+    """A case without a result; the message is the reason."""
 
 
 def limit_of(case: str) -> int:
@@ -45,7 +45,7 @@ def limit_of(case: str) -> int:
 
 
 def measure(name: str, *, quick: bool, limit_s: float) -> dict[str, Any]:
-    """Run one case; the record says on what, when, how long, and what else the machine did meanwhile.
+    """Run one case; its record has the machine, time, duration and other load.
 
     Raises:
         CaseError: It failed, or took longer than `limit_s`.
@@ -60,7 +60,7 @@ def measure(name: str, *, quick: bool, limit_s: float) -> dict[str, Any]:
 
 
 def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = __file__) -> dict[str, Any]:
-    """The result of a case that runs in a process of its own, and is ended with all that it started.
+    """The result of a case run in a separate process, which ends with all its children.
 
     Raises:
         CaseError: It failed, or took longer than `limit_s`.
@@ -68,7 +68,7 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "result.json"
         command = [sys.executable, str(program), name, "--into", str(into), *["--quick"][: int(quick)]]
-        # What a case that is ended leaves behind goes with the folder.
+        # The folder, and with it the files of an ended case, is removed.
         environment = os.environ | {"TMPDIR": folder}
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
@@ -79,7 +79,7 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            # What is left of the group is ours by now (`adopt_orphans`); its time counts once it is waited for.
+            # The rest of the group are now our children (`adopt_orphans`); waiting for them counts their time.
             with contextlib.suppress(ChildProcessError):
                 while True:
                     os.waitpid(-process.pid, 0)
@@ -90,7 +90,7 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
 
 
 def finished(record: dict[str, Any], *, anyway: bool) -> dict[str, Any]:
-    """The record with what is known only at its end: that it was asked for anyway, and whether the code stayed."""
+    """The record with the facts known at its end: forced by the user, and changes of the code meanwhile."""
     commit, clean = state_of(ROOT)
     if (commit, clean) != (record["commit"], record["clean"]):
         record |= {"commit": f"{record['commit'].removesuffix('-dirty')}-dirty", "clean": False}
@@ -106,7 +106,7 @@ def run(
     budget_s: float = math.inf,
     write: Callable[[dict[str, Any]], Path] = write_record,
 ) -> int:
-    """Run cases, write their records and say what each took.
+    """Run cases, write their records and print the time of each.
 
     Args:
         names: The cases.

@@ -18,10 +18,10 @@ ROUNDS = 7
 PREDICTED_AT_ONCE = (32, 256, 2048)
 TRAINED_S = 5.0
 MOST_APART = 1e-3
-"""In standard deviations: float32 on both sides, whose LSTMs add up in another order."""
+"""The allowed difference in standard deviations: both sides use float32, but add up in different orders."""
 OURS = ("cellerate-torch", "cellerate-jax")
 OUR_WAYS = ("keras", "packed", "backtest", "backtest packed")
-"""The forecasts and their MAE from what is in memory, with the model in Keras or packed; and the whole call."""
+"""Forecasts and MAE from data in memory, with the Keras or the packed model; and the whole call."""
 GOAL = 5.0
 
 Questions = dict[str, tuple[str, dict[str, Any]]]
@@ -68,7 +68,7 @@ def run(source: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def compare(field: Field, *, rounds: int = ROUNDS) -> dict[str, Any]:
-    """`run` with the contestants that a field has."""
+    """Call `run` with the contestants."""
     weights = str(field.folder / "weights.npz")
     given = {"task": TASK, "horizon": HORIZON, "units": UNITS}
     field.ask("darts", "begin", TRAINED_S, seed=0, budget_s=TRAINED_S, into=weights, **given)
@@ -108,7 +108,7 @@ def questions(origins: list[int], stride: int) -> Questions:
 
 
 def _checked(field: Field, asked: Questions) -> dict[str, float]:
-    """The difference of each of our ways to Darts's forecasts, in standard deviations; all ways are warm then."""
+    """The difference of each of our ways to Darts's forecasts, in standard deviations; this also warms up all ways."""
     series = read_series(field.folder, TASK)
     results: dict[str, Any] = {}
     for label, (who, question) in asked.items():
@@ -128,7 +128,7 @@ def _checked(field: Field, asked: Questions) -> dict[str, float]:
 
 
 def _timed(field: Field, asked: Questions, rounds: int) -> list[dict[str, Any]]:
-    """The records of all ways, which take turns, another one first each time."""
+    """The records of all ways, which take turns in changing order."""
     seconds: dict[str, list[float]] = {label: [] for label in asked}
     for turn in range(rounds):
         labels = [*asked]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 TRAIN, VALIDATION, TEST = 8640, 2880, 2880
-"""Rows of 12, 4 and 4 months of 30 days, the split of everybody who publishes on ETTh1 (Zhou et al., 2021)."""
+"""Rows of 12, 4 and 4 months of 30 days, the usual split of ETTh1 in publications (Zhou et al., 2021)."""
 ROWS = TRAIN + VALIDATION + TEST
 WINDOW = 96
 HORIZONS = (24, 96)
@@ -77,7 +77,7 @@ def test_origins(horizon: int) -> np.ndarray:
 
 
 def truth_at(values: np.ndarray, origins: np.ndarray, horizon: int) -> np.ndarray:
-    """(origins, horizon, columns): what came."""
+    """(origins, horizon, columns): the true values."""
     return values[origins[:, None] + np.arange(horizon)]
 
 

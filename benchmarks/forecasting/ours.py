@@ -93,7 +93,7 @@ class Jobs:
                 keras.layers.Dense(count),
             ]
         )
-        # A moment of training makes it a forecaster with a scaler; then it forgets what it learned.
+        # A brief training makes the model a forecaster with a scaler; the peer's weights then replace its own.
         self._fit(task, horizon, 0, 1.0, {"model": same, "batch_size": 256})
         model, record = load_model(self._output, need_task="series")
         with np.load(weights) as found:

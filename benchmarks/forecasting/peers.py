@@ -1,4 +1,4 @@
-"""The environment of the forecasting peers: Darts and NeuralForecast, which our own environment stays clean of.
+"""The separate environment of the forecasting peers Darts and NeuralForecast.
 
 It is made once, in `build/forecasters`, of the dependency group `forecasters`; `CELLERATE_BENCH_FORECASTERS` names
 another one. Torch comes first, in the version that we are measured with: what the two would take by themselves may be

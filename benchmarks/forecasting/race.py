@@ -37,7 +37,7 @@ BUDGET_S, QUICK_S = 10.0, 5.0
 SEEDS = (0, 1, 2)
 THREADS = 2
 START_S, ANSWER_S = 180.0, 300.0
-"""The time limits for a contestant to load its libraries, and to answer beyond its training time."""
+"""The time limits of a contestant: to load its libraries, and to answer after its training time."""
 
 Settings = dict[str, Any]
 
@@ -101,7 +101,7 @@ class Field:
         self._processes: dict[str, Process] = {}
 
     def ask(self, contestant: str, job: str, given_s: float = 0.0, **question: Any) -> Any:
-        """The answer of a contestant; raises as `Process.ask` does, and begins anew the next time."""
+        """The answer of a contestant; raises like `Process.ask`, and the next question restarts the process."""
         name = process_of(contestant)
         if name not in self._processes:
             self._processes[name] = self._start(name)
@@ -139,7 +139,7 @@ class Field:
 
 @contextlib.contextmanager
 def open_field(source: Path) -> Iterator[Field]:
-    """The contestants, with the tasks of a series written for them; they end with the block.
+    """The contestants, with the task files of a series; the processes end with the block.
 
     Raises:
         RefusedError: The environment of the peers cannot be made.
@@ -157,7 +157,7 @@ def open_field(source: Path) -> Iterator[Field]:
 
 
 def process_of(contestant: str) -> str:
-    """The process that is a contestant: of Darts and NeuralForecast one runs both models."""
+    """The process of a contestant; Darts and NeuralForecast each run both models in one process."""
     return contestant if of_ours(contestant) else contestant.partition("-")[0]
 
 
@@ -179,7 +179,7 @@ class Race:
         self._turn = 0
 
     def choose(self, task: str, horizon: int) -> dict[str, Settings]:
-        """Of each contestant the settings that its validation part likes best."""
+        """The settings of each contestant with the smallest validation error."""
         best: dict[str, tuple[float, Settings]] = {}
         for place in range(max(map(len, GRIDS.values()))):
             for name in self._in_turn():
@@ -250,7 +250,7 @@ class Race:
         return told
 
     def _refuse(self, name: str, reason: str) -> None:
-        """Take a peer out; end the run where the peer is Cellerate."""
+        """Remove a failed contestant; end the run if the contestant is Cellerate."""
         if of_ours(name):
             raise RuntimeError(f"{name}: {reason}")
         self.refused[name] = reason
@@ -258,13 +258,13 @@ class Race:
         print(f"{name} is left out: {reason}", flush=True)
 
     def _in_turn(self) -> list[str]:
-        """The contestants, another one first each time."""
+        """The contestants, starting with another one each time."""
         self._turn = (self._turn + 1) % len(self.contestants)
         return self.contestants[self._turn :] + self.contestants[: self._turn]
 
 
 def naive(folder: Path) -> list[dict[str, Any]]:
-    """The errors of what needs no model."""
+    """The errors of forecasts without a model."""
     found = []
     for task in TASKS:
         series = read_series(folder, task)
@@ -278,7 +278,7 @@ def naive(folder: Path) -> list[dict[str, Any]]:
 
 
 def run(source: Path, *, quick: bool) -> dict[str, Any]:
-    """The whole contest; a quick one trains for some seconds, with the defaults, from one seed, and one column only.
+    """The whole contest; a quick one trains the defaults for some seconds, from one seed, on one column only.
 
     Raises:
         RefusedError: The environment of the peers cannot be made.

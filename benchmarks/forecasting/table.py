@@ -30,7 +30,7 @@ WAYS = {
 
 
 def contests(result: Result) -> Iterator[tuple[str, int, dict[str, list[dict[str, Any]]]]]:
-    """Each task and horizon with the records of each who was judged on it, a record a seed."""
+    """Each task and horizon with the records of each contestant, a record a seed."""
     every = [*result["records"], *result["naive"]]
     for task, horizon in dict.fromkeys((one["task"], one["horizon"]) for one in result["records"]):
         found: dict[str, list[dict[str, Any]]] = {}
@@ -53,7 +53,7 @@ def ranked(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def forecasting(result: Result) -> list[list[str]]:
-    """A row a model and horizon: its errors and what it did in the same time."""
+    """A row a model and horizon: its errors, and its training in the same time."""
     head = f"ETTh1, window {result['window']}, {result['budget_s']:g} s of training each"
     rows = [[head, "MSE, scaled", "of its seeds", "MAE, scaled", "Windows/s trained", "Best after", "In all"]]
     for task, horizon, found in contests(result):
@@ -83,7 +83,7 @@ def forecasting(result: Result) -> list[list[str]]:
 
 
 def where_we_lose(result: Result) -> str:
-    """A sentence of the tasks and horizons in which somebody has a smaller error, the worst first."""
+    """A sentence on the tasks and horizons where a peer has a smaller error, the worst first."""
     lost = []
     for task, horizon, found in contests(result):
         order = sorted(found, key=lambda name: mean_of(found[name]))
@@ -100,7 +100,7 @@ def where_we_lose(result: Result) -> str:
 
 
 def backtest(result: Result) -> list[list[str]]:
-    """A row a contestant and way, a column a backtest; times with what the fastest of Darts takes of them."""
+    """A row a contestant and way, a column a backtest; times, with the factor to the fastest of Darts."""
     columns = [
         f"{one['what']}, {one['forecasts']:,} forecasts of {result['horizon']} hours"
         for one in result["backtests"]
@@ -119,7 +119,7 @@ def backtest(result: Result) -> list[list[str]]:
 
 
 def equal_models(result: Result) -> str:
-    """A sentence of how far ours is from the peer's forecasts."""
+    """A sentence on the difference between our forecasts and the peer's."""
     apart = max(value for one in result["backtests"] for value in one["apart"].values())
     return (
         f"The models have the same weights; their forecasts are {apart:.0e} standard deviations apart at most. "
@@ -128,7 +128,7 @@ def equal_models(result: Result) -> str:
 
 
 def fastest(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all that is Darts."""
+    """The fastest time of Darts."""
     return min((one for one in records if not of_ours(one["contestant"])), key=lambda one: one["median_s"])
 
 

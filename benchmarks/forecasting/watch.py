@@ -26,15 +26,15 @@ class Watch(Callback):
         self._began, self._weights = 0.0, None
 
     def __deepcopy__(self, memo: Any) -> "Watch":
-        """NeuralForecast copies its models; this is the one that is asked afterwards."""
+        """Return this object itself, because NeuralForecast copies its models and the copy must share its result."""
         return self
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """The clock starts."""
+        """Start the clock."""
         self._began = time.monotonic()
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
-        """Lightning validates once more when it stops."""
+        """Count the last validation, which Lightning runs when it stops."""
         self.steps += 1
         if time.monotonic() - self._began >= self.budget_s:
             trainer.should_stop = True
@@ -48,7 +48,7 @@ class Watch(Callback):
             self._weights = copy.deepcopy(module.state_dict())
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """Put them back."""
+        """Restore the best weights."""
         self.trained_s = time.monotonic() - self._began
         if self._weights is not None:
             module.load_state_dict(self._weights)
@@ -71,4 +71,4 @@ QUIET: dict[str, Any] = {
     "logger": False,
     "num_sanity_val_steps": 0,
 }
-"""Arguments of a trainer that spare it logs, bars and summaries, which cost time."""
+"""Trainer arguments that turn off logs, bars and summaries, which cost time."""

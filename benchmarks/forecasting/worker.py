@@ -19,7 +19,7 @@ def serve(open_jobs: Callable[[], tuple[Mapping[str, Job], dict[str, Any]]]) -> 
     Args:
         open_jobs: Loads what is needed; gives the jobs by name, and what to say of oneself first.
     """
-    # Libraries write what they like to the standard output: only answers go there.
+    # Redirect the output of libraries: standard output is for answers only.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

@@ -38,7 +38,7 @@ def _weights_of(truth: Any) -> dict[str, np.ndarray]:
 
 
 def as_model(graph: Any) -> Any:
-    """In versions that every runtime of these years reads."""
+    """Build the model in versions that all current runtimes read."""
     from onnx import helper
 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -116,7 +116,7 @@ class _Graphs:
         node, units = self._node, self._units
         inputs = ["turns", "go_on", "first", "h0", "c0"]
         loop = node("Loop", inputs, ["last", "h_end", "c_end", "all"], body=self._body())
-        # All of the noise beforehand: OpenVINO draws the same numbers in every turn of a loop.
+        # Draw all noise before the loop, because OpenVINO draws the same numbers in every iteration.
         drawing = [
             node("RandomUniform", [], ["uniform"], shape=[CHUNK, V], high=1.0, low=1e-7, seed=1.0),
             node("Log", ["uniform"], ["log_uniform"]),
@@ -136,7 +136,7 @@ class _Graphs:
         )
 
     def _body(self) -> Any:
-        """A turn of the loop: the largest of logits/temperature + Gumbel noise is a draw from the softmax."""
+        """One iteration of the loop: the argmax of logits/temperature + Gumbel noise is a draw from the softmax."""
         from onnx import helper, numpy_helper
 
         node = self._node
@@ -157,7 +157,7 @@ class _Graphs:
             "body",
             [*inputs, *self._state],
             [*outputs, *self._new, _value("drawn", [1], "INT64")],
-            # Inside the body, for there alone ONNX Runtime's quantisation finds them.
+            # The weights are inside the body, because ONNX Runtime's quantisation finds them only there.
             [*self._arrays, coldness],
         )
 
@@ -192,7 +192,7 @@ def quantized(path: Path, into: Path, **options: Any) -> Path:
     """A model in int8 by ONNX Runtime's own dynamic quantisation, a scale a channel."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # It advises to optimise the graph first, which it does itself when it loads it.
+    # The tool advises to optimise the graph first, but ONNX Runtime does so when it loads the graph.
     logging.getLogger().setLevel(logging.ERROR)
     quantize_dynamic(path, into, weight_type=QuantType.QInt8, per_channel=True, **options)
     return into
@@ -242,7 +242,7 @@ def onnxruntime_jobs(folder: Path) -> Jobs:
     )
     about = {"version": onnxruntime.__version__, "settings": settings}
     jobs, about = jobs_of(found, np.load(folder / "truth.npz"), about)
-    # Its best case, too: the LSTM node alone, "float32" and "int8".
+    # Its best case too: only the LSTM node, "float32" and "int8".
     alone, about_alone = _node_jobs(folder)
     for key in ("errors", "ways"):
         about[key] |= about_alone[key]
@@ -250,7 +250,7 @@ def onnxruntime_jobs(folder: Path) -> Jobs:
 
 
 def _node_jobs(folder: Path) -> Jobs:
-    """ONNX Runtime's best case: its LSTM node alone, the same input at each step, nothing drawn."""
+    """ONNX Runtime's best case: only its LSTM node, the same input at each step, without drawing."""
     import onnxruntime
 
     files = _node_files(folder)
@@ -284,7 +284,7 @@ def _feed(session: Any, x: np.ndarray, count: int) -> int:
 
 
 def _bind(session: Any, x: np.ndarray, count: int) -> int:
-    """With the state in two places that are read and written in turn."""
+    """Run with two state buffers that alternate as input and output."""
     from onnxruntime import OrtValue
 
     zeros = np.zeros((1, 1, session.get_inputs()[1].shape[-1]), np.float32)
@@ -324,7 +324,7 @@ def _node_files(folder: Path) -> dict[str, Path]:
 
 
 def _quantized(core: Any, files: dict[str, Path], truth: Any) -> dict[str, Any]:
-    """The graphs of a step and a sequence in int8, by nncf, calibrated on the text that is judged later.
+    """The graphs of a step and a sequence in int8, by nncf, calibrated on the text of the check.
 
     Raises:
         ImportError: nncf is not installed.
@@ -345,7 +345,7 @@ def _quantized(core: Any, files: dict[str, Path], truth: Any) -> dict[str, Any]:
 
 
 def nncf_quantized(model: Any, given: list[dict[str, np.ndarray]]) -> Any:
-    """A model of OpenVINO's in int8, by nncf, calibrated on some inputs.
+    """An OpenVINO model in int8, by nncf, calibrated on some inputs.
 
     Raises:
         ImportError: nncf is not installed.
@@ -354,8 +354,8 @@ def nncf_quantized(model: Any, given: list[dict[str, np.ndarray]]) -> Any:
         import nncf
         from openvino.passes import ConstantFolding, Manager
 
-        # Else nncf takes the weights, which OpenVINO puts into its own order, for what is computed, and the LSTM stays
-        # in float32; it does, too, without the preset's asymmetric activations.
+        # Otherwise nncf takes the weights, which OpenVINO reorders, for activations, and the LSTM stays
+        # in float32. It also stays in float32 without the preset's asymmetric activations.
         passes = Manager()
         passes.register_pass(ConstantFolding())
         passes.run_passes(model)

@@ -20,12 +20,12 @@ CHUNK = 500
 # Characters of a text that is judged in one call.
 TEXT = 1000
 
-# Makes about so many characters and says how many seconds each call took, and how many characters a call made.
+# Makes about this many characters; returns the seconds of each call and the characters of one call.
 Job = Callable[[int], tuple[list[float], int]]
 
 
 def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, Any]]:
-    """Stock Keras: the ways of the tutorials, and the fastest there are."""
+    """Stock Keras: the loops of tutorials, and the fastest known loops."""
     import keras
 
     weights = keras.saving.load_model(folder / "model.keras").get_weights()
@@ -45,7 +45,7 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
         name: (step, zeros) for name, step in steps.items()
     }
     if backend == "jax":
-        # There Keras 3.15 forgets a stateful layer's state between two calls: it goes in and out instead.
+        # On JAX Keras 3.15 loses a stateful layer's state between calls, so the state goes in and out.
         ways["predict"] = lambda *given: explicit.predict(list(given), verbose=0), zeros
         ways["predict_on_batch"] = lambda *given: explicit.predict_on_batch(list(given)), zeros
     else:
@@ -76,7 +76,7 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
         if name == "loop":
             errors[name] = error
         else:
-            # Its step is checked, too; and the two are compiled apart, so each rounds in its own way.
+            # The step is checked as well: it compiles separately, so it rounds differently.
             errors["loop mixed_bfloat16"] = float(np.max([error, half_error]))
         jobs[name] = clocked(functools.partial(in_chunks, drawing, zeros))
     if backend == "torch":
@@ -84,7 +84,7 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
     return jobs, {"errors": errors, "settings": SETTINGS[backend], "left_out": LEFT_OUT.get(backend, {})}
 
 
-# What each backend is given, in words.
+# The loop of each backend, in words.
 SETTINGS = {
     "tensorflow": "step and loop: tf.function(jit_compile=True); loop: a tf.while_loop of 500 characters that draws",
     "jax": "step and loop: jax.jit; loop: a lax.scan of 500 characters that draws",
@@ -96,7 +96,7 @@ LEFT_OUT = {
 
 
 def _explicit(units: int, policy: str) -> Any:
-    """A step of the model whose state goes in and out: ids (1, 1), h and c (1, H) → logits, h, c."""
+    """A step with the state as input and output: ids (1, 1), h and c (1, H) → logits, h, c."""
     import keras
 
     layers = keras.layers
@@ -108,7 +108,7 @@ def _explicit(units: int, policy: str) -> Any:
     logits = layers.Dense(V, dtype=policy)(output)
     left = [logits, *new]
     if policy != "float32":
-        # A loop carries what it was given: float32, which holds every bfloat16.
+        # A loop keeps the types of its inputs: float32, which holds every bfloat16.
         left = [layers.Activation("linear", dtype="float32")(one) for one in left]
     return keras.Model([ids, h, c], left)
 
@@ -127,7 +127,7 @@ def in_chunks(loop: Callable[..., Any], state: list[Any], count: int) -> int:
 
 
 def _torch_drawn(model: Any, zeros: list[Any], step: Callable[..., Any]) -> tuple[Job, float]:
-    """A compiled step that also draws: the most that torch compiles of a loop."""
+    """A compiled step that also draws; torch does not compile more of the loop."""
     import torch
 
     def drawn(ids: Any, h: Any, c: Any) -> Any:
@@ -153,7 +153,7 @@ def _jax(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any] 
     import jax
     import jax.numpy as jnp
 
-    # Copies: `predict` gives the model's own arrays away.
+    # Copies, because `predict` returns the model's own arrays.
     trainable = [jnp.array(variable.value) for variable in model.trainable_variables]
     rest = [jnp.array(variable.value) for variable in model.non_trainable_variables]
     seeds = iter(range(2**31))
@@ -191,7 +191,7 @@ def _tensorflow(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[...
 
     compiled = tf.function(step, jit_compile=True)
     whole = tf.function(loop, jit_compile=True)
-    # Given an array of NumPy's, a tf.function would compile its value in.
+    # A tf.function would compile the value of a NumPy array into its graph.
     tensors = functools.partial(map, tf.convert_to_tensor)
     return {"step": lambda *given: compiled(*tensors(given))}, lambda *given: whole(*tensors(given))
 
@@ -200,7 +200,7 @@ def _torch(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any
     import torch
 
     torch.set_grad_enabled(False)
-    # A row is too little work for two: a second thread makes every one of these slower.
+    # One row is too little work for two threads: a second thread slows down all of these.
     torch.set_num_threads(1)
 
     def step(ids: Any, h: Any, c: Any) -> Any:
@@ -250,7 +250,7 @@ def read(step: Callable[..., Any], ids: Any, state: list[Any]) -> list[Any]:
 
 
 def error_of_loop(loop: Callable[..., Any], step: Callable[..., Any], state: list[Any]) -> float:
-    """The error of a loop: its ids, read again step by step, must lead to the same state, and must differ.
+    """The error of a loop: reading its ids again step by step must give the same state, and the ids must differ.
 
     Returns:
         The error of h; infinity if the ids cannot be draws.
@@ -263,7 +263,7 @@ def error_of_loop(loop: Callable[..., Any], step: Callable[..., Any], state: lis
 
 
 def clocked(work: Callable[[int], int]) -> Job:
-    """A job of what makes characters and says how many."""
+    """A job from a function that makes characters and returns their number."""
 
     def job(count: int) -> tuple[list[float], int]:
         start = time.perf_counter()
@@ -274,5 +274,5 @@ def clocked(work: Callable[[int], int]) -> Job:
 
 
 def error_of(found: np.ndarray, expected: np.ndarray) -> float:
-    """As a share of the root mean square of what was expected."""
+    """The error relative to the root mean square of the expected values."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -51,13 +51,13 @@ from cellerate.machine.environment import BACKENDS
 from cellerate.observe.bench.contestant import allocator_found
 
 STREAMS = 64
-# The error allowed, as a share of the root mean square. bfloat16 and int8 as in tests/runtime/test_packed.py,
-# where the file's own rounded weights are the truth.
+# The allowed error, relative to the root mean square. bfloat16 and int8 as in tests/runtime/test_packed.py,
+# where the rounded weights of the file are the reference.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-7, "int8": 2.0**-5}
 # Keras keeps c in bfloat16 too: the root of the 40 steps read is 6 times as much as the rounding of one.
 KERAS_BFLOAT16 = 2.0**-5
 CONTESTANTS = ("cellerate", *RUNTIMES, *BACKENDS)
-# Until it has compiled everything and tried one thread and two.
+# The time limit to compile everything and to try one thread and two.
 START_LIMIT_S = 240
 
 
@@ -85,7 +85,7 @@ def score(model: Any, text: str, count: int) -> int:
 
 
 def step(model: Any, count: int) -> tuple[list[float], int]:
-    """Read `count` characters, each from Python; the seconds of each step."""
+    """Read `count` characters, one call each from Python; return the seconds of each step."""
     stepper, ids, seconds = model.stepper(), np.zeros(1, np.int32), []
     for _ in range(count):
         start = time.perf_counter()
@@ -104,18 +104,18 @@ def cellerate_jobs(folder: Path, _: str) -> tuple[dict[str, Job], dict[str, Any]
     for precision in PRECISIONS:
         model = cellerate.load(folder / f"{precision}.cell")
         state, (logits,) = model.steps.read(model.steps.initial_state(), truth["ids"][None])
-        # Of rounded weights the file's own are the truth.
+        # For rounded weights the weights of the file are the reference.
         rounded = truth if precision == "float32" else truth_of(_weights(model))
         errors[precision] = error_of(logits, rounded["logits"])
         text = model.generate("The ", max_tokens=20_000, temperature=TEMPERATURE, seed=1)
         judged = "".join(CHARACTERS[place] for place in truth["text"])
         judge = functools.partial(model.score, judged, context=None)
-        # What is judged is the likelihood of the text as its float64 reference has it.
+        # The check compares the likelihood of the text with its float64 reference.
         errors[f"sequence {precision}"] = error_of(-judge().nats_per_token * TEXT, truth["likelihood"])
         one = functools.partial(_step, model.steps)
         zeros = [model.steps.initial_state()]
         loop = _loop(model.steps)
-        # What it drew, read again, must lead to the same logits.
+        # Reading the drawn characters again must give the same logits.
         drawn, _, after = loop(state, logits)
         errors[f"loop {precision}"] = error_of(after, model.steps.read(state, drawn[None])[1][0])
         jobs |= {
@@ -141,7 +141,7 @@ def _weights(model: Any) -> dict[str, np.ndarray]:
 
 
 def _loop(steps: Any) -> Any:
-    """As many characters in a call as the loops of the others draw."""
+    """Draw as many characters a call as the loops of the peers."""
     positions = itertools.count(step=CHUNK)
 
     def loop(state: np.ndarray, logits: np.ndarray) -> Any:
@@ -160,14 +160,14 @@ def _step(steps: Any, ids: np.ndarray, state: Any) -> Any:
 
 
 def jobs_of(folder: Path, name: str) -> tuple[dict[str, Job], dict[str, Any]]:
-    """The jobs of a contestant, and facts about it. Raises `RefusedError` where it cannot run."""
+    """The jobs of a contestant, and facts about it. Raises `RefusedError` if it cannot run."""
     if name in RUNTIMES:
         return runtime_jobs(folder, name)
     return (cellerate_jobs if name == "cellerate" else keras_jobs)(folder, name)
 
 
 def contestant(folder: Path, name: str) -> None:
-    """The other end: says what it can do, then reads what to run, writes times."""
+    """The contestant's process: print its jobs, then read requests and write times."""
     try:
         jobs, about = jobs_of(folder, name)
     except Exception as error:
@@ -181,7 +181,7 @@ def contestant(folder: Path, name: str) -> None:
 
 
 class Contestant:
-    """A process that draws characters and says how long it took.
+    """A process that draws characters and reports the time.
 
     Raises:
         RefusedError: It cannot take part.
@@ -206,10 +206,10 @@ class Contestant:
 
 
 def bound(key: str) -> float:
-    """The error allowed to what a key of "errors" names: its last word is the precision, float32 unless it says so."""
+    """The allowed error of a key of "errors", whose last word is the precision, float32 by default."""
     word = key.split()[-1]
     allowed = KERAS_BFLOAT16 if word == "mixed_bfloat16" else TOLERANCES.get(word, TOLERANCES["float32"])
-    # The errors of a text's characters, which are summed, average out.
+    # The sum over a text averages out the errors of its characters.
     return allowed / TEXT**0.5 if key.startswith("sequence") else allowed
 
 
@@ -236,7 +236,7 @@ def check(name: str, about: dict[str, Any]) -> None:
             if name == "cellerate":
                 raise RuntimeError(f"{name}, {job}: {reason}")
             about["jobs"].remove(job)
-            # So that nobody need wonder whether it was left out for being fast.
+            # The reason shows that the job was not left out for being fast.
             took = about.get("about_s", {}).get(job)
             left_out[job] = f"{reason}; a character took about {took * 1e6:.3g} µs" if took else reason
 
@@ -246,7 +246,7 @@ def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[
     from cellerate.measure import as_timing
 
     same_allocator(each.about["allocator"] for each in contestants)
-    # How many characters a turn is of, by contestant and job.
+    # The number of characters of a turn, by contestant and job.
     turns = {
         (each, job): _turn(each, job, seconds / rounds) for each in contestants for job in each.about["jobs"]
     }
@@ -274,7 +274,7 @@ def record_of(contestant: str, job: str, timing: Any, characters: int) -> dict[s
 
 
 def _turn(each: Contestant, job: str, seconds: float) -> int:
-    """The number of characters that take so long; the first calls compile and are not counted."""
+    """The number of characters drawn in the given time; the first calls compile and do not count."""
     count = 8
     for _ in range(3):
         times, made = each.run(job, count)

@@ -89,7 +89,7 @@ def interpreted(takes: list[str], path: str, small: bool, threads: int) -> Calla
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     interpreter = Interpreter(model_content=converter.convert(), num_threads=threads)
     interpreter.allocate_tensors()
-    # By their places: a signature's runner looks its names up at every call.
+    # By position, because a signature's runner looks up names in every call.
     runner = interpreter.get_signature_runner()
     places = {one: about["index"] for one, about in runner.get_input_details().items()}
     given = [places[one] for one in takes]
@@ -181,7 +181,7 @@ def _torch_ways(model: Any, dtype: Any, threads: int) -> Ways:
 
 
 def torch_jobs(folder: Path) -> Jobs:
-    """OneDNN's LSTM primitive, as torch.nn.LSTM calls it when it need not differentiate: float32 and bfloat16."""
+    """OneDNN's LSTM primitive, as torch.nn.LSTM calls it without gradients: float32 and bfloat16."""
     import torch
 
     truth = np.load(folder / "truth.npz")
@@ -212,7 +212,7 @@ RUNTIMES: dict[str, Callable[[Path], Jobs]] = {
 
 
 def runtime_jobs(folder: Path, name: str) -> Jobs:
-    """The jobs of a runtime. Raises `RefusedError` where it is not installed."""
+    """The jobs of a runtime. Raises `RefusedError` if it is not installed."""
     try:
         return RUNTIMES[name](folder)
     except ImportError as error:

@@ -37,7 +37,7 @@ class Ways(NamedTuple):
 
 
 def jobs_of(ways: dict[str, dict[int, Ways]], truth: Any, about: dict[str, Any]) -> Jobs:
-    """The jobs of each precision, each with the number of threads that is faster here, and their errors.
+    """The jobs of each precision with its faster number of threads on this machine, and their errors.
 
     Args:
         ways: By precision and number of threads.
@@ -77,7 +77,7 @@ def _jobs(ways: Ways, truth: Any, zeros: list[Any]) -> dict[str, Job]:
 
 
 def sequences(judge: Callable[[], Any], count: int) -> tuple[list[float], int]:
-    """Judge the text until `count` characters are judged; the seconds of each call, and its characters."""
+    """Score the text until `count` characters are scored; return the seconds and characters of each call."""
     seconds = []
     for _ in range(max(1, count // TEXT)):
         start = time.perf_counter()
@@ -87,9 +87,9 @@ def sequences(judge: Callable[[], Any], count: int) -> tuple[list[float], int]:
 
 
 def _seconds(job: Job) -> float:
-    """A character's, of the fastest of a few short turns."""
+    """The seconds of a character in the fastest of a few short turns."""
     seconds, made = job(16)
-    # A slow one is known after fewer characters.
+    # Fewer characters are enough to time a slow one.
     count = max(16, min(400, round(0.1 * made / min(seconds))))
     return min(min(job(count)[0]) / made for _ in range(3))
 

@@ -24,9 +24,9 @@ from benchmarks.records import BUNDLE, ROOT, commit_of, digest_of
 
 PROJECT = ("src", "csrc", "cmake", "benchmarks", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
 _NOT_COPIED = ("__pycache__", "*.so", "*.egg-info", "results")
-# What such a machine has, and would be too large.
+# Packages that such a machine has, and that are too large to carry.
 THERE = ("numpy", "torch", "jax", "jaxlib", "nvidia-cuda-nvrtc", "pyarrow", "cmake")
-# Of what is there as well, an older one may not do: these are installed only then.
+# Packages that the machine has but perhaps too old: installed only in that case.
 CUDA = ("cuda-core", "cuda-bindings", "cuda-pathfinder")
 MOST_BYTES = 60 << 20
 _FOR = [
@@ -35,8 +35,8 @@ _FOR = [
     *(word for n in range(17, 29) for word in ("--platform", f"manylinux_2_{n}_x86_64")),
 ]
 BUILT, KERNELS = "built", "kernels.tar.xz"
-# The folder; its wheels; those of CUDA, where what is there does not do; the kernels and the package if they were built
-# beforehand, else the package, with its native core if that is compiled in time; and the suite, in the time that is
+# The folder; its wheels; the CUDA wheels if the installed ones are too old; the kernels and the package if built
+# beforehand, otherwise the package, with its native core if that compiles in time; and the suite, in the time that is
 # left.
 _COMMAND = """\
 B=$PWD/{folder}; T=$(mktemp -d); OUT=${{OUT:-$PWD/gpu-results}}
@@ -80,7 +80,7 @@ def requirements(*extras: str) -> list[str]:
 
 
 def download(folder: Path, carried: Sequence[str]) -> None:
-    """Fetch the wheels into a folder of a bundle; of what is there in any case only those named in `carried`."""
+    """Fetch the wheels into a folder of a bundle; of packages on every machine, only those named in `carried`."""
     wanted = _resolved(requirements("train", "cuda"), folder)
     left_out = set(THERE) - set(carried)
     for to, names in (
@@ -92,7 +92,7 @@ def download(folder: Path, carried: Sequence[str]) -> None:
 
 
 def _resolved(required: Sequence[str], folder: Path) -> dict[str, str]:
-    """The version of each package that is needed, all that those need themselves among them."""
+    """The version of each required package, including dependencies."""
     report = folder / "report.json"
     unused = str(folder / "unused")
     _pip(
@@ -161,7 +161,7 @@ def build_beforehand(folder: Path, python: Path) -> None:
 
 
 def main() -> int:
-    """Make the bundle, and look at its size."""
+    """Make the bundle, and check its size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

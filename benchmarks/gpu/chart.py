@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.publishing import read
 
-# Colours that stay apart for eyes that mix red and green: Okabe & Ito, "Color Universal Design", 2008.
+# Colours that red-green colour-blind readers can distinguish: Okabe & Ito, "Color Universal Design", 2008.
 LINES = {
     ("cpu", "keras"): ("Keras, CPU", "#E69F00", "--"),
     ("cpu", "auto"): ("Cellerate, CPU", "#D55E00", "-"),
@@ -35,7 +35,7 @@ def lines_of(found: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, str]
 
 
 def crossing(cpu: Points, gpu: Points) -> float | None:
-    """The batch from which on the GPU is faster, between those measured; None if that is none, or all of them."""
+    """The smallest batch at which the GPU is faster, interpolated; None if it is faster at none or all."""
     theirs = dict(gpu)
     both = [(batch, ms / theirs[batch]) for batch, ms in cpu if batch in theirs]
     for (low, before), (high, after) in itertools.pairwise(both):

@@ -1,4 +1,4 @@
-"""Check that the GPU kernels equal the oracle, lose nothing in half a million steps, and end with NaNs.
+"""Check that the GPU kernels equal the oracle, lose nothing in half a million steps, and terminate on NaNs.
 
 Parts of the GPU suite: `checks`, `robustness`, and `small`, for compute-sanitizer.
 """
@@ -20,7 +20,7 @@ from cellerate.kernels.lstm.cuda import selfcheck
 from cellerate.kernels.lstm.spec import Arguments, LstmOptions
 
 DEVICE = "cuda"
-# A sanitizer makes a second of minutes.
+# A sanitizer turns seconds into minutes.
 _SANITIZED_S = 600
 
 
@@ -40,7 +40,7 @@ def checks() -> list[Item]:
 
 
 def small() -> list[Item]:
-    """The layer with all that it can have, short."""
+    """The layer with every argument and option, on a short sequence."""
     variant = VARIANTS["masked, backwards, recurrent dropout"]
     return [
         Item(
@@ -144,7 +144,7 @@ def error(found: torch.Tensor, expected: np.ndarray) -> float:
 
 
 def soak(steps: int = 500_000) -> dict[str, Any]:
-    """A long sequence, twice: that no exchange is lost, and that both are the same to the bit."""
+    """Run a long sequence twice: no exchange may be lost, and both runs must be bit-identical."""
     call = call_of(arrays(8, steps, 1, 64), "bfloat16")
     began = time.perf_counter()
     first, again = (torch_cuda.forward(call, keep=False) for _ in range(2))
@@ -155,7 +155,7 @@ def soak(steps: int = 500_000) -> dict[str, Any]:
 
 
 def poisoned() -> dict[str, Any]:
-    """Check that a NaN in one row stays in that row, and that the kernel ends."""
+    """Check that a NaN stays in its row, and that the kernel terminates."""
     given = arrays(12, 9, 8, 64)
     clean = torch_cuda.forward(call_of(given, "bfloat16"), keep=False)[0]
     given["x"][3, 2] = np.nan

@@ -44,7 +44,7 @@ def _compile(kernel: Kernel) -> dict[str, Any]:
 def main() -> None:
     """Compile them in as many processes as there are processors."""
     with ProcessPoolExecutor(processors()) as pool:
-        list(pool.map(_compile, sizes.kernels(), chunksize=8))  # raises what a process raised
+        list(pool.map(_compile, sizes.kernels(), chunksize=8))  # raises the errors of the processes
 
 
 if __name__ == "__main__":

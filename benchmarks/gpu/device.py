@@ -16,7 +16,7 @@ from cellerate.machine import gpu
 from cellerate.machine.environment import package_version
 
 KERNELS = "kernels"
-"""The item without which there is nothing to measure."""
+"""The item that all measurements require."""
 _PACKAGES = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "nvidia-cuda-nvrtc", "keras", "jax", "torch")
 _ASKED = (
     "name,driver_version,pstate,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,memory.total"
@@ -24,12 +24,12 @@ _ASKED = (
 
 
 def device() -> list[Item]:
-    """The device as the kernels need it, and the facts that belong beside the figures."""
+    """The device for the kernels, and the facts recorded beside the figures."""
     return [Item(KERNELS, _kernels), Item("nvidia-smi", _nvidia_smi, 20), Item("torch", _torch)]
 
 
 def selfcheck() -> list[Item]:
-    """The cases that `accelerate` tries before it trusts a GPU, and those before it takes other ways than the plain."""
+    """The cases that `accelerate` checks before it uses a GPU, and those before it uses ways other than the plain."""
     return [
         Item(
             f"{way}, {case.precision} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",

@@ -37,7 +37,7 @@ def training(result: dict[str, Any]) -> Table:
 
 
 def _race(name: str, contestants: list[dict[str, Any]]) -> list[str]:
-    """A row: ours, Keras's or why it has none, and how many times faster ours is."""
+    """A row: our figure, Keras's or the reason for its absence, and our speed-up."""
     ours, keras = (one.get("characters_per_s") for one in contestants)
     refused = contestants[1].get("error", "").partition(": ")[2]
     if not ours or not keras:

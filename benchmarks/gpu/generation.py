@@ -19,7 +19,7 @@ from cellerate.kernels.decoder.cuda.model import CudaStepModel
 from cellerate.kernels.decoder.sampling import Request, SamplingRules
 
 PRECISION, SECONDS = "bfloat16", 2.0
-# Of all rows together, and of one.
+# The characters of all rows together, and of one row.
 CHARACTERS, MOST_STEPS, LEAST_STEPS = 1 << 24, 16384, 512
 CHECKED_STEPS = 200
 
@@ -35,7 +35,7 @@ def generation() -> list[Item]:
 
 
 def chain(units: int) -> list[dict[str, Any]]:
-    """A model with random weights whose next character is neither certain nor any."""
+    """A model with random weights whose next character is neither certain nor uniform."""
     rng = np.random.default_rng(0)
 
     def draw(inputs: int, outputs: int, scale: float = 1.0) -> np.ndarray:
@@ -62,7 +62,7 @@ def model_of(units: int) -> CudaStepModel:
 
 
 def check(units: int) -> dict[str, Any]:
-    """In how many rows the likeliest characters are those of the CPU, in float32."""
+    """The number of rows whose greedy characters equal those of the CPU, in float32."""
     if reason := native.why_unavailable():
         raise LeftOutError(f"there is nothing to compare with: {reason}")
     requests = [Request(CHECKED_STEPS, SamplingRules(temperature=0))] * 3
@@ -102,6 +102,6 @@ def measure(units: int, batch: int) -> dict[str, Any]:
         "characters_per_s_of_a_stream": statistics.median(rates) / batch,
         "least": min(rates),
         "most": max(rates),
-        # From before it is started until its results can be read.
+        # Time from before the start until the results are readable.
         "kernel_us_per_step": 1e6 * model.seconds_per_step,
     }

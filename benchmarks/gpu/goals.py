@@ -17,7 +17,7 @@ from benchmarks.gpu.sizes import (
 )
 
 BOTH = "forward and backward"
-# How far apart the losses of 50 steps of training may be, ours and Keras's, as a share.
+# The allowed relative difference between our losses and Keras's over 50 training steps.
 LOSSES_APART = {"float32": 2e-3, "mixed_bfloat16": 2e-2}
 Goal = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Items of the GPU suite, and the journals in which its processes tell each other what became of each.
+"""Items of the GPU suite, and the journals in which its processes record the outcome of each.
 
 A journal is a file of lines, each a JSON object that is on the disk before anything else happens: whatever ends a
 process, or the machine, leaves all that was found.
@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.records import as_json
 
 ENDS = ("done", "failed", "left out")
-"""The ends of an item that has begun."""
+"""The possible outcomes of a started item."""
 _LOG_BYTES = 3000
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """Something that is checked or measured, and lost alone where it fails.
+    """A single check or measurement, whose failure does not affect other items.
 
     Attributes:
         name: The same in each run, of one part no two the same.
@@ -34,7 +34,7 @@ class Item:
 
 
 class LeftOutError(Exception):
-    """An item, or a whole part, cannot be had here; the message says why, and nothing has failed."""
+    """An item or a part is unavailable here, which is not a failure; the message is the reason."""
 
 
 def journal(folder: Path, module: str) -> Path:
@@ -43,12 +43,12 @@ def journal(folder: Path, module: str) -> Path:
 
 
 def append(file: Path, **line: Any) -> None:
-    """Add a line at once and whole, even while other processes add theirs."""
+    """Append a line atomically, even while other processes append theirs."""
     text = as_json(line).encode() + b"\n"
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(handle).st_size
-        # Who was killed while it wrote has left a piece of a line.
+        # A process killed while writing leaves a partial line.
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         os.write(handle, b"\n" * torn + text)
         os.fsync(handle)
@@ -94,12 +94,12 @@ class Reader:
 
 
 def ended(lines: list[dict[str, Any]], part: str) -> set[str]:
-    """The items of a part of which it is known what became of them."""
+    """The items of a part with a known outcome."""
     return {line["item"] for line in lines if line["part"] == part and line["event"] in ENDS and line["item"]}
 
 
 def log_tail(handle: int = 2) -> str:
-    """The end of a file that is written; handle 2 is what this process and its children print."""
+    """The end of an open file; handle 2 is the output of this process and its children."""
     try:
         return os.pread(handle, _LOG_BYTES, max(0, os.fstat(handle).st_size - _LOG_BYTES)).decode(
             errors="replace"

@@ -25,10 +25,10 @@ from benchmarks.training.race import BATCH, Contestant, settings_of
 from cellerate.files import atomic_write
 from cellerate.measure import as_timing
 
-# Of the chart: layers that cuDNN has and one that it does not have.
+# For the chart: layers that cuDNN supports, and one that it does not.
 KINDS = ("plain", "relu", "bidirectional")
 CHART_BACKEND = "torch"
-# Beside stock Keras on TensorFlow: what its cuDNN has, in each precision, and what it does not have.
+# For stock Keras on TensorFlow: layers that its cuDNN supports, in each precision, and layers that it does not.
 BESIDE_TENSORFLOW = (
     ("plain", "float32"),
     ("plain", "mixed_bfloat16"),
@@ -38,11 +38,11 @@ BESIDE_TENSORFLOW = (
     ("relu", "mixed_bfloat16"),
     ("recurrent dropout", "mixed_bfloat16"),
 )
-# Of the curve, and of each of so many turns.
+# The steps of the curve and of each turn, and the number of turns.
 STEPS, ROUNDS, ROUND_S = 50, 3, 1.5
-# Of a step: larger batches are left out then.
+# The step time above which larger batches are left out.
 SLOW_S = 0.5
-# Loading a framework and Keras, compiling, and measuring which implementation is faster.
+# The time to load a framework and Keras, to compile, and to measure the faster implementation.
 _LIMIT_S = 150
 Settings = dict[str, Any]
 
@@ -68,7 +68,7 @@ def tensorflow() -> list[Item]:
 
 
 def crossover() -> list[Item]:
-    """A batch of a contestant each: layer by layer, ours and Keras's, on the GPU and the CPU."""
+    """An item a batch and contestant: layer by layer, ours and Keras's, on the GPU and the CPU."""
     _prepare()
     held = Held()
     found = []
@@ -89,12 +89,12 @@ def _prepare(*backends: str) -> None:
 
 
 def python_text() -> Path:
-    """A file of text that is wherever Python is: some of its library."""
+    """A text file available with every Python: some of its library."""
     book = Path(tempfile.gettempdir()) / "cellerate-python-library.txt"
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
     text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
     with atomic_write(book) as beside:
-        # As many kinds of characters as English text has.
+        # A vocabulary as large as that of English text.
         beside.write_text("".join(c for c in text if c == "\n" or " " <= c <= "~"), encoding="utf-8")
     return book
 
@@ -102,7 +102,7 @@ def python_text() -> Path:
 def character_model(
     backend: str, policy: str, *, units: int = FIT_UNITS, batch: int = BATCH
 ) -> dict[str, Any]:
-    """The speed of training and the losses step by step, beside Keras's own, which may fail without ours."""
+    """The speed of training and the losses of each step, beside Keras's own, which may fail alone."""
     _prepare(backend)
     ours, keras = _race(
         settings_of(backend, units, name, policy) | {"batch": batch} for name in ("auto", "keras")
@@ -157,7 +157,7 @@ def _race(contestants: Iterable[Settings]) -> list[dict[str, Any]]:
 
 
 class _Racer:
-    """A contestant of a race, which may fall out of it.
+    """A contestant of a race, which may drop out.
 
     Attributes:
         record: What a result file keeps.
@@ -200,7 +200,7 @@ class _Racer:
 
 
 class Held:
-    """The contestant that is open, for as long as items are of it."""
+    """The open contestant, kept while consecutive items need it."""
 
     def __init__(self) -> None:
         self._settings: Settings = {}
@@ -223,7 +223,7 @@ class Held:
             each.seconds.clear()
             each.steps(3, timed=False, batch=batch)
             each.steps(4, batch=batch)
-            # The first times tell whether more are to be had.
+            # The first times show if there is time for more.
             if sum(each.seconds[batch]) < 1:
                 each.steps(31, batch=batch)
         except (RuntimeError, OSError):

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu.journal import Item, LeftOutError, Reader, append, ended, journal, log_tail
 
 ANEW = 75
-"""The exit status of a process that wants another to go on."""
+"""The exit status of a process that needs another process to continue."""
 _CUDA = re.compile(
     r"cuda error|cuda_error|cuda driver|cudnn|cublas|illegal memory|launch failure", re.IGNORECASE
 )
@@ -48,7 +48,7 @@ def run(module: str, part: str, folder: Path, nth: int = 0, of: int = 1) -> int:
 
 
 def _ran(item: Item, tell: Any) -> bool:
-    """Run an item and write down what became of it; give whether the process is good for another."""
+    """Run an item and record its outcome; return True if the process can run another."""
     tell(event="begin", limit_s=item.limit_s)
     began = time.monotonic()
     try:
@@ -71,7 +71,7 @@ def _ran(item: Item, tell: Any) -> bool:
 
 
 def _ours(error: Exception) -> bool:
-    """True if a module is missing that can only be missing by mistake."""
+    """True if a required module is missing."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(
         ("cellerate", "benchmarks")
     )
@@ -85,18 +85,18 @@ def _of_cuda(error: BaseException | None) -> bool:
 
 
 def _wait_for_gpu() -> None:
-    """So that what an item started fails there, and not in the next one."""
+    """Wait for the GPU, so that a failure of an item appears in that item and not in the next."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def main() -> None:
-    """Run a part and end the process without what modules do at their end: with a broken GPU that may hang."""
-    # A crash tells where it was, and so does who is asked to by `watch` before it is killed.
+    """Run a part and exit without module clean-up, which may hang on a broken GPU."""
+    # Print the stack after a crash, and when `watch` requests it before a kill.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    # Nobody else would end it, should the suite be killed.
+    # If the suite is killed, only this limit ends the process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     module, part, folder, *rest = sys.argv[1:]
     code = run(module, part, Path(folder), *map(int, rest))

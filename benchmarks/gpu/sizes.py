@@ -11,7 +11,7 @@ from cellerate.kernels.lstm.cuda import plan, selfcheck
 from cellerate.kernels.lstm.cuda.plan import Variant
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
 
-# Beyond the plain layer: the arguments that it has more, or not, and its options.
+# The variants beyond the plain layer: the added or removed arguments, and the options.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "masked": {"with_": ("mask",)},
@@ -49,7 +49,7 @@ CHART_UNITS, CHART_BATCHES = 128, (1, 8, 64, 512, 4096)
 
 
 def kernels() -> Iterator[Kernel]:
-    """The kernels of the parts, in order; with all rows and in all ways, because the suite measures which is used."""
+    """The kernels of the parts, in order; for all row counts and ways, because the suite chooses by measurement."""
     seen: set[Kernel] = set()
     for one in _wanted():
         fitting = decoder_plan.fitting(one) if isinstance(one, Generator) else plan.fitting(one, plan.WAYS)
@@ -63,7 +63,7 @@ def _wanted() -> Iterator[Kernel]:
     for case in itertools.chain(*selfcheck.CASES.values()):
         yield from (case.variant("forward"), case.variant("backward"))
     yield from _layer("bfloat16", FIRST_UNITS)
-    # In float32 the logits are checked, in bfloat16 times are taken.
+    # float32 is for the check of the logits, bfloat16 for the times.
     for precision, units in itertools.product(("bfloat16", "float32"), GENERATED_UNITS):
         yield Generator(precision, (Layer(units),), V, V)
     for precision in ("float32", "bfloat16"):

@@ -34,18 +34,18 @@ PARTS = (
     Part("sizes", "benchmarks.gpu.timings", 60, 150),
     Part("variants", "benchmarks.gpu.timings", 12, 60),
     Part("robustness", "benchmarks.gpu.checks", 8, 60),
-    # All of it takes 250 s; lines that there is no time for are missing in the chart.
+    # The whole part takes 250 s; lines without time are missing in the chart.
     Part("crossover", "benchmarks.gpu.layers", 40, 600),
 )
-# Those that only run if they are named: for what a machine rarely has, and for compute-sanitizer, under which all else
+# Parts that only run by name: for rare machines, and for compute-sanitizer, under which all others
 # would take hours.
 NAMED = (
     Part("tensorflow", "benchmarks.gpu.layers", 250, 500),
     Part("small", "benchmarks.gpu.checks", 60, 3600),
 )
-# To end what runs and to write the record; of a short run a tenth.
+# The time to end processes and to write the record; a tenth of a short run.
 _ENDING_S = 12.0
-# Hundreds of kernels are compiled: one in so many is shown.
+# Of the hundreds of compiled kernels, one in this many is shown.
 _COMPILED_TOLD = 25
 
 
@@ -130,14 +130,14 @@ class Suite:
 
 
 def _say(text: str) -> None:
-    # Nobody may be listening any more.
+    # The reader of stdout may have closed it.
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have the signals that end a process interrupt it, once: what is written then is not interrupted again."""
+    """Make termination signals interrupt the process once, so that the final writes are not interrupted."""
 
     def interrupt(*_: Any) -> None:
         for one in before:
@@ -155,7 +155,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for and print what came of it."""
+    """Run the requested parts and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -201,7 +201,7 @@ def _run(folder: Path, only: Sequence[str] | None, seconds: float) -> int:
 
 
 def _ended(record: summary.Record, path: Path) -> int:
-    """Print a record; give what the program ends with."""
+    """Print a record; return the exit status of the program."""
     for line in summary.report_lines(record):
         _say(line)
     _say(f"written: {path}")

@@ -1,4 +1,4 @@
-"""The record of a run of the GPU suite, made of its journals: `gpu-<date>.json`, and what is printed of it."""
+"""The record of a GPU suite run, made from its journals: `gpu-<date>.json`, and its printed summary."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _MOST_TOLD = 20
 
 
 def summarised(folder: Path, head: Record | None = None) -> Record:
-    """The record of what stands in the journals of a folder.
+    """The record made from the journals of a folder.
 
     Args:
         folder: It.
@@ -45,7 +45,7 @@ def summarised(folder: Path, head: Record | None = None) -> Record:
 
 
 def _add(line: dict[str, Any], part: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Take a line of a journal into what is known of its part, and what was found there."""
+    """Add a journal line to the facts and the findings of its part."""
     event, item = line["event"], line.get("item")
     if event == "items":
         part["names"].update(line["items"])
@@ -53,12 +53,12 @@ def _add(line: dict[str, Any], part: dict[str, Any], found: list[dict[str, Any]]
         part |= {"ended": line["reason"], "seconds": line["seconds"]}
     if event not in ENDS:
         return
-    # What belongs to none of the items belongs to the part.
+    # A line without an item belongs to the part.
     if item is not None:
         part["known"].add(item)
     if event == "done":
         part["done"] += 1
-        # Of hundreds of kernels that were compiled, nobody reads the sizes.
+        # The sizes of hundreds of compiled kernels are of no use to readers.
         if line["part"] != "compiled":
             words = {name: line[name] for name in ("not_finite",) if name in line}
             found.append({"item": item, **line["found"], **words})
@@ -71,7 +71,7 @@ def _add(line: dict[str, Any], part: dict[str, Any], found: list[dict[str, Any]]
 
 
 def _head(folder: Path) -> Record:
-    """The head of the newest record of a folder; where there is none, this machine was not that of the run."""
+    """The head of the newest record of a folder; without a record, the run was on another machine."""
     for file in sorted(folder.glob("gpu-*.json"), reverse=True):
         try:
             return dict(json.loads(file.read_text()))
@@ -89,7 +89,7 @@ def _tell_machine(record: Record) -> None:
 
 
 def failures(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each item that failed, or was wrong, with what happened."""
+    """Each failed or wrong item, with the reason."""
     for name, part in record["parts"].items():
         for item, error in part["failed"].items():
             yield f"{name}: {item}", error
@@ -113,7 +113,7 @@ def report_lines(record: Record) -> Iterator[str]:
 
 
 def _some(lines: list[str]) -> list[str]:
-    """Those that are printed; the record has all."""
+    """The printed ones; the record has all."""
     more = len(lines) - _MOST_TOLD
     return lines if more <= 0 else [*lines[:_MOST_TOLD], f"  and {more} more"]
 
@@ -123,7 +123,7 @@ def _failure_line(where: str, error: dict[str, Any]) -> str:
 
 
 def event_line(line: dict[str, Any]) -> str | None:
-    """The words printed for a new line of a journal; None for a line without news."""
+    """The text printed for a new journal line; None for a line without news."""
     where = f"{line['part']}: {line.get('item') or 'the part itself'}"
     if line["event"] == "done":
         mark = "" if line["found"].get("right", True) else "WRONG "

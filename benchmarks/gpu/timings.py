@@ -1,4 +1,4 @@
-"""The speed of the GPU kernels, beside cuDNN in the same run.
+"""The speed of the GPU kernels and of cuDNN in the same run.
 
 Parts of the GPU suite: `recurrence`, `sizes`, `variants`. Works are timed in turn, as CUDA graphs: what the GPU takes,
 without the Python that starts it.
@@ -25,12 +25,12 @@ DIRECTIONS: tuple[plan.Direction, ...] = ("forward", "backward")
 
 
 def recurrence() -> list[Item]:
-    """The size of which most is asked, beside cuDNN in both narrow types."""
+    """The most important size, beside cuDNN in both narrow types."""
     return _items([("bfloat16", gpu_sizes.FIRST_UNITS, batch) for batch in gpu_sizes.FIRST_BATCHES])
 
 
 def sizes() -> list[Item]:
-    """The others, bfloat16 first: that is what most of the goals are of."""
+    """The other sizes, bfloat16 first, because most goals use it."""
     return _items(
         [
             (precision, units, batch)
@@ -73,7 +73,7 @@ def beside_cudnn(precision: str, units: int, batch: int) -> dict[str, Any]:
     for name, work in works.items():
         try:
             graphs[name] = as_graph(work)
-        # Of cuDNN alone: what of ours cannot be captured has failed.
+        # Only cuDNN may be impossible to capture; for our kernels that is a failure.
         except RuntimeError as error:
             if not name.startswith("cuDNN"):
                 raise
@@ -92,7 +92,7 @@ def beside_cudnn(precision: str, units: int, batch: int) -> dict[str, Any]:
 
 
 def kernels_alone(precision: str, units: int, batch: int) -> dict[str, Any]:
-    """Microseconds of a step of the recurrences: in a pass, and of as many rows as the GPU runs at once.
+    """Microseconds of a step of the recurrences: in a whole pass, and for the rows that the GPU runs at once.
 
     The latter of every kernel that there is to choose from.
     """

@@ -20,7 +20,7 @@ from benchmarks.gpu.journal import ENDS, Reader, append, journal, log_tail
 from benchmarks.gpu.part import ANEW
 from benchmarks.processes import program
 
-# Python and a framework have to be loaded before the first item begins; what lies between two takes no time.
+# Python and a framework load before the first item; the time between two items is negligible.
 STARTUP_S = 120.0
 _POLL_S, _DYING_S, _TELLING_S = 0.05, 3.0, 0.3
 Line = dict[str, Any]
@@ -48,7 +48,7 @@ class Part:
 
 
 def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) -> str:
-    """Run a part for so many seconds at most.
+    """Run a part for at most the given seconds.
 
     Args:
         part: It.
@@ -61,7 +61,7 @@ def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) 
     """
     began = time.monotonic()
     reader, why = Reader(journal(folder, part.module)), "done"
-    reader.lines()  # of parts before
+    reader.lines()  # skip the lines of earlier parts
     workers = [_Worker(part, folder, nth) for nth in range(part.workers)]
     running = list(workers)
     try:
@@ -69,7 +69,7 @@ def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) 
             if time.monotonic() - began > seconds:
                 why = f"its {seconds:.0f} s were over"
                 break
-            # In this order: who has ended has written all of its lines.
+            # This order matters: a process that has ended has written all of its lines.
             codes = [worker.code() for worker in running]
             lines = reader.lines()
             for line in lines:
@@ -94,7 +94,7 @@ def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) 
 
 
 class _Worker:
-    """A process of a part, and those that come after it.
+    """The process of a part, and its successors.
 
     Attributes:
         broken: Why no other process went on, where the part is not at its end.
@@ -109,7 +109,7 @@ class _Worker:
         part = self._part
         of = (str(self._folder.resolve()), str(self._nth), str(part.workers))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`kill` closes it)
-        # With a session of its own, so that what it started ends with it.
+        # A new session, so that its children end with it.
         self._process = subprocess.Popen(
             program("gpu.part", part.module, part.name, *of),
             cwd=ROOT,
@@ -130,7 +130,7 @@ class _Worker:
         return self._process.poll()
 
     def goes_on(self, code: int | None, lines: list[Line]) -> bool:
-        """Look at what the process did and do what is due; give whether there is more to come.
+        """Check the progress of the process and act on it; return True while more may come.
 
         Args:
             code: What it ended with, if it has.
@@ -146,14 +146,14 @@ class _Worker:
             how = signal.Signals(-code).name if code < 0 else f"{code}"
             self._failed("Crash", f"the process ended with {how}")
         self.kill()
-        # One that can do nothing at all would be started for ever.
+        # A process that never completes an item would be restarted forever.
         if code == 0 or not self._came_on:
             return False
         self._start()
         return True
 
     def _follow(self, lines: list[Line]) -> None:
-        """Learn which item the process is at. What stands in the journal without a worker is the suite's own."""
+        """Find the current item of the process. Journal lines without a worker are the suite's own."""
         for line in lines:
             if line.get("worker") != self._nth or line["part"] != self._part.name:
                 continue
@@ -165,7 +165,7 @@ class _Worker:
                 self._wait(STARTUP_S)
 
     def _failed(self, kind: str, message: str) -> None:
-        """Write down what happened to the item that the process was at, or to the part if it was at none."""
+        """Record the outcome of the current item, or of the part if there is no current item."""
         error = {"type": kind, "message": message, "log": log_tail(self._log.fileno())}
         self._append("failed", error=error)
         if self._item is None and not self._came_on:
@@ -173,7 +173,7 @@ class _Worker:
         self._came_on |= self._item is not None
 
     def cut(self, why: str, lines: list[Line]) -> None:
-        """Write down that the item that the process was at when it was killed did not end."""
+        """Record that the current item of a killed process did not end."""
         self._follow(lines)
         if self._item is not None:
             self._append("left out", reason=why)
@@ -183,13 +183,13 @@ class _Worker:
         append(file, part=self._part.name, event=event, item=self._item, **more)
 
     def _dump_traceback(self) -> None:
-        """Have the process print where it is."""
+        """Make the process print its stack."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
             time.sleep(_TELLING_S)
 
     def kill(self) -> None:
-        """End the process with all that it started, and do not wait for one that cannot be killed."""
+        """End the process and its children, without waiting for one that cannot be killed."""
         if self._killed:
             return
         self._killed = True

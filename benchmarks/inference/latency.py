@@ -1,4 +1,4 @@
-"""One step of one stream through a stack of LSTMs, from Python: packed models and every other way, in turn.
+"""One step of one stream through a stack of LSTMs, from Python: packed models and peers, in turn.
 
 Each contestant is this module run with `--contestant`, told over its standard input what to run next. It keeps the
 states as its users would, gets a NumPy array and gives one. Where it has several ways or numbers of threads, it runs
@@ -118,7 +118,7 @@ def summary_of(seconds: list[float]) -> dict[str, float]:
 
 
 def contestant(name: str, stack: Stack, folder: Path) -> None:
-    """The other end: says how wrong its ways are and which is the fastest, then takes and times steps."""
+    """The contestant's process: report the errors of its ways and the fastest one, then time steps."""
     try:
         steps, about = _prepared(name, stack, folder)
     except Exception as error:
@@ -135,7 +135,7 @@ def contestant(name: str, stack: Stack, folder: Path) -> None:
 
 
 def _prepared(name: str, stack: Stack, folder: Path) -> tuple[dict[str, Step], dict[str, Any]]:
-    """For each precision its fastest way, and what is known of it."""
+    """The fastest way of each precision, with its facts."""
     truth, inputs = truth_of(stack.model)[0], inputs_of(stack)
     steps, about = {}, {}
     for precision, ways in CONTESTANTS[name](stack, folder).items():
@@ -167,7 +167,7 @@ def _timed(step: Step, x: np.ndarray, count: int) -> list[float]:
 
 
 def _native(stack: Stack, folder: Path, count: int) -> dict[str, Any]:
-    """Ours without Python around it: the seconds of each step, and those that reading its weights takes at least."""
+    """Our core without Python: the seconds of each step, and the least seconds to read its weights."""
     import cellerate
     from cellerate.kernels import native
 

@@ -1,4 +1,4 @@
-"""The models of the inference contest: their layers and weights, the same for all, and what float64 says of them."""
+"""The models of the inference contest: their common layers and weights, and their float64 results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.precisions import PRECISIONS
 
 BATCHES = (1, 8, 32, 256)
-# How many rows of a batch are compared with float64.
+# The number of rows of a batch that are compared with float64.
 CHECKED = 2
 Weights = list[np.ndarray]
 
@@ -92,7 +92,7 @@ _LARGEST_TABLE = 16 << 20
 
 
 def products(model: Model) -> int:
-    """Multiplications of a row; where our core has a table in place of a product, without that one."""
+    """Multiplications of a row, without those that our core replaces by a table."""
     found, steps, before = 0, model.steps, Layer("input")
     for layer, width in widths(model):
         ways = {"lstm": 1, "bidirectional": 2}.get(layer.kind, 0)
@@ -115,7 +115,7 @@ def widths(model: Model) -> Iterator[tuple[Layer, int]]:
 
 
 def weights_of(model: Model) -> list[Weights]:
-    """The weights of each layer as Keras has them: of normal numbers, so wide that every layer has something to do."""
+    """The weights of each layer in Keras's shapes: normal numbers, large enough for every layer to matter."""
     random = np.random.default_rng(0)
 
     def draw(*shape: int) -> np.ndarray:
@@ -130,7 +130,7 @@ def weights_of(model: Model) -> list[Weights]:
         if layer.kind == "dense":
             return [draw(width, units), np.zeros(units, np.float32)]
         lstm = [draw(width, 4 * units), draw(units, 4 * units), np.zeros(4 * units, np.float32)]
-        lstm[2][units : 2 * units] = 1  # Keras's forget gates begin so
+        lstm[2][units : 2 * units] = 1  # the initial forget bias in Keras
         return lstm
 
     return [

@@ -242,5 +242,5 @@ PACKAGES = {"jax": ("keras", "jax"), "tensorflow": ("keras", "tensorflow"), "tor
 
 
 def versions(contestant: str) -> dict[str, str]:
-    """Of what a contestant is made of."""
+    """The versions of a contestant's packages."""
     return {name: metadata.version(name) for name in PACKAGES.get(contestant, (contestant,))}

@@ -1,4 +1,4 @@
-"""Whole batches through a model in one call: packed models, and every other way that can run the same model.
+"""Whole batches through a model in one call: packed models, and every other runtime for the same model.
 
 A module of its own because a process holds one Keras backend: each contestant is this module run with `--contestant`,
 told over its standard input what to run next, so that all take turns in one run. Each gets the same weights and the
@@ -36,7 +36,7 @@ from benchmarks.precisions import PRECISIONS
 from benchmarks.processes import Process, in_turn, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
-# The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
+# The allowed error of up to four layers, relative to the root mean square in float64: float32 as for one layer over
 # 100 steps; bfloat16's 2^-9 and int8's 1/254 of each factor, of 8 products whose errors have no common sign, with a
 # little for what earlier steps leave in a state.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-6, "int8": 2.0**-5}
@@ -124,7 +124,7 @@ def race(
                 jobs[name, precision] = job
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in jobs}
     for turn in range(rounds):
-        # Three calls of what takes long tell enough.
+        # Three calls are enough for a slow job.
         due = [key for key, job in jobs.items() if turn < 3 or job["about_s"] <= seconds]
         for name, precision in in_turn(due):
             calls = min(2000, max(1, round(seconds / jobs[name, precision]["about_s"])))
@@ -139,7 +139,7 @@ def race(
 
 
 def wrong(precision: str, job: dict[str, Any]) -> str:
-    """Why a job is not timed; empty if it is."""
+    """The reason not to time a job; empty if it is timed."""
     if "refused" in job:
         return str(job["refused"])
     if not job["error"] <= TOLERANCES[precision]:
@@ -149,7 +149,7 @@ def wrong(precision: str, job: dict[str, Any]) -> str:
 
 
 def contestant(name: str, folder: Path) -> None:
-    """The other end: prepares a model and batch and says how wrong each precision is, then runs and times calls."""
+    """The contestant's process: prepare a model and batch, report the error of each precision, then time calls."""
     jobs: dict[str, Callable[[], Any]] = {}
     print(json.dumps({"allocator": allocator_found(), "versions": versions(name)}), flush=True)
     prepared: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def contestant(name: str, folder: Path) -> None:
 
 
 def _prepared(ways: Any, model: str, batch: int) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
-    """For each precision its fastest way, and what is known of it."""
+    """The fastest way of each precision, with its facts."""
     x = np.ascontiguousarray(batch_of(MODELS[model], batch))
     truth = truth_of(MODELS[model])[: min(CHECKED, batch)]
     jobs, about = {}, {}

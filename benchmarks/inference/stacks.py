@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.inference.models import Layer, Model, batch_of, cell_file, keras_model, weights_of
 
 OUTPUTS = 32
-# After so many steps from zeros, each contestant's output is compared with float64.
+# The number of steps from zeros after which each contestant's output is compared with float64.
 CHECKED_STEPS = 20
 
 
@@ -33,7 +33,7 @@ class Stack(NamedTuple):
 
     @property
     def model(self) -> Model:
-        """The same as a model of the case `inference`, which gives the output after the checked steps."""
+        """The stack as a model of the case `inference`, which computes the output after the checked steps."""
         last = Layer("lstm", self.units, sequences=False)
         lstms = (*[Layer("lstm", self.units)] * (self.layers - 1), last)
         return Model(CHECKED_STEPS, self.units, False, (*lstms, Layer("dense", OUTPUTS)))
@@ -51,7 +51,7 @@ PUBLISHED = {
     "V80": {"2x128": (2.8e-6, 2.8e-6), "3x256": (3.3e-6, 3.4e-6), "3x480": (4.3e-6, 4.5e-6)},
     "IA-840F": {"2x128": (1.9e-6, 2.0e-6), "3x256": (3.0e-6, 3.1e-6), "3x480": (4.2e-6, 4.4e-6)},
 }
-"""What others have published of the same sizes; not measured here."""
+"""Published figures of others for the same sizes; not measured here."""
 
 
 def lstms_of(stack: Stack) -> list[list[np.ndarray]]:

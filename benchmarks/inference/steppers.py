@@ -157,7 +157,7 @@ def openvino_ways(stack: Stack, folder: Path) -> Ways:
     core = openvino.Core()
     path = onnx_file(stack, folder)
     states = [f"{kind}{n}" for n in range(stack.layers) for kind in "hc"]
-    # As they occur: nncf takes the ranges of inputs and states from these.
+    # Realistic inputs and states, because nncf calibrates its ranges on them.
     rows, kept = [], dict(zip(states, _zeros(stack), strict=True))
     plain = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for x in np.random.default_rng(2).standard_normal((300, 1, 1, stack.units), np.float32):

@@ -31,7 +31,7 @@ UNITS, EMBEDDING, STUDENT = 512, 256, 128
 TEXT = ["--precision", "mixed_bfloat16", "--batch-size", "128", "--learning-rate", "0.002", "--clipnorm", "1"]
 SERIES = ["--target", "OT", "--window", "96", "--horizon", "24", "--patience", "3"]
 LINES = ["--latent", "256", "--learning-rate", "0.003", "--clipnorm", "1", "--schedule", "cosine"]
-CHARACTERS = 20_000  # of a turn of generation
+CHARACTERS = 20_000  # in one turn of generation
 ROUNDS = 15
 
 
@@ -73,7 +73,7 @@ _TASKS = {
 
 
 def run(data: Path, parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
-    """Each part in a process of its own."""
+    """Run each part in a separate process."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
@@ -85,7 +85,7 @@ def run(data: Path, parts: Sequence[str], *, quick: bool) -> dict[str, Any]:
 
 
 def measure(task: str, data: Path, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Train a model of a task and make it smaller in every way.
+    """Train a model of a task and compress it in every way.
 
     Args:
         task: Of `_TASKS`.
@@ -116,7 +116,7 @@ def measure(task: str, data: Path, folder: Path, *, quick: bool) -> dict[str, An
     found["student_units"] = part.student
     found["distilled"] = []
     for seed in seeds:
-        # Another order of the batches, too.
+        # The batches have another order too.
         ordered = _Work(model, file, work.steps, seed)
         student = _untrained(task, work.workload.model, part.student, seed)
         found["distilled"].append(ordered.distilled(student, seed))
@@ -149,15 +149,15 @@ class _Work:
         self.batches = len(source)
         self.data = KerasBatches(source)
         self.loss = self.workload.loss(self.workload.model)
-        # Which of a training's models is kept: of a short series that is decided on another part than the one that
-        # models are compared on; of the others the last is the best, so that there is nothing to decide.
+        # The kept epoch of a training. A short series chooses it on another part than the one that
+        # models are compared on; for the other tasks the last epoch is the best.
         validation = _validation(self.workload, file)
         self.judging: dict[str, Any] = {"validation": validation} if validation else {"judge": self.judge}
         self._sign = -1.0 if self.workload.metric.higher_is_better else 1.0
         self.original = self.quality(self.workload.model)
 
     def quality(self, model: Any, part: Literal["validation", "test"] = "test") -> float:
-        """On the part of the held-out data that no choice has seen, in the task's own metric."""
+        """The task's metric on held-out data that no choice has used."""
         import keras
 
         from cellerate.layers.accelerate import accelerate
@@ -166,7 +166,7 @@ class _Work:
         return self.workload.judge(model, part).mean
 
     def judge(self, model: Any) -> float:
-        """The number by which choices are made, on another part of the data; less is better."""
+        """The score for choices, on another part of the data; lower is better."""
         return self._sign * self.quality(model, "validation")
 
     def told(self, name: str, model: Any, record: Any, **more: Any) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class _Work:
         print(f"{name:<44} {self.workload.metric.name} {quality:.4f}{worse}", flush=True)
 
     def quantized(self) -> dict[str, Any]:
-        """int8, judged by Keras and as a packed model computes it."""
+        """int8, evaluated in Keras and as a packed model."""
         from cellerate.compress.quantize import quantize
         from cellerate.tasks.packing import packed
 
@@ -203,7 +203,7 @@ class _Work:
         )
 
     def pruned(self, steps: int, importance: Any) -> dict[str, Any]:
-        """Half the units, trained for so many steps."""
+        """Half of the units, trained for the given number of steps."""
         from cellerate.compress.prune import prune
 
         small, record = prune(
@@ -219,10 +219,10 @@ class _Work:
         return self.told(name, small, record, steps=steps, importance=importance)
 
     def trained_on(self, model: Any, name: str) -> dict[str, Any]:
-        """A control: trained as a pruned model is, for as long as the longest of them."""
+        """A control: trained like a pruned model, for as long as the longest pruned training."""
         from cellerate.compress.distill import distill
 
-        # Without a teacher's share it is plain training, by the same rules.
+        # With a teacher weight of zero the same code is plain training.
         found, record = distill(
             self.workload.model,
             model,
@@ -235,7 +235,7 @@ class _Work:
         return self.told(f"{name}, {self.steps} steps", found, record, steps=self.steps)
 
     def distilled(self, student: Any, seed: int) -> dict[str, Any]:
-        """A student that learns from the original, and its twin that does not, from the same weights and batches."""
+        """A student of the original, and a twin without the teacher, from the same weights and batches."""
         from cellerate.compress.distill import distill
 
         found, record = distill(
@@ -251,7 +251,7 @@ class _Work:
 
 
 def _validation(workload: Any, file: Path) -> Any:
-    """The part of a series by which its own training was judged; None for the other tasks."""
+    """The part of a series that its training used for validation; None for the other tasks."""
     from cellerate.data.pipeline import KerasBatches
     from cellerate.data.series import open_series
     from cellerate.tasks.judging import SeriesForecaster
@@ -268,7 +268,7 @@ def _validation(workload: Any, file: Path) -> Any:
 
 
 def _untrained(task: str, original: Any, units: int, seed: int) -> Any:
-    """A student: built as the original was, of fewer units."""
+    """A student: built like the original, with fewer units."""
     from cellerate.models.autoencoder import build_autoencoder
     from cellerate.models.forecast import build_forecast_model
     from cellerate.models.text import build_text_model
@@ -288,7 +288,7 @@ def _untrained(task: str, original: Any, units: int, seed: int) -> Any:
 
 
 def _trained(task: str, part: Part, file: Path, folder: Path, units: int) -> Path:
-    """A model that `cellerate train` made; one that is there already is taken."""
+    """A model made by `cellerate train`, or an existing one."""
     path = folder / f"{task}-{units}.keras"
     if not path.exists():
         verb = "embed" if task == "lines" else task
@@ -306,7 +306,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _excerpt(file: Path, folder: Path) -> Path:
-    """The beginning of the data."""
+    """The first part of the data."""
     lines = file.read_text(encoding="utf-8-sig").splitlines(keepends=True)
     excerpt = folder / file.name
     excerpt.write_text("".join(lines[:4000]))

@@ -67,12 +67,12 @@ QUICK = {
     "series": ("--epochs", "1"),
     "embed": ("--units", "64", "--latent", "64", "--epochs", "1"),
 }
-# What the run on text must come to: a word of the row of the verdict, and how many times better.
+# The required gains on text: a word of the verdict's row, and the factor.
 GOALS = {"from predict": 500, "from predict_on_batch": 20, "file": 6, "training": 2.5}
 
 
 def run(data: Path, *, quick: bool, backend: str = "tensorflow") -> dict[str, Any]:
-    """Train a model of each task in float32 and optimize it; a quick run does so with small ones."""
+    """Train a model of each task in float32 and optimize it; a quick run uses small models."""
     runs: dict[str, dict[str, Any]] = {}
     for name, task in TASKS.items():
         with tempfile.TemporaryDirectory() as temporary:

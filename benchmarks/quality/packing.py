@@ -27,14 +27,14 @@ OPTIONS = [
     "--clipnorm",
     "1",
 ]
-# How much worse than float32 a packed model may be.
+# The allowed loss of a packed model against float32.
 GOALS = {"bfloat16": 0.003, "int8": 0.01}
-# Keras judges in the bfloat16 that the model was trained in.
+# Keras evaluates in bfloat16, the training precision.
 MOST_APART = 0.003
 
 
 def run(book: Path, *, quick: bool) -> dict[str, Any]:
-    """Trains, packs and judges; a quick run trains a small model on a little of the book.
+    """Train, pack and evaluate; a quick run trains a small model on a small part of the book.
 
     Raises:
         RuntimeError: The packed model judges the tail's windows otherwise than Keras does.
@@ -71,7 +71,7 @@ def run(book: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _judge(model: Any, book: Path) -> dict[str, Any]:
-    """The tail from end to end."""
+    """Bits per character of the whole tail, read from start to end."""
     score = model.score(_tail(model, book), context=None)
     return {"bits_per_character": score.bits_per_character, "characters": score.characters}
 

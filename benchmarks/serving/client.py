@@ -1,4 +1,4 @@
-"""The client of the serving case, in a process of its own: raw connections, so that little of the machine goes to it.
+"""The client of the serving case, a separate process with raw connections to take little processor time.
 
 `python -m benchmarks.serving.client '{"kind": "sessions", "port": 8000, ...}'` prints what it measured as JSON.
 """
@@ -21,7 +21,7 @@ async def connect(port: int) -> Connection:
 
 
 async def post(connection: Connection, path: str, body: bytes) -> tuple[int, bytes]:
-    """Send a request; give the status and the body of its answer."""
+    """Send a request; return the status and the body of the answer."""
     reader, writer = connection
     _send(writer, path, body)
     status, length = await _head(reader)
@@ -34,7 +34,7 @@ def _send(writer: asyncio.StreamWriter, path: str, body: bytes) -> None:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
-    """The status of an answer, and its length if it tells one."""
+    """The status of an answer, and its length if given."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     lines = head.split(b"\r\n")
     lengths = [int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")]
@@ -44,7 +44,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
 async def sessions(
     port: int, idle: int, connections: int, streams: int, features: int, seconds: float
 ) -> dict[str, Any]:
-    """Streams that push a row a second, each connection all of its own as lines; beside idle ones."""
+    """Streams that push a row a second, beside idle ones; each connection sends the rows of its streams as lines."""
     lasting = [await connect(port) for _ in range(connections)]
 
     def lines(names: list[str], **more: Any) -> bytes:
@@ -67,7 +67,7 @@ async def sessions(
         if await pushed(connection, lines(own, begin=True)) != each:
             raise SystemExit("the streams could not be opened")
     bodies = [[lines(own) for _ in range(4)] for own in owned]
-    # Python's own pauses would be counted as the server's.
+    # Garbage collection of the client would count as time of the server.
     gc.disable()
     latencies: list[float] = []
     failed = 0
@@ -76,7 +76,7 @@ async def sessions(
     async def stream(place: int) -> None:
         nonlocal failed
         for second in range(round(seconds)):
-            # The time counts from when the push was due, not from when there was time to send it.
+            # The time starts when the push is due, not when it is sent.
             due = begin + second + place / connections
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             right = await pushed(lasting[place], bodies[place][second % 4])
@@ -105,7 +105,7 @@ class Texts:
     events: int = 0
 
     async def stream(self, connection: Connection, seed: int, tokens: int, due: float) -> float | None:
-        """Ask for a text and read it to its end; give the time to its first characters, or None if refused."""
+        """Request a text and read it whole; return the time to its first characters, or None if refused."""
         reader, writer = connection
         body = {
             "model": "text",
@@ -143,7 +143,7 @@ class Texts:
         return first
 
     def results(self) -> dict[str, Any]:
-        """All of it, but of the texts only some."""
+        """The measurement, with only some of the texts."""
         return {
             "texts": len(self.found),
             "characters": sum(map(len, self.found.values())),
@@ -178,7 +178,7 @@ async def arrivals(
     Then single ones, ten a second for `after_s`, to see when all is as before.
     """
     found, probes = Texts(prompt), Texts(prompt)
-    # Connections that wait for the next request, and since when: the server closes them after five seconds.
+    # Idle connections and the start of their idle time: the server closes them after five seconds.
     free: list[tuple[float, Connection]] = []
     gc.disable()
     draw = random.Random(0)

@@ -1,4 +1,4 @@
-"""The server under load, its client on the same cores: sessions that push, texts that stream, and more than it can do.
+"""The server under load, with its client on the same cores: pushes, streamed texts, and overload.
 
 - Sessions: 10,000 streams of a forecaster of two layers of 64 in int8, a row a second each, beside 100,000 idle ones.
   A request carries the pushes of 100 streams, as a gateway of sensors would send them; its time counts from the
@@ -32,11 +32,11 @@ from cellerate.runtime.packed import load
 FEATURES, UNITS, TEXT_UNITS = 7, 64, 512
 PROMPT = "the "
 NORMAL_S = 0.1
-"""A text whose first characters come within this time is one of a server that is not overloaded."""
+"""The longest time to the first characters of a text on a server without overload."""
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """Measure all five.
+    """Run all five measurements.
 
     Args:
         quick: Fewer and shorter; to see that it works.
@@ -56,7 +56,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def streams_cell(path: Path) -> None:
-    """A forecaster of two LSTMs, in int8; its numbers are drawn, which changes nothing about its speed."""
+    """A forecaster of two LSTMs in int8, with random weights, which do not affect the speed."""
     draw = np.random.default_rng(0)
 
     def lstm(name: str, x: int, inputs: int, *, sequences: bool) -> Node:
@@ -123,7 +123,7 @@ def texts(folder: Path, *, quick: bool, streams: int = 256) -> dict[str, Any]:
 
 
 def keras_texts(folder: Path, *, quick: bool) -> dict[str, Any]:
-    """The same requests at a server around Keras's `predict_on_batch`, which answers one after another."""
+    """The same requests to a server around Keras's `predict_on_batch`, which answers them one by one."""
     results = {}
     for backend in ("jax",) if quick else ("jax", "tensorflow", "torch"):
         command = program("serving.peer", str(folder / "model.keras"))
@@ -182,7 +182,7 @@ def _checked(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
-    """The median, the 99th percentile and the most, of seconds."""
+    """The median, 99th percentile and maximum of seconds."""
     if not values:
         return {}
     p50, p99 = np.percentile(values, [50, 99])
@@ -190,7 +190,7 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 
 def client(**asked: Any) -> dict[str, Any]:
-    """Run the client, and give what it measured."""
+    """Run the client, and return its measurements."""
     command = program("serving.client", json.dumps(asked))
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -205,7 +205,7 @@ def server(folder: Path, cell: str, *options: str) -> "contextlib.AbstractContex
 
 @contextlib.contextmanager
 def running(command: list[str], environment: dict[str, str]) -> Iterator[int]:
-    """A server in a process of its own; gives its port."""
+    """A server in a separate process; yields its port."""
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | environment, cwd=ROOT
     )
@@ -223,7 +223,7 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[int]:
 
 
 def _built(folder: Path) -> None:
-    """The text model, in a process of its own: Keras would stay in memory beside the server."""
+    """The text model, built in a separate process: Keras would otherwise stay in memory beside the server."""
     begin = time.perf_counter()
     subprocess.run(program("generation.model", str(TEXT_UNITS), str(folder)), check=True, cwd=ROOT)
     print(f"built in {time.perf_counter() - begin:.0f} s", flush=True)

@@ -1,4 +1,4 @@
-"""The server that the serving case compares with: Keras's `predict_on_batch` a character, behind the same framework.
+"""The peer of the serving case: a server with one Keras `predict_on_batch` a character, on the same framework.
 
 `python -m benchmarks.serving.peer model.keras`. It answers one request after another, as such servers do: the
 model keeps one state. It runs on starlette and uvicorn with the same parser and loop as ours.
@@ -22,7 +22,7 @@ from benchmarks.generation.peers import CHARACTERS
 
 
 def stateful(path: str) -> Any:
-    """The model for one character at a time, which remembers."""
+    """The stateful model for one character at a time."""
     model = keras.saving.load_model(path)
     ids = keras.Input((1,), batch_size=1, dtype="int32")
     x = ids

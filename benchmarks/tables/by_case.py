@@ -45,7 +45,7 @@ def text(result: dict[str, Any]) -> list[list[str]]:
 
 
 def series(result: dict[str, Any]) -> list[list[str]]:
-    """A row a forecaster, with how long it learned; the naive ones are the same on every backend."""
+    """A row a forecaster, with its training time; the naive ones are the same on every backend."""
     rows = [["ETTh1, `OT`, 24 hours ahead, test part", "Epochs", "MAE", "MSE"]]
     for backend, report in result.items():
         options = report["options"]
@@ -85,7 +85,7 @@ def step(result: dict[str, Any]) -> list[list[str]]:
 def _contest(
     columns: dict[str, list[dict[str, Any]]], more: Callable[[dict[str, Any]], str], digits: int
 ) -> list[list[str]]:
-    """Thousand characters/s of contestants: a row each, a column a race; why one could not run instead of a speed."""
+    """Thousand characters/s: a row a contestant, a column a race; a contestant that cannot run shows the reason."""
     cells: dict[str, dict[str, str]] = {}
     for column, race in columns.items():
         for one in race:
@@ -141,7 +141,7 @@ def native(result: dict[str, Any]) -> list[list[str]]:
 
 
 def variants(result: dict[str, Any]) -> list[list[str]]:
-    """A row a variant: the time of a step over that of the plain layer."""
+    """A row a variant: the step time relative to the plain layer."""
     rows = [[f"Step on {result['backend']}, H={result['units']}", "Cellerate", "Keras"]]
     times = {(r["variant"], r["implementation"]): r["median_s"] for r in result["float32"]}
     for name in dict.fromkeys(variant for variant, _ in times):
@@ -164,7 +164,7 @@ def small(result: dict[str, Any]) -> list[list[str]]:
 
 
 def typical(result: dict[str, Any]) -> list[list[str]]:
-    """A row a model and batch, a column a contestant: the time of a step, and that beside a busy process."""
+    """A row a model and batch, a column a contestant: the step time, on a quiet and on a busy machine."""
     cells: dict[str, dict[str, str]] = {}
     columns = []
     for race in result["races"]:
@@ -186,13 +186,13 @@ def typical(result: dict[str, Any]) -> list[list[str]]:
 
 
 def kept_by(result: dict[str, Any]) -> str:
-    """The variables that kept everybody to fewer instructions."""
+    """The variables that limited every contestant to fewer instructions."""
     variables = ", ".join(f"`{name}={value}`" for name, value in result["environment"].items())
     return f"Everybody was kept to them by variables of the environment: {variables}."
 
 
 def quality(result: dict[str, Any]) -> list[list[str]]:
-    """A row a backend and number of steps: the loss there."""
+    """A row a backend and number of steps: the loss after these steps."""
     rows = [["Loss, mean of 20 steps", "Keras, float32", "Cellerate, float32", "Cellerate, bfloat16"]]
     found: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
     for one in result["losses"]:
@@ -205,7 +205,7 @@ def quality(result: dict[str, Any]) -> list[list[str]]:
 
 
 def generation(result: dict[str, Any]) -> list[list[str]]:
-    """A row a contestant and what it does, a column a size."""
+    """A row a contestant and job, a column a size."""
     sizes = result["sizes"]
     found: dict[str, list[str]] = {}
     for place, size in enumerate(sizes):
@@ -262,7 +262,7 @@ def _generator(result: dict[str, Any], contestant: str, job: str) -> str:
 
 
 def _speed_or_latency(record: dict[str, Any]) -> str:
-    """Characters/s; of calls that return one result, the time of one."""
+    """Characters/s; for calls that return one result, the time of a call."""
     what = record["job"].split()[0]
     if what in ("draw", "logits") or (record["contestant"], what) == ("cellerate", "step"):
         return f"{record['median_s'] * 1e6:,.1f}, {record['p99_s'] * 1e6:,.1f} µs"
@@ -292,7 +292,7 @@ def packed(result: dict[str, Any]) -> list[list[str]]:
 
 
 def optimized(result: dict[str, Any]) -> list[list[str]]:
-    """Of each task the verdict, a row a figure, before and after; and the control on the test part."""
+    """The verdict of each task, a row a figure, before and after; and the control on the test part."""
     rows = [["", "Before, Keras", "After", "times better"]]
     for run in result["runs"].values():
         verdict, original = run["verdict"], run["candidates"][0]
@@ -310,7 +310,7 @@ def optimized(result: dict[str, Any]) -> list[list[str]]:
 
 
 def compressed(result: dict[str, Any]) -> list[list[str]]:
-    """A row a way to be smaller, then the controls; a column a task."""
+    """A row a compression, then the controls; a column a task."""
     tasks = list(result)
     heads = {"text": "*War and Peace*", "series": "ETTh1", "lines": "lines of tinyshakespeare"}
     rows = [["Worse than the original by", *[f"{heads[task]}, H={result[task]['units']}" for task in tasks]]]
@@ -346,7 +346,7 @@ def smaller(result: dict[str, Any]) -> list[list[str]]:
 
 
 def inference(result: dict[str, Any]) -> list[list[str]]:
-    """A row a model and batch; of each precision our time, its share of the peak, and the fastest other one.
+    """A row a model and batch; for each precision our time, its share of the peak, and the fastest peer.
 
     What follows the share is how many times our time the fastest other one takes, and who that is. The last row is of
     many streams, a step a call.
@@ -369,7 +369,7 @@ def inference(result: dict[str, Any]) -> list[list[str]]:
 
 
 def latency(result: dict[str, Any]) -> list[list[str]]:
-    """A row a stack and precision: ours on a quiet and on a busy machine, the best other one, and the limit."""
+    """A row a stack and precision: ours on a quiet and on a busy machine, the best peer, and the limit."""
     rows = [
         [
             "One step of one stream",
@@ -415,7 +415,7 @@ def latency(result: dict[str, Any]) -> list[list[str]]:
 
 
 def published_steps(result: dict[str, Any]) -> str:
-    """The figures of others for the same stacks, which were not measured here."""
+    """The figures that others published for the same stacks, not measured here."""
     published = result["published"]
     cards = [
         f"{card} " + "; ".join(f"{stack} {_in_us(*figures)}" for stack, figures in published[card].items())
@@ -434,7 +434,7 @@ def _in_us(*seconds: float) -> str:
 
 
 def _share_of_peak(result: dict[str, Any], precision: str, model: str, batch: int, seconds: float) -> str:
-    """Of all products that have to be computed; older records do not tell the peak."""
+    """The rate of all necessary products; older records lack the peak."""
     if "products" not in result:
         return ""
     peak = result["peak_operations_per_s"][precision]

@@ -14,17 +14,17 @@ from benchmarks.tables.standings import SAME_WORK, WAYS, Contest, Entry, generat
 from cellerate.format import percent, rounded, short, size
 
 Records = dict[str, list[dict[str, Any]]]
-"""Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""
+"""The records of each case on one processor with the same code, newest first; empty if not measured."""
 TRAINED = (("forecaster", 32), ("bidirectional", 32), ("imdb", 32), ("characters-128", 128))
-"""The models and batches of the case `typical` that are shown."""
+"""The shown models and batches of the case `typical`."""
 SHOWN = (("forecaster 2x50", 1), ("IMDB bidirectional 2x64", 32), ("text 512", 32))
 """The models and batches of the case `inference` that are shown first."""
 ENOUGH = 3
-"""From so many records on a range is given."""
+"""The least number of records for which a range is given."""
 
 
 class Row(NamedTuple):
-    """A promise: what it is, before and after, and how many times better."""
+    """A promise: its name, the values before and after, and the factor."""
 
     what: str
     before: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def table(records: Records) -> list[list[str]]:
-    """A row a promise, of the newest records; the range is that of all."""
+    """A row a promise from the newest records, with the range over all records."""
     rows = [["", "before", "after", "times better"]]
     for case, rows_of in ROWS.items():
         if repeats := records.get(case):
@@ -60,13 +60,13 @@ FIRST = {
     "generating, H=512, float32": "Generate text: 512 units, beside a loop compiled by hand",
     "predicting, forecaster 2x50, 1 row, float32": "Predict one row: 2 layers of 50 units",
 }
-"""The rows of the long table that the README shows, in words that need no second reading."""
+"""The rows of the long table that the README shows, in plain words."""
 AVX2 = ", with AVX2 alone"
 """The end of the name of a row in which nobody used wider instructions."""
 
 
 def first(records: Records) -> list[list[str]]:
-    """The rows of `FIRST`, without the ways in which they were measured."""
+    """The rows of `FIRST`, without their measuring methods."""
     rows = [["", "Keras", "Cellerate", "times better"]]
     for case, rows_of in ROWS.items():
         for row in rows_of(records[case][0]["result"]) if records.get(case) else ():
@@ -80,7 +80,7 @@ def first(records: Records) -> list[list[str]]:
 
 
 def _range(factors: list[float]) -> str:
-    """The distance of the records from each other, if there are enough; else their number."""
+    """The range of the records, if there are enough; otherwise their number."""
     count = len(factors)
     if count >= ENOUGH:
         return f"{rounded(min(factors))} to {rounded(max(factors))} in {count} records"
@@ -88,7 +88,7 @@ def _range(factors: list[float]) -> str:
 
 
 def _training(result: dict[str, Any]) -> Iterator[Row]:
-    """A step of models that people train, the fastest of every backend, and on TensorFlow alone."""
+    """A step of typical models, on the fastest backend and on TensorFlow."""
     for race in _trained(result):
         on_tensorflow = [one for one in race if one["backend"] == "tensorflow"]
         for records, where in ((race, ""), (on_tensorflow, ", on TensorFlow")):
@@ -105,7 +105,7 @@ def _training_with_avx2(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def _trained(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The races that are shown."""
+    """The shown races."""
     return [race for race in result["races"] if race and (race[0]["model"], race[0]["batch"]) in TRAINED]
 
 
@@ -121,7 +121,7 @@ def _generating(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def _predicting(result: dict[str, Any]) -> Iterator[Row]:
-    """Some models of common kinds, with one row and with many."""
+    """Some common models, with one row and with many."""
     for cell in result["cells"]:
         if (cell["model"], cell["batch"]) not in SHOWN:
             continue
@@ -138,7 +138,7 @@ def _predicting(result: dict[str, Any]) -> Iterator[Row]:
 
 
 def _pruning(result: dict[str, Any]) -> Iterator[Row]:
-    """The gain of half the units, in the precision that the model is packed in at the end."""
+    """The gain of half the units, in the precision of the final packed model."""
     found = result["speed"]["records"]
     before, after = (found[f"{name} int8"]["characters_per_s"] for name in ("original", "pruned"))
     what = "generating, int8, half of the units pruned"
@@ -169,7 +169,7 @@ ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
 
 
 def _beside_keras(contest: Contest) -> Iterator[Row]:
-    """In each precision that both were measured in."""
+    """The gains in each precision that both sides measured."""
     for precision in PRECISIONS:
         keras = contest.best("keras", precision, SAME_WORK["loop"])
         ours = contest.best("ours", precision, ["loop"])
@@ -191,7 +191,7 @@ def _told(entry: Entry) -> str:
     return f"{short(entry.value)} ({entry.who})"
 
 
-# The chart: two panels of bars side by side, on a ground of its own, so that it can be read on any page.
+# The chart: two panels of bars side by side, with its own background, so that any page can show it.
 _WIDTH, _TOP, _PITCH, _GAP, _PANEL, _LABEL, _BAR, _FOOT, _LINE = 860, 66, 22, 10, 424, 232, 122, 32, 18
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
@@ -205,7 +205,7 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 
 
 class Bar(NamedTuple):
-    """A bar: the precision or the model, whose, how long, and whether it is ours."""
+    """A bar: its precision or model, its contestant, its length, and True for ours."""
 
     group: str
     label: str
@@ -274,7 +274,7 @@ def _drawn(panels: list[Panel], processor: str, top: int) -> tuple[list[str], in
             parts.append(_text(begin + long + 6, y + 11, short(bar.speed)))
             y += _PITCH
         lowest = max(lowest, y)
-    # A line each: the name of a processor may be as long as the chart is wide.
+    # One line each, because the name of a processor may fill the width of the chart.
     for line in (processor, "The fastest way of Keras alone, of others, and of Cellerate, on any backend."):
         parts.append(_text(16, lowest + _FOOT - 16, line, "soft"))
         lowest += _LINE
@@ -282,7 +282,7 @@ def _drawn(panels: list[Panel], processor: str, top: int) -> tuple[list[str], in
 
 
 def _panels(records: Records) -> list[Panel]:
-    """Of training and of generating, where they were measured."""
+    """The panels of training and of generating, if measured."""
     panels = []
     if repeats := records.get("typical"):
         races = _trained(repeats[0]["result"])
@@ -295,7 +295,7 @@ def _panels(records: Records) -> list[Panel]:
 
 
 def _steps(races: list[list[dict[str, Any]]]) -> list[Bar]:
-    """Of each model the fastest of each side."""
+    """The fastest of each side for each model."""
     bars = []
     for race in races:
         contest = typical(race)
@@ -308,7 +308,7 @@ def _steps(races: list[list[dict[str, Any]]]) -> list[Bar]:
 
 
 def _bars(contest: Contest) -> list[Bar]:
-    """In each precision the fastest of each side; of Keras in float32 a `predict` a character, too."""
+    """The fastest of each side in each precision; for Keras in float32 also one `predict` a character."""
     bars = []
     for precision in PRECISIONS:
         found = [contest.best(side, precision, SAME_WORK["loop"]) for side in ("keras", "other")]
@@ -327,7 +327,7 @@ _LABELS = {"": "LSTM alone", "loop": "compiled loop", "draw": "a call each"}
 
 
 def _label(entry: Entry) -> str:
-    """Short enough to stand beside a bar."""
+    """The name, short enough for the label of a bar."""
     way = WAYS.get(entry.way, "its LSTM node alone")
     return entry.who.replace(f", {way}", f", {_LABELS.get(entry.way, entry.way)}")
 

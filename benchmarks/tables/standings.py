@@ -1,4 +1,4 @@
-"""Who stood against whom in a result: ours and the others, by precision, so that only like is compared with like.
+"""The standings in a result: ours and the peers, by precision, so that only equal work is compared.
 
 A module of its own because the tables of gains take from it the fastest way that Keras has, and
 docs/measured/method.md where Cellerate loses.
@@ -40,14 +40,14 @@ RUNTIMES = {
     "torch": "torch",
 }
 _CALLS = ("step", "draw", "drawn", "eager", "predict_on_batch", "predict")
-# The node of a runtime alone, which has no name of its own, does less than any of them.
+# The name "" is a runtime's bare LSTM node, which does less work than all others.
 SAME_WORK = {
     "loop": ("loop", *_CALLS, ""),
     "generate": ("loop", *_CALLS, ""),
     "draw": _CALLS,  # NumPy draws, which takes longer than the step; the node stands beside `step`
     "step": ("logits", *_CALLS, ""),
 }
-"""The ways that one of ours is compared with: all that make a text; drawn after each call; the same undrawn."""
+"""The jobs comparable with ours: making a text; a call and a draw each; a call without a draw."""
 SIDES = {"ours": "Cellerate", "keras": "Keras"}
 Result = dict[str, Any]
 
@@ -86,17 +86,17 @@ class Contest(NamedTuple):
     higher_is_better: bool = True
 
     def best(self, side: str, precision: str, ways: Iterable[str] | None = None) -> Entry | None:
-        """The best of one side in one precision, of those that work in one of some ways."""
+        """The best of one side in one precision, among the given jobs."""
         return self._best(one for one in self.of(side, precision) if ways is None or one.way in ways)
 
     def opponent(self, ours: Entry) -> Entry | None:
-        """The best that isn't ours in the same work and precision as one of ours."""
+        """The best peer in the same work and precision as one of ours."""
         ways = SAME_WORK.get(ours.way, (ours.way,))
         found = (self.best(side, ours.precision, ways) for side in ("keras", "other"))
         return self._best(one for one in found if one is not None)
 
     def shown(self, entry: Entry) -> str:
-        """A figure with its unit, and who reached it."""
+        """A figure with its unit and its contestant."""
         return f"{self.told(entry.value)} ({entry.who})"
 
     def of(self, side: str, precision: str) -> list[Entry]:
@@ -121,7 +121,7 @@ def training(race: list[dict[str, Any]]) -> Contest:
 
 
 def typical(race: list[dict[str, Any]]) -> Contest:
-    """A race of training steps of a model that people train."""
+    """A race of training steps of a typical model."""
     what = f"training, {race[0]['title']}, B={race[0]['batch']}"
     entries = [_trainer(one, one["median_s"]) for one in race]
     return Contest(what, entries, milliseconds, higher_is_better=False)
@@ -302,11 +302,11 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "forecasting": _forecasting,
     "backtest": _backtest,
 }
-"""The cases in which somebody stands against us in the same precision, which is not what `optimize` is for."""
+"""The cases with peers in the same precision; `optimize` compares different precisions."""
 
 
 class Worst(NamedTuple):
-    """Where we do worst in a case."""
+    """Our worst result in a case."""
 
     contest: Contest
     ours: Entry
@@ -315,7 +315,7 @@ class Worst(NamedTuple):
 
 
 def worst(case: str, result: Result) -> Worst | None:
-    """Of all pairs of ours and the best opponent in the same work and precision, the one where we do worst."""
+    """The pair with our worst ratio, among all pairs of ours and the best peer in the same work and precision."""
     pairs = []
     for contest in CONTESTS[case](result):
         for ours in (one for precision in PRECISIONS for one in contest.of("ours", precision)):

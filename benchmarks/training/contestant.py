@@ -1,4 +1,4 @@
-"""The other end of the training contest: a process that trains one model, as Keras, Cellerate or torch would.
+"""A contestant's process in the training contest: it trains one model with Keras, Cellerate or torch.
 
 A module of its own because a process holds one Keras backend. `race` starts it and tells it over its standard
 input how many steps to run next.
@@ -18,7 +18,7 @@ from cellerate.observe.bench.contestant import allocator_found
 
 EMBEDDING = 256
 LEARNING_RATE, CLIPNORM, EPSILON = 1e-3, 1.0, 1e-7
-# What a layer is asked for beyond the plain one; "random mask" leaves out a third of the steps.
+# The options of a layer beyond the plain one; "random mask" masks a third of the steps.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "random mask": {},
@@ -31,7 +31,7 @@ Settings = dict[str, Any]
 
 
 def contestant(book: Path, settings: Settings) -> None:
-    """The other end: reads step counts, writes times and losses."""
+    """The contestant's process: read step counts, write times and losses."""
     text = book.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     characters = sorted(set(text))
     numbers = {character: number for number, character in enumerate(characters)}
@@ -61,7 +61,7 @@ def _serve(ids: Any, settings: Settings, run: Any, ran: Any) -> None:
 
 
 def _leave_the_allocator() -> None:
-    """Have Cellerate leave the allocator as it comes, which no user can: so that it is seen what the setting brings."""
+    """Keep the default allocator, which users cannot choose, to measure the gain of Cellerate's setting."""
     import importlib
 
     for name in ("machine.environment", "layers.accelerate"):
@@ -69,7 +69,7 @@ def _leave_the_allocator() -> None:
 
 
 def initial_weight(name: str, shape: Sequence[int], random: Any) -> Any:
-    """A weight as Keras would draw it, the same on every backend.
+    """A weight drawn like Keras's, the same on every backend.
 
     Args:
         name: Keras's: "embeddings", "kernel", "recurrent_kernel" or "bias".
@@ -105,7 +105,7 @@ def plain_weights(vocabulary: int, units: int) -> list[Any]:
 
 
 def _batch(ids: Any, batch: int, length: int, starts: Any) -> tuple[Any, Any]:
-    """Windows that begin where chance will have it, and the same a character later."""
+    """Windows at random positions, and the same windows one character later."""
     import numpy as np
 
     first = starts.integers(0, len(ids) - length - 1, batch)
@@ -113,7 +113,7 @@ def _batch(ids: Any, batch: int, length: int, starts: Any) -> tuple[Any, Any]:
     return windows[:, :-1], windows[:, 1:]
 
 
-# Runs steps and gives their times and losses; and says what ran, layer by layer.
+# Runs steps and returns their times and losses; the second function names the kernel of each layer.
 Training = tuple[Callable[[list[Any]], tuple[list[float], list[float]]], Callable[[], dict[str, str | None]]]
 
 
@@ -164,7 +164,7 @@ def _keras_fit(vocabulary: int, settings: Settings) -> Training:
     def run(batches: list[Any]) -> tuple[list[float], list[float]]:
         nonlocal rows
         if rows not in (0, len(batches[0][0])):
-            # Each size of a batch begins anew, so that its first losses can be checked.
+            # Each batch size starts from the first weights, so that its first losses can be checked.
             model.set_weights(initial)
             for variable in model.optimizer.variables:
                 if "learning_rate" not in variable.path:
@@ -250,12 +250,12 @@ def _torch_loop(vocabulary: int, settings: Settings) -> Training:
                 loss = compiled(torch.from_numpy(inputs), torch.from_numpy(targets).long())
             optimizer.zero_grad()
             loss.backward()
-            # As Keras clips: each gradient by itself.
+            # Clip each gradient separately, as Keras does.
             gradients = [parameter.grad for parameter in parameters]
             norms = torch._foreach_norm(gradients)
             torch._foreach_mul_(gradients, [(CLIPNORM / norm).clamp(max=1.0) for norm in norms])
             taken += 1
-            # Keras adds its epsilon before it corrects for the zeros that Adam starts from.
+            # Keras adds epsilon before the bias correction of Adam.
             optimizer.param_groups[0]["eps"] = EPSILON / (1 - 0.999**taken) ** 0.5
             optimizer.step()
             losses.append(loss.item())

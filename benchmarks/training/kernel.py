@@ -1,4 +1,4 @@
-"""The native core alone beside oneDNN's LSTM, forward and backward, as a share of what this machine's units allow.
+"""The native core and oneDNN's LSTM, forward and backward, as a share of the peak of this machine.
 
 A module of its own because both are called with nothing around them; each is this module run with `--contestant`, so
 that neither disturbs the other's threads, and all take turns. torch is the way to oneDNN from Python: a record says
@@ -25,12 +25,12 @@ STEPS, VOCABULARY, EMBEDDING = 100, 96, 256
 DTYPES = ("float32", "bfloat16")
 HALVES = ("forward", "backward", "inference")
 CHECKED_ROWS = 2
-# The error of the outputs and of dx, as a share of their root mean square in float64: what 100 steps may add up to.
+# The allowed error of the outputs and dx after 100 steps, relative to their root mean square in float64.
 BOUNDS = {"float32": 5e-5, "bfloat16": 2.0**-5}
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """All sizes in both types, ours and oneDNN's in turn; where oneDNN's is wrong it takes no part."""
+    """All sizes in both types, ours and oneDNN's in turn; oneDNN is left out where its results are wrong."""
     import ml_dtypes  # noqa: F401  (a clear error here rather than from the contestant)
 
     peaks = {"float32": native.measure_peak(), "bfloat16": native.measure_peak("bfloat16")}
@@ -69,7 +69,7 @@ def _race(
     peaks: dict[str, float],
 ) -> None:
     """One size: each contestant and type in turn, for about `budget_s` in all, but 3 times at least and 9 at most."""
-    # oneDNN has no lookups: a product with all inputs stands in `dense`.
+    # oneDNN does not have lookups, so `dense` times a product with all inputs.
     names = [name for name in contestants if name == "cellerate" or kind == "dense"]
     seconds: dict[tuple[str, str, str], list[float]] = {}
     errors: dict[tuple[str, str], float] = {}
@@ -96,7 +96,7 @@ def _race(
                 seconds.setdefault((name, dtype, half), []).append(taken)
 
     turn()
-    # What is used for the first time is slower, and only tells how many turns there is time for.
+    # First calls are slower, so they only determine the number of turns.
     repeats = min(9, max(3, round(budget_s / sum(map(sum, seconds.values())))))
     seconds.clear()
     for _ in range(repeats):
@@ -194,11 +194,11 @@ class _Ours:
         self.d_outputs = arrays.d_outputs.astype(self.dtype)
 
     def forward(self) -> Any:
-        """With what backward needs."""
+        """Run forward and keep the values for backward."""
         return cpu.forward(self.arguments, dtype=self.dtype)
 
     def inference(self) -> Any:
-        """Without."""
+        """Run forward without values for backward."""
         return cpu.forward(self.arguments, dtype=self.dtype, keep=False)
 
     def backward(self, done: Any) -> Any:
@@ -231,11 +231,11 @@ class _OneDnn:
         self.x, self.d_outputs = by_time(arrays.x).requires_grad_(), by_time(arrays.d_outputs)
 
     def forward(self) -> Any:
-        """With what backward needs."""
+        """Run forward and keep the values for backward."""
         return self.lstm(self.x)[0]
 
     def inference(self) -> Any:
-        """Without."""
+        """Run forward without values for backward."""
         with self.torch.inference_mode():
             return self.lstm(self.x)[0]
 
@@ -251,7 +251,7 @@ class _OneDnn:
 
 
 def contestant(name: str) -> None:
-    """The other end: makes the arrays of a size and says how wrong it is, then runs and says how long that took."""
+    """The contestant's process: make the arrays of a size and report the error, then run and report times."""
     kind = {"cellerate": _Ours, "onednn": _OneDnn}[name]
     works: dict[str, Any] = {}
     for line in sys.stdin:
@@ -275,13 +275,13 @@ def contestant(name: str) -> None:
 
 
 def _error(found: tuple[Any, Any], truth: tuple[np.ndarray, np.ndarray]) -> float:
-    """The larger of the errors of the outputs and dx, of the rows that float64 was asked for."""
+    """The larger error of the outputs and dx, on the rows computed in float64."""
     errors = [
         np.linalg.norm(np.asarray(one[:CHECKED_ROWS], np.float64) - right) / np.linalg.norm(right)
         for one, right in zip(found, truth, strict=True)
         if one is not None
     ]
-    return float(np.max(errors))  # unlike Python's, a NaN where there is one
+    return float(np.max(errors))  # unlike Python's max, it keeps a NaN
 
 
 # Training in both types and inference in both, as above.

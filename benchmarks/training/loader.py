@@ -26,7 +26,7 @@ WINDOW, FEATURES, BATCH = 50, 5, 64
 SIZES_GB = (0.1, 1.0, 4.0)
 PIECE_BATCHES = 2000  # batches a timing, for the loader
 PEER_BATCHES = 300  # batches a timing, for the peers
-FIRST_BATCHES = 10  # untimed, so that nobody pays for starting up
+FIRST_BATCHES = 10  # untimed, so that start-up costs do not count
 PEER_ROWS = 1_000_000  # of the smallest file, which the peers hold in memory
 
 
@@ -38,7 +38,7 @@ def make_file(path: Path, gigabytes: float) -> None:
     for first in range(0, rows, 1 << 20):
         piece = values[first : first + (1 << 20)]
         piece[:] = draw.standard_normal(piece.shape, dtype=np.float32)
-        piece[:, 0] = np.arange(first, first + len(piece)) % (1 << 24)  # says which row it is
+        piece[:, 0] = np.arange(first, first + len(piece)) % (1 << 24)  # identifies the row
     values.flush()
 
 
@@ -83,7 +83,9 @@ def drawer(batches: Iterator[Any], count: int) -> Callable[[], None]:
 
 def measure_size(path: Path, repeats: int) -> dict[str, Any]:
     """Run in a process of its own: speed of `batches` and of `batch`, and resident memory."""
-    check(source_of(path), path)  # its map is gone afterwards, and with it what the check left resident
+    check(
+        source_of(path), path
+    )  # the check's memory map is closed afterwards, which frees its resident pages
     source = source_of(path)
     places = iter(range(10**9))
 
@@ -96,7 +98,7 @@ def measure_size(path: Path, repeats: int) -> dict[str, Any]:
     time_alternating(contestants, repeats=0, warmup=2)
     before = resident_memory_bytes()
     timings = time_alternating(contestants, repeats=repeats, warmup=0)
-    # A walk over the whole epoch: whatever grows with the file would grow here.
+    # A walk over the whole epoch shows any memory that grows with the file.
     for index in range(0, len(source), max(1, len(source) // 400)):
         source.batch(2, index)
     return {
@@ -119,7 +121,7 @@ def measure_peers(path: Path, repeats: int) -> dict[str, Any]:
 
     values = np.load(path, mmap_mode="r")
     rows = np.asarray(values[:PEER_ROWS])
-    # In order: a shuffle buffer would only make it slower. Cellerate and the other one shuffle.
+    # In file order, because a shuffle buffer would make it slower. Cellerate and the other peer shuffle.
     flat = (
         tf.data.Dataset.from_tensor_slices(rows)
         .window(WINDOW, shift=1, drop_remainder=True)
@@ -143,7 +145,7 @@ def measure_peers(path: Path, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(1 + repeats):
         for name, (begin, count) in contestants.items():
-            # A new iterator each turn, gone at its end: its threads would work on in the others' turns.
+            # A new iterator each turn, deleted at its end: its threads would keep working in the turns of others.
             batches = begin()
             for _ in range(FIRST_BATCHES):
                 next(batches)

@@ -23,18 +23,18 @@ from cellerate.measure import as_timing
 
 BATCH, LENGTH = 128, 100
 CHECKED_STEPS = 3
-# How far the first losses may be from those of float64, as a share: of float32 what rounding can add up to after some
-# steps of Adam, which divides by small numbers; of bfloat16 one rounding of a number.
+# The allowed relative error of the first losses against float64: for float32 the rounding that adds up over some
+# Adam steps, which divide by small numbers; for bfloat16 one rounding of a number.
 BOUNDS = {"float32": 1e-4, "mixed_bfloat16": 2.0**-8}
-# Dropout draws other masks everywhere, so that only the size of the first loss can be told.
+# Dropout masks differ between contestants, so only the size of the first loss is comparable.
 RANDOM_BOUND = 0.02
-# What a contestant may take to start and to compile, two of them at a time.
+# The time limit of a contestant to start and compile, with two at a time.
 COMPILE_LIMIT_S = 60.0
 QUICK = {"units": 32, "batch": 4, "length": 8}
 
 
 class Contestant:
-    """A process that trains one model and says how long each step took."""
+    """A process that trains one model and reports the time of each step."""
 
     def __init__(self, book: Path, **settings: Any) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class Contestant:
     def steps(
         self, count: int, *, timed: bool = True, batch: int | None = None, limit_s: float | None = None
     ) -> list[float]:
-        """Run so many steps, of another batch than that of its settings if one is given, and keep their times.
+        """Run the given number of steps, at the given or the default batch size, and keep their times.
 
         Returns:
             Their losses.
@@ -112,7 +112,7 @@ def in_words(settings: Settings) -> str:
 
 
 class Contest:
-    """The races of a case: what was asked to take part, what did, and what could not.
+    """The races of a case: the invited contestants, those that took part, and those that could not.
 
     Args:
         book: The text.
@@ -180,7 +180,7 @@ class Contest:
         self._found |= {(one, same): found for one, found in zip(missing, two_at_a_time(runs), strict=True)}
         for variant, own in missing:
             for batch in batches if own else ():
-                # The very first loss is the same for all, whichever steps follow.
+                # The very first loss is the same for all kinds of steps.
                 self._found[(variant, own), same][batch][0] = self._found[(variant, False), same][batch][0]
         return {one: self._found[one, same] for one in asked}
 
@@ -203,7 +203,7 @@ class Contest:
         truth: dict[tuple[str, bool], dict[int, list[float]]],
         batches: Sequence[int],
     ) -> tuple[Contestant, float] | None:
-        """A contestant whose losses are right, and their error; None if it cannot take part."""
+        """A contestant with correct losses, and their error; None if it cannot take part."""
         way = (settings["backend"], settings["implementation"], settings["jit_compile"], settings["unroll"])
         if way in self._gave_up:
             self._refuse(settings, self._gave_up[way])
@@ -216,13 +216,13 @@ class Contest:
                 losses = each.steps(CHECKED_STEPS, timed=False, batch=batch, limit_s=COMPILE_LIMIT_S)
                 errors.append(check(settings, losses, truth[_judged_by(settings)][batch]))
         except RuntimeError as error:
-            # Wrong losses are a reason too. Of ours, any is a failure.
+            # Wrong losses are a reason too. For our contestants, any reason is a failure.
             each.close()
             if settings["implementation"].startswith("cellerate"):
                 raise
             reason = str(error)
             if isinstance(error, RefusedError):
-                # What did not compile for the smallest layer is not tried again for a larger one.
+                # A contestant that did not compile the smallest layer is not tried on a larger one.
                 reason = self._gave_up[way] = f"{reason} (H={settings['units']})"
             self._refuse(settings, reason)
             return None
@@ -256,7 +256,7 @@ def _judged_by(settings: Settings) -> tuple[str, bool]:
 
 
 def _dense(contestants: Sequence[Settings]) -> list[Settings]:
-    """The same, judged by torch: what every first loss is compared with."""
+    """The float64 losses from torch, the reference of all first losses."""
     return [one | {"backend": "torch"} for one in contestants]
 
 
@@ -273,7 +273,7 @@ def check(settings: Settings, losses: Sequence[float], truth: Sequence[float]) -
         raise RuntimeError(f"{name_of(settings)}: {len(losses)} losses to check beside {len(truth)}")
     errors = [abs(found - right) / abs(right) for found, right in zip(losses, truth, strict=True)]
     error = max(errors)
-    # A NaN is never within the bound, and no maximum either.
+    # A NaN must exceed the bound, and Python's `max` could drop it.
     if not all(each <= bound for each in errors):
         raise RuntimeError(
             f"{name_of(settings)}: its losses {losses} are {error:.1e} away from {truth}; allowed are {bound:.1e}"
@@ -299,7 +299,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def settings_of(backend: str, units: int, implementation: str, policy: str) -> Settings:
-    """Those of a contestant of the plain layer, as it comes."""
+    """The figures of a contestant on the plain layer with default settings."""
     return {
         "backend": backend,
         "units": units,

@@ -152,7 +152,7 @@ def load(data: Path, output: Path) -> dict[str, Any]:
 
 
 def huge(data: Path, output: Path) -> dict[str, Any]:
-    """Open and plan a thousand million rows in a file of holes, and take batches from all over it."""
+    """Open and plan a billion rows in a sparse file, and take batches from all over it."""
     from cellerate.data.series import PackedSeries, describe, open_series
     from cellerate.data.settings import Reading
     from cellerate.data.windows import SeriesBatches, WindowSettings

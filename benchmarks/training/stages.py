@@ -26,7 +26,7 @@ WAYS: Mapping[str, Sequence[str]] = {
     "two processes, each with half of the rows": ("--processes", "2"),
 }
 LAYERS, UNITS, EMBEDDING, BATCH, LENGTH = 4, 512, 64, 32, 64
-STEPS, EPOCHS = 6, 4  # the first epoch compiles, and is left out
+STEPS, EPOCHS = 6, 4  # the first epoch compiles and does not count
 QUICK_UNITS, QUICK_STEPS, QUICK_EPOCHS = 32, 3, 2
 TOLERANCE = 1e-4
 
@@ -42,7 +42,7 @@ def run(book: Path, *, quick: bool) -> dict[str, Any]:
         options = [*map(str, sizes), "--batch-size", str(BATCH), "--epochs", str(epochs)]
         for number, backend in enumerate(BACKENDS):
             ways = list(WAYS)
-            # Another one is the first on each backend.
+            # The first way changes with each backend.
             for way in ways[number:] + ways[:number]:
                 made = _trained(
                     text, Path(folder, f"{backend} {ways.index(way)}.keras"), backend, way, options
@@ -63,7 +63,7 @@ def run(book: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _trained(text: Path, output: Path, backend: str, way: str, options: Sequence[str]) -> dict[str, Any]:
-    """Train in one way; the median, the shortest and the longest time of a step, by epochs, and what else was seen."""
+    """Train in one way; return the median, shortest and longest step time of the epochs, and other facts."""
     words = cellerate("train", "text", text, "-o", output, "--backend", backend, *options, *WAYS[way])
     words += ["--validation-fraction", "0", "--log-every", "1", "--no-probe", "--json", "--quiet"]
     pinned = functools.partial(os.sched_setaffinity, 0, {min(os.sched_getaffinity(0))})

@@ -15,7 +15,7 @@ from benchmarks.training.race import BATCH, BOUNDS, LENGTH, Contest, Contestant,
 
 
 def contestants_of(units: int, policy: str, allocator: str = "kept") -> list[Settings]:
-    """Everything that can train the model in a precision, each in every way that may be its fastest."""
+    """All contestants that can train the model in a precision, in every way that may be their fastest."""
     ways: dict[str, list[dict[str, Any]]] = {
         # By itself Keras compiles no LSTM for XLA on TensorFlow; jax always compiles, torch never.
         "tensorflow": [{}, {"jit_compile": True}, {"jit_compile": True, "unroll": True}],
@@ -33,7 +33,7 @@ def contestants_of(units: int, policy: str, allocator: str = "kept") -> list[Set
 
 
 def plain_ways(found: Iterable[Settings]) -> list[Settings]:
-    """Those without an extra setting."""
+    """The contestants without an extra setting."""
     return [one for one in found if one["jit_compile"] == "auto" and not one["unroll"]]
 
 

@@ -20,7 +20,7 @@ from cellerate.observe.bench.contestant import allocator_found
 
 LENGTH, BATCH, UNITS, EMBEDDING = 100, 128, 256, 256
 LEARNING_RATE, CLIPNORM = 0.002, 1.0
-# Steps of plain Keras that are timed; keras-torch on a CPU takes seconds a step.
+# The timed steps of plain Keras; keras-torch on a CPU takes seconds a step.
 STOCK_STEPS = {"tensorflow": 40, "jax": 40, "torch": 8}
 
 
@@ -64,7 +64,7 @@ def stock(book: Path, backend: str) -> dict[str, Any]:
 
 
 def cellerate(book: Path, backend: str, epochs: int) -> dict[str, Any]:
-    """`cellerate train text` for whole epochs, and what it says of the held-out tail."""
+    """`cellerate train text` for whole epochs, with its result on the held-out tail."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         report = report_of(

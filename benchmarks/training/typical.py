@@ -25,7 +25,7 @@ AVX2: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
 }
-"""Variables that keep Cellerate, torch, its libraries, TensorFlow and JAX to the instructions of an ordinary laptop."""
+"""Variables that limit Cellerate, torch, its libraries, TensorFlow and JAX to the instructions of a common laptop."""
 
 
 class Contestant:
@@ -40,7 +40,7 @@ class Contestant:
     def steps(
         self, count: int, *, checked: bool = False, limit_s: float | None = None
     ) -> dict[str, list[float]]:
-        """Run so many steps and give their "seconds" and "losses"; `checked` ones drop nothing."""
+        """Run the given number of steps and return their "seconds" and "losses"; `checked` steps have no dropout."""
         found: dict[str, Any] = self._process.ask(
             [count, self.settings["batch"], checked], limit_s, "compile"
         )
@@ -53,7 +53,7 @@ class Contestant:
 
 
 def contestants_of(name: str, batch: int) -> list[Settings]:
-    """Everything that can train a model, each in every way that may be its fastest."""
+    """All contestants that can train a model, in every way that may be their fastest."""
     # By itself Keras compiles no LSTM for XLA on TensorFlow; jax always compiles, torch never.
     ways: list[tuple[str, str, Any]] = [
         ("tensorflow", "keras", "auto"),
@@ -70,7 +70,7 @@ def contestants_of(name: str, batch: int) -> list[Settings]:
 
 
 def settings_of(name: str, batch: int, backend: str, implementation: str, jit_compile: Any) -> Settings:
-    """Those of a contestant in float32."""
+    """The contestants in float32."""
     return {
         "model": name,
         "batch": batch,
@@ -115,7 +115,7 @@ def _race(name: str, batch: int, seconds: float) -> tuple[list[dict[str, Any]], 
             error = check(settings, losses, truths[settings["backend"] == "tensorflow"])
         except RuntimeError as reason:
             each.close()
-            # Of ours, any is a failure.
+            # For our contestants, any reason is a failure.
             if settings["implementation"].startswith("cellerate"):
                 raise
             words = str(reason)
@@ -176,7 +176,7 @@ def _truths(name: str, batch: int) -> dict[bool, list[float]]:
             found.append(each.steps(CHECKED_STEPS, checked=True)["losses"])
         finally:
             each.close()
-    # The very first loss is the same for all, whichever steps follow.
+    # The very first loss is the same for all kinds of steps.
     return {False: found[0], True: [found[0][0], *found[-1][1:]]}
 
 

@@ -1,4 +1,4 @@
-"""The other end of the contest of typical models: a process that trains one of them in one way.
+"""A contestant's process in the contest of typical models: it trains one model in one way.
 
 `typical` starts it, and tells it over its standard input what to do next: how many steps of how many rows, and whether
 they are checked, for which nothing is dropped.
@@ -60,7 +60,7 @@ def steps_of(settings: Settings, *, dropout: bool) -> Run:
 
 
 def contestant(settings: Settings) -> None:
-    """Read what to do and write times and losses, line by line."""
+    """Read requests and write times and losses, line by line."""
     import numpy as np
 
     model = MODELS[settings["model"]]

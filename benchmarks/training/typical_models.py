@@ -37,12 +37,12 @@ class Typical:
 
     @property
     def random(self) -> bool:
-        """True if a step draws random numbers, so that its loss is not that of another framework."""
+        """True if a step draws random numbers, so that its loss differs between frameworks."""
         return any(name == "dropout" for name, *_ in self.layers)
 
     @property
     def in_torch(self) -> bool:
-        """True if torch.nn.LSTM computes it, which has tanh only."""
+        """True if torch.nn.LSTM, which has only tanh, can compute the model."""
         return not any(name == "lstm" and "activation" in options for name, _, options in self._recurrent())
 
     @property
@@ -71,11 +71,11 @@ class Typical:
         return [(one[0], one[1], one[2]) for one in self.layers if one[0] == "lstm"]
 
     def data(self, rows: int, random: Any) -> tuple[Any, Any]:
-        """A batch: inputs (B, T, D) float32 or (B, T) int32, and what the loss compares outputs with."""
+        """A batch: inputs (B, T, D) float32 or (B, T) int32, and targets."""
         import numpy as np
 
         if self.vocabulary:
-            # Words are as frequent as in texts, by Zipf's law: novels and reviews repeat theirs more often still.
+            # Word frequencies follow Zipf's law; novels and reviews repeat words even more.
             share = 1 / (np.arange(self.vocabulary) + 3.7)
             ids = random.choice(self.vocabulary, (rows, self.steps + 1), p=share / share.sum()).astype(
                 np.int32
@@ -103,13 +103,13 @@ class Lines(Typical):
 
     @property
     def products(self) -> int:
-        """As of other models; what the decoder reads is a row of its table and the same vector at each step."""
+        """Count as for other models; the decoder reads a table row and the same vector at each step."""
         recurrent = 3 * self.steps * 4 * self.units * self.units
         dense = 2 * self.units * self.latent + self.latent * (self.embedding + 2 * self.units)
         return recurrent + dense + self.embedding * 4 * self.units + self.steps * self.units * self.vocabulary
 
     def data(self, rows: int, random: Any) -> tuple[Any, Any]:
-        """A batch of lines, all as long as they may be."""
+        """A batch of lines, all of the maximum length."""
         import numpy as np
 
         ids = random.integers(1, self.vocabulary, (rows, self.steps + 1), np.int32)
@@ -125,7 +125,7 @@ class Lines(Typical):
 
 
 def _stacked(units: tuple[int, ...], rate: float = 0.0, **options: Any) -> tuple[tuple[Any, ...], ...]:
-    """LSTMs over each other, the last of which gives its last output, each with a dropout behind it."""
+    """Stacked LSTMs, each followed by dropout; the last one returns its last output."""
     rows: list[tuple[Any, ...]] = []
     for place, count in enumerate(units, 1):
         rows.append(("lstm", count, {"sequences": place < len(units), **options}))
@@ -206,7 +206,7 @@ MODELS: dict[str, Typical] = {
 }
 """The models by their names."""
 SMALL = ("forecaster", "autoregressor", "bidirectional", "imdb", "characters-128")
-"""Those with layers of at most 128 units."""
+"""The models with layers of at most 128 units."""
 
 
 def keras_model(model: Typical, *, dropout: bool = True) -> Any:

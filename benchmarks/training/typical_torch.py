@@ -14,7 +14,7 @@ _NORM_EPSILON = 1e-3
 def torch_steps(
     model: Typical, *, compiled: bool, float64: bool = False, dropout: bool = True
 ) -> Callable[[list[Any]], tuple[list[float], list[float]]]:
-    """A function that runs steps on batches and gives their times and losses."""
+    """A function that runs steps on batches and returns their times and losses."""
     import torch
 
     torch.set_default_dtype(torch.float64 if float64 else torch.float32)
@@ -48,7 +48,7 @@ def torch_steps(
             optimizer.zero_grad()
             loss.backward()
             taken += 1
-            # Keras adds its epsilon before it corrects for the zeros that Adam starts from.
+            # Keras adds epsilon before the bias correction of Adam.
             optimizer.param_groups[0]["eps"] = EPSILON / (1 - 0.999**taken) ** 0.5
             optimizer.step()
             losses.append(loss.item())
@@ -59,7 +59,7 @@ def torch_steps(
 
 
 class _Lines:
-    """The sequence autoencoder, with the first weights that Keras's has, drawn in the same order."""
+    """The sequence autoencoder with the initial weights of Keras's, drawn in the same order."""
 
     def __init__(self, model: Lines) -> None:
         import numpy as np
@@ -148,7 +148,7 @@ def _copy(parameter: Any, name: str, shape: tuple[int, ...], random: Any) -> Non
 
 
 class _Stack:
-    """The layers of a model in torch, with the first weights that Keras's have."""
+    """The layers of a model in torch, with the initial weights of the Keras layers."""
 
     def __init__(self, model: Typical, *, dropout: bool) -> None:
         import numpy as np

@@ -9,24 +9,24 @@ import typer
 from support.runs import small_runs
 from support.runs.program import program_here
 
-# A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.
+# A shell that runs the tests in the background ignores Ctrl-C, and child processes inherit that.
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "sys.argv[0] = 'cellerate'; from cellerate.cli.main import main; main()"
 )
-# What every training of these tests has in common: it takes a second.
+# The options that every training of these tests shares; it takes a second.
 SMALL = {task: words.split() for task, words in small_runs.SMALL.items()}
 
 
 @pytest.fixture
 def cellerate(monkeypatch, capsys):
-    """Runs the program in this process: gives its exit code, stdout and stderr, and lets no traceback pass."""
+    """Run the program in this process; return its exit code, stdout and stderr; fail on a traceback."""
     return program_here(monkeypatch, capsys)
 
 
 @pytest.fixture
 def speak_of(monkeypatch):
-    """Has messages name the options of a verb, as if the command line of this process were for it."""
+    """Make messages name the options of a verb, as if this process ran that verb."""
     from cellerate.cli import main, words
 
     def speak(*verb):
@@ -38,7 +38,7 @@ def speak_of(monkeypatch):
 
 @pytest.fixture
 def start_cellerate():
-    """Starts the program as a process of its own; what is left of it is killed at the end."""
+    """Start the program in a separate process, and kill what is left of it at the end."""
     started = []
 
     def start(*words, **options):

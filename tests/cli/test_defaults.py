@@ -1,4 +1,4 @@
-"""An option that is left out means the same on the command line and in Python."""
+"""An omitted option has the same default on the command line and in Python."""
 
 import dataclasses
 import inspect
@@ -9,11 +9,11 @@ pytestmark = pytest.mark.keras
 
 
 def plain(value):
-    """A default as both faces may write it: nothing chosen is None, (), or []."""
+    """A default in one form: None, () and [] all mean that nothing is chosen."""
     return None if value in ([], ()) else value
 
 
-def test_options_that_are_left_out_mean_the_same_in_both_faces():
+def test_omitted_options_have_the_same_default_in_python_and_on_the_command_line():
     from cellerate.cli.inference import backtest, embed, evaluate, generate
     from cellerate.cli.shipping import export, pack
     from cellerate.tasks import exporting, inference, packing
@@ -37,7 +37,7 @@ def test_options_that_are_left_out_mean_the_same_in_both_faces():
     assert compared >= 15
 
 
-def test_settings_of_training_that_are_left_out_mean_the_same_in_both_faces():
+def test_omitted_training_settings_have_the_same_default_in_both():
     from cellerate.cli.training import embed as train_embed, series as train_series, text as train_text
     from cellerate.tasks import settings
     from cellerate.training.settings import TrainingSettings

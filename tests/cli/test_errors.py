@@ -1,4 +1,4 @@
-"""Failures of every verb end in one line and the exit code of their kind."""
+"""Failures of every verb give one line and the exit code of their kind."""
 
 import re
 import zipfile
@@ -96,7 +96,7 @@ def test_error_is_one_line_with_its_exit_code_and_writes_nothing(cellerate, here
     assert sorted(here.rglob("*")) == before
 
 
-def test_model_with_one_byte_changed_is_refused(cellerate, made, tmp_path):
+def test_model_with_one_changed_byte_is_refused(cellerate, made, tmp_path):
     content = bytearray((made / "text.keras").read_bytes())
     with zipfile.ZipFile(made / "text.keras") as archive:
         place = archive.getinfo("model.weights.h5").header_offset + 2000

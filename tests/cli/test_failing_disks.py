@@ -16,12 +16,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is preload
 
 
 def scheduled(folder: Path, most: int, *verbs: str) -> dict[str, dict[str, Any]]:
-    """What the schedule found, by verb."""
+    """The findings of the schedule, by verb."""
     disk = FailingFiles(folder / "control")
     environment = os.environ | disk.environment(build_library(folder))
     run = subprocess.run(
         [sys.executable, disk_schedule.__file__, str(folder), "0", str(most), *verbs],
-        # What is written is the same on every backend, so one will do.
+        # The files are the same on every backend, so one backend is enough.
         env=environment
         | {"PYTHONPATH": str(Path(disk_schedule.__file__).parents[2]), "KERAS_BACKEND": "jax"},
         stdout=subprocess.PIPE,
@@ -35,17 +35,17 @@ def scheduled(folder: Path, most: int, *verbs: str) -> dict[str, dict[str, Any]]
 def check(found: dict[str, dict[str, Any]]) -> None:
     for verb, of_verb in found.items():
         assert not of_verb["wrong"], f"{verb}: {of_verb['wrong'][:3]}"
-        # Hardly a fault passes unnoticed: only what is beside the output may fail without an error.
+        # Almost every fault gives an error: only files beside the output may fail silently.
         assert of_verb["failures"] >= of_verb["runs"] > 5, of_verb
         assert of_verb["ended well"] < of_verb["runs"] / 2, of_verb
 
 
-def test_packing_of_tables_on_a_failing_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_packing_tables_on_a_failing_disk_leaves_no_partial_output(tmp_path: Path) -> None:
     check(scheduled(tmp_path, 6, "pack data"))
 
 
 @pytest.mark.slow
-def test_no_verb_leaves_anything_half_done_on_a_failing_disk(tmp_path: Path) -> None:
+def test_verb_on_a_failing_disk_leaves_no_partial_output(tmp_path: Path) -> None:
     found = scheduled(tmp_path, 1000)
     assert found.keys() == disk_schedule.VERBS.keys()
     check(found)

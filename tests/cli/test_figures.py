@@ -26,7 +26,7 @@ def test_figures_of_one_target_are_a_table_with_units_and_a_verdict(capsys):
     ]
 
 
-def test_figures_of_several_targets_average_nothing_with_a_unit(capsys):
+def test_figures_of_several_targets_omit_averages_with_a_unit(capsys):
     figures = {"model": {"smape": 9.0, "scaled_mae": 0.5}, "last_value": {"smape": 9.0, "scaled_mae": 1.0}}
     targets = {f"t{n}": {"model": errors(1.0), "last_value": errors(2.0)} for n in range(10)}
     show_figures(report(by_target=targets) | figures)
@@ -37,7 +37,7 @@ def test_figures_of_several_targets_average_nothing_with_a_unit(capsys):
     assert lines[place + 1].split() == ["the", "model", "9.0", "0.5000"]
 
 
-def test_coverage_says_what_each_interval_holds(capsys):
+def test_coverage_is_shown_for_each_interval(capsys):
     show_figures(report(coverage={"q0.1": 0.123, "q0.9": 0.9}, interval_coverage={"80%": 0.777}))
     assert capsys.readouterr().out.splitlines()[-2] == (
         "coverage: the 80 % interval holds 77.7 % of the true values; "
@@ -45,7 +45,7 @@ def test_coverage_says_what_each_interval_holds(capsys):
     )
 
 
-def test_calibrated_intervals_say_what_they_hold_and_their_width_in_the_unit_of_one_target(capsys):
+def test_calibrated_intervals_show_coverage_and_width_in_the_target_unit(capsys):
     found = report(intervals={"0.8": {"coverage": 0.791, "width": 3.5}})
     show_figures(found)
     told = "calibrated 80 % interval: holds 79.1 % of the true values"
@@ -54,7 +54,7 @@ def test_calibrated_intervals_say_what_they_hold_and_their_width_in_the_unit_of_
     assert told in capsys.readouterr().out.splitlines()
 
 
-def test_worst_series_are_as_many_as_asked_for(capsys):
+def test_worst_series_are_limited_to_the_requested_number(capsys):
     rows = [{"series": f"s{n}", "windows": 5, **report()} for n in range(4)]
     rows = [{key: row[key] for key in ("series", "windows", "model", "last_value")} for row in rows]
     show_figures(report(by_series=rows), rank=2)
@@ -66,19 +66,19 @@ def test_worst_series_are_as_many_as_asked_for(capsys):
     assert "the worst" not in capsys.readouterr().out
 
 
-def test_baseline_that_is_missing_is_named_with_the_reason(capsys, speak_of):
+def test_missing_baseline_is_named_with_its_reason(capsys, speak_of):
     speak_of("evaluate")
     why = Message(f"it is judged on it ({argument('part', 'held-out')} has it)")
     show_figures(report(left_out={"nlinear": why}))
     assert "left out: NLinear, because it is judged on it (--part held-out has it)" in capsys.readouterr().out
 
 
-def test_figure_that_is_not_known_is_a_dash():
+def test_unknown_figure_is_a_dash():
     assert shown(None) == "-"
     assert shown(12_345_678.9) == "1.2346e+07"
 
 
-def test_judged_on_says_of_a_sample_what_it_is_of():
+def test_evaluated_sample_is_described_with_its_source():
     assert judged_on({"windows": 1000}, "windows", "windows") == "1,000 windows"
     said = judged_on({"windows": 1000, "sampled_from": 20000}, "windows", "windows")
     assert said == "1,000 of 20,000 windows, spread evenly, for lack of time"

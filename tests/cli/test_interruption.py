@@ -1,4 +1,4 @@
-"""What happens to a command that is stopped from outside, each time in a process of its own."""
+"""Commands stopped by signals, each in a separate process."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.keras
 
 
 def until(process, start):
-    """Reads stderr up to a line that begins with `start`; gives all lines read."""
+    """Read stderr up to a line that begins with `start`; return all lines read."""
     lines = []
     for line in process.stderr:
         lines.append(line)
@@ -28,7 +28,7 @@ def curve(folder):
 
 
 def history(folder):
-    """The history without what depends on the clock."""
+    """The history without clock times."""
     with (folder / "history.csv").open(newline="") as file:
         return [
             {
@@ -40,7 +40,7 @@ def history(folder):
         ]
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_that_command_goes_on(start_cellerate, cellerate, here, small):
+def test_ctrl_c_saves_and_prints_a_command_that_resumes(start_cellerate, cellerate, here, small):
     words = ["train", "text", "t.txt", "-o", "my model.keras", *small["text"], "--epochs", "3000"]
     process = start_cellerate(*words)
     until(process, "epoch 1/3000")
@@ -63,7 +63,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_that_command_goes_on(start_cellerate
     assert [record["epoch"] for record in training["history"]] == list(range(1, done + 3))
 
 
-def test_ctrl_c_before_the_first_epoch_is_over_says_so(start_cellerate, here, small):
+def test_ctrl_c_in_the_first_epoch_says_so(start_cellerate, here, small):
     (here / "t.txt").write_bytes((here / "t.txt").read_bytes() * 2000)
     process = start_cellerate(
         "train", "text", "t.txt", "-o", "m.keras", *small["text"], "--json", "--sample", "the "
@@ -74,7 +74,7 @@ def test_ctrl_c_before_the_first_epoch_is_over_says_so(start_cellerate, here, sm
     out, err = process.communicate(timeout=60)
     assert "Traceback" not in err
     assert process.returncode == 130
-    # Ctrl-C can come before the loop listens: then nothing has begun, and nothing needs to be said.
+    # Ctrl-C can come before the loop handles it: then nothing has begun, and no message is needed.
     if out:
         assert json.loads(out)["training"]["status"] == "interrupted"
         assert "interrupted in its first epoch" in err
@@ -85,7 +85,7 @@ def test_ctrl_c_before_the_first_epoch_is_over_says_so(start_cellerate, here, sm
 
 @pytest.mark.backends
 @pytest.mark.few_steps  # one of the runs is in the process of the tests: it is to leave to Keras what the others leave
-def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate, cellerate, here, small):
+def test_kill_then_resume_has_the_same_curve(start_cellerate, cellerate, here, small):
     words = ["--embedding", "4", "--units", "6", "--length", "8", "--batch-size", "8", "--dropout", "0.3"]
     words += ["--validation-fraction", "0.1", "--epochs", "12", "--log-every", "1"]
     assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
@@ -108,7 +108,7 @@ def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate,
 
 @pytest.mark.slow
 @pytest.mark.few_steps
-def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, here, small):
+def test_fifty_kills_at_random_moments_do_not_change_the_curve(start_cellerate, cellerate, here, small):
     words = ["--embedding", "4", "--units", "6", "--length", "8", "--batch-size", "8", "--dropout", "0.3"]
     words += ["--validation-fraction", "0.1", "--epochs", "400", "--log-every", "7"]
     assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
@@ -119,7 +119,7 @@ def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, he
             "train", "text", "t.txt", "-o", "killed.keras", *words, *resume, "--checkpoint-every-s", "0.001",
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        # It trains once there is another checkpoint; then it is killed at any moment.
+        # A new checkpoint shows that it trains; then the kill comes at a random moment.
         while max(folder.glob("checkpoint-*"), default=None) == newest:
             assert process.poll() is None, "it ended before it was killed"
             time.sleep(0.01)
@@ -135,7 +135,7 @@ def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, he
     assert {path.name for path in here.rglob(".*")} == {".lock"}
 
 
-def test_generate_whose_reader_has_gone_ends_quietly(start_cellerate, made):
+def test_generate_with_a_closed_stdout_ends_quietly(start_cellerate, made):
     process = start_cellerate("generate", made / "text.keras", "the ", "-n", "100000", "--seed", "1")
     assert process.stdout.read(10).startswith("the ")
     process.stdout.close()
@@ -143,7 +143,7 @@ def test_generate_whose_reader_has_gone_ends_quietly(start_cellerate, made):
     assert process.stderr.read() == ""
 
 
-def test_generate_stopped_by_ctrl_c_ends_with_130_quietly(start_cellerate, made):
+def test_generate_stopped_by_ctrl_c_exits_with_130_quietly(start_cellerate, made):
     process = start_cellerate("generate", made / "text.keras", "the ", "-n", "1000000", "--seed", "1")
     assert process.stdout.read(10).startswith("the ")
     process.send_signal(signal.SIGINT)
@@ -152,7 +152,7 @@ def test_generate_stopped_by_ctrl_c_ends_with_130_quietly(start_cellerate, made)
     assert "Traceback" not in err
 
 
-def test_ctrl_c_again_and_again_ends_with_no_traceback(start_cellerate, made):
+def test_repeated_ctrl_c_gives_no_traceback(start_cellerate, made):
     process = start_cellerate("generate", made / "text.keras", "the ", "-n", "1000000", "--seed", "1")
     assert process.stdout.read(10).startswith("the ")
     while process.poll() is None:

@@ -38,7 +38,7 @@ def test_help_lists_the_verbs(cellerate, words):
     ("words", "example"),
     [(["train", "t.txt", "-o", "m.keras"], "train text t.txt"), (["sweep", "t.txt"], "sweep text t.txt")],
 )
-def test_file_in_the_place_of_a_task_is_refused_with_the_tasks(cellerate, here, words, example):
+def test_file_instead_of_a_task_is_refused_with_a_list_of_tasks(cellerate, here, words, example):
     code, out, err = cellerate(*words)
     assert (code, out) == (2, "")
     said = " ".join(err.replace("│", " ").split())
@@ -72,7 +72,7 @@ def test_every_setting_has_help_from_its_docstring():
     assert helps["plateau_patience"].endswith('Needs `schedule="constant"`.')
 
 
-def test_help_of_recurrent_dropout_says_what_it_costs_here_and_not_in_keras(cellerate):
+def test_help_of_recurrent_dropout_states_its_cost_in_cellerate(cellerate):
     code, out, _ = cellerate("train", "text", "--help")
     assert code == 0
     found = out.partition("--recurrent-dropout")[2].partition("--layer-norm")[0]
@@ -98,7 +98,7 @@ def test_version_is_that_of_the_package(cellerate):
         ["nothing"],
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_where_help_is(cellerate, words):
+def test_wrong_usage_exits_with_2_and_points_to_help(cellerate, words):
     code, out, err = cellerate(*words)
     assert (code, out) == (2, "")
     assert "--help" in err or "-h" in err
@@ -115,14 +115,14 @@ def test_wrong_usage_ends_with_2_and_says_where_help_is(cellerate, words):
         (["--clipnorm", "1", "--clipvalue", "1"], "--clipnorm and --clipvalue cannot be used together"),
     ],
 )
-def test_value_out_of_range_ends_with_2_before_anything_heavy(cellerate, words, message):
+def test_value_out_of_range_exits_with_2_before_heavy_imports(cellerate, words, message):
     code, out, err = cellerate("train", "text", "t.txt", "-o", "m.keras", *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
 
 
-def test_unknown_backend_ends_with_5_and_names_the_three(cellerate, monkeypatch):
+def test_unknown_backend_exits_with_5_and_names_the_three(cellerate, monkeypatch):
     code, _, err = cellerate("explain", "m.keras", "--backend", "pytorch")
     assert code == 5
     assert "tensorflow, jax, torch" in err
@@ -132,7 +132,7 @@ def test_unknown_backend_ends_with_5_and_names_the_three(cellerate, monkeypatch)
     assert "KERAS_BACKEND" in err
 
 
-def test_unforeseen_error_is_one_line_and_its_traceback_is_there_on_request(cellerate, monkeypatch):
+def test_unexpected_error_is_one_line_with_a_traceback_on_request(cellerate, monkeypatch):
     def broken(**_):
         raise RuntimeError("out of memory\nin many words")
 
@@ -146,7 +146,7 @@ def test_unforeseen_error_is_one_line_and_its_traceback_is_there_on_request(cell
         main.main()
 
 
-def test_stdout_on_a_full_disk_ends_with_6(start_cellerate):
+def test_stdout_on_a_full_disk_exits_with_6(start_cellerate):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     with Path("/dev/full").open("w") as full:
@@ -156,7 +156,7 @@ def test_stdout_on_a_full_disk_ends_with_6(start_cellerate):
     assert err == "error: cannot write stdout: the disk is full; free some space or choose another folder.\n"
 
 
-def test_stdout_whose_reader_has_gone_ends_quietly(start_cellerate):
+def test_closed_stdout_ends_quietly(start_cellerate):
     process = start_cellerate("env")
     process.stdout.close()
     assert process.wait(timeout=60) == 0
@@ -168,7 +168,7 @@ def test_stdout_whose_reader_has_gone_ends_quietly(start_cellerate):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What `generate` was asked to do, without doing it."""
+    """The arguments of `generate`, without running it."""
     found = {}
 
     monkeypatch.setattr(generate, "start_backend_for", lambda _, backend: found.update(backend=backend))
@@ -207,14 +207,14 @@ def test_config_fills_options_and_the_command_line_wins(cellerate, seen, tmp_pat
         ("carry-states = 'perhaps'", "--carry-states"),
     ],
 )
-def test_config_that_is_wrong_ends_with_2_and_says_what(cellerate, tmp_path, text, message):
+def test_invalid_config_exits_with_2_and_names_the_error(cellerate, tmp_path, text, message):
     (tmp_path / "c.toml").write_text(text)
     code, out, err = cellerate("train", "text", "t.txt", "-o", "m.keras", "--config", tmp_path / "c.toml")
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_config_that_cannot_be_read_ends_with_2(cellerate, tmp_path):
+def test_unreadable_config_exits_with_2(cellerate, tmp_path):
     (tmp_path / "c.toml").write_bytes(b"\xff\xfe")
     for path, message in (
         (tmp_path / "no.toml", "there is no configuration file"),
@@ -229,7 +229,7 @@ def test_config_that_cannot_be_read_ends_with_2(cellerate, tmp_path):
 # --- what is printed
 
 
-def test_json_has_null_for_what_is_no_number(capsys):
+def test_json_has_null_for_nan_and_infinity(capsys):
     output.print_json({"a": float("nan"), "b": [float("inf"), (1.5, {"c": -float("inf")})], "d": Path("x")})
     assert capsys.readouterr().out == (
         '{\n  "a": null,\n  "b": [\n    null,\n    [\n      1.5,\n      {\n        "c": null\n      }\n    ]\n  ],\n'
@@ -244,7 +244,7 @@ def test_command_to_resume_is_the_command_line_quoted_with_resume_once(monkeypat
     assert output.command_to_resume() == "cellerate train --resume"
 
 
-def test_help_of_all_verbs_has_one_wording_for_one_thing():
+def test_help_of_all_verbs_words_the_same_option_the_same_way():
     found = [
         (path, one)
         for path, command in _verbs(typer.main.get_command(main.app))

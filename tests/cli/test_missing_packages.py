@@ -1,4 +1,4 @@
-"""A package that a command needs later is asked for before the command reads anything: here nothing can be read."""
+"""A command reports a missing package before it reads files: the files of these tests are unreadable."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.keras
 
 @pytest.fixture
 def without(monkeypatch):
-    """Makes a package one that is not installed, as far as Cellerate asks."""
+    """Make Cellerate find a package not installed."""
 
     def leave_out(package):
         find = importlib.util.find_spec
@@ -25,7 +25,7 @@ def without(monkeypatch):
 
 @pytest.fixture
 def unreadable(monkeypatch, tmp_path):
-    """A folder with data that are there, but that nothing can read."""
+    """A folder with data files that exist but are unreadable."""
     monkeypatch.chdir(tmp_path)
     for name in ("no.txt", "no.csv"):
         (tmp_path / name).write_bytes(bytes(range(256)))
@@ -63,7 +63,7 @@ SERIES = ("train", "series", "no.csv", "-o", "m.keras", "--target", "y")
     ],
     ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else value,
 )
-def test_missing_package_is_named_before_data_or_a_model_are_read(
+def test_missing_package_is_named_before_data_or_model_are_read(
     package, extra, words, without, cellerate, unreadable
 ):
     without(package)
@@ -89,9 +89,7 @@ def test_second_table_that_needs_a_package_is_named_before_the_first_is_opened(w
         open_known([tmp_path / "a.csv"], Reading(targets=["y"]), ["price"], tmp_path / "b.xlsx")
 
 
-def test_training_without_matplotlib_says_at_once_that_there_will_be_no_chart(
-    cellerate, monkeypatch, unreadable
-):
+def test_training_without_matplotlib_says_at_once_that_it_draws_no_chart(cellerate, monkeypatch, unreadable):
     from cellerate.machine import environment
 
     monkeypatch.setattr(environment, "package_version", lambda name: None)

@@ -33,7 +33,7 @@ def planted(monkeypatch):
     main._command.cache_clear()
 
 
-def test_planted_verb_stands_in_its_panel_and_explains_itself(cellerate):
+def test_planted_verb_appears_in_its_panel_with_help(cellerate):
     code, out, _ = cellerate("--help")
     assert code == 0
     panel = out[out.index("Use a model") :].split("╰")[0]
@@ -45,7 +45,7 @@ def test_planted_verb_stands_in_its_panel_and_explains_itself(cellerate):
     assert "cellerate weigh book.cell" in out
 
 
-def test_planted_verb_runs_and_its_errors_are_in_options(cellerate):
+def test_planted_verb_runs_and_its_errors_name_options(cellerate):
     assert cellerate("weigh", "book.cell", "--digits", "3") == (0, "0.333\n", "")
     assert cellerate("weigh", "air") == (3, "", "error: air has no weight. Set --digits 9.\n")
     code, out, err = cellerate("weigh", "book.cell", "--digits", "-1")

@@ -15,7 +15,7 @@ NEW = {"resume": False, "overwrite": False}
 
 @pytest.fixture(autouse=True)
 def there(monkeypatch, tmp_path):
-    """The text is there, which is looked at first."""
+    """Create the text file, which the command checks first."""
     (tmp_path / "t.txt").write_text("A text.")
     monkeypatch.chdir(tmp_path)
 
@@ -37,13 +37,13 @@ def there(monkeypatch, tmp_path):
         ),
     ],
 )
-def test_numbers_of_processes_that_cannot_be_are_refused(cellerate, tmp_path, words, said):
+def test_impossible_process_numbers_are_refused(cellerate, tmp_path, words, said):
     code, out, err = cellerate("train", "text", "t.txt", "-o", tmp_path / "m.keras", *words)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_tensorflow_is_refused_before_anything_starts(monkeypatch, tmp_path):
+def test_tensorflow_is_refused_before_any_process_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "select_backend", lambda _: "tensorflow")
     with pytest.raises(BackendError, match="backend='jax' or 'torch'"):
         running.start_training(
@@ -53,7 +53,7 @@ def test_tensorflow_is_refused_before_anything_starts(monkeypatch, tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The backend is not started, and every launch is noted."""
+    """Do not start the backend, and record every launch."""
     launched = []
 
     def launch(command, count, extra=None):
@@ -91,7 +91,7 @@ def test_stages_and_copies_are_started_together_and_measured_beside_one_process(
     assert started == [(1, ["CELLERATE_PROBE"]), (6, sorted([*divided, "CELLERATE_PROBE"])), (6, divided)]
 
 
-def test_probe_can_be_left_out(started, tmp_path):
+def test_measurement_of_processes_can_be_skipped(started, tmp_path):
     with pytest.raises(typer.Exit):
         running.start_training(
             None,
@@ -105,7 +105,7 @@ def test_probe_can_be_left_out(started, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"processes": 2}, {"ray": "local"}, {"processes": 2, "ray": "auto"}])
-def test_process_that_was_launched_starts_no_others(started, monkeypatch, tmp_path, settings):
+def test_launched_process_starts_no_other_processes(started, monkeypatch, tmp_path, settings):
     monkeypatch.setenv("CELLERATE_LAUNCHED", "1")
     assert not running.start_training(
         None, ProcessSettings(**settings), ["t.txt"], tmp_path / "m.keras", quiet=False, **NEW
@@ -113,7 +113,7 @@ def test_process_that_was_launched_starts_no_others(started, monkeypatch, tmp_pa
     assert started == ["backend"]
 
 
-def test_group_that_is_not_whole_is_an_error(started, monkeypatch, tmp_path):
+def test_incomplete_group_is_an_error(started, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="RANK, MASTER_ADDR, MASTER_PORT is not set"):
         running.start_training(None, ProcessSettings(), ["t.txt"], tmp_path / "m.keras", quiet=False, **NEW)

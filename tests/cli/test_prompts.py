@@ -1,4 +1,4 @@
-"""Lines that are typed or piped, and how they end."""
+"""Typed and piped prompts, and their ends."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.errors import DataError
 
 
-def test_lines_of_stdin_are_prompts_without_their_ends(monkeypatch, capsys):
+def test_each_line_of_stdin_is_a_prompt_without_its_newline(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Well,\r\n\n  two \nlast"))
     assert list(prompts()) == ["Well,", "  two ", "last"]
     assert capsys.readouterr() == ("", "")
@@ -38,7 +38,7 @@ def test_typed_lines_end_with_ctrl_d_and_ctrl_c_drops_one(monkeypatch, capsys):
     assert capsys.readouterr().out == "\n\n"
 
 
-def test_at_terminal_needs_both_ends(monkeypatch):
+def test_at_terminal_needs_stdin_and_stdout(monkeypatch):
     own, other = pty.openpty()
     with os.fdopen(own, "r") as terminal, os.fdopen(other, "w") as screen:
         monkeypatch.setattr(sys, "stdin", terminal)

@@ -1,4 +1,4 @@
-"""`embed`, `forecast` and `evaluate` into folders and by several processes, as the command line does them."""
+"""`embed`, `forecast` and `evaluate` into folders and with several processes, from the command line."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from support.runtime import packed_lines
 from support.runtime.packed_lines import LINES
 
 PROGRAM = Path(sys.executable).with_name("cellerate")
-# A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.
+# A shell that runs the tests in the background ignores Ctrl-C, and child processes inherit that.
 HEARING = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -29,7 +29,7 @@ MANY = LINES * 7_000
 
 
 def run(*words, **options):
-    """Runs the program in a process of its own."""
+    """Run the program in a separate process."""
     return subprocess.run(
         [PROGRAM, *map(str, words)], capture_output=True, text=True, check=False, timeout=120, **options
     )
@@ -50,7 +50,7 @@ def series(tmp_path):
     return tmp_path
 
 
-def test_two_processes_embed_what_one_does(lines):
+def test_two_processes_embed_like_one(lines):
     done = run("embed", "l.cell", "l.txt", "-o", "out", "--processes", "2", cwd=lines)
     assert (done.returncode, done.stdout, done.stderr) == (0, "out: 3 files\n", "")
     again = run("embed", "l.cell", "l.txt", "-o", "out", "--json", cwd=lines)
@@ -63,7 +63,7 @@ def test_two_processes_embed_what_one_does(lines):
     assert len({tuple(row) for row in vectors[: len(LINES)].tolist()}) > len(LINES) / 2
 
 
-def test_error_of_a_process_is_told_once_and_leaves_nothing(lines):
+def test_error_of_a_process_is_reported_once_and_leaves_no_files(lines):
     (lines / "l.txt").write_text("zoo\n")
     done = run("embed", "l.cell", "l.txt", "-o", "out", "--processes", "2", cwd=lines)
     assert (done.returncode, done.stdout) == (3, "")
@@ -73,7 +73,7 @@ def test_error_of_a_process_is_told_once_and_leaves_nothing(lines):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_pass_that_was_interrupted_goes_on(lines, processes):
+def test_interrupted_pass_resumes(lines, processes):
     (lines / "l.txt").write_text("\n".join(LINES * 40_000))
     words = ["embed", "l.cell", "l.txt", "-o", "out", "--processes", str(processes)]
     started = subprocess.Popen(
@@ -100,7 +100,7 @@ def test_pass_that_was_interrupted_goes_on(lines, processes):
     assert not list((lines / "out").glob(".*unfinished*"))
 
 
-def test_two_commands_do_not_write_one_folder(lines):
+def test_second_command_into_one_folder_is_refused(lines):
     (lines / "l.txt").write_text("\n".join(LINES * 40_000))
     first = subprocess.Popen([PROGRAM, "embed", "l.cell", "l.txt", "-o", "out"], cwd=lines)
     while not (lines / "out" / "_about.json").exists():
@@ -121,7 +121,7 @@ def test_two_commands_do_not_write_one_folder(lines):
         (["forecast", "f.cell", "s.csv", "-o", "out", "--plot", "p.png"], "plot is for a few series"),
     ],
 )
-def test_outputs_that_do_not_fit_are_refused(cellerate, tmp_path, monkeypatch, words, said):
+def test_unsuitable_outputs_are_refused(cellerate, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     code, out, err = cellerate(*words)
     assert (code, out) == (2, "")
@@ -129,7 +129,7 @@ def test_outputs_that_do_not_fit_are_refused(cellerate, tmp_path, monkeypatch, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_started_elsewhere_share_a_folder_and_tell_the_figures_at_the_end(series):
+def test_externally_started_processes_share_a_folder_and_print_figures_last(series):
     first = {"RANK": "1", "WORLD_SIZE": "2"}
     refused = run("evaluate", "f.cell", "s.csv", "--processes", "2", cwd=series, env={**os.environ, **first})
     assert (refused.returncode, "name it with -o" in refused.stderr) == (2, True)
@@ -150,7 +150,7 @@ def test_forecasts_go_into_a_folder_or_one_file(series):
     assert pq.read_table(series / "out").equals(pq.read_table(series / "one.parquet"))
 
 
-def test_several_processes_judge_what_one_does(series):
+def test_several_processes_evaluate_like_one(series):
     one = json.loads(run("evaluate", "f.cell", "s.csv", "--json", cwd=series).stdout)
     before = sorted(series.iterdir())
     shared = run("evaluate", "f.cell", "s.csv", "--json", "--processes", "2", cwd=series)

@@ -1,4 +1,4 @@
-"""How soon a training says something and computes: by what it imports and compiles before, not by the clock."""
+"""The start of a training, measured by imports and compilations instead of the clock."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from cellerate.cli.backend import start_backend
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
-# Runs the program up to an event, and prints on stdout what had happened by then.
+# Runs the program up to an event, and prints the imports and compilations before it.
 UNTIL = """
 import json, os, sys
 compiled = []
@@ -52,7 +52,7 @@ else:
 sys.argv = ["cellerate", *sys.argv[2:]]
 main.main()
 """
-# What a first step needs none of, though Keras, JAX or torch would import it.
+# Modules that a first step does not need, though Keras, JAX or torch would import them.
 NEEDLESS = {"matplotlib", "pandas", "sklearn", "IPython", "wandb", "mlflow", "onnx", "onnxruntime", "uvicorn"}
 TASKS = [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")]
 
@@ -70,7 +70,7 @@ def training(small, task, data):
 
 
 @pytest.mark.parametrize(("task", "data"), TASKS)
-def test_first_line_is_said_before_anything_heavy_is_imported(here, small, task, data):
+def test_first_line_is_printed_before_heavy_imports(here, small, task, data):
     found, said = until("line", *training(small, task, data))
     assert said == f"training m.keras on {data}: starting {keras.backend.backend()}\n"
     packages = {name.partition(".")[0] for name in found["modules"]}
@@ -80,7 +80,7 @@ def test_first_line_is_said_before_anything_heavy_is_imported(here, small, task,
 
 
 @pytest.mark.parametrize(("task", "data"), TASKS)
-def test_first_step_needs_neither_other_packages_nor_many_programs(here, small, task, data):
+def test_first_step_imports_few_packages_and_compiles_few_programs(here, small, task, data):
     found, _ = until("step", *training(small, task, data), "--implementation", "auto")
     packages = {name.partition(".")[0] for name in found["modules"]}
     others = {"tensorflow", "torch", "jax"} - {keras.backend.backend()}
@@ -98,8 +98,8 @@ def processor_s():
 
 @pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="the backend whose start takes longest")
-def test_training_says_a_line_in_half_a_second_and_trains_in_six(here, shared_data, monkeypatch):
-    """In seconds of the processor, to which other programs add little; the first run compiles, the others load."""
+def test_training_prints_a_line_in_half_a_second_and_trains_in_six(here, shared_data, monkeypatch):
+    """Times are processor seconds, little affected by other programs; the first run compiles, later runs load."""
     monkeypatch.setenv("XLA_FLAGS", "")  # as users run it
     words = [
         "train",
@@ -122,7 +122,7 @@ def test_training_says_a_line_in_half_a_second_and_trains_in_six(here, shared_da
     assert min(seconds["step"][1:]) < 0.8 * seconds["step"][0]
 
 
-def test_advice_on_functions_compiled_again_is_left_out_and_other_warnings_are_shown():
+def test_recompilation_advice_is_hidden_and_other_warnings_are_shown():
     start_backend(keras.backend.backend())
     said = [
         "5 out of the last 11 calls to f triggered tf.function retracing.",
@@ -132,7 +132,7 @@ def test_advice_on_functions_compiled_again_is_left_out_and_other_warnings_are_s
     assert [bool(logging.getLogger("tensorflow").filter(record)) for record in records] == [False, True]
 
 
-def test_module_is_run_as_the_command():
+def test_module_runs_as_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "cellerate", "forecast"],
         capture_output=True,

@@ -14,7 +14,7 @@ def german(path):
     path.write_bytes("\n".join(line.replace(",", ";").replace(".", ",") for line in lines).encode("utf-16"))
 
 
-def test_verbs_tell_how_they_read_a_table_and_take_its_options(cellerate, here, made):
+def test_verbs_report_how_they_read_a_table_and_accept_its_options(cellerate, here, made):
     plain = cellerate("forecast", made / "series.keras", "s.csv")
     german(here / "s.csv")
     code, shown, told = cellerate("forecast", made / "series.keras", "s.csv")
@@ -30,7 +30,7 @@ def test_verbs_tell_how_they_read_a_table_and_take_its_options(cellerate, here, 
     assert code == 0 and "',' decimal" in told
 
 
-def test_options_of_tables_are_repeated_as_they_are_typed():
+def test_options_of_tables_are_repeated_as_typed():
     given = TableOptions(separator="\t", decimal=",", thousands="none", header="no", skip_lines=2)
     assert " ".join(given_words(given)) == (
         "--separator tab --decimal , --thousands none --header no --skip-lines 2"
@@ -39,7 +39,7 @@ def test_options_of_tables_are_repeated_as_they_are_typed():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_what_is_notes_at_end_is_shown_once_and_warnings_even_if_quiet(quiet, capsys, speak_of):
+def test_notes_are_shown_once_and_warnings_even_if_quiet(quiet, capsys, speak_of):
     speak_of("train", "series")
     with notes_at_end(quiet) as told:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Messages of the library in the words of the command line."""
+"""Messages of the library with arguments named as options of the command line."""
 
 import pytest
 import typer
@@ -33,7 +33,7 @@ PROGRAM = typer.main.get_command(app)
         ("backtest", f"take fewer folds, or {argument('refit', True)}", "take fewer folds, or --refit"),
         ("train series", f"Try {argument('clipnorm', 1)} or {argument('learning_rate', 0.01)}.",
          "Try --clipnorm 1 or --learning-rate 0.01."),
-        # An argument that is not an option of the verb is in Python's words, and what is not marked stays.
+        # An argument that is not an option of the verb keeps its Python name, and unmarked text stays.
         ("train text", f"with {argument('drop_last', False)} every id counts", "with drop_last=False every id counts"),
         ("env", f"{argument('batch_size', 3)}", "batch_size=3"),
         ("train text", "the column 'batch_size' of units=4 in batch_size.py",
@@ -41,7 +41,7 @@ PROGRAM = typer.main.get_command(app)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Message, ConfigError])
-def test_message_speaks_of_the_options_of_its_verb_and_leaves_the_rest(verb, message, shown, kind):
+def test_message_names_options_of_its_verb_and_keeps_other_arguments(verb, message, shown, kind):
     assert in_options(kind(message), verb_of(PROGRAM, verb.split())) == shown
 
 
@@ -55,12 +55,12 @@ def test_message_speaks_of_the_options_of_its_verb_and_leaves_the_rest(verb, mes
         ([], None),
     ],
 )
-def test_verb_is_the_one_that_the_command_line_names(words, name):
+def test_verb_is_read_from_the_command_line(words, name):
     found = verb_of(PROGRAM, words)
     assert found is PROGRAM if name is None else found.name == name
 
 
-def test_error_of_a_verb_is_shown_in_its_words(cellerate, here):
+def test_error_of_a_verb_names_its_options(cellerate, here):
     (here / "m.keras").write_text("")
     code, _, err = cellerate("train", "text", "t.txt", "-o", "m.keras", "-q")
     assert code == 2

@@ -9,7 +9,7 @@ from support.kernels import gpu_cases
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the backend compute on a GPU, as far as Cellerate asks; Keras's own code stays on the CPU."""
+    """Make Cellerate see a GPU; Keras's own code stays on the CPU."""
     gpu_cases.emulate(monkeypatch)
     monkeypatch.setattr(fused.bridge(), "gpu_available", lambda: True)
     if keras.backend.backend() == "jax":
@@ -20,9 +20,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         jax.ffi.register_ffi_target("cellerate_launch", native.core().xla_launch_on_host(), platform="cpu")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not want
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of tests on each implementation, those on the emulated GPU are slow unless they are marked `quick_on_gpu`."""
+    """Mark tests on the emulated GPU as slow unless they are marked `quick_on_gpu`."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         quick = item.get_closest_marker("quick_on_gpu") is not None

@@ -30,7 +30,7 @@ pytestmark = [
 
 BACKEND = keras.backend.backend()
 B, T, V = 16, 12, 14
-# A walk in which each id depends on the one before: something to learn.
+# A learnable sequence: each id depends on the one before.
 WALK = np.cumsum(np.random.default_rng(0).integers(1, 4, (5 * B, T + 1)), axis=1).astype("int32") % V
 IDS, NEXT = WALK[:, :-1], WALK[:, 1:]
 
@@ -44,7 +44,7 @@ def seeded() -> Iterator[None]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names of the arrays that each call of the native core was given; when traced, each trace."""
+    """The names of the arrays passed to each call of the native core; in traced code, one entry a trace."""
     seen: list[list[str]] = []
     run = fused.bridge().run
 
@@ -86,10 +86,10 @@ def attributes(model: keras.Model) -> dict[str, dict[str, Any]]:
     }
 
 
-# What stays as it is.
+# Properties that stay.
 
 
-def test_accelerate_returns_the_model_with_its_weights_and_configuration() -> None:
+def test_accelerate_keeps_the_weights_and_configuration_of_the_model() -> None:
     model = text_model()
     config, weights = model.get_config(), [id(w) for w in model.weights]
     assert accelerate(model) is model
@@ -103,7 +103,7 @@ def test_accelerate_returns_the_model_with_its_weights_and_configuration() -> No
 @pytest.mark.parametrize(
     "undo", [restore, lambda model: accelerate(model, "keras")], ids=["restore", "keras"]
 )
-def test_restore_gives_back_exactly_what_was_there(undo: Callable[[Any], Any], calls: list[Any]) -> None:
+def test_restore_brings_back_the_original_layers(undo: Callable[[Any], Any], calls: list[Any]) -> None:
     inner = keras.Sequential([keras.Input((T, 3)), layers.Bidirectional(layers.LSTM(4, activation="relu"))])
     x = keras.Input((T,), dtype="int32")
     model = keras.Model(x, inner(layers.Embedding(V, 3)(x)))
@@ -117,7 +117,7 @@ def test_restore_gives_back_exactly_what_was_there(undo: Callable[[Any], Any], c
     assert calls == []
 
 
-def test_restored_gives_keras_code_for_a_while_even_amid_a_fit() -> None:
+def test_restored_runs_keras_code_within_its_block_even_during_fit() -> None:
     model = accelerate(text_model())
     before = attributes(model)
     with pytest.raises(KeyError), restored(model):
@@ -134,7 +134,7 @@ def test_restored_gives_keras_code_for_a_while_even_amid_a_fit() -> None:
     assert is_accelerated(lstm_of(model))
 
 
-def test_clone_of_an_accelerated_model_is_keras_alone_and_computes_the_same(calls: list[Any]) -> None:
+def test_clone_of_an_accelerated_model_is_plain_keras_with_equal_outputs(calls: list[Any]) -> None:
     model = accelerate(text_model())
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
@@ -159,7 +159,7 @@ assert "cellerate" not in sys.modules
 """
 
 
-def test_accelerated_and_trained_model_loads_where_there_is_no_cellerate(tmp_path: Path) -> None:
+def test_trained_accelerated_model_loads_without_cellerate(tmp_path: Path) -> None:
     model = compiled(accelerate(text_model(recurrent_dropout=0.1)))
     model.fit(IDS, NEXT, batch_size=B, verbose=0)
     model.save(tmp_path / "a.keras")
@@ -185,7 +185,7 @@ def test_accelerate_after_fit_takes_effect_and_so_does_restore(calls: list[Any])
         assert bool(calls) is is_accelerated(lstm_of(model))
 
 
-# The engine draws other random numbers than Keras.
+# The engine and Keras draw different random numbers.
 @pytest.mark.parametrize(("engine", "dropout"), [("off", 0.2), ("require", 0.0)])
 def test_each_entry_point_of_a_model_equals_keras(engine: str, dropout: float) -> None:
     results = []
@@ -205,7 +205,7 @@ def test_each_entry_point_of_a_model_equals_keras(engine: str, dropout: float) -
 @pytest.mark.parametrize(
     "options", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=["eager", "steps"]
 )
-def test_training_another_way_equals_keras(options: dict[str, Any]) -> None:
+def test_eager_and_multi_step_training_equals_keras(options: dict[str, Any]) -> None:
     if BACKEND == "torch" and "steps_per_execution" in options:
         pytest.skip("Keras on torch takes one step at a time")
     losses = []
@@ -262,8 +262,8 @@ def test_export_runs_keras_code_and_computes_the_same(how: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_training_goes_as_with_keras(policy: str) -> None:
-    """On TensorFlow with SGD: there Keras gives Adam the Embedding's gradient step by step, not summed."""
+def test_training_curve_equals_keras(policy: str) -> None:
+    """TensorFlow takes SGD, because Keras gives Adam there an unsummed Embedding gradient."""
     curves = []
     for step in (lambda model: model, accelerate):
         keras.config.set_dtype_policy(policy)
@@ -285,7 +285,7 @@ def test_training_goes_as_with_keras(policy: str) -> None:
 # enable and disable.
 
 
-def test_enable_accelerates_what_is_created_loaded_and_cloned_until_disable(tmp_path: Path) -> None:
+def test_enable_accelerates_created_loaded_and_cloned_models_until_disable(tmp_path: Path) -> None:
     plain, originals = text_model(), (layers.LSTM.__init__, layers.Embedding.__init__)
     plain.save(tmp_path / "a.keras")
     enable()
@@ -310,7 +310,7 @@ def test_enable_accelerates_what_is_created_loaded_and_cloned_until_disable(tmp_
     np.testing.assert_allclose(ops.convert_to_numpy(made[1](x)), ops.convert_to_numpy(plain(x)), atol=1e-6)
 
 
-def test_enable_accelerates_what_is_around_the_lstms_when_a_model_is_compiled() -> None:
+def test_enable_accelerates_the_other_layers_when_a_model_is_compiled() -> None:
     original = keras.Model.compile
     enable()
     model = keras.Sequential([keras.Input((8, 4)), layers.LSTM(6), layers.Dense(3)])
@@ -337,7 +337,7 @@ def test_enable_captures_the_training_step_on_a_gpu(gpu: None) -> None:
     assert "make_train_function" not in vars(model)
 
 
-def test_enable_leaves_what_it_cannot_run_and_named_refuses_it() -> None:
+def test_enable_skips_unsupported_layers_and_named_refuses_them() -> None:
     class Mine(layers.LSTM):
         def inner_loop(self, *args: Any, **keywords: Any) -> Any:
             return super().inner_loop(*args, **keywords)
@@ -352,7 +352,7 @@ def test_enable_leaves_what_it_cannot_run_and_named_refuses_it() -> None:
     assert not is_accelerated(layers.LSTM(4))
 
 
-# What is refused.
+# Refusals.
 
 UNFIT: dict[str, tuple[Callable[[], layers.LSTM], str]] = {
     "softmax": (lambda: layers.LSTM(4, activation="softmax"), "activation: softmax"),
@@ -416,7 +416,7 @@ def test_refusal_of_a_named_implementation_names_every_layer() -> None:
         accelerate(keras.Sequential([keras.Input((3, 2)), *chain]), "cellerate-cpu")
 
 
-def test_a_refusal_leaves_an_accelerated_model_accelerated() -> None:
+def test_refusal_keeps_an_accelerated_model_accelerated() -> None:
     good, bad = layers.LSTM(4, return_sequences=True), layers.LSTM(4, activation="softmax")
     model = accelerate(keras.Sequential([keras.Input((3, 2)), good, bad]))
     with pytest.raises(ModelError, match=bad.name):
@@ -445,7 +445,7 @@ def test_wrong_arguments_are_refused() -> None:
             cellerate.set_num_threads(count)  # type: ignore[arg-type]
 
 
-def test_number_of_threads_changes_no_bit_of_a_small_batch() -> None:
+def test_any_number_of_threads_gives_the_same_bits_for_a_small_batch() -> None:
     model, before = accelerate(text_model()), native.num_threads()
     try:
         results = []
@@ -476,7 +476,7 @@ def test_without_the_native_core_keras_runs_and_everything_says_so(
     assert "not installed" in str(explain(model))
 
 
-def test_a_core_without_vector_instructions_is_taken_where_keras_is_no_faster_or_by_name(
+def test_core_without_vector_instructions_runs_where_keras_is_not_faster_or_by_name(
     calls: list[Any],
 ) -> None:
     model, before = compiled(text_model()), native.target()

@@ -46,7 +46,7 @@ def trained(*, accelerated: bool, repeated: bool) -> tuple[np.ndarray, list[np.n
 
 
 @pytest.mark.parametrize("repeated", [False, True], ids=["one-row", "repeated"])
-def test_state_of_one_row_is_broadcast_and_trained(repeated: bool) -> None:
+def test_initial_state_of_one_row_is_broadcast_and_trained(repeated: bool) -> None:
     outputs, weights = trained(accelerated=True, repeated=repeated)
     right_outputs, right_weights = trained(accelerated=False, repeated=True)
     np.testing.assert_allclose(outputs, right_outputs, atol=1e-6)
@@ -55,7 +55,7 @@ def test_state_of_one_row_is_broadcast_and_trained(repeated: bool) -> None:
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX's own loop refuses such a state")
-def test_recurrent_dropout_of_a_state_of_one_row_is_one_mask_for_all_rows() -> None:
+def test_recurrent_dropout_with_a_one_row_state_shares_one_mask() -> None:
     found = []
     for accelerated in (False, True):
         keras.utils.set_random_seed(3)

@@ -33,7 +33,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_batches_in_turn_equal_one_call_over_the_whole_sequence(name):
+def test_consecutive_batches_equal_one_call_over_the_whole_sequence(name):
     model = MODELS[name]()
     whole = keras.ops.convert_to_numpy(model(IDS))
     carried = carried_states(model, B)
@@ -48,7 +48,7 @@ def test_fit_carries_states_from_batch_to_batch(name):
     model = MODELS[name]()
     whole = keras.ops.convert_to_numpy(model(IDS))
     carried = carried_states(model, B)
-    # A learning rate of zero leaves the weights alone, so that only the states can tell.
+    # A learning rate of zero keeps the weights, so only the states can change the result.
     carried.model.compile(
         keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
@@ -58,7 +58,7 @@ def test_fit_carries_states_from_batch_to_batch(name):
 
 
 @pytest.mark.parametrize("implementation", ["auto", "cellerate-cpu"])
-def test_carried_layer_runs_what_was_named_for_the_original(implementation):
+def test_carried_layer_keeps_the_named_implementation(implementation):
     model = accelerate(MODELS["lstm"](), implementation)
     wrappers = [layer for layer in carried_states(model, B).model.layers if isinstance(layer, CarriedRNN)]
     assert len(wrappers) == 2
@@ -77,7 +77,7 @@ def test_carried_model_trains_the_weights_of_the_original():
     assert len(model.weights) == len(before)
 
 
-def test_carried_states_of_a_masked_model_stop_at_the_mask():
+def test_carried_states_do_not_change_at_masked_steps():
     ids = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(V, 4, mask_zero=True)(ids)
     model = keras.Model(ids, keras.layers.LSTM(5, return_sequences=True)(x))
@@ -120,6 +120,6 @@ def test_carried_states_of_an_accelerated_model_equal_those_of_keras(masked):
     ],
     ids=["bidirectional", "backwards", "none"],
 )
-def test_model_whose_states_cannot_go_on_is_refused(layer, said):
+def test_model_whose_states_cannot_be_carried_is_refused(layer, said):
     with pytest.raises(ModelError, match=said):
         carried_states(model_of(layer()), B)

@@ -1,4 +1,4 @@
-"""On a GPU an accelerated layer takes cuDNN where that is faster, and measures it once; the GPU is an emulated one."""
+"""On a GPU an accelerated layer takes cuDNN where one measurement finds it faster; the GPU is emulated."""
 
 import json
 import threading
@@ -39,14 +39,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget() -> None:
-    """Makes this another process, which knows the file alone."""
+    """Forget the times in memory, as a new process that has only the file."""
     timing_cache._read.cache_clear()
     cudnn_choice._answers.clear()
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """What the contests give, one after the other; they are given ours as the faster one."""
+    """The arguments of all contests in order; each contest finds our kernel faster."""
     seen: list[dict[str, float]] = []
 
     class Timed:
@@ -60,14 +60,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
         return {name: Timed(seen[-1][name]) for name in contestants}
 
     monkeypatch.setattr(cudnn_choice, "time_alternating", alternate)
-    # Keras's own function for JAX refuses where there is no GPU.
+    # Keras's own function for JAX refuses to run without a GPU.
     monkeypatch.setattr(cudnn_choice, "_keras", cudnn_choice._ours)
     return seen
 
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls of Cellerate's kernels, but for those of a contest."""
+    """The calls of Cellerate's kernels, except those of a contest."""
     seen: list[Any] = []
     run = fused_lstm.run
     monkeypatch.setattr(fused_lstm, "run", lambda *given: seen.append(given) or run(*given))
@@ -78,7 +78,7 @@ def outputs(layer: Any, x: np.ndarray = X, **given: Any) -> np.ndarray:
     return ops.convert_to_numpy(layer(ops.convert_to_tensor(x), **given))
 
 
-def test_contest_is_held_once_and_remembered_on_disk(
+def test_contest_runs_once_and_its_result_is_kept_on_disk(
     measured: list[Any], ours: list[Any], cache: Path
 ) -> None:
     layer = accelerate(layers.LSTM(H))
@@ -97,7 +97,9 @@ def test_contest_is_held_once_and_remembered_on_disk(
     assert all(name.startswith("emulated, CUDA 13.0; ") for name in remembered) and len(remembered) == 3
 
 
-def test_layer_that_cudnn_runs_faster_is_keras_own(measured: list[Any], ours: list[Any], cache: Path) -> None:
+def test_layer_that_cudnn_runs_faster_goes_to_keras(
+    measured: list[Any], ours: list[Any], cache: Path
+) -> None:
     layer = layers.LSTM(H)
     stock = outputs(layer)
     outputs(accelerate(layer))
@@ -108,13 +110,13 @@ def test_layer_that_cudnn_runs_faster_is_keras_own(measured: list[Any], ours: li
     forget()
     np.testing.assert_array_equal(outputs(layer), stock)
     assert ours == [] and len(measured) == 1
-    # One that is named is taken.
+    # A named implementation runs without a contest.
     outputs(accelerate(layer, "cellerate-cuda"))
     assert len(ours) == 1
 
 
 def plain_lstm(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
-    """An LSTM of the framework's own operations, which stands in for cuDNN."""
+    """A replacement for cuDNN, built from operations of the framework."""
     h, c, outputs = h0, c0, []
     for t in range(x.shape[1]):
         z = ops.matmul(x[:, t], kernel) + ops.matmul(h, recurrent_kernel) + bias
@@ -140,7 +142,7 @@ CONTESTS = {
 
 
 @pytest.mark.parametrize(("seconds", "wins", "training"), CONTESTS.values(), ids=CONTESTS)
-def test_contest_with_a_kernel_that_is_not_ours_goes_to_the_faster_one_and_a_tie_to_ours(
+def test_contest_goes_to_the_faster_kernel_and_a_tie_to_ours(
     ours: list[Any],
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +189,7 @@ def test_damaged_file_of_times_is_measured_anew(measured: list[Any], cache: Path
     assert len(json.loads((cache / "cuda-times.json").read_text())) == 1 + ("x" in content)
 
 
-def test_times_that_cannot_be_written_are_known_to_the_process(
+def test_times_that_cannot_be_written_are_kept_in_memory(
     measured: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CELLERATE_CACHE", "/dev/null/nowhere")
@@ -208,7 +210,7 @@ def test_layer_that_cudnn_cannot_run_needs_no_contest(
     assert measured == [] and len(ours) == 2
 
 
-def test_contest_is_held_while_a_model_is_traced_and_really_times_both(ours: list[Any], cache: Path) -> None:
+def test_contest_during_tracing_times_both_kernels(ours: list[Any], cache: Path) -> None:
     model = keras.Sequential([keras.Input((T, D)), layers.LSTM(H), layers.Dense(1)])
     assert not (cache / "cuda-times.json").exists()
     accelerate(model).compile("sgd", "mse")
@@ -219,7 +221,7 @@ def test_contest_is_held_while_a_model_is_traced_and_really_times_both(ours: lis
     assert ("cudnn" in times) is (BACKEND == "torch")
 
 
-def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and_ends(
+def test_contest_of_a_batch_larger_than_one_wave_measures_each_row_count_and_ends(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     monkeypatch.setattr(selfcheck, "step_us", STEP_US)
@@ -231,7 +233,7 @@ def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and
     x = np.random.default_rng(0).normal(size=(17, T, D)).astype("float32")
     layer = accelerate(layers.LSTM(H))
     done: list[np.ndarray] = []
-    # In a thread, so that a lock that nobody opens fails the test in place of hanging the suite.
+    # A thread, so that a deadlock fails the test instead of hanging the suite.
     thread = threading.Thread(target=lambda: done.append(outputs(layer, x, training=True)), daemon=True)
     thread.start()
     thread.join(timeout=120)
@@ -243,7 +245,7 @@ def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and
     assert sum(" LSTM, (B, T, D, H) = (32, 4, 8, 6)" in name for name in times) == 1
 
 
-def test_contest_is_remembered_for_the_gpu_that_the_arrays_are_on(
+def test_contest_is_kept_for_the_gpu_that_holds_the_arrays(
     measured: list[Any], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     gpu_cases.emulated_gpu.replace_driver(monkeypatch, count=2)
@@ -253,7 +255,7 @@ def test_contest_is_remembered_for_the_gpu_that_the_arrays_are_on(
     assert [name.split(";")[0] for name in json.loads((cache / "cuda-times.json").read_text())] == ["GPU 1"]
 
 
-def test_bidirectional_is_not_handed_to_cudnn_as_one() -> None:
+def test_bidirectional_layer_does_not_go_to_cudnn_as_a_whole() -> None:
     layer = layers.Bidirectional(layers.LSTM(H))
     before = dict(vars(layer))
     accelerate(layer)
@@ -263,7 +265,7 @@ def test_bidirectional_is_not_handed_to_cudnn_as_one() -> None:
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the other backends compile a step themselves")
-def test_training_step_on_torch_is_captured_unless_it_is_somebodys_own(measured: list[Any]) -> None:
+def test_training_step_on_torch_is_captured_unless_the_user_overrides_it(measured: list[Any]) -> None:
     from cellerate.bridges.torch_capture import CapturedStep
 
     class Own(keras.Sequential):
@@ -287,7 +289,7 @@ def test_training_step_on_torch_is_captured_unless_it_is_somebodys_own(measured:
         assert "make_train_function" not in vars(model)
 
 
-def test_kernels_that_fail_their_check_are_left_to_keras_unless_named(
+def test_failed_kernel_check_leaves_the_layer_to_keras_unless_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

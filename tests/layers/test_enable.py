@@ -24,7 +24,7 @@ def ended() -> Iterator[None]:
     disable()
 
 
-def test_a_compiled_model_is_loaded_compiled_and_trains_in_whole_steps(tmp_path: Path) -> None:
+def test_compiled_model_loads_compiled_and_trains_in_whole_steps(tmp_path: Path) -> None:
     plain = keras.Sequential([keras.Input((8, 4)), keras.layers.LSTM(6), keras.layers.Dense(3)])
     plain.compile(keras.optimizers.Adam(0.02), "mse")
     plain.fit(X, Y, verbose=0)

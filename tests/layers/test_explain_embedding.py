@@ -1,4 +1,4 @@
-"""`explain` says what becomes of an Embedding before an LSTM, and offers a larger start only where it helps."""
+"""`explain` reports the Embedding before an LSTM and advises a larger initial scale only where it helps."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def offers(model: keras.Model) -> list[str]:
     return [note for note in explain(model).notes if "RandomNormal(stddev=1.0)" in note]
 
 
-def test_embedding_that_is_projected_is_named_with_its_rows_and_when() -> None:
+def test_explain_names_the_projected_embedding_its_rows_and_the_condition() -> None:
     model = accelerate(text_model())
     (condition,) = named(model, "embedding")
     assert condition.found.startswith("'table': its 30 rows are projected once a call")
@@ -57,7 +57,7 @@ def test_embedding_that_is_projected_is_named_with_its_rows_and_when() -> None:
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere the framework sums it")
 @pytest.mark.parametrize(("summed", "said"), [(False, "row by row, as in stock Keras"), (True, "is summed")])
-def test_gradient_of_an_embedding_is_said_to_be_what_accelerate_made_it(summed: bool, said: str) -> None:
+def test_explain_names_the_embedding_gradient_that_accelerate_chose(summed: bool, said: str) -> None:
     import tensorflow as tf
 
     model = accelerate(text_model(), sum_embedding_gradients=summed)
@@ -72,11 +72,11 @@ def test_gradient_of_an_embedding_is_said_to_be_what_accelerate_made_it(summed: 
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="there it is row by row")
-def test_gradient_of_an_embedding_is_not_named_where_every_framework_sums_it() -> None:
+def test_explain_omits_the_embedding_gradient_where_every_framework_sums_it() -> None:
     assert named(accelerate(text_model()), "embedding's gradient") == []
 
 
-def test_large_table_and_dropout_say_when_steps_are_projected() -> None:
+def test_explain_of_a_large_table_or_dropout_says_when_steps_are_projected() -> None:
     table = layers.Embedding(2000, 8, name="table")
     layer = layers.LSTM(UNITS, return_sequences=True, dropout=0.25)
     (condition,) = named(accelerate(text_model(table, layer)), "embedding")
@@ -85,7 +85,7 @@ def test_large_table_and_dropout_say_when_steps_are_projected() -> None:
     assert ("TensorFlow does not know" in condition.found) is (BACKEND == "tensorflow")
 
 
-def test_embedding_is_named_for_both_directions_and_through_nested_models() -> None:
+def test_explain_names_the_embedding_of_both_directions_and_of_nested_models() -> None:
     model = accelerate(text_model(layer=layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True))))
     assert len(named(model, "embedding")) == 2
     vectors = keras.Input((None, 8))
@@ -94,7 +94,7 @@ def test_embedding_is_named_for_both_directions_and_through_nested_models() -> N
     assert len(named(model, "embedding")) == 1
 
 
-def test_embedding_that_does_not_reach_the_lstm_as_it_is_is_not_named() -> None:
+def test_explain_omits_an_embedding_whose_output_changes_before_the_lstm() -> None:
     ids = keras.Input((None,), dtype="int32")
     changed = layers.LayerNormalization()(layers.Embedding(ROWS, 8)(ids))
     assert named(accelerate(keras.Model(ids, layers.LSTM(UNITS)(changed))), "embedding") == []
@@ -105,7 +105,7 @@ def test_embedding_that_does_not_reach_the_lstm_as_it_is_is_not_named() -> None:
 
 
 class Tied(layers.Layer):
-    """A head that multiplies by the table of an Embedding."""
+    """A head that multiplies by the Embedding table."""
 
     def __init__(self, table: layers.Embedding) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Tied(layers.Layer):
 
 
 @pytest.mark.parametrize("accelerated", [False, True])
-def test_small_start_is_offered_a_larger_one(accelerated: bool) -> None:
+def test_small_initial_embedding_gets_advice_for_a_larger_one(accelerated: bool) -> None:
     model = text_model()
     model = accelerate(model) if accelerated else model
     (said,) = offers(model)
@@ -126,7 +126,7 @@ def test_small_start_is_offered_a_larger_one(accelerated: bool) -> None:
     assert len(offers(text_model(layer=layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True))))) == 1
 
 
-def test_start_is_left_alone_where_nothing_is_known_to_be_gained() -> None:
+def test_initial_embedding_gets_no_advice_without_a_known_gain() -> None:
     assert offers(text_model(embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0))) == []
     assert offers(text_model(optimizer="sgd")) == []
     assert offers(text_model(layer=layers.GRU(UNITS, return_sequences=True))) == []
@@ -140,19 +140,19 @@ def test_start_is_left_alone_where_nothing_is_known_to_be_gained() -> None:
     assert offers(model) == []
 
 
-def test_start_of_a_model_that_was_trained_is_not_offered_another(tmp_path: Path) -> None:
+def test_initial_embedding_of_a_trained_model_gets_no_advice(tmp_path: Path) -> None:
     model = text_model()
     ids = np.arange(ROWS, dtype="int32").reshape(2, -1)
     model.fit(ids, ids, verbose=0)
     assert offers(model) == []
-    # Nor is it where the optimizer is not there any more, as in a file that is loaded without it.
+    # The same holds for a file loaded without its optimizer.
     model.save(tmp_path / "trained.keras")
     loaded = keras.saving.load_model(tmp_path / "trained.keras", compile=False)
     assert np.std(loaded.get_layer("table").get_weights()[0]) < 0.1 and offers(loaded) == []
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow's XLA cannot compile the kernels")
-def test_xla_is_said_to_be_off_where_kernels_keep_it_off() -> None:
+def test_explain_says_that_the_kernels_keep_xla_off() -> None:
     ids = keras.Input((12,), dtype="int32")
     x = layers.LSTM(UNITS, return_sequences=True, name="ours")(layers.Embedding(ROWS, 8)(ids))
     model = keras.Model(ids, layers.GRU(UNITS, name="theirs")(x))
@@ -162,7 +162,7 @@ def test_xla_is_said_to_be_off_where_kernels_keep_it_off() -> None:
     accelerate(model)
     (said,) = [note for note in explain(model).notes if "XLA" in note]
     assert "jit_compile=True is turned off with a warning" in said
-    # Nor is it then recommended for the layers beside.
+    # `explain` then does not recommend XLA for the other layers either.
     assert [c.fix for c in named(model, "XLA")] == [""]
     with pytest.warns(UserWarning, match="jit_compile"):
         model.compile("adam", "mse", jit_compile=True)
@@ -173,5 +173,5 @@ def test_xla_is_said_to_be_off_where_kernels_keep_it_off() -> None:
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="said there")
-def test_xla_is_not_named_elsewhere() -> None:
+def test_explain_omits_xla_where_the_kernels_work_with_it() -> None:
     assert not any("XLA" in note for note in explain(accelerate(text_model())).notes)

@@ -10,7 +10,7 @@ from cellerate.layers.accelerate import accelerate, restore
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
-# Enough rows for the kernel to be worth it.
+# Enough rows for the kernel to pay off.
 B, T, H, V = 16, 50, 24, 70
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(B, T, 5)).astype(np.float32)
@@ -28,7 +28,7 @@ def model_of(policy="float32", **settings):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The shapes that reach the kernel."""
+    """The shapes of all kernel calls."""
     seen = []
     bridge = fused.bridge()
     original = bridge.run
@@ -45,7 +45,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize(
     "settings", [{}, {"use_bias": False}, {"activation": "relu"}], ids=["plain", "no-bias", "relu"]
 )
-def test_a_training_step_equals_keras(settings, calls):
+def test_dense_training_step_equals_keras(settings, calls):
     stock, ours = model_of(**settings), accelerate(model_of(**settings))
     np.testing.assert_allclose(ours.predict(X, verbose=0), stock.predict(X, verbose=0), atol=2e-6)
     for model in (stock, ours):
@@ -55,7 +55,7 @@ def test_a_training_step_equals_keras(settings, calls):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
 
 
-def test_an_eager_step_equals_a_compiled_one(calls):
+def test_eager_dense_step_equals_a_compiled_step(calls):
     compiled, eager = accelerate(model_of(use_bias=False)), accelerate(model_of(use_bias=False))
     eager.run_eagerly = True
     np.testing.assert_allclose(
@@ -68,7 +68,7 @@ def test_an_eager_step_equals_a_compiled_one(calls):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
 
 
-def test_a_training_step_in_bfloat16_stays_near_float32():
+def test_dense_training_step_in_bfloat16_stays_near_float32():
     exact, ours = model_of(), accelerate(model_of("mixed_bfloat16"))
     start = exact.get_weights()
     for model in (exact, ours):

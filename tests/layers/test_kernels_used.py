@@ -1,4 +1,4 @@
-"""The line that says what computes a training."""
+"""The line that names the kernels of a training."""
 
 import keras
 import pytest
@@ -29,7 +29,7 @@ def test_whole_steps_are_named():
     assert kernels_used(accelerated).endswith(", whole steps in one native call")
 
 
-def test_kernels_of_several_kinds_are_counted():
+def test_different_kernels_are_counted():
     mixed = model(keras.layers.LSTM(4, return_sequences=True), keras.layers.LSTM(4, activation="gelu"))
     accelerate(mixed.layers[0], "cellerate-cpu")
     said = kernels_used(mixed)

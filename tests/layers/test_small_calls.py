@@ -18,7 +18,7 @@ from support.turns import busy_programs, ratios
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps]
 
-# What a median of so many pairs may be off by beside a busy program; what this test is for is a factor of two to five.
+# The error of a median of this many pairs on a busy machine; the defect that this test guards against costs 2x to 5x.
 NOISE = 1.1
 STEPS, PAIRS = 20, 40
 SHAPES = [
@@ -54,7 +54,7 @@ def forecaster(steps: int, features: int, units: tuple[int, ...], activation: st
     SHAPES,
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
-def test_training_of_a_small_model_beside_a_busy_program_is_not_slower_than_keras(
+def test_training_a_small_model_on_a_busy_machine_is_not_slower_than_keras(
     busy, batch, steps, features, units, activation
 ):
     models = [forecaster(steps, features, units, activation) for _ in range(2)]
@@ -74,7 +74,7 @@ def test_training_of_a_small_model_beside_a_busy_program_is_not_slower_than_kera
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "predicting"])
 @pytest.mark.parametrize(("steps", "units"), [(3, 64), (7, 64), (8, 64), (11, 64), (12, 64), (3, 512)])
-def test_call_of_few_steps_runs_on_keras_where_that_is_faster(monkeypatch, steps, units, training):
+def test_call_of_few_steps_runs_on_keras_where_keras_is_faster(monkeypatch, steps, units, training):
     model = forecaster(steps, 1, (units,), "tanh")
     accelerate(model)
     layer = model.layers[0]
@@ -90,7 +90,7 @@ def test_call_of_few_steps_runs_on_keras_where_that_is_faster(monkeypatch, steps
     x = np.ones((1, steps, 1), np.float32)
     layer(x, training=training)
     assert bool(calls) == (not short)
-    # A named implementation is what was asked for.
+    # A named implementation runs even so.
     accelerate(model, "cellerate-cpu")
     calls.clear()
     layer(x, training=training)

@@ -1,4 +1,4 @@
-"""Accelerated models in the transforms of `torch.func`, which take Keras's own code."""
+"""Accelerated models in `torch.func` transforms, which run Keras's own code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,11 +37,11 @@ TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transform_gives_what_it_gives_of_the_stock_model(name: str) -> None:
+def test_transform_of_an_accelerated_model_equals_the_stock_model(name: str) -> None:
     right = TRANSFORMS[name](model(), inputs())
     torch.testing.assert_close(TRANSFORMS[name](model("auto"), inputs()), right)
 
 
-def test_named_implementation_raises_in_words() -> None:
+def test_named_implementation_in_a_transform_raises_a_clear_error() -> None:
     with pytest.raises(ModelError, match=r"a transform of torch\.func calls it"):
         TRANSFORMS["grad"](model("cellerate-cpu"), inputs())

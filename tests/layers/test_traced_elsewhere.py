@@ -1,4 +1,4 @@
-"""An accelerated model in what cannot call the native core: what XLA compiles, a SavedModel and LiteRT."""
+"""An accelerated model where the native core cannot run: in XLA, in a SavedModel and in LiteRT."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +43,7 @@ def build(implementation: str = "auto") -> keras.Model:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The operations that the native core was asked for; when traced, each trace."""
+    """The operations called on the native core; in traced code, one entry a trace."""
     seen: list[Any] = []
     run = fused.bridge().run
 
@@ -79,7 +79,9 @@ def spec() -> Any:
     return tf.TensorSpec(IDS.shape, tf.int32)
 
 
-def test_saved_model_of_an_accelerated_model_runs(tmp_path: Path, calls: list[Any]) -> None:
+def test_saved_model_of_an_accelerated_model_gives_the_results_of_keras(
+    tmp_path: Path, calls: list[Any]
+) -> None:
     model = build()
     np.testing.assert_allclose(saved(model, tmp_path), stock(), atol=1e-6)
     assert calls == []
@@ -87,7 +89,7 @@ def test_saved_model_of_an_accelerated_model_runs(tmp_path: Path, calls: list[An
     assert "lstm" in calls and "dense" in calls
 
 
-def test_saved_model_of_a_trained_model_and_of_a_function_that_was_called_run(tmp_path: Path) -> None:
+def test_saved_model_after_training_and_after_a_call_gives_the_results_of_keras(tmp_path: Path) -> None:
     import tensorflow as tf
 
     model = build()
@@ -102,7 +104,7 @@ def test_saved_model_of_a_trained_model_and_of_a_function_that_was_called_run(tm
     np.testing.assert_allclose(loaded.run(tf.constant(IDS)).numpy(), expected, atol=1e-6)
 
 
-def test_saved_model_of_a_function_that_was_traced_to_run_is_refused(tmp_path: Path) -> None:
+def test_saved_model_of_a_function_traced_on_the_core_is_refused(tmp_path: Path) -> None:
     import tensorflow as tf
 
     model = build()
@@ -119,7 +121,7 @@ def test_saved_model_of_a_function_that_was_traced_to_run_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("way", ["from_keras_model", "from_saved_model", "from_concrete_functions"])
-def test_conversion_of_an_accelerated_model_sees_the_layers_of_keras(
+def test_conversion_of_an_accelerated_model_uses_the_layers_of_keras(
     way: str, tmp_path: Path, calls: list[Any]
 ) -> None:
     import tensorflow as tf
@@ -139,7 +141,7 @@ def test_conversion_of_an_accelerated_model_sees_the_layers_of_keras(
     assert calls == []
 
 
-def test_function_that_xla_compiles_computes_and_differentiates_as_keras(calls: list[Any]) -> None:
+def test_function_compiled_by_xla_has_the_outputs_and_gradients_of_keras(calls: list[Any]) -> None:
     import tensorflow as tf
 
     def gradients(model: keras.Model) -> list[np.ndarray]:
@@ -163,7 +165,7 @@ def test_function_that_xla_compiles_computes_and_differentiates_as_keras(calls: 
     assert "lstm" in calls
 
 
-def test_function_traced_on_the_core_says_to_xla_what_to_do() -> None:
+def test_compiling_a_function_traced_on_the_core_with_xla_says_how_to_fix_it() -> None:
     import tensorflow as tf
 
     function = function_of(build())
@@ -187,7 +189,7 @@ def test_named_implementation_is_refused_where_it_cannot_run(way: str) -> None:
     function_of(model)(tf.constant(IDS))
 
 
-def test_explanation_says_what_runs_there() -> None:
+def test_explain_says_what_runs_in_xla_and_in_files() -> None:
     for implementation, said in (("auto", "Keras's own code"), ("cellerate-cpu", "refused")):
         for report in explain(build(implementation)).layers:
             assert report.wrapper or any(

@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "s.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["load", "other"])
-        # With noise, as a forecaster begins where its linear map ends: without, nothing is left to judge.
+        # A forecaster starts from its linear map, so data without noise would leave no error to measure.
         noise = np.random.default_rng(3).normal(0, 0.3, ROWS)
         table.writerows(
             (f"{np.sin(n / 3) + n / 90 + noise[n]:.4f}", f"{np.cos(n / 3):.4f}") for n in range(ROWS)
@@ -67,13 +67,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure is measured for a moment only."""
+    """Measure every figure only briefly."""
     make_quick(monkeypatch)
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, type]], None]:
-    """Puts other stages in the place of all: a class for each name, in their order."""
+    """Replace all stages by these classes, by name and in order."""
     from cellerate.optimization.stages import registry
 
     def plant(kinds: Mapping[str, type]) -> None:
@@ -87,7 +87,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, type]], Non
 
 @pytest.fixture(scope="session", autouse=True)
 def closed() -> Iterator[None]:
-    """What was opened is let go before the interpreter ends."""
+    """Release every open model before the interpreter ends."""
     yield
     HereProbe.opened.clear()
 
@@ -102,7 +102,7 @@ def here_probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[HereProbe]]:
 
 @pytest.fixture
 def stands(plant: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
-    """Three stand-ins, and a verdict that looks at nothing."""
+    """Three stand-in stages, and a verdict without measurements."""
     from cellerate.optimization import workflow
     from cellerate.report.record import Verdict
     from support.optimization.stages import Stand
@@ -113,7 +113,7 @@ def stands(plant: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
     }
     monkeypatch.setattr(Stand, "begun", [])
     plant(kinds)
-    # It asks a process of its own, which starts the backend.
+    # The real one asks a separate process, which starts the backend.
     monkeypatch.setattr(
         workflow,
         "verdict",
@@ -154,7 +154,7 @@ def out(after_baseline: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def go(made: Path, out: Path) -> Callable[..., Any]:
-    """Goes on with the run after the baseline; settings and arguments of `workflow.run` by name."""
+    """Continue the run after the baseline; takes settings and arguments of `workflow.run` by name."""
     from cellerate.optimization import workflow
     from cellerate.optimization.settings import OptimizeSettings
 

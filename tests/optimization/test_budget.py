@@ -1,4 +1,4 @@
-"""How the time is divided: no stage takes what the others need, and what one leaves goes to those that follow."""
+"""The division of time: each stage gets its share, and unused time passes to the stages after it."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ BUDGET = 1000.0
 
 
 class Planned(Stage):
-    """A stage of a name, what it takes, and what it may bring."""
+    """A stage with a name, a cost and a possible gain."""
 
     def __init__(self, name, cost, most=None, gain=0.1, improves=("use",), after=()):
         self.name = self.title = name
@@ -48,24 +48,24 @@ def context():
 
 
 def chosen(context, stages, left):
-    """The seconds of each stage by name, of so many that are left beside the verdict's and the overtime."""
+    """The seconds of each stage by name, of the time left beside the verdict's and the overtime."""
     found = fitting(context, stages, verdict_s(context) - OVERTIME * BUDGET + left)
     return {one.name: seconds for one, seconds in found.items()}
 
 
-def test_stages_come_by_what_they_bring_for_each_second(context):
+def test_stages_are_ordered_by_gain_per_second(context):
     stages = [
         Planned("slow", 100.0, gain=0.5),
         Planned("quick", 10.0, gain=0.1),
         Planned("little", 10.0, gain=0.05),
     ]
     assert list(chosen(context, stages, 200.0)) == ["quick", "slow", "little"]
-    # The quick one leaves no time for the slow one, which is worth less for each second.
+    # The quick stage takes the time of the slow one, which gains less per second.
     assert list(chosen(context, stages, 105.0)) == ["quick", "little"]
     assert chosen(context, stages, 5.0) == {}
 
 
-def test_what_the_objective_does_not_ask_for_counts_half(context):
+def test_gain_outside_the_objective_counts_half(context):
     training, use = Planned("t", 10.0, gain=0.3, improves=("training",)), Planned("u", 10.0, gain=0.2)
     assert list(chosen(context, [training, use], 100.0)) == ["u", "t"]
     context.settings = OptimizeSettings(objective="training", time_budget=BUDGET)
@@ -73,22 +73,22 @@ def test_what_the_objective_does_not_ask_for_counts_half(context):
     assert worth(context, training) == pytest.approx(2 * 0.3 / (0.1 / 0.1) / 20)
 
 
-def test_a_stage_comes_behind_those_that_it_builds_on_where_they_have_time(context):
+def test_stage_follows_its_prerequisites_if_they_have_time(context):
     built = Planned("built", 10.0, gain=1.0, after=("base",))
     base, costly = Planned("base", 20.0), Planned("base", 2000.0)
     assert list(chosen(context, [built, base], 100.0)) == ["base", "built"]
-    # Waiting for what never comes would be of no use.
+    # A stage does not wait for a prerequisite that will not run.
     assert list(chosen(context, [built, costly], 100.0)) == ["built"]
 
 
-def test_what_is_over_goes_to_those_that_can_use_it_and_no_further(context):
+def test_spare_time_goes_to_stages_that_can_use_it(context):
     stages = [Planned("a", 10.0), Planned("b", 20.0, 30.0), Planned("c", 30.0, 60.0)]
     over = OVERTIME * BUDGET
     assert chosen(context, stages, over + 80.0) == {"a": 10.0, "b": 25.0, "c": 45.0}
     assert chosen(context, stages, over + 500.0) == {"a": 10.0, "b": 30.0, "c": 60.0}
 
 
-def test_a_stage_may_take_a_tenth_of_the_budget_beyond_it_rather_than_be_left_out(context):
+def test_stage_may_exceed_the_budget_by_a_tenth_before_it_is_left_out(context):
     stage = Planned("a", 100.0)
     assert fitting(context, [stage], verdict_s(context) + 100.0 - OVERTIME * BUDGET) == {stage: 100.0}
     assert fitting(context, [stage], verdict_s(context) + 99.0 - OVERTIME * BUDGET) == {}
@@ -105,7 +105,7 @@ def test_verdict_keeps_its_time_for_every_model_that_it_times(context):
     assert verdict_s(context) == before + 5.0 + 5.0 + 3 * 3.0
 
 
-def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enough(context):
+def test_left_out_stages_are_named_with_their_time_and_a_sufficient_budget(context):
     context.state.seconds = 140.0
     found = [
         StageRecord(name="prune", title="Prune", status="skipped", needs_s=24.0),
@@ -113,7 +113,7 @@ def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enou
         StageRecord(name="quantize", title="Quantise", status="skipped", reason="it cannot be packed"),
         StageRecord(name="batch", title="Batch size", status="skipped", needs_s=9.0),
     ]
-    # The last was not asked for in this call.
+    # This call did not request the last stage.
     (told,) = left_out(context, found, ["prune", "distill", "quantize"])
     assert "Prune (24 s), Distil (1 min 10 s). The same run" in told
     budget = int(told.partition("time budget of ")[2].split()[0])
@@ -123,7 +123,7 @@ def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enou
     assert left_out(context, found[2:3], ["quantize"]) == ()
 
 
-def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(context, monkeypatch):
+def test_training_far_beyond_its_share_stops_and_reports_the_time_it_needs(context, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("cellerate.optimization.context.time", SimpleNamespace(perf_counter=lambda: now[0]))
     context.give(10.0)
@@ -139,14 +139,14 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     with pytest.raises(OutOfTimeError) as raised:
         context._step(20, 100, 2.0)
     assert raised.value.needs_s == pytest.approx(75.5)
-    # What no stage needs is there for one that takes longer than was foreseen.
+    # Unneeded time is spare for a stage that takes longer than planned.
     context.give(10.0, spare_s=100.0)
     now[0] += 114.9
     context._step(20, 100, 2.0)
     now[0] += 0.2
     with pytest.raises(OutOfTimeError, match="stopped after 1 min 55 s"):
         context._step(20, 100, 2.0)
-    # The verdict takes what it takes.
+    # The verdict is not limited.
     context.give(None)
     now[0] = 1e6
     context._step(20, 100, 2.0)

@@ -1,4 +1,4 @@
-"""What all stages share: a candidate is compared with the original, in the direction of its metric."""
+"""The context of all stages: it compares a candidate with the original, in the direction of the metric."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ MADE = Candidate(
 
 
 def context(higher_is_better, mean=0.0):
-    """A context whose workload judges every model the same."""
+    """A context whose workload gives every model the same score."""
     metric = Metric(name="m", unit="", higher_is_better=higher_is_better, source="")
     workload = SimpleNamespace(metric=metric, judge=lambda model, part: Judged((mean,), (1.0,)))
     state = SimpleNamespace(judged={}, candidates=[])
@@ -47,7 +47,7 @@ def context(higher_is_better, mean=0.0):
         (True, 2.10, -0.05, True),
     ],
 )
-def test_gate_lets_a_metric_get_worse_by_its_share_and_better_by_any(higher_is_better, after, loss, passes):
+def test_gate_passes_any_gain_and_a_loss_up_to_its_share(higher_is_better, after, loss, passes):
     here = context(higher_is_better)
     original = here.add(dataclasses.replace(MADE, id=ORIGINAL), Judged((1.0, 3.0), (1.0, 1.0)))
     assert (original.loss, original.passes_gate) == (None, True)
@@ -61,10 +61,10 @@ def test_gate_lets_a_metric_get_worse_by_its_share_and_better_by_any(higher_is_b
 @pytest.mark.parametrize(
     ("higher_is_better", "control", "after", "loss", "control_loss", "passes"),
     [
-        # Better than the original, and only because it was trained longer.
+        # Better than the original only through longer training.
         (False, 1.80, 1.90, -0.05, 1 / 18, False),
         (True, 2.20, 2.10, -0.05, 1 / 22, False),
-        # As good as the better of the two.
+        # Equal to the better of the two.
         (False, 1.80, 1.81, -0.095, 1 / 180, True),
         (True, 2.20, 2.19, -0.095, 1 / 220, True),
         # Training spoilt the control: the original is the better of the two.
@@ -74,7 +74,7 @@ def test_gate_lets_a_metric_get_worse_by_its_share_and_better_by_any(higher_is_b
         (True, 1.80, 1.99, 0.005, -0.19 / 1.8, True),
     ],
 )
-def test_gate_takes_the_worse_of_the_losses_against_the_original_and_the_control(
+def test_gate_takes_the_larger_loss_against_original_and_control(
     higher_is_better, control, after, loss, control_loss, passes
 ):
     here = context(higher_is_better)
@@ -85,19 +85,19 @@ def test_gate_takes_the_worse_of_the_losses_against_the_original_and_the_control
     assert found.control_loss.value == pytest.approx(control_loss)
     assert found.worst_loss == max(found.loss.value, found.control_loss.value)
     assert found.passes_gate is passes
-    # Without its control it would have passed wherever it is better than the original.
+    # Without its control it passes wherever it is close to the original.
     assert here.add(MADE, Judged((after,), (1.0,))).passes_gate is (loss <= 0.01)
 
 
 @pytest.mark.parametrize(("higher_is_better", "sign"), [(False, 1), (True, -1)])
-def test_what_compressions_judge_by_is_less_for_the_better(monkeypatch, higher_is_better, sign):
+def test_compression_score_is_lower_for_the_better_model(monkeypatch, higher_is_better, sign):
     monkeypatch.setattr("cellerate.optimization.context.accelerate", lambda model: model)
     better, worse = (context(higher_is_better, mean).judge(None) for mean in ((0.2, 0.4)[::sign]))
     assert better < worse
     assert abs(better) == (0.2, 0.4)[::sign][0]
 
 
-def test_what_compressions_judge_by_is_the_validation_part(monkeypatch):
+def test_compression_score_uses_the_validation_part(monkeypatch):
     monkeypatch.setattr("cellerate.optimization.context.accelerate", lambda model: model)
     here, parts = context(False), []
     here.workload.judge = lambda model, part: parts.append(part) or Judged((1.0,), (1.0,))

@@ -1,4 +1,4 @@
-"""Exported models that are judged at their task, in their runtimes."""
+"""The quality of exported models at their task, measured in their own runtimes."""
 
 import re
 
@@ -23,7 +23,7 @@ def judge_of(made, task, **options):
 
 @pytest.mark.backends
 @pytest.mark.parametrize("task", DATA)
-def test_exact_export_is_as_good_as_the_original(made, tmp_path, task):
+def test_exact_export_has_the_quality_of_the_original(made, tmp_path, task):
     done = cellerate.export(made / f"{task}.keras", tmp_path / "m.onnx", judge=judge_of(made, task))
     found = done.quality
     assert found.metric == METRICS[task]
@@ -35,7 +35,7 @@ def test_exact_export_is_as_good_as_the_original(made, tmp_path, task):
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 @pytest.mark.parametrize("task", ["text", "series"])
-def test_narrow_litert_export_is_judged_whatever_its_rows(made, tmp_path, task, precision, batch_size):
+def test_narrow_litert_export_is_evaluated_for_any_row_count(made, tmp_path, task, precision, batch_size):
     done = cellerate.export(
         made / f"{task}.keras",
         tmp_path / "m.tflite",
@@ -48,7 +48,7 @@ def test_narrow_litert_export_is_judged_whatever_its_rows(made, tmp_path, task, 
     assert done.quality.after != done.quality.before
 
 
-def test_an_export_that_is_worse_than_allowed_is_not_kept(made, tmp_path, monkeypatch):
+def test_export_that_loses_too_much_quality_is_removed(made, tmp_path, monkeypatch):
     (tmp_path / "m.onnx").write_bytes(b"older")
     judge = judge_of(made, "text", max_loss=0.02)
 
@@ -65,7 +65,7 @@ def test_an_export_that_is_worse_than_allowed_is_not_kept(made, tmp_path, monkey
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("m.onnx", b"older")]
 
 
-def test_what_cannot_be_judged_is_refused_before_anything_is_written(made, tmp_path):
+def test_export_that_cannot_be_evaluated_is_refused_before_writing(made, tmp_path):
     with pytest.raises(ConfigError, match=r"give the \.keras file that it was made from"):
         quality_judge(tmp_path / "m.cell", [made / "t.txt"])
     with pytest.raises(ConfigError, match="max_loss is -1"):

@@ -1,4 +1,4 @@
-"""What the machine makes of the recurrent layers: measured in turns, and what follows from it."""
+"""The speed of recurrent layers on this machine, measured in turns, and its consequences."""
 
 import keras
 import pytest
@@ -22,7 +22,7 @@ def model(*units, kind=keras.layers.LSTM):
 
 
 class Machine:
-    """A machine that is made up: seconds a call for each dtype, divided among its threads."""
+    """A simulated machine: seconds a call for each dtype, divided among its threads."""
 
     def __init__(self, **seconds):
         self.now, self.seconds = 0.0, seconds
@@ -59,21 +59,21 @@ def planted(monkeypatch, threads):
     return planted
 
 
-def test_the_largest_layer_is_measured_in_turns_and_the_threads_come_back(planted, threads):
+def test_largest_layer_is_measured_in_turns_and_threads_are_restored(planted, threads):
     machine = planted(float32=1e-3, bfloat16=4e-3)
     found = hardware.measure_hardware(accelerate(model(8, 24, 16)), 32, None)
     assert found.units == 24
     assert found.bfloat16.ratios == pytest.approx((0.25,) * 6)
     assert found.threads.ratios == pytest.approx((4.0,) * 6)
     assert native.num_threads() == threads
-    # A call on one thread for each on all of them; kernels of the layer's own sizes.
+    # One call on one thread for each call on all threads, with the sizes of the layer.
     assert {(dtype, count) for dtype, count, *_ in machine.calls} == {
         ("float32", 4),
         ("bfloat16", 4),
         ("float32", 1),
     }
     assert {(sizes, batch) for *_, sizes, batch in machine.calls} == {((8, 24), 32)}
-    # Rows are as long as take less than a tenth of a second, up to 64 steps.
+    # A call takes less than a tenth of a second, and at most 64 steps.
     assert machine.calls[-1][2] == 64
     assert machine.now < 2 * hardware._MEASURED_S
 
@@ -82,18 +82,18 @@ def test_slow_calls_end_the_measurement_after_two_turns(planted):
     machine = planted(float32=4.0, bfloat16=4.0)
     found = hardware.measure_hardware(accelerate(model(8)), 4, 20)
     assert len(found.bfloat16.ratios) == 2
-    # As few steps as there may be, as each takes a second.
+    # The fewest steps, because each takes a second.
     assert {steps for _, _, steps, *_ in machine.calls} == {4}
 
 
 @pytest.mark.parametrize(("length", "steps"), [(20, 20), (3, 3), (None, 64)])
-def test_rows_are_no_longer_than_those_of_the_training(planted, length, steps):
+def test_measured_rows_are_not_longer_than_training_rows(planted, length, steps):
     machine = planted(float32=1e-6, bfloat16=1e-6)
     hardware.measure_hardware(accelerate(model(8)), 4, length)
     assert machine.calls[-1][2] == steps
 
 
-def test_threads_come_back_where_the_measurement_fails(monkeypatch, planted, threads):
+def test_threads_are_restored_if_the_measurement_fails(monkeypatch, planted, threads):
     machine = planted(float32=1e-3, bfloat16=1e-3)
 
     def step(batch, steps, sizes, dtype):
@@ -109,9 +109,9 @@ def test_threads_come_back_where_the_measurement_fails(monkeypatch, planted, thr
     assert native.num_threads() == 3
 
 
-def test_a_model_without_a_layer_on_our_kernels_is_not_measured():
+def test_model_without_supported_layers_is_not_measured():
     assert hardware.measure_hardware(accelerate(model(8, kind=keras.layers.GRU)), 4, None) is None
-    # As it is before it is accelerated, it runs on Keras.
+    # Before acceleration the layer runs on Keras.
     assert hardware.measure_hardware(model(8), 4, None) is None
 
 
@@ -122,7 +122,7 @@ def test_layers_inside_a_bidirectional_are_measured(planted):
     assert hardware.measure_hardware(accelerate(built), 4, None).units == 12
 
 
-def test_this_machine_is_measured_with_real_kernels(quick):
+def test_real_kernels_are_measured_on_this_machine(quick):
     found = hardware.measure_hardware(accelerate(model(16)), 8, None)
     assert found.units == 16
     for order in (found.bfloat16, found.threads):
@@ -131,7 +131,7 @@ def test_this_machine_is_measured_with_real_kernels(quick):
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_precision_is_left_out_with_the_figures_where_bfloat16_is_slow_here(
+def test_precision_stage_is_skipped_with_figures_if_bfloat16_is_slow_here(
     made, tmp_path, monkeypatch, here_probe, quick, factor
 ):
     measured = hardware.Hardware(Order((factor,) * 6), Order((1.8,) * 6), 16)
@@ -140,7 +140,7 @@ def test_precision_is_left_out_with_the_figures_where_bfloat16_is_slow_here(
     monkeypatch.setattr(precision, "precision_candidates", lambda: ("mixed_bfloat16",))
     settings = OptimizeSettings(time_budget=100_000.0, only=["precision"])
     found = workflow.run(made / "text.keras", made / "t.txt", tmp_path / "out", settings)
-    # Batches and rows as the model is trained with.
+    # The batch size and row length of training.
     assert asked == [(8, 10)]
     stage = found.passes[1]
     trained = {options["policy"] for kind, options in here_probe.asked if kind == "trainer"}
@@ -150,9 +150,9 @@ def test_precision_is_left_out_with_the_figures_where_bfloat16_is_slow_here(
             "on this machine an LSTM layer of 16 units trains 0.5 (95 % interval 0.5 to 0.5) times as fast in "
             "bfloat16 as in float32"
         )
-        # Nothing was tried to find that out.
+        # The skip needs no trial: only float32 was trained.
         assert trained == {"float32"}
-        # Nor would more time be of any use.
+        # More time would not help either.
         assert not any("time_budget" in one for one in found.verdict.warnings)
     else:
         assert stage.status == "done"

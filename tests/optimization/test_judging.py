@@ -1,4 +1,4 @@
-"""What a model is worth, and how sure that is, held against populations whose mean is known."""
+"""The quality of a model and its interval, checked on populations of known mean."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from cellerate.errors import DataError, ModelError
 from cellerate.optimization.judging import Judged, interval, judged, paired_loss
 
 
-def test_judged_of_few_items_keeps_each_in_its_order():
+def test_judged_of_few_items_keeps_their_order():
     found = judged([3.0, 1.0, 2.0])
     assert found == Judged((3.0, 1.0, 2.0), (1.0, 1.0, 1.0))
     assert found.mean == 2.0
@@ -27,7 +27,7 @@ def test_judged_of_many_items_makes_blocks_of_neighbours_and_keeps_the_mean():
     assert sum(found.weights) == weights.sum()
 
 
-def test_judged_leaves_out_what_has_no_weight():
+def test_judged_omits_items_without_weight():
     assert judged([1.0, 9.0, 3.0], [2.0, 0.0, 1.0]) == Judged((1.0, 3.0), (2.0, 1.0))
 
 
@@ -44,7 +44,7 @@ def test_judged_of_a_model_that_diverged_raises_model_error(wrong):
     assert judged([1.0, wrong], [1.0, 0.0]).mean == 1.0
 
 
-def test_judged_takes_what_json_makes_of_it():
+def test_judged_survives_json():
     assert Judged([1.0], [2.0]) == Judged((1.0,), (2.0,))
 
 
@@ -73,7 +73,7 @@ def test_interval_covers_the_true_mean_in_95_of_100_draws(items, weighted):
     assert 0.935 <= inside / draws <= 0.965
 
 
-def test_paired_loss_covers_the_true_difference_and_is_far_narrower_than_two_means_apart():
+def test_paired_loss_covers_the_true_difference_and_is_narrower_than_unpaired():
     random = np.random.default_rng(3)
     draws, inside = 1000, 0
     for _ in range(draws):
@@ -87,14 +87,14 @@ def test_paired_loss_covers_the_true_difference_and_is_far_narrower_than_two_mea
 
 
 @pytest.mark.parametrize(("higher", "sign"), [(False, 1), (True, -1)])
-def test_paired_loss_is_above_zero_where_it_became_worse(higher, sign):
+def test_paired_loss_of_a_worse_model_is_above_zero(higher, sign):
     before, after = Judged((1.0, 3.0), (1.0, 1.0)), Judged((1.1, 3.3), (1.0, 1.0))
     found = paired_loss(before, after, higher_is_better=higher)
     assert found.value == pytest.approx(sign * 0.1)
     assert found.low < found.value < found.high
 
 
-def test_paired_loss_weighs_blocks_by_what_is_in_them():
+def test_paired_loss_weights_blocks_by_their_size():
     before, after = Judged((1.0, 1.0), (3.0, 1.0)), Judged((1.0, 2.0), (3.0, 1.0))
     assert paired_loss(before, after, higher_is_better=False).value == pytest.approx(0.25)
 
@@ -106,6 +106,6 @@ def test_paired_loss_to_itself_is_exactly_zero():
 
 
 @pytest.mark.parametrize(("after", "sign"), [(0.0, 0), (0.1, 1), (-0.1, -1)])
-def test_paired_loss_to_a_perfect_model_is_nothing_or_beyond_every_gate(after, sign):
+def test_paired_loss_to_a_perfect_model_is_zero_or_infinite(after, sign):
     found = paired_loss(Judged((0.0,), (1.0,)), Judged((after,), (1.0,)), higher_is_better=False)
     assert (found.low, found.value, found.high) == (sign * 1e9,) * 3

@@ -1,4 +1,4 @@
-"""Processes that measure, as the process that asks them sees them; their answers are in `test_probe_process.py`."""
+"""Measuring processes from the caller's side; `test_probe_process.py` tests their answers."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from cellerate.optimization import probe_client
 from cellerate.optimization.probe_client import MeasuringProcess
 
 
-def test_ctrl_c_while_a_process_is_being_started_stays_ctrl_c_when_it_is_closed(monkeypatch):
+def test_ctrl_c_during_a_process_start_stays_ctrl_c_on_close(monkeypatch):
     def interrupted(*words, **options):
         raise KeyboardInterrupt
 
@@ -19,5 +19,5 @@ def test_ctrl_c_while_a_process_is_being_started_stays_ctrl_c_when_it_is_closed(
         process.close()
 
 
-def test_process_that_was_never_started_can_be_closed():
+def test_unstarted_process_can_be_closed():
     MeasuringProcess("a.module", {}, backend="torch").close()

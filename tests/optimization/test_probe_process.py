@@ -1,4 +1,4 @@
-"""The process that measures, a real one: what it answers, and what becomes of it when it ends."""
+"""A real measuring process: its answers, its end and its restart."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.keras
 
 
 @pytest.mark.backends
-def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
+def test_probe_answers_reports_errors_and_restarts_after_its_end(made):
     import keras
 
     from cellerate.optimization.judging import Judged
@@ -35,14 +35,14 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
         assert probe_process.ask("open") > 0
         assert probe_process._process.pid == first
 
-        # It ends in the middle of a question, which it cannot answer while it is stopped.
+        # The process is stopped, so it cannot answer, and is killed in the middle of the question.
         os.kill(first, signal.SIGSTOP)
         threading.Timer(0.2, os.kill, (first, signal.SIGKILL)).start()
         with pytest.raises(ProbeError, match="no memory left") as raised:
             probe_process.ask("judge", part="validation", timeout_s=120)
         assert raised.value.memory
 
-        # Started anew, it needs more than a moment to open the model; its late answer is never read.
+        # The new process takes longer than the wait to open the model; its late answer is never read.
         began = time.monotonic()
         with pytest.raises(ProbeError, match="more than 0 s") as raised:
             probe_process.ask("judge", part="validation", timeout_s=0.1)
@@ -55,7 +55,7 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
         os.kill(last, 0)
 
 
-def test_batches_are_timed_one_after_the_other_epoch_after_epoch(made, monkeypatch):
+def test_batches_are_timed_in_order_across_epochs(made, monkeypatch):
     from cellerate.optimization import clocks
     from cellerate.optimization.probe_process import _Work
 
@@ -85,7 +85,7 @@ def test_batches_are_timed_one_after_the_other_epoch_after_epoch(made, monkeypat
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_probe_program_tells_lack_of_memory_from_other_errors(monkeypatch, tmp_path, error, memory):
+def test_probe_program_distinguishes_lack_of_memory_from_other_errors(monkeypatch, tmp_path, error, memory):
     import io
     import json
     import sys
@@ -95,7 +95,7 @@ def test_probe_program_tells_lack_of_memory_from_other_errors(monkeypatch, tmp_p
     def fail(self, opened):
         raise error
 
-    # The program writes to the descriptor that was stdout, so this is what it has of one.
+    # The program writes to the descriptor of stdout.
     answers = tmp_path / "answers"
     monkeypatch.setattr(probe_process._Work, "__init__", fail)
     monkeypatch.setattr(probe_process, "_offer_to_the_memory_killer", lambda: None)

@@ -1,4 +1,4 @@
-"""The processes of a run: kept, told apart by what they train, and ended."""
+"""The processes of a run: reused, identified by their training, and ended."""
 
 import contextlib
 import functools
@@ -21,11 +21,11 @@ def ways(count):
     return [TrainingWay("auto", "float32", rows, 10) for rows in range(1, count + 1)]
 
 
-def test_those_of_the_baseline_open_the_model_at_the_same_time():
+def test_baseline_processes_open_the_model_in_parallel():
     noted = Noted()
     processes = noted.processes()
     processes.begin()
-    # Both are at it before anyone waits for one.
+    # Both open the model before the run waits for either.
     assert sorted(noted.log) == [
         (0, "start", None),
         (0, "tell", "open"),
@@ -36,7 +36,7 @@ def test_those_of_the_baseline_open_the_model_at_the_same_time():
     (training,) = processes.trainings([KERAS])
     assert [first.number, training.probe.number] == [0, 1]
     assert noted.of("start") == [0, 1]
-    # It has opened the model once, and it trains nothing.
+    # The process opened the model once and does not train.
     assert processes.keras() is first
     assert [kind for number, what, kind in noted.log if (number, what) == (0, "answer")] == ["open"]
     assert [kind for number, what, kind in noted.log if (number, what) == (1, "answer")] == [
@@ -45,7 +45,7 @@ def test_those_of_the_baseline_open_the_model_at_the_same_time():
     ]
 
 
-def test_the_process_of_keras_is_started_where_none_was_begun_and_tells_what_it_took():
+def test_keras_process_starts_on_demand_and_reports_its_start_time():
     for begun in (False, True):
         noted = Noted(lambda number, kind, options: 3.0)
         processes = noted.processes()
@@ -57,7 +57,7 @@ def test_the_process_of_keras_is_started_where_none_was_begun_and_tells_what_it_
         assert noted.of("start") == ([0, 1] if begun else [0])
 
 
-def test_a_training_is_prepared_while_something_else_is_done():
+def test_training_is_prepared_in_the_background():
     noted = Noted()
     processes = noted.processes()
     processes.begin()
@@ -65,14 +65,14 @@ def test_a_training_is_prepared_while_something_else_is_done():
     assert noted.log[-1] == (1, "tell", "trainer")
     processes.keras()
     (training,) = processes.trainings([KERAS])
-    # It is not asked twice.
+    # The process gets each request only once.
     assert [kind for number, what, kind in noted.log if (number, what) == (1, "tell")] == ["open", "trainer"]
     assert training.probe.number == 1
     processes.prepare(KERAS)
     assert processes.trainings([KERAS]) == [training]
 
 
-def test_ways_to_train_get_ready_at_the_same_time_and_stay_ready():
+def test_training_processes_start_in_parallel_and_stay_ready():
     noted = Noted()
     processes = noted.processes()
     found = processes.trainings([KERAS, OURS])
@@ -85,7 +85,7 @@ def test_ways_to_train_get_ready_at_the_same_time_and_stay_ready():
     assert about == [(0.15, 80, 5.0)] * 2
 
 
-def test_a_training_tells_what_a_step_took_over_all_its_turns():
+def test_training_reports_its_step_time_over_all_turns():
     (training,) = Noted().processes().trainings([OURS])
     turns = [
         {"seconds": [0.1, 0.3], "loss": 2.0, "peak_memory_bytes": 5},
@@ -98,7 +98,7 @@ def test_a_training_tells_what_a_step_took_over_all_its_turns():
     assert training.step([*turns, {"seconds": [0.2], "loss": None, "peak_memory_bytes": 7}]).loss is None
 
 
-def test_the_oldest_trainings_end_beyond_the_limit_and_never_one_that_is_asked_for(monkeypatch):
+def test_oldest_training_process_ends_above_the_limit_unless_requested(monkeypatch):
     monkeypatch.setattr(module, "_MOST_TRAININGS", 2)
     noted = Noted()
     processes = noted.processes()
@@ -108,7 +108,7 @@ def test_the_oldest_trainings_end_beyond_the_limit_and_never_one_that_is_asked_f
     assert noted.of("close") == []
     processes.trainings([four])
     assert noted.of("close") == [0]
-    # The second is asked for: the third is the oldest of the others.
+    # The second is requested, so the third is the oldest of the rest.
     processes.trainings([two, five])
     assert noted.of("close") == [0]
     processes.trainings([one])
@@ -116,7 +116,7 @@ def test_the_oldest_trainings_end_beyond_the_limit_and_never_one_that_is_asked_f
     assert [process.has_ended for process in noted.all] == [True, True, True, False, False, False]
 
 
-def test_a_process_that_has_ended_is_dropped_and_started_again():
+def test_ended_process_is_dropped_and_restarted():
     noted = Noted()
     processes = noted.processes()
     first, other = processes.trainings([KERAS, OURS])
@@ -125,11 +125,11 @@ def test_a_process_that_has_ended_is_dropped_and_started_again():
     assert same is other
     assert (anew is first, anew.probe.number) == (False, 2)
     assert noted.of("close") == [0]
-    # It has a training to go on with, as the first had.
+    # Like the first process, the new one has a training to continue.
     assert (2, "answer", "trainer") in noted.log
 
 
-def test_a_way_that_cannot_be_trained_is_told_beside_the_others_and_tried_again_when_asked():
+def test_failed_training_process_is_reported_and_retried_on_request():
     failing = [True]
 
     def rule(number, kind, options):
@@ -147,7 +147,7 @@ def test_a_way_that_cannot_be_trained_is_told_beside_the_others_and_tried_again_
     assert processes.trainings([OURS])[0].probe.number == 2
 
 
-def test_a_spare_process_that_could_not_open_the_model_says_so_at_the_next_question():
+def test_spare_process_that_could_not_open_the_model_reports_it_on_the_next_request():
     def rule(number, kind, options):
         return ProbeError(f"{kind} failed", memory=False)
 
@@ -160,7 +160,7 @@ def test_a_spare_process_that_could_not_open_the_model_says_so_at_the_next_quest
         processes.keras()
 
 
-def test_close_ends_all_of_them():
+def test_close_ends_all_processes():
     noted = Noted()
     processes = noted.processes()
     processes.begin()
@@ -173,10 +173,10 @@ def test_close_ends_all_of_them():
     assert sorted(noted.of("close")) == [0, 1, 2]
     processes.close()
     assert len(noted.of("close")) == 3
-    # What is asked for now is started anew, and opens the model again.
+    # A new request starts a new process, which opens the model again.
     processes.keras()
     assert noted.log[-3:] == [(3, "start", None), (3, "tell", "open"), (3, "answer", "open")]
-    # One that was begun and never used ends as well.
+    # A process that was started but never used ends as well.
     begun = Noted()
     processes = begun.processes()
     processes.begin()
@@ -184,7 +184,7 @@ def test_close_ends_all_of_them():
     assert sorted(begun.of("close")) == [0, 1]
 
 
-def test_how_long_to_wait_is_told_to_those_that_run_and_to_those_to_come():
+def test_wait_limit_applies_to_running_and_future_processes():
     noted = Noted()
     processes = noted.processes()
     processes.begin()
@@ -195,7 +195,7 @@ def test_how_long_to_wait_is_told_to_those_that_run_and_to_those_to_come():
 
 
 @pytest.mark.backends
-def test_a_training_is_compiled_once_and_begins_again_from_the_same_weights(made):
+def test_training_compiles_once_and_restarts_from_the_same_weights(made):
     import keras
 
     start = functools.partial(
@@ -210,7 +210,7 @@ def test_a_training_is_compiled_once_and_begins_again_from_the_same_weights(made
         assert len(first["seconds"]) == 6
         pid = training.probe._process.pid
         assert processes.trainings([OURS]) == [training]
-        # It ends by itself, as where memory is short; another begins where it had begun.
+        # The process dies by itself, as when memory runs out; its replacement restarts from the same weights.
         training.probe._process.kill()
         training.probe._process.wait()
         (anew,) = processes.trainings([OURS])

@@ -1,4 +1,4 @@
-"""Which stage comes when, with how much time; and the best model so far, which is there from the first on."""
+"""The order and time of stages, and the best model so far, which exists from the first stage on."""
 
 import time
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 @pytest.fixture
 def spent(out):
-    """Has earlier calls taken so many seconds."""
+    """Set the seconds that earlier calls took."""
 
     def spent(seconds):
         state = load_state(out, {})
@@ -27,10 +27,10 @@ def spent(out):
     return spent
 
 
-def test_what_always_runs_comes_first_however_little_time_there_is(go, stands, spent):
+def test_stage_that_always_runs_comes_first_even_without_time(go, stands, spent):
     for kind in stands.values():
         kind.cost = 50.0
-    # The last of the table.
+    # The last row of the table.
     stands["prune"].first = stands["prune"].always = True
     spent(0.0)
     found = go(time_budget=1.0)
@@ -46,9 +46,7 @@ def test_what_always_runs_comes_first_however_little_time_there_is(go, stands, s
 
 
 @pytest.mark.parametrize(("cost", "runs"), [(39.0, True), (41.0, False)])
-def test_what_comes_first_may_take_two_fifths_of_the_budget_even_if_none_is_left(
-    go, stands, spent, cost, runs
-):
+def test_first_stage_may_take_two_fifths_of_the_budget_even_if_none_is_left(go, stands, spent, cost, runs):
     stands["kernels"].cost = stands["quantize"].cost = 50.0
     stands["prune"].cost, stands["prune"].first = cost, True
     spent(100.0)
@@ -58,17 +56,17 @@ def test_what_comes_first_may_take_two_fifths_of_the_budget_even_if_none_is_left
     assert Stand.begun == (["prune"] if runs else [])
 
 
-def test_what_comes_first_comes_before_what_is_worth_more(go, stands):
+def test_first_stage_precedes_more_valuable_stages(go, stands):
     stands["kernels"].cost, stands["prune"].cost, stands["prune"].first = 1.0, 20.0, True
     go()
     assert Stand.begun == ["prune", "quantize", "kernels"]
 
 
-def test_stages_come_by_their_worth_and_behind_those_that_they_build_on(go, stands):
+def test_stages_are_ordered_by_worth_after_their_prerequisites(go, stands):
     stands["kernels"].cost, stands["quantize"].cost, stands["prune"].cost = 30.0, 20.0, 10.0
     found = go()
     assert Stand.begun == ["prune", "quantize", "kernels"]
-    # The record lists them as the table does.
+    # The record keeps the order of the table.
     assert [one.name for one in found.passes] == ["baseline", "kernels", "quantize", "prune"]
     Stand.begun.clear()
     stands["prune"].after = ("kernels",)
@@ -76,13 +74,13 @@ def test_stages_come_by_their_worth_and_behind_those_that_they_build_on(go, stan
     assert Stand.begun == ["quantize", "kernels", "prune"]
 
 
-def test_a_stage_that_can_bring_nothing_is_left_out_with_its_reason_and_takes_no_share(go, stands, spent):
+def test_pointless_stage_is_left_out_with_a_reason_and_gets_no_time(go, stands, spent):
     given = {}
     for name, kind in stands.items():
         kind.cost, kind.most = 10.0, 100_000.0
         kind.does = staticmethod(lambda context, name=name: given.__setitem__(name, context.share_s))
     stands["quantize"].pointless = lambda self, context: "the weights are rounded already"
-    # What comes first is given its time before the others are told.
+    # The first stage gets its time before the time of the others is fixed.
     stands["kernels"].first = True
     spent(0.0)
     found = go(time_budget=1000.0)
@@ -90,14 +88,14 @@ def test_a_stage_that_can_bring_nothing_is_left_out_with_its_reason_and_takes_no
     left_out = found.passes[2]
     assert (left_out.status, left_out.reason) == ("skipped", "the weights are rounded already")
     assert (left_out.needs_s, left_out.expected_s, left_out.kept) == (None, None, False)
-    # Half of the time each, and what the first leaves to the second.
+    # Each stage gets half of the time; the second also gets the first's unused time.
     assert given["kernels"] == pytest.approx(500, abs=20)
     assert given["prune"] == pytest.approx(1000, abs=20)
-    # More time would not change that.
+    # More time would not change the result.
     assert found.verdict.warnings == ()
 
 
-def test_a_stage_that_another_makes_pointless_is_left_out(go, stands):
+def test_stage_that_another_makes_pointless_is_left_out(go, stands):
     stands["prune"].cost = 10.0
     stands["prune"].pointless = lambda self, context: "there is one" if "quantize" in Stand.begun else ""
     found = go()
@@ -106,7 +104,7 @@ def test_a_stage_that_another_makes_pointless_is_left_out(go, stands):
 
 
 @pytest.mark.parametrize(("cost", "runs"), [(250.0, True), (320.0, False)])
-def test_a_stage_may_take_a_tenth_of_the_budget_beyond_it(go, stands, spent, cost, runs):
+def test_stage_may_exceed_the_budget_by_a_tenth(go, stands, spent, cost, runs):
     stands["prune"].cost = cost
     spent(800.0)
     # 200 seconds are left of 1000, but for those of the verdict.
@@ -116,9 +114,7 @@ def test_a_stage_may_take_a_tenth_of_the_budget_beyond_it(go, stands, spent, cos
 
 
 @pytest.mark.parametrize(("budget", "again"), [(1000.0, True), (300.0, False)])
-def test_a_stage_that_found_its_time_too_short_runs_again_if_the_others_left_enough(
-    go, stands, spent, budget, again
-):
+def test_stage_short_of_time_runs_again_if_others_leave_enough(go, stands, spent, budget, again):
     def short_once(context):
         if context.share_s < 400.0:
             raise OutOfTimeError("there was no time for 50 steps", 400.0)
@@ -133,7 +129,7 @@ def test_a_stage_that_found_its_time_too_short_runs_again_if_the_others_left_eno
     assert found.passes[-1].needs_s == (None if again else 400.0)
 
 
-def test_a_stage_whose_time_is_too_short_twice_is_left_out(go, stands, spent):
+def test_stage_short_of_time_twice_is_left_out(go, stands, spent):
     def short(context):
         raise OutOfTimeError("there was no time for 50 steps", 1.0)
 
@@ -144,7 +140,7 @@ def test_a_stage_whose_time_is_too_short_twice_is_left_out(go, stands, spent):
     assert (found.passes[-1].status, found.passes[-1].needs_s) == ("skipped", 1.0)
 
 
-def test_of_two_stages_short_of_time_one_runs_again_where_that_takes_the_rest(go, stands, spent, monkeypatch):
+def test_only_one_of_two_stages_short_of_time_runs_again_if_time_is_for_one(go, stands, spent, monkeypatch):
     slept = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + slept[0])
     monkeypatch.setattr(schedule, "time", clock)
@@ -161,7 +157,7 @@ def test_of_two_stages_short_of_time_one_runs_again_where_that_takes_the_rest(go
     assert Stand.begun == ["kernels", "quantize", "prune", "kernels"]
 
 
-def test_what_a_stage_was_expected_to_take_is_what_it_can_use_of_its_share(go, stands):
+def test_expected_time_of_a_stage_is_the_usable_part_of_its_share(go, stands):
     def nothing(context):
         raise NotNeededError("there are no units")
 
@@ -174,7 +170,7 @@ def test_what_a_stage_was_expected_to_take_is_what_it_can_use_of_its_share(go, s
 
 
 def making(name, latency, *, passes=True):
-    """What a stage does that makes a model of a latency, as good as the original."""
+    """The work of a stage that makes a model of a given latency, as good as the original."""
 
     def does(context):
         candidates = context.folder / "candidates"
@@ -203,7 +199,7 @@ def making(name, latency, *, passes=True):
     return does
 
 
-def test_the_best_model_so_far_is_there_when_a_run_is_stopped(go, stands, out):
+def test_stopped_run_leaves_the_best_model_so_far(go, stands, out):
     seen = []
 
     def interrupt(context):
@@ -228,7 +224,7 @@ def test_the_best_model_so_far_is_there_when_a_run_is_stopped(go, stands, out):
     # After a third, and after two thirds, of the stages.
     assert seen == [[], ["fast.cell", "fast.keras"], ["faster.cell", "faster.keras"]]
     assert files() == ["faster.cell", "faster.keras"]
-    # One that is slower leaves it there, and so does one that is not good enough.
+    # A slower model does not replace the best one, and neither does a model of lower quality.
     stands["prune"].does = then(slow)
     go()
     assert files() == ["faster.cell", "faster.keras"]
@@ -237,16 +233,14 @@ def test_the_best_model_so_far_is_there_when_a_run_is_stopped(go, stands, out):
     assert not any("bad" in text for text in files())
 
 
-def test_a_stage_that_keeps_nothing_puts_nothing_there(go, stands, out):
+def test_stage_without_a_kept_candidate_writes_no_model(go, stands, out):
     stands["kernels"].does = staticmethod(making("fast", 1e-6))
     stands["kernels"].keeps = False
     go(only=["kernels"])
     assert list(out.glob("optimized.*")) == []
 
 
-def test_a_full_budget_leaves_the_verdict_the_time_it_needs_and_tells_it_what_is_over(
-    go, stands, monkeypatch
-):
+def test_verdict_gets_the_time_it_needs_and_the_spare_time(go, stands, monkeypatch):
     given = []
     found = workflow.verdict
     monkeypatch.setattr(

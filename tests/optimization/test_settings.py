@@ -34,7 +34,7 @@ from cellerate.optimization.stages.registry import STAGES
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_used_raise_saying_what_is_expected(given, said):
+def test_invalid_settings_raise_with_the_expected_values(given, said):
     with pytest.raises(ConfigError, match=said):
         OptimizeSettings(**given)
 
@@ -46,7 +46,7 @@ def chosen(**settings):
 
 
 @pytest.mark.keras
-def test_chosen_stages_keep_their_order_whatever_the_order_they_are_named_in():
+def test_chosen_stages_keep_their_fixed_order():
     assert chosen() == tuple(STAGES)
     assert chosen(only=["prune", "kernels"]) == ("kernels", "prune")
     assert chosen(skip=["length", "batch"]) == (
@@ -61,7 +61,7 @@ def test_chosen_stages_keep_their_order_whatever_the_order_they_are_named_in():
 
 
 @pytest.mark.keras
-def test_chosen_stages_for_training_leave_the_model_as_it_is():
+def test_chosen_stages_for_training_do_not_change_the_model():
     assert chosen(objective="training") == (
         "pack",
         "kernels",
@@ -74,7 +74,7 @@ def test_chosen_stages_for_training_leave_the_model_as_it_is():
 
 
 @pytest.mark.keras
-def test_optimize_checks_its_settings_before_anything_else():
+def test_optimize_checks_its_settings_first():
     with pytest.raises(
         ConfigError, match=r"'quality' is not an argument of optimize; did you mean 'max_quality_loss'"
     ):

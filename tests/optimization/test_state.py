@@ -1,4 +1,4 @@
-"""What a run keeps on disk."""
+"""The state of a run on disk."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ def state():
     )
 
 
-def test_state_comes_back_as_it_was(tmp_path):
+def test_state_saved_and_loaded_is_unchanged(tmp_path):
     save_state(state(), tmp_path / "new" / "folder")
     found = load_state(tmp_path / "new" / "folder", IDENTITY)
     assert found == state()
@@ -66,13 +66,13 @@ def test_load_state_of_a_folder_without_one_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"identity": {}}', b"null"], ids=str)
-def test_load_state_that_is_damaged_raises_saying_how_to_start_anew(tmp_path, content):
+def test_load_state_of_a_damaged_file_says_how_to_restart(tmp_path, content):
     (tmp_path / "state.json").write_bytes(content)
     with pytest.raises(ConfigError, match="restart=True"):
         load_state(tmp_path, IDENTITY)
 
 
-def test_load_state_of_an_older_layout_raises_saying_how_to_start_anew(tmp_path):
+def test_load_state_of_an_older_layout_says_how_to_restart(tmp_path):
     save_state(state(), tmp_path)
     file = tmp_path / "state.json"
     file.write_text(
@@ -82,7 +82,7 @@ def test_load_state_of_an_older_layout_raises_saying_how_to_start_anew(tmp_path)
         load_state(tmp_path, IDENTITY)
 
 
-def test_load_state_cut_anywhere_is_never_taken_for_a_run(tmp_path):
+def test_load_state_refuses_a_file_truncated_anywhere(tmp_path):
     save_state(state(), tmp_path)
     whole = (tmp_path / "state.json").read_bytes()
     for end in range(1, len(whole) - 1, 101):
@@ -91,19 +91,19 @@ def test_load_state_cut_anywhere_is_never_taken_for_a_run(tmp_path):
             load_state(tmp_path, IDENTITY)
 
 
-def test_load_state_that_is_a_folder_raises_config_error(tmp_path):
+def test_load_state_of_a_folder_raises_config_error(tmp_path):
     (tmp_path / "state.json").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         load_state(tmp_path, IDENTITY)
 
 
-def test_load_state_of_another_run_says_what_differs(tmp_path):
+def test_load_state_of_another_run_names_the_differences(tmp_path):
     save_state(state(), tmp_path)
     with pytest.raises(ConfigError, match="another run: data, seed differ"):
         load_state(tmp_path, IDENTITY | {"data": "other", "seed": "1"})
 
 
-def test_save_state_on_a_full_disk_raises_and_leaves_the_one_before(tmp_path, monkeypatch):
+def test_save_state_on_a_full_disk_raises_and_keeps_the_old_state(tmp_path, monkeypatch):
     save_state(state(), tmp_path)
 
     def full(*_):

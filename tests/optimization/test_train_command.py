@@ -1,4 +1,4 @@
-"""The command to train with from now on: it runs as it is, and builds such a model."""
+"""The suggested training command: it runs unchanged and builds such a model."""
 
 import dataclasses
 import json
@@ -116,7 +116,7 @@ def test_options_of_a_line_model_are_found_from_it(work_of, changed):
     assert architecture_of(work_of("embed", built)) == told
 
 
-def test_a_model_that_no_option_builds_is_named_by_its_file(work_of, command_of, tmp_path):
+def test_model_that_options_cannot_build_is_named_by_its_file(work_of, command_of, tmp_path):
     size = vocabulary(work_of("text"))
     for built in (
         build_text_model(size, embedding=6, units=[16, 8]),
@@ -134,7 +134,7 @@ def test_a_model_that_no_option_builds_is_named_by_its_file(work_of, command_of,
         assert f"--model {shlex.quote(str(tmp_path / 'm.keras'))} --length 10" in command_of(work)
 
 
-def test_command_has_what_was_chosen_and_what_the_model_was_trained_with(work_of, command_of):
+def test_command_has_the_chosen_and_the_original_settings(work_of, command_of):
     training = {
         "optimizer": "adamw",
         "learning_rate": 0.01,
@@ -160,12 +160,12 @@ def test_command_has_what_was_chosen_and_what_the_model_was_trained_with(work_of
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_command_runs_as_it_is_and_trains_such_a_model(
+def test_command_runs_unchanged_and_trains_such_a_model(
     work_of, command_of, task, tmp_path, monkeypatch, capsys
 ):
     from cellerate.cli import backend, main
 
-    # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
+    # The program hides TensorFlow from other backends; in this process other tests need TensorFlow.
     monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
     monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
     work = work_of(task, training={"epochs": 1})

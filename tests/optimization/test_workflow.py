@@ -22,7 +22,7 @@ from support.optimization.stages import Stand, statuses
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
-def test_baseline_is_of_keras_alone_and_is_not_repeated(go, stands, here_probe):
+def test_baseline_measures_keras_only_and_is_not_repeated(go, stands, here_probe):
     found = go()
     assert here_probe.asked == []
     assert statuses(found) == {
@@ -33,7 +33,10 @@ def test_baseline_is_of_keras_alone_and_is_not_repeated(go, stands, here_probe):
     }
     original = found.candidates[0]
     assert (original.id, original.file, original.passes_gate) == ("original", None, True)
-    assert [speed.way for speed in original.speeds] == ["predict_on_batch", "predict"]  # the faster first
+    assert [speed.way for speed in original.speeds] == [
+        "predict_on_batch",
+        "predict",
+    ]  # the faster one comes first
     assert original.quality.low < original.quality.value < original.quality.high
     (step,) = found.training_steps
     assert (step.way, step.batch_size, step.length) == ("Keras, float32", 8, 10)
@@ -41,14 +44,14 @@ def test_baseline_is_of_keras_alone_and_is_not_repeated(go, stands, here_probe):
     assert any("LSTM" in path or "lstm" in path for path, _, _ in found.explanation)
 
 
-def test_a_finished_run_is_read_back_as_it_was_given(go, stands, out):
+def test_finished_run_reads_back_unchanged(go, stands, out):
     found = go()
     assert found.status == "finished"
     assert found.verdict.sentence == "So."
     assert read_run(out) == found
 
 
-def test_stages_done_are_not_repeated_by_the_next_call(go, stands):
+def test_next_call_skips_finished_stages(go, stands):
     go(only=["kernels", "prune"])
     assert Stand.begun == ["kernels", "prune"]
     found = go()
@@ -56,7 +59,7 @@ def test_stages_done_are_not_repeated_by_the_next_call(go, stands):
     assert [one.name for one in found.passes] == ["baseline", "kernels", "quantize", "prune"]
 
 
-def test_a_call_for_other_stages_keeps_what_was_done_before(go, stands):
+def test_call_for_other_stages_keeps_earlier_results(go, stands):
     go()
     found = go(only=["quantize"])
     assert list(statuses(found)) == ["baseline", "kernels", "quantize", "prune"]
@@ -65,7 +68,7 @@ def test_a_call_for_other_stages_keeps_what_was_done_before(go, stands):
     assert Stand.begun == ["kernels", "quantize", "prune"]
 
 
-def test_a_stage_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(go, stands, out):
+def test_failed_stage_is_reported_and_undone_and_the_others_run(go, stands, out):
     def fail(context):
         context.state.choices.training_precision = "mixed_bfloat16"
         context.state.choices.batch_size = 7
@@ -80,13 +83,13 @@ def test_a_stage_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on
     assert len(found.training_steps) == 1
     choices = load_state(out, {}).choices
     assert (choices.training_precision, choices.batch_size) == ("float32", 8)
-    # The next call tries it again, and nothing else.
+    # The next call retries only the failed stage.
     stands["kernels"].does = staticmethod(lambda context: None)
     assert statuses(go())["kernels"] == "done"
     assert Stand.begun == ["kernels", "quantize", "prune", "kernels"]
 
 
-def test_a_stage_that_raises_without_a_message_has_a_reason(go, stands):
+def test_stage_that_raises_without_a_message_has_a_reason(go, stands):
     def fail(context):
         raise AssertionError
 
@@ -94,7 +97,7 @@ def test_a_stage_that_raises_without_a_message_has_a_reason(go, stands):
     assert go().passes[-1].reason == "AssertionError"
 
 
-def test_a_stage_with_nothing_to_do_is_skipped_with_its_reason(go, stands):
+def test_stage_with_nothing_to_do_is_skipped_with_a_reason(go, stands):
     def nothing(context):
         raise NotNeededError("there are no units")
 
@@ -103,7 +106,7 @@ def test_a_stage_with_nothing_to_do_is_skipped_with_its_reason(go, stands):
     assert (found.status, found.reason, found.kept) == ("skipped", "there are no units", False)
 
 
-def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands):
+def test_stage_without_time_is_skipped_and_runs_with_a_larger_budget(go, stands):
     stands["quantize"].cost = 500.0
     found = go(time_budget=300.0)
     assert statuses(found) == {
@@ -120,7 +123,7 @@ def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands)
     assert told.startswith(
         "Left out for lack of time, with the least that each needs: Quantize (8 min 20 s)."
     )
-    # What it says is enough, and not much more.
+    # The suggested budget is enough, and only just.
     budget = float(told.partition("time budget of ")[2].split()[0])
     assert 500 < budget < 700
     again = go(time_budget=budget)
@@ -129,7 +132,7 @@ def test_a_stage_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands)
     assert Stand.begun == ["kernels", "prune", "quantize"]
 
 
-def test_time_that_earlier_calls_took_counts(go, stands, out):
+def test_time_of_earlier_calls_counts_against_the_budget(go, stands, out):
     state = load_state(out, {})
     state.seconds = 5000.0
     workflow.save_state(state, out)
@@ -140,7 +143,7 @@ def test_time_that_earlier_calls_took_counts(go, stands, out):
     assert go(time_budget=9000.0).seconds > 5000.0
 
 
-def test_ctrl_c_in_a_stage_keeps_those_before_and_the_next_call_goes_on(go, stands, out):
+def test_ctrl_c_in_a_stage_keeps_earlier_stages_and_the_next_call_resumes(go, stands, out):
     def interrupt(context):
         context.state.choices.packed_precision = "int8"
         context.state.training_steps.append(TrainingStep("x", 1, None, 1.0, 1.0, 1.0, 1.0))
@@ -160,7 +163,7 @@ def test_ctrl_c_in_a_stage_keeps_those_before_and_the_next_call_goes_on(go, stan
     assert not [path.name for path in out.rglob(".*")]
 
 
-def test_sigterm_is_a_ctrl_c_and_the_handler_before_comes_back(go, stands):
+def test_sigterm_acts_as_ctrl_c_and_the_old_handler_returns(go, stands):
     import signal
 
     before = signal.getsignal(signal.SIGTERM)
@@ -169,7 +172,7 @@ def test_sigterm_is_a_ctrl_c_and_the_handler_before_comes_back(go, stands):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ctrl_c_in_the_verdict_keeps_every_pass(go, stands, monkeypatch):
+def test_ctrl_c_in_the_verdict_keeps_every_stage(go, stands, monkeypatch):
     def interrupt(context):
         raise KeyboardInterrupt
 
@@ -179,9 +182,7 @@ def test_ctrl_c_in_the_verdict_keeps_every_pass(go, stands, monkeypatch):
     assert set(statuses(found).values()) == {"done"}
 
 
-def test_a_baseline_that_fails_ends_the_run_and_leaves_nothing_to_go_on_from(
-    go, stands, tmp_path, monkeypatch
-):
+def test_failed_baseline_ends_the_run_and_leaves_nothing_to_resume(go, stands, tmp_path, monkeypatch):
     def fail(self, context):
         raise ConfigError("no baseline")
 
@@ -191,7 +192,7 @@ def test_a_baseline_that_fails_ends_the_run_and_leaves_nothing_to_go_on_from(
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_another_run_in_the_folder_is_refused_and_left_alone(go, stands, out, made, tmp_path):
+def test_folder_of_another_run_is_refused_and_stays_unchanged(go, stands, out, made, tmp_path):
     before = (out / "state.json").read_bytes()
     (tmp_path / "t.txt").write_text((made / "t.txt").read_text() * 2)
     for changed, said in (
@@ -205,30 +206,30 @@ def test_another_run_in_the_folder_is_refused_and_left_alone(go, stands, out, ma
     assert (out / "state.json").read_bytes() == before
 
 
-def test_the_same_model_saved_again_is_the_same_run(go, stands, made, tmp_path):
+def test_model_saved_again_resumes_its_run(go, stands, made, tmp_path):
     model, record = load_model(made / "text.keras")
     workflow.save_model(model, tmp_path / "again.keras", record)
     assert (tmp_path / "again.keras").read_bytes() != (made / "text.keras").read_bytes()
     go(model=tmp_path / "again.keras")
     found = go(keep=[0.5, 0.75])
     assert "--keep" not in found.command
-    # A model that is not a file is written into the folder, and goes on as well.
+    # The folder keeps a model from memory, so its run resumes too.
     go(model=model, record=record)
     assert Stand.begun == ["kernels", "quantize", "prune"]
 
 
-def test_a_record_beside_a_file_raises_config_error(go, stands, made):
+def test_record_beside_a_model_file_raises_config_error(go, stands, made):
     with pytest.raises(ConfigError, match="has its own"):
         go(record=load_model(made / "text.keras")[1])
 
 
-def test_a_model_that_the_run_would_write_over_is_refused(go, stands, out, made):
+def test_model_that_the_run_would_overwrite_is_refused(go, stands, out, made):
     shutil.copy(made / "text.keras", out / "optimized.keras")
     with pytest.raises(ConfigError, match="choose another folder"):
         go(model=out / "optimized.keras")
 
 
-def test_a_candidate_of_the_run_as_its_model_is_refused_and_survives_a_restart(go, stands, out, made):
+def test_candidate_as_the_model_of_its_own_run_is_refused_and_kept(go, stands, out, made):
     (out / "candidates").mkdir(exist_ok=True)
     candidate = shutil.copy(made / "text.keras", out / "candidates" / "pruned.keras")
     with pytest.raises(ConfigError, match="choose another folder"):
@@ -236,7 +237,7 @@ def test_a_candidate_of_the_run_as_its_model_is_refused_and_survives_a_restart(g
     assert candidate.exists()
 
 
-def test_a_model_in_memory_that_the_folder_refuses_leaves_the_one_before(go, stands, out, made):
+def test_refused_model_in_memory_keeps_the_saved_model(go, stands, out, made):
     model, record = load_model(made / "text.keras")
     go(model=model, record=record)
     before = (out / "original.keras").read_bytes()
@@ -248,7 +249,7 @@ def test_a_model_in_memory_that_the_folder_refuses_leaves_the_one_before(go, sta
     assert not (out / "given.keras").exists()
 
 
-def test_restart_throws_away_what_was_found(go, stands, out, here_probe):
+def test_restart_discards_earlier_results(go, stands, out, here_probe):
     (out / "candidates").mkdir(exist_ok=True)
     (out / "candidates" / "old.cell").write_bytes(b"old")
     go(seed=1, restart=True)
@@ -266,7 +267,7 @@ def test_an_output_that_is_a_file_raises_output_error(go, stands, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_full_disk_raises_output_error_and_leaves_what_was_there(go, stands, out, monkeypatch):
+def test_full_disk_raises_output_error_and_keeps_the_old_files(go, stands, out, monkeypatch):
     go(only=["kernels"])
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
@@ -285,7 +286,7 @@ def test_a_full_disk_raises_output_error_and_leaves_what_was_there(go, stands, o
 
 
 @pytest.mark.parametrize("said", ["", "other processes use 3.0 of 4 processors now: figures are too low"])
-def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, said):
+def test_busy_machine_is_reported_first(go, stands, monkeypatch, said):
     heard = []
 
     class Heard(StageListener):
@@ -296,7 +297,7 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
             heard.append("start")
 
     monkeypatch.setattr(workflow, "busy_now", lambda: said)
-    # Not beside an error: there was nothing to measure then.
+    # A refused run has measured nothing, so the listener hears nothing.
     with pytest.raises(ConfigError):
         go(seed=1, listener=Heard())
     assert heard == []
@@ -305,7 +306,7 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
     assert [one.partition(going_on)[1] or one for one in heard] == [*filter(None, [said]), going_on, "start"]
 
 
-def test_listener_hears_of_every_stage_and_stops_whatever_the_end(go, stands):
+def test_listener_gets_every_stage_and_stops_at_any_end(go, stands):
     class Heard(StageListener):
         def __init__(self):
             self.told = []

@@ -1,4 +1,4 @@
-"""What each task is to the optimizer: judged alike in Keras and packed, and as the task itself judges it."""
+"""The workload of each task: Keras and packed evaluations agree with each other and with `evaluate`."""
 
 import copy
 import dataclasses
@@ -30,7 +30,7 @@ from support.optimization.small_models import HORIZON, LENGTH, LINES, ROWS, TEXT
 pytestmark = pytest.mark.keras
 
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
-# float32 rounding of the model's outputs, some sums later.
+# float32 rounding of the outputs, after some sums.
 ROUNDING = 2e-5
 
 
@@ -53,7 +53,7 @@ def bits(model, windows):
 
 @pytest.mark.parametrize("part", ["validation", "test"])
 @pytest.mark.parametrize("task", DATA)
-def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task, part):
+def test_keras_and_packed_evaluations_agree_on_every_block(work, task, part):
     one = work[task]
     here, there = one.judge(one.model, part), one.judge(packed(one.model, one.record), part)
     assert len(here.values) > 5
@@ -62,7 +62,7 @@ def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task,
     assert abs(paired_loss(here, there, higher_is_better=False).value) < ROUNDING
 
 
-def test_text_judge_is_what_evaluate_says_and_the_bits_by_hand(work, made):
+def test_text_evaluation_equals_the_evaluate_command_and_bits_by_hand(work, made):
     one = work["text"]
     ids = np.array([sorted(set(TEXT)).index(c) for c in TEXT])[-201:]
     windows = np.stack([ids[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(20)])
@@ -79,13 +79,13 @@ def test_text_judge_is_what_evaluate_says_and_the_bits_by_hand(work, made):
     assert not one.metric.higher_is_better
 
 
-def test_text_judge_in_bytes_is_per_character(tmp_path):
+def test_text_evaluation_of_bytes_is_per_character(tmp_path):
     (tmp_path / "t.txt").write_text("çà et là, où déjà — \n" * 40)
     model = filled(build_text_model(256, embedding=4, units=8, dropout=0.0))
     payload = text_payload(tokenizer=ByteTokenizer().to_config(), validation_fraction=0.0)
     save_model(model, tmp_path / "b.keras", TaskRecord("text", payload))
     one = open_workload(tmp_path / "b.keras", [tmp_path / "t.txt"], seed=0)
-    # Nothing was held out, so it is the last twentieth, which the model may know.
+    # Without held-out text the last twentieth counts, which the model may know.
     assert one.metric.source.endswith(", which the model may have been trained on")
     assert one.metric.test_source.endswith(", which the model may have been trained on")
     content = (tmp_path / "t.txt").read_bytes()
@@ -105,7 +105,7 @@ def last_step(activation=None, **shape):
     return filled(keras.Model(inputs, keras.layers.Dense(len(set(TEXT)), activation)(x)))
 
 
-def test_text_judge_of_probabilities_after_the_last_step_only(made, tmp_path):
+def test_text_evaluation_accepts_probabilities_of_the_last_step_only(made, tmp_path):
     model = last_step("softmax")
     save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
     one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
@@ -118,7 +118,7 @@ def test_text_judge_of_probabilities_after_the_last_step_only(made, tmp_path):
     assert one.metric.source.startswith("9 characters")
 
 
-def test_text_model_of_a_fixed_batch_is_judged_and_trained_in_it(made, tmp_path):
+def test_text_model_of_a_fixed_batch_is_evaluated_and_trained_with_it(made, tmp_path):
     save_model(last_step(batch_size=3), tmp_path / "m.keras", TaskRecord("text", text_payload()))
     one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
     assert one.batch_size == 3
@@ -126,7 +126,7 @@ def test_text_model_of_a_fixed_batch_is_judged_and_trained_in_it(made, tmp_path)
     assert one.source(one.model, 3).batch(0, 0)[0].shape == (3, LENGTH)
 
 
-def test_text_judge_of_a_stateful_model_reads_each_window_from_zeros(made, tmp_path):
+def test_text_evaluation_of_a_stateful_model_starts_each_window_from_zeros(made, tmp_path):
     inputs = keras.Input(batch_shape=(8, LENGTH), dtype="int32")
     x = keras.layers.Embedding(len(set(TEXT)), 4)(inputs)
     x = keras.layers.LSTM(9, return_sequences=True, stateful=True)(x)
@@ -139,7 +139,7 @@ def test_text_judge_of_a_stateful_model_reads_each_window_from_zeros(made, tmp_p
     np.testing.assert_allclose(first.values, there.values, rtol=ROUNDING)
 
 
-def test_series_judge_is_what_evaluate_says_and_the_error_by_hand(work, made):
+def test_series_evaluation_equals_the_evaluate_command_and_error_by_hand(work, made):
     one = work["series"]
     found = one.judge(one.model, "test")
     said = evaluate_forecaster(
@@ -166,7 +166,7 @@ def test_series_judge_is_what_evaluate_says_and_the_error_by_hand(work, made):
     )
 
 
-def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
+def test_lines_evaluation_equals_the_token_accuracy_of_the_evaluate_command(work, made):
     one = work["embed"]
     _, held_out = split_lines(read_lines(made / "l.txt", column=None, errors="replace"), 0.2, 3)
     for found, half, name, source in (
@@ -183,10 +183,10 @@ def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_a_brief_judgement_is_of_the_first_batch_alone(work, monkeypatch, task):
+def test_brief_evaluation_uses_the_first_batch_only(work, monkeypatch, task):
     one = work[task]
     batches = one.held_out["validation"][:1]
-    if task == "text":  # windows alone are a batch, too
+    if task == "text":  # a batch may hold windows only
         batches = [batches[0][:4]]
     monkeypatch.setitem(one.held_out, "validation", batches)
     first = one.judge(one.model, "validation").values
@@ -197,7 +197,7 @@ def test_a_brief_judgement_is_of_the_first_batch_alone(work, monkeypatch, task):
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_a_model_is_judged_on_a_share_of_the_batches_spread_over_each_part(work, task):
+def test_partial_evaluation_spreads_its_batches_over_each_part(work, task):
     one = work[task]
     whole = dict(one.held_out)
     # Batches that can be told apart by their identity: nine of one part, two of the other.
@@ -222,11 +222,11 @@ def test_a_model_is_judged_on_a_share_of_the_batches_spread_over_each_part(work,
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
+def test_evaluation_of_a_diverged_model_raises_model_error(work, task):
     one = work[task]
     broken = keras.models.clone_model(one.model)
     broken.set_weights([np.full_like(weights, np.nan) for weights in one.model.get_weights()])
-    if task == "embed":  # the likeliest of all NaN is a character as any
+    if task == "embed":  # argmax of NaNs is a valid character
         assert one.judge(broken, "validation").mean < 0.5
         return
     with pytest.raises(ModelError, match="not finite"):
@@ -234,7 +234,7 @@ def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
+def test_keras_and_packed_models_have_speeds_and_equal_samples(work, quick, task):
     one = work[task]
     model = packed(one.model, one.record)
     speeds = [clocks.speed(use) for use in (*one.keras_uses(one.model), one.packed_use(model))]
@@ -251,7 +251,7 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
             assert (mine.past, mine.truth) == (its.past, its.truth)
             assert len(mine.truth) == len(mine.forecast) == HORIZON
             np.testing.assert_allclose(mine.forecast, its.forecast, rtol=1e-4, atol=1e-5)
-        # Spread over the windows of a batch, but for those that fill it up.
+        # Spread over the windows of a batch, except its filler windows.
         batches = one.held_out["validation"]
         _, future, weight, _ = batches[len(batches) // 2]
         last = int((weight > 0).sum()) - 1
@@ -263,7 +263,7 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
         assert here.text
 
 
-def test_packed_text_model_is_timed_by_calls_for_one_character_and_by_as_many_as_it_draws(work, monkeypatch):
+def test_packed_text_model_is_timed_one_character_and_many_characters_a_call(work, monkeypatch):
     one, drawn = work["text"], []
     model = packed(one.model, one.record)
     use = one.packed_use(model)
@@ -281,7 +281,7 @@ def test_packed_text_model_is_timed_by_calls_for_one_character_and_by_as_many_as
     assert [len(text) for text in texts] == [use.steps] * use.batch
 
 
-def test_source_is_what_the_model_is_trained_on_and_no_larger_than_the_data(work):
+def test_training_source_is_limited_to_the_data(work):
     text, series, lines = work["text"], work["series"], work["embed"]
     assert text.source(text.model, 4).batch(0, 0)[0].shape == (4, LENGTH)
     assert text.source(text.model, 4, 5).batch(0, 0)[0].shape == (4, 5)
@@ -291,7 +291,7 @@ def test_source_is_what_the_model_is_trained_on_and_no_larger_than_the_data(work
     assert lines.source(lines.model, 10_000).batch_size == len(LINES) - len(LINES) // 5
 
 
-# --- what cannot be used
+# Refusals.
 
 
 def opened(made, folder, task, data, **payload):
@@ -305,7 +305,7 @@ def test_no_data_raises_config_error(made):
         open_workload(made / "text.keras", [], seed=0)
 
 
-def test_a_model_without_a_record_says_how_to_get_one(made, tmp_path):
+def test_model_without_a_record_says_how_to_get_one(made, tmp_path):
     model, _ = load_model(made / "text.keras")
     save_model(model, tmp_path / "m.keras")
     with pytest.raises(ModelError, match="cellerate train"):
@@ -368,7 +368,7 @@ KNOWN = ", by which its training may have chosen the best epoch"
         (0.7, 0.295, f"half of training's validation part{KNOWN}"),
     ],
 )
-def test_series_without_one_of_the_parts_splits_the_other_so_that_no_row_is_in_both(
+def test_series_without_a_test_or_validation_part_splits_the_other_disjointly(
     made, tmp_path, train, validation, words
 ):
     shutil.copy(made / "s.csv", tmp_path)
@@ -394,12 +394,12 @@ def test_series_without_one_of_the_parts_splits_the_other_so_that_no_row_is_in_b
     assert not used["validation"] & used["test"]
     assert min(used["validation"]) == int(train * ROWS) - WINDOW
     assert max(used["test"]) == ROWS - 1
-    # As many rows as a window and its horizon have lie between what the one and the other has to forecast.
+    # A gap of one window and horizon separates the forecast rows of the two parts.
     assert first_targets["test"] - max(used["validation"]) - 1 == WINDOW + HORIZON
     assert one.judge(one.model, "validation").mean != one.judge(one.model, "test").mean
 
 
-def test_series_with_a_test_size_and_no_validation_splits_the_rows_that_training_held_out(made, tmp_path):
+def test_series_with_a_test_part_only_splits_the_held_out_rows(made, tmp_path):
     model, record = load_model(made / "series.keras")
     told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.0, "test_size": 40}
     save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
@@ -409,7 +409,7 @@ def test_series_with_a_test_size_and_no_validation_splits_the_rows_that_training
     assert one.metric.source.startswith(f"{20 - HORIZON + 1} windows")
 
 
-def test_series_of_which_only_one_window_is_held_out_raises_data_error(made, tmp_path):
+def test_series_with_one_held_out_window_raises_data_error(made, tmp_path):
     lines = (made / "s.csv").read_text().splitlines()
     (tmp_path / "s.csv").write_text("\n".join(lines[: 1 + 24]))
     # 17 rows to train on, 2 to validate on, 5 to test on; and with half of these, no row is left between them.
@@ -428,11 +428,11 @@ def test_steps_of_lines_are_timed_on_batches_of_one_shape(work):
         return {tuple(x.shape for x in keras.tree.flatten(batch[0])) for batch in batches}
 
     usual, timed = one.source(one.model, 8), one.timed_source(one.model, 8)
-    # Each shape is one more to compile.
+    # Each further shape costs a compilation.
     assert len(shapes(usual)) == one.shapes > 1
     assert len(shapes(timed)) == 1
     assert shapes(timed) < shapes(usual)
-    # There are fewer lines of that length than rows, and they come again.
+    # There are fewer lines of that length than rows, so lines repeat.
     many = one.timed_source(one.model, 10_000)
     assert many.batch_size == one.source(one.model, 10_000).batch_size
     assert [shape[0][1:] for shape in shapes(many)] == [shape[0][1:] for shape in shapes(timed)]
@@ -444,7 +444,7 @@ def test_several_files_of_lines_raise_config_error(made):
 
 
 def test_too_few_lines_to_hold_one_out_raise_data_error(made, tmp_path):
-    # Of nine a fifth is one line, and it takes one to choose by and one to test on.
+    # A fifth of nine is one line, but validation and test need one each.
     (tmp_path / "l.txt").write_text("\n".join(LINES[:9]) + "\n")
     with pytest.raises(
         DataError, match="1 are held out to judge the model on, but two are needed: give more lines"

@@ -34,7 +34,7 @@ main()
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("batch_size", [1, 3, 256])
-def test_vectors_are_those_of_each_line_alone_in_the_order_of_the_lines(padding, batch_size):
+def test_each_line_gets_the_vector_it_gets_alone_in_order(padding, batch_size):
     model = packed(padding=padding)
     vectors = model.embed(LINES, batch_size=batch_size)
     assert vectors.shape == (len(LINES), LATENT)
@@ -47,7 +47,7 @@ def test_vectors_are_those_of_each_line_alone_in_the_order_of_the_lines(padding,
     assert np.abs(vectors[0] - vectors[2]).max() > 0.1 * np.ptp(vectors)
 
 
-def test_progress_is_told_after_each_batch():
+def test_progress_is_reported_after_each_batch():
     told = []
     packed().embed(LINES, batch_size=3, progress=lambda done, total: told.append((done, total)))
     assert [total for _, total in told] == [len(LINES)] * len(told)
@@ -104,7 +104,7 @@ def test_damaged_record_is_refused(changes, message):
 
 
 @pytest.mark.parametrize("found", [{}, {"payload": None}, {"payload": []}, {"payload": "x"}])
-def test_record_that_is_missing_or_no_dictionary_is_refused(found):
+def test_missing_or_malformed_record_is_refused(found):
     model = PackedModel(Cell(program(), "float32", {"task": "embed"} | found))
     with pytest.raises(ModelError, match="damaged"):
         model.embed(["red"])

@@ -85,7 +85,7 @@ def test_layers_that_run_beside_each_other_say_so() -> None:
     assert "beside" not in of["first"].kernel
 
 
-def test_what_another_operation_does_names_it() -> None:
+def test_merged_operation_names_the_operation_that_computes_it() -> None:
     graph = Graph()
     backward = graph.lstm(graph.input("x", -1, 3), "backward", 3, 8, go_backwards=True)
     _, of = explained(packed(graph.program(y=graph.add("flip", "turned", {"x": backward}, axis=1))), 2, 5)
@@ -104,7 +104,7 @@ def test_a_program_that_the_core_does_not_take_says_why() -> None:
     assert "not as one call, because the core does not take flip here" in str(found)
 
 
-def test_it_prints_a_table_and_plain_values() -> None:
+def test_explanation_prints_a_table_and_plain_values() -> None:
     found, _ = explained(packed(text_model()), 2, 10)
     lines = str(found).splitlines()
     assert lines[0].startswith(f"packed in float32, on {native.target()}")

@@ -100,7 +100,7 @@ def test_tokenizer_of_another_size_is_refused(packed):
 
 
 @pytest.mark.parametrize("task", [3, ["text"], {}, True])
-def test_task_that_is_no_text_is_refused(text_model, task):
+def test_model_of_another_task_is_refused_as_text(text_model, task):
     with pytest.raises(DataError, match="task"):
         PackedModel(Cell(text_model.program(), "float32", {"task": task}))
 

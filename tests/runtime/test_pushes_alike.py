@@ -62,7 +62,7 @@ def ready(model: PackedModel, x: np.ndarray) -> Streams:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("into", [False, True], ids=["push", "push_into"])
-def test_they_give_the_bits_of_the_whole(precision: str, into: bool) -> None:
+def test_repeated_pushes_give_the_bits_of_one_call(precision: str, into: bool) -> None:
     model, x = packed(forecaster(), precision), draw(B, 12, F)
     whole = model.streams(B)
     right = np.asarray(whole.push(x))
@@ -89,7 +89,7 @@ def test_results_of_earlier_pushes_stay_as_they_are() -> None:
         np.testing.assert_array_equal(each, kept)
 
 
-def test_ids_are_checked_in_each_and_may_count_from_the_end() -> None:
+def test_ids_are_checked_in_each_push_and_may_be_negative() -> None:
     model, ids = packed(reader()), np.array([[1, 2, 3, 4]], np.int32)
     streams, other = ready(model, ids), ready(model, ids)
     before = streams.state
@@ -126,7 +126,7 @@ def push_other_steps(streams: Streams) -> None:
 
 
 @pytest.mark.parametrize("change", [join, leave, reset, put_back, push_to_some, push_other_steps])
-def test_what_changes_the_states_between_them_counts(change: Callable[[Streams], None]) -> None:
+def test_state_changes_between_pushes_take_effect(change: Callable[[Streams], None]) -> None:
     model, x = packed(forecaster()), draw(B, 9, F)
     streams, right = ready(model, x), model.streams(B)
     right.push(x[:, :2])
@@ -177,7 +177,7 @@ def test_copies_are_independent() -> None:
     ],
     ids=["float64", "list", "Fortran", "strided", "dict", "read-only"],
 )
-def test_other_forms_of_the_same_numbers_give_the_same(given: Any) -> None:
+def test_other_array_types_of_the_same_numbers_give_equal_results(given: Any) -> None:
     model, x = packed(forecaster()), draw(B, 4, F)
     streams, right = ready(model, x), ready(model, x)
     plain = given["x"] if isinstance(given, dict) else np.ascontiguousarray(given, np.float32)
@@ -191,7 +191,7 @@ def test_other_forms_of_the_same_numbers_give_the_same(given: Any) -> None:
     [draw(B - 1, 1, F), draw(B, 1, F + 1), draw(B, F), np.zeros((B, 1, F), "U1"), draw(B, 0, F), None],
     ids=["rows", "features", "axes", "text", "no steps", "None"],
 )
-def test_wrong_arrays_are_refused_and_nothing_is_read(given: Any) -> None:
+def test_wrong_arrays_are_refused_and_change_nothing(given: Any) -> None:
     x = draw(B, 4, F)
     streams = ready(packed(forecaster()), x)
     before, out = streams.state, np.full((B, 1, 4), 7, np.float32)
@@ -258,7 +258,7 @@ def test_several_outputs_go_into_arrays_by_name() -> None:
     assert not is_prepared(streams)
 
 
-def test_number_of_threads_may_change_between_them() -> None:
+def test_number_of_threads_may_change_between_pushes() -> None:
     model = packed(forecaster())
     x, most = draw(400, 3, F), native.num_threads()
     streams, right = ready(model, x), model.streams(400)

@@ -19,7 +19,7 @@ def of_header(**header) -> PackedModel:
     return PackedModel(Cell(PROGRAM, "bfloat16", header))
 
 
-def test_forecaster_tells_its_columns_and_sizes():
+def test_forecaster_shows_its_columns_and_sizes():
     model = packed_forecaster.packed("int8", quantiles=(0.1, 0.5, 0.9))
     assert model.features == ("load", "wind")
     assert model.targets == ("price", "load")
@@ -33,33 +33,33 @@ def test_forecaster_tells_its_columns_and_sizes():
     assert packed_forecaster.packed().quantiles == ()
 
 
-def test_line_model_tells_its_vocabulary():
+def test_line_model_shows_its_vocabulary():
     model = packed_lines.packed()
     assert model.vocabulary_size == packed_lines.V
     assert [getattr(model, name) for name in OF_FORECASTERS] == [None] * 5
     assert repr(model) == "<PackedModel: line model, vocabulary of 17, 2,246 parameters in float32>"
 
 
-def test_text_model_tells_its_vocabulary():
+def test_text_model_shows_its_vocabulary():
     model = of_header(task="text", payload={"tokenizer": CharacterTokenizer("abc").to_config()})
     assert model.vocabulary_size == 3
     assert repr(model) == "<PackedModel: text model, vocabulary of 3, 0 parameters in bfloat16>"
 
 
-def test_model_of_no_task_tells_its_inputs_and_outputs():
+def test_model_without_a_task_shows_its_inputs_and_outputs():
     model = of_header()
     assert [getattr(model, name) for name in (*OF_FORECASTERS, "vocabulary_size")] == [None] * 6
     assert repr(model) == "<PackedModel: model of x (any, any, 3) to y, 0 parameters in bfloat16>"
 
 
 @pytest.mark.parametrize("task", ["text", "series", "embed"])
-def test_damaged_record_is_an_error_where_it_is_read_and_a_word_in_the_repr(task):
+def test_damaged_record_raises_on_reading_and_shows_in_the_repr(task):
     model = of_header(task=task, payload=[])
     with pytest.raises(ModelError, match="task record of this packed model is damaged"):
         _ = model.window
     assert repr(model) == f"<PackedModel: {task!r} model with a damaged record, 0 parameters in bfloat16>"
 
 
-def test_task_that_is_no_text_is_refused():
+def test_model_of_another_task_is_refused_as_text():
     with pytest.raises(DataError, match="task is 3; expected a string"):
         of_header(task=3)

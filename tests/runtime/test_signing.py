@@ -87,7 +87,7 @@ def test_a_damaged_signature_is_refused(signed, keys, content):
     refused(signed, keys / "ours.pub")
 
 
-def test_files_that_hold_no_such_key_are_named(signed, keys, tmp_path):
+def test_file_without_a_valid_key_is_named(signed, keys, tmp_path):
     assert "another kind than Ed25519" in refused(signed, keys / "other.pub")
     assert "does not hold a public key" in refused(signed, keys / "ours.pem")
     assert "there is no key" in refused(signed, tmp_path / "none.pem")

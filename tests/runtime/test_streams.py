@@ -52,7 +52,7 @@ def ids_of(count: int, steps: int) -> np.ndarray:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("parts", [(1,) * 12, (5, 7), (11, 1), (3, 1, 8)], ids=str)
-def test_pushes_give_the_bits_of_the_whole(precision: str, parts: tuple[int, ...]) -> None:
+def test_pushes_give_the_bits_of_one_call(precision: str, parts: tuple[int, ...]) -> None:
     model, x = packed(forecaster(sequences=True), precision), numbers(4, 12)
     streams = model.streams(4)
     made = [streams.push(part) for part in np.split(x, np.cumsum(parts)[:-1], axis=1)]
@@ -62,7 +62,7 @@ def test_pushes_give_the_bits_of_the_whole(precision: str, parts: tuple[int, ...
     assert streams.state.tobytes() == whole.state.tobytes()
 
 
-def test_last_output_is_that_of_all_that_was_pushed() -> None:
+def test_last_output_equals_predict_over_all_pushed_steps() -> None:
     graph_of_any_length = Graph()
     first = graph_of_any_length.lstm(
         graph_of_any_length.input("x", -1, F), "lstm", F, H, return_sequences=False
@@ -74,7 +74,7 @@ def test_last_output_is_that_of_all_that_was_pushed() -> None:
         np.testing.assert_array_equal(found, model.predict(x[:, : step + 1]))
 
 
-def test_masked_steps_leave_the_state_and_the_output_as_they_were() -> None:
+def test_masked_steps_do_not_change_state_or_output() -> None:
     model, ids = packed(classifier()), ids_of(5, 20)
     right: Any = model.predict(ids)
     streams = model.streams(5)
@@ -83,7 +83,7 @@ def test_masked_steps_leave_the_state_and_the_output_as_they_were() -> None:
     np.testing.assert_array_equal(made[-1]["last"], right["last"])
 
 
-def test_nan_in_one_stream_leaves_the_others_as_they_are() -> None:
+def test_nan_in_one_stream_does_not_change_the_others() -> None:
     model, x = packed(forecaster()), numbers(7, 6)
     right = np.asarray(model.streams(7).push(x))
     x[3, 2, 1] = np.nan
@@ -96,7 +96,7 @@ def test_nan_in_one_stream_leaves_the_others_as_they_are() -> None:
     assert np.isfinite(streams.state).all()
 
 
-def test_streams_split_join_and_begin_anew() -> None:
+def test_streams_split_join_and_restart() -> None:
     model, x = packed(forecaster()), numbers(5, 8)
     streams = model.streams(5)
     streams.push(x[:, :4])
@@ -139,7 +139,7 @@ def test_states_are_saved_and_restored_of_this_model_only(tmp_path: Any) -> None
         model.streams(0).save(path)
 
 
-def test_wrong_rows_are_refused_and_nothing_is_read() -> None:
+def test_wrong_rows_are_refused_and_change_nothing() -> None:
     streams = packed(forecaster()).streams(4)
     streams.push(numbers(4, 2))
     before = streams.state
@@ -292,7 +292,7 @@ def test_push_to_some_streams_leaves_the_others_and_gives_them_the_bits_they_wou
         assert np.array_equal(streams.state[rows], right.state[rows])
 
 
-def test_states_are_taken_and_put_back() -> None:
+def test_states_are_exported_and_restored() -> None:
     model, x = packed(forecaster()), numbers(3, 4)
     streams = model.streams(3)
     streams.push(x)

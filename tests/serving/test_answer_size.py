@@ -1,4 +1,4 @@
-"""What a model gives is known before it is computed, and a model that computes nothing is told of when it is loaded."""
+"""The size of an answer is known before it is computed, and loading reports a model that cannot run."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def convolution_cell(path: Path, size: int) -> Path:
     return path
 
 
-def test_model_is_computed_once_when_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_runs_once_when_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[Any] = []
     real = PackedModel.predict
     monkeypatch.setattr(PackedModel, "predict", lambda *given: computed.append(given) or real(*given))
@@ -35,7 +35,7 @@ def test_model_is_computed_once_when_it_is_loaded(tmp_path: Path, monkeypatch: p
     assert served.outputs == {"each": ("float32", [-1, -1, 4]), "last": ("float32", [-1, 7])}
 
 
-def test_model_that_computes_nothing_is_told_of_when_it_is_loaded(
+def test_model_that_cannot_run_is_reported_when_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def predict(*_: Any) -> None:
@@ -53,7 +53,7 @@ def test_outputs_of_a_model_that_needs_many_steps_are_described(tmp_path: Path, 
     assert tried_outputs(load(path), path) == {"y": ("float32", [-1, -1, 4])}
 
 
-def test_answer_is_measured_by_its_steps_and_by_the_outputs_that_are_asked_for(tmp_path: Path) -> None:
+def test_answer_limit_counts_steps_and_requested_outputs(tmp_path: Path) -> None:
     model = load(plain_cell(tmp_path / "plain.cell"))
     tensors, limits = {"x": np.zeros((2, 10, 3), np.float32)}, Limits(answer_numbers=80)
     check_prediction(model, tensors, ["each"], limits)

@@ -1,4 +1,4 @@
-"""As many connections as there may be: the one that waits longest gives way, of the client that has too many."""
+"""The limit of connections: a new one closes the longest idle one, of a client above its share first."""
 
 import contextlib
 import resource
@@ -26,20 +26,20 @@ def several(count: int) -> list[Connection]:
     return [Connection(str(n)) for n in range(count)]
 
 
-def test_the_one_that_waits_longest_gives_way():
+def test_longest_idle_connection_is_closed_for_a_new_one():
     connections, all_ = Connections(4), several(6)
     for n, one in enumerate(all_[:4]):
         assert connections.add(one, f"peer {n}")
     connections.note(all_[0], idle=False)
     assert connections.add(all_[4], "peer 4")
     assert [one.gone for one in all_] == [False, True, False, False, False, False]
-    # Once it was answered it waits again, behind the others.
+    # After its answer the connection is idle again, last in the queue.
     connections.note(all_[0], idle=True)
     assert connections.add(all_[5], "peer 5")
     assert [one.gone for one in all_] == [False, True, True, False, False, False]
 
 
-def test_a_peer_has_no_more_than_its_share_and_gives_way_itself():
+def test_client_over_its_share_loses_its_own_connections():
     connections, own, other = Connections(8), several(7), Connection("other")
     assert connections.add(other, "other")
     for one in own:
@@ -48,13 +48,13 @@ def test_a_peer_has_no_more_than_its_share_and_gives_way_itself():
     assert not other.gone
     for one in own[1:]:
         connections.note(one, idle=False)
-    # All of its connections are answered: there is no place for one more, but for others there is.
+    # All connections of the crowd are busy: the crowd gets no new connection, but other clients do.
     assert not connections.add(Connection("more"), "crowd")
     assert connections.add(Connection("more"), "another")
     assert not other.gone
 
 
-def test_what_was_closed_is_forgotten():
+def test_closed_connections_are_forgotten():
     connections = Connections(4)
     for one in several(100):
         assert connections.add(one, "peer")
@@ -66,7 +66,7 @@ def test_what_was_closed_is_forgotten():
 
 
 @pytest.mark.parametrize(("hard", "expected"), [(256, 128), (1000, 500)])
-def test_as_many_files_are_allowed_as_the_system_lets(hard, expected):
+def test_connection_limit_follows_the_file_limit_of_the_system(hard, expected):
     code = (
         "import resource, sys; from cellerate.serving.protocol import most_connections;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (200, {hard})); print(most_connections(500))"
@@ -78,7 +78,7 @@ def test_as_many_files_are_allowed_as_the_system_lets(hard, expected):
     assert most_connections(1) >= 1
 
 
-def test_half_open_connections_shut_nobody_out(tmp_path: Path):
+def test_half_open_connections_do_not_block_other_clients(tmp_path: Path):
     path = plain_cell(tmp_path / "plain.cell")
     with (
         serving(path, options=("--connections", "40", "--receive-s", "30")) as server,

@@ -1,4 +1,4 @@
-"""What people type: the routes by curl, as docs/guide/serving.md writes them and as curl sends what it is given."""
+"""The routes by curl: the commands of docs/guide/serving.md, and curl's own ways to send a body."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def server(models: dict[str, Path]) -> Iterator[Server]:
 
 
 def typed(server: Server, command: str, folder: Path) -> str:
-    """What a command line of a shell prints; it must end well."""
+    """The output of a shell command, which must exit with 0."""
     command = command.replace("localhost:8000", f"127.0.0.1:{server.port}")
     command = command.replace("curl ", f"curl -sS --noproxy '*' -H 'Authorization: Bearer {KEY}' ")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=folder)
@@ -49,7 +49,7 @@ def given(server: Server, command: str, folder: Path) -> Any:
     return found
 
 
-def test_the_commands_of_the_manual(server: Server, models: dict[str, Path], tmp_path: Path) -> None:
+def test_curl_commands_of_the_manual_run(server: Server, models: dict[str, Path], tmp_path: Path) -> None:
     commands = [line for line in DOCS.read_text().splitlines() if line.startswith("curl ")]
     pushes = [command for command in commands if "/push" in command]
     assert len(pushes) == 2
@@ -62,7 +62,9 @@ def test_the_commands_of_the_manual(server: Server, models: dict[str, Path], tmp
     np.testing.assert_allclose(found, load(models["pumps"]).forecast(np.array(rows)), rtol=1e-6)
 
 
-def test_texts_whole_and_as_they_are_drawn(server: Server, models: dict[str, Path], tmp_path: Path) -> None:
+def test_curl_gets_a_text_at_once_or_streamed(
+    server: Server, models: dict[str, Path], tmp_path: Path
+) -> None:
     body = {"model": "book", "prompt": "abc", "max_tokens": 60, "seed": 3}
     (tmp_path / "ask.json").write_text(json.dumps(body))
     right = load(models["book"]).generate("abc", max_tokens=60, seed=3)
@@ -76,7 +78,7 @@ def test_texts_whole_and_as_they_are_drawn(server: Server, models: dict[str, Pat
     assert "".join(parts) == right
 
 
-def test_numbers_packed_and_in_bodies_that_curl_asks_for_first(
+def test_curl_sends_gzip_and_a_large_body_after_expect_100(
     server: Server, models: dict[str, Path], tmp_path: Path
 ) -> None:
     x = np.random.default_rng(0).normal(size=(1, 20_000, 3)).astype(np.float32)
@@ -86,7 +88,7 @@ def test_numbers_packed_and_in_bodies_that_curl_asks_for_first(
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(body))
     asked = "curl localhost:8000/v2/models/plain/infer"
     right = load(models["plain"]).predict(x, ["last"]).ravel()
-    # More than a megabyte: curl waits for a word of the server before it sends the body.
+    # Above one megabyte curl waits for "100 Continue" before it sends the body.
     for command in (
         f"{asked} -H 'Expect: 100-continue' --data-binary @x.json",
         f"{asked} --compressed -H 'Content-Encoding: gzip' --data-binary @x.json.gz",
@@ -96,7 +98,7 @@ def test_numbers_packed_and_in_bodies_that_curl_asks_for_first(
         np.testing.assert_allclose(outputs["last"], right, rtol=1e-5)
 
 
-def test_lines_of_pushes_and_a_key_as_a_password(server: Server, tmp_path: Path) -> None:
+def test_curl_pushes_lines_and_sends_a_key_as_password(server: Server, tmp_path: Path) -> None:
     lines = [{"id": f"s{n}", "inputs": [[n, 1.0, 2.0]], "begin": True} for n in range(5)]
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, lines)))
     found = typed(server, "curl localhost:8000/v1/models/plain/push --data-binary @lines", tmp_path)

@@ -1,4 +1,4 @@
-"""Keys and bounds: what a server refuses, how, and that it goes on."""
+"""Keys and limits: the refusals of a server, after which it keeps running."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(path: Path) -> Iterator[Server]:
-    """A server with small bounds."""
+    """A server with small limits."""
     bounds = {
         "body-bytes": 10_000,
         "header-bytes": 2000,
@@ -35,7 +35,7 @@ def small(path: Path) -> Iterator[Server]:
 
 
 def raw(server: Server, *parts: bytes, pause_s: float = 0.0) -> bytes:
-    """Sends bytes, and returns all that comes until the server closes the connection."""
+    """Send bytes, and return everything received until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         for part in parts:
             try:
@@ -53,13 +53,13 @@ def raw(server: Server, *parts: bytes, pause_s: float = 0.0) -> bytes:
 
 
 def beside(server: Server, clients: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """What `raw` returns to each of several clients, which wait at the same time."""
+    """The result of `raw` for each of several simultaneous clients."""
     with ThreadPoolExecutor(len(clients)) as pool:
         return list(pool.map(lambda parts: raw(server, *parts, pause_s=0.1), clients))
 
 
 @pytest.mark.parametrize("where", ["environment", "file"])
-def test_key_is_asked_for_on_every_route_but_the_probes(path, tmp_path, where):
+def test_every_route_except_the_probes_needs_a_key(path, tmp_path, where):
     options: tuple[str, ...] = ()
     environment = {"CELLERATE_API_KEYS": "first, second"}
     if where == "file":
@@ -86,7 +86,7 @@ def test_key_is_asked_for_on_every_route_but_the_probes(path, tmp_path, where):
         assert http.get("/metrics", auth=("anyone", "second")).status_code == 200, "as a browser asks for it"
 
 
-def test_open_address_without_a_key_is_refused_unless_it_is_wanted(path):
+def test_public_address_without_a_key_is_refused_without_no_key(path):
     assert "on 0.0.0.0 anyone in the network could use the models" in refusal(
         path, options=("--host", "0.0.0.0")
     )
@@ -119,7 +119,7 @@ def test_head_beyond_the_bound_is_refused(small):
         assert raw(small, request).startswith(b"HTTP/1.1 431 "), request[:40]
 
 
-def test_slow_client_is_let_go(small):
+def test_slow_client_is_disconnected(small):
     begin = time.monotonic()
     slow = (
         (),
@@ -132,7 +132,7 @@ def test_slow_client_is_let_go(small):
     assert time.monotonic() - begin < 15
 
 
-def test_broken_requests_are_refused_and_the_server_goes_on(small):
+def test_broken_requests_are_refused_and_the_server_keeps_running(small):
     broken = (
         (b"\x00\x01\x02\r\n\r\n",),
         (b"NONSENSE\r\n\r\n",),
@@ -164,7 +164,7 @@ def test_unknown_routes_and_methods_are_errors_in_json(small):
         assert http.patch("/v1/models/text/sessions").headers["allow"] == "GET, HEAD, POST"
 
 
-def test_too_many_texts_are_refused_at_once_and_later_answered(path):
+def test_texts_above_the_limit_are_refused_at_once_and_later_accepted(path):
     long = ASK | {"max_tokens": 100_000, "stream": True}
     with serving(path, options=("--sequences", "2")) as server, server.client() as http:
         with http.stream("POST", "/v1/completions", json=long | {"n": 2}) as answer:
@@ -174,10 +174,10 @@ def test_too_many_texts_are_refused_at_once_and_later_answered(path):
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "1"
             assert time.monotonic() - begin < 1
-            # A refusal reads nothing of the request, however long, and the connection stays of use.
+            # A refusal does not read the request, however long, and the connection stays usable.
             assert http.post("/v1/completions", content=b"{" * 3_000_000).status_code == 503
             assert http.get("/healthz").status_code == 200
-        # The reader of the stream has gone: its places are free soon.
+        # The stream's reader disconnected, so its places become free soon.
         end = time.monotonic() + 10
         while http.post("/v1/completions", json=ASK).status_code == 503:
             assert time.monotonic() < end
@@ -185,7 +185,7 @@ def test_too_many_texts_are_refused_at_once_and_later_answered(path):
         assert http.post("/v1/completions", content=b"{").status_code == 400
 
 
-def test_client_that_goes_frees_its_places(path):
+def test_client_that_disconnects_frees_its_places(path):
     with serving(path, options=("--sequences", "8")) as server, server.client() as http:
         body = json.dumps(ASK | {"max_tokens": 100_000, "n": 4}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -206,7 +206,7 @@ def test_request_that_takes_too_long_ends(path):
         assert "took longer than" in answer.json()["error"]["message"]
 
 
-def test_numbers_tell_what_was_done(path, tmp_path):
+def test_metrics_count_the_work_done(path, tmp_path):
     with serving(path, plain_cell(tmp_path / "plain.cell")) as server, server.client() as http:
         http.post("/v1/completions", json=ASK | {"n": 3})
         http.post("/v1/models/plain/sessions/a/push", json={"inputs": [[1, 2, 3]], "begin": True})
@@ -239,11 +239,11 @@ def test_numbers_tell_what_was_done(path, tmp_path):
         (["{path}", "{path}"], "two models have the name 'text'"),
     ],
 )
-def test_model_that_cannot_be_served_is_an_error_in_one_line(path, models, message):
+def test_model_that_cannot_be_served_gives_a_one_line_error(path, models, message):
     assert message in refusal(*(name.format(path=path) for name in models), options=("--no-state",))
 
 
-def test_errors_in_a_loop_do_not_fill_the_log(monkeypatch, caplog):
+def test_repeated_errors_do_not_fill_the_log(monkeypatch, caplog):
     from cellerate.serving import answers
 
     now = 1000.0

@@ -1,4 +1,4 @@
-"""EleutherAI's harness judges a model through the server, and finds the probabilities that the model itself gives."""
+"""EleutherAI's harness evaluates a model through the server and gets the model's own probabilities."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ metric_list:
 }
 
 
-def test_the_harness_finds_the_probabilities_of_the_model(tmp_path: Path) -> None:
+def test_harness_gets_the_probabilities_of_the_model(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="needs the package of the group judges: pip install --group judges")
     (tmp_path / "documents.jsonl").write_text("".join(json.dumps(each) + "\n" for each in DOCUMENTS))
     for name, task in TASKS.items():
@@ -63,7 +63,7 @@ def test_the_harness_finds_the_probabilities_of_the_model(tmp_path: Path) -> Non
 
 
 def samples(folder: Path, task: str) -> list[dict[str, Any]]:
-    """What the harness noted of each document."""
+    """The harness's record of each document."""
     (path,) = folder.rglob(f"samples_{task}_*.jsonl")
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == len(DOCUMENTS)

@@ -1,4 +1,4 @@
-"""Sessions, predictions and texts side by side while the disk fails and the server is killed: all answers are right.
+"""Sessions, predictions and texts in parallel while the disk fails and the server is killed: all answers are correct.
 
 Ten minutes here; `MIXED_LOAD_S=7200` makes it two hours. What is counted is printed.
 """
@@ -26,16 +26,16 @@ from support.serving.linear_sessions import Crash, Outcome, Sent, SessionClient,
 
 _SEED, _CLIENTS = 0, 24
 _SECONDS = float(os.environ.get("MIXED_LOAD_S", "600"))
-# What a crash loses, as docs/guide/serving.md says: with a disk that takes states, and with one that takes none.
+# The seconds that a crash may lose (docs/guide/serving.md): on a working disk, and on a failing disk.
 _LOST_S, _LOST_WITHOUT_DISK_S = 10.0, 30.0
-# Between the clocks of a client and of the server, with two cores and much to do.
+# The tolerance between the clocks of a client and of the server on two busy cores.
 _SLACK_S = 2.0
-# States that a disk did not take are written at the next turn, which is due within ten seconds.
+# The next flush, due within ten seconds, writes the states that the disk refused.
 _UNTIL_WRITTEN_S = 12.0
 
 
 class Servers:
-    """A server that is killed and started again at the same address."""
+    """A server that can be killed and restarted at the same address."""
 
     def __init__(self, folder: Path, outcome: Outcome) -> None:
         self.disk = FailingFiles(folder / "control")
@@ -61,13 +61,13 @@ class Servers:
         return self.server
 
     def heal(self) -> None:
-        """Has the disk take changes again."""
+        """Make the disk work again."""
         if self.disk.fails:
             self._failed_until = time.monotonic()
         self.disk.heal()
 
     async def restart(self, sent: signal.Signals) -> None:
-        """Ends the server, and starts it with a disk that is well."""
+        """Stop the server and start it on a working disk."""
         self._outcome.is_down = True
         if sent is signal.SIGKILL:
             self.server.process.kill()
@@ -88,7 +88,7 @@ class Servers:
 
 
 async def harm(servers: Servers, outcome: Outcome, until: float) -> None:
-    """Lets the disk fail in all ways and kills the server, again and again."""
+    """Repeatedly make the disk fail in every way and kill the server."""
     draw = random.Random(_SEED)
     while time.monotonic() < until:
         await asyncio.sleep(draw.uniform(2, 14))
@@ -103,7 +103,7 @@ async def harm(servers: Servers, outcome: Outcome, until: float) -> None:
         if ending == "kill":
             await servers.restart(signal.SIGKILL)
         elif ending == "stop":
-            # A disk that takes nothing costs sessions then, too, and the server says so: another test.
+            # A crash on a failing disk loses sessions, and the server says so: another test covers that.
             servers.heal()
             await asyncio.sleep(2)
             await servers.restart(signal.SIGTERM)
@@ -114,7 +114,7 @@ async def harm(servers: Servers, outcome: Outcome, until: float) -> None:
 
 
 async def ask_others(http: httpx2.AsyncClient, models: list[Path], outcome: Outcome, until: float) -> None:
-    """Predictions and texts beside the sessions, each with the one right answer."""
+    """Send predictions and texts beside the sessions; each has exactly one correct answer."""
     draw, numbers = random.Random(_SEED), np.random.default_rng(_SEED)
     plain, texts = load(models[0]), dict[tuple[str, int], str]()
     while time.monotonic() < until:
@@ -156,7 +156,7 @@ async def mixed(servers: Servers, outcome: Outcome, seconds: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what is preloaded is for Linux")
-def test_answers_stay_right_while_the_disk_fails_and_the_server_is_killed(tmp_path: Path) -> None:
+def test_answers_stay_correct_while_the_disk_fails_and_the_server_is_killed(tmp_path: Path) -> None:
     outcome = Outcome()
     servers = Servers(tmp_path, outcome)
     servers.start()
@@ -178,7 +178,7 @@ def sent(stream: Any, steps: np.ndarray) -> Sent:
     return Sent(steps, {name: array[0].tolist() for name, array in outputs.items()})
 
 
-def test_checker_takes_any_order_and_no_push_twice_or_never(tmp_path: Path) -> None:
+def test_checker_accepts_any_order_and_refuses_lost_or_repeated_pushes(tmp_path: Path) -> None:
     new = load(plain_cell(tmp_path / "plain.cell")).streams(1)
     first, second, third = (np.random.default_rng(n).normal(size=(2, 3)).astype(np.float32) for n in range(3))
     stream = new.clone()
@@ -187,13 +187,13 @@ def test_checker_takes_any_order_and_no_push_twice_or_never(tmp_path: Path) -> N
     (after,) = found.after
     assert np.array_equal(after.state, stream.state)
     assert [one.state.any() for one in found.between] == [False, True, True]
-    # An older state, a push left out, one read twice.
+    # An older state, a lost push, a repeated push.
     assert explained([new], pushes[1:]).after == []
     assert explained([after], pushes[:1]).after == []
     twice = new.clone()
     twice.push(first[None])
     assert explained([twice], pushes).after == []
-    # One without an answer was read or not, before or behind.
+    # A push without an answer may have taken effect or not, before or after the others.
     unknown = Sent(first, None)
     assert len(explained([new], [unknown]).after) == 2
     assert len(explained([new], [unknown, *pushes[1:]]).after) == 1

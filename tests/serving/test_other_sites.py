@@ -1,4 +1,4 @@
-"""Pages of other sites in a real browser: nothing that they send reaches a session, and nothing is read by them."""
+"""Pages of other sites in a real browser cannot write to a session and cannot read an answer."""
 
 import functools
 import http.server
@@ -69,7 +69,7 @@ def elsewhere() -> Iterator[int]:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["cross-site", "same-site"])
 @pytest.mark.parametrize("keys", [False, True], ids=["open", "keys"])
-def test_page_of_another_site_reaches_nothing(browser, elsewhere, tmp_path, host, keys):
+def test_requests_of_another_site_reach_no_session(browser, elsewhere, tmp_path, host, keys):
     path = plain_cell(tmp_path / "plain.cell")
     environment = {"CELLERATE_API_KEYS": "secret"} if keys else {}
     headers = {"authorization": "Bearer secret"} if keys else {}
@@ -81,7 +81,7 @@ def test_page_of_another_site_reaches_nothing(browser, elsewhere, tmp_path, host
         context = browser.new_context(**known)
         page = context.new_page()
         if keys:
-            # The browser knows the key from here on, and sends it along.
+            # From here on the browser knows the key and sends it.
             assert page.goto(server.address).status == 200
         page.goto(f"http://{host}:{elsewhere}/")
         told = page.evaluate(SENT, [server.address, keys])
@@ -94,7 +94,7 @@ def test_page_of_another_site_reaches_nothing(browser, elsewhere, tmp_path, host
         assert push(json={"inputs": [[1, 2, 3]]}).status_code == 200
 
 
-def test_name_that_leads_here_reads_nothing(browser, tmp_path):
+def test_foreign_host_name_that_resolves_to_the_server_reads_nothing(browser, tmp_path):
     with serving(plain_cell(tmp_path / "plain.cell")) as server:
         page = browser.new_page()
         assert page.goto(f"http://{EVIL}:{server.port}/v1/models").status == 403

@@ -41,7 +41,7 @@ def page(browser: Any, server: Any, request: Any) -> Iterator[Any]:
     context.close()
 
 
-def test_text_is_drawn_character_by_character_with_probabilities(page, server, tmp_path):
+def test_text_page_draws_each_character_with_its_probability(page, server, tmp_path):
     from playwright.sync_api import expect
 
     page.goto(server.address)
@@ -57,19 +57,19 @@ def test_text_is_drawn_character_by_character_with_probabilities(page, server, t
     assert "%" in page.locator("#drawn .drawn").first.get_attribute("title")
 
 
-def test_error_of_the_server_is_shown(page, server):
+def test_page_shows_an_error_of_the_server(page, server):
     from playwright.sync_api import expect
 
     page.goto(server.address)
     page.fill("#prompt", "abc")
-    # The browser itself notes an error's status in its console, so this one comes in the middle of a stream.
+    # The browser logs an error status in its console, so this error comes in the middle of a stream.
     event = 'data: {"error": {"message": "no place"}}\n\n'
     page.route("**/v1/completions", lambda route: route.fulfill(status=200, body=event))
     page.click("#draw")
     expect(page.locator("#text-told")).to_have_text("no place")
 
 
-def test_text_that_is_too_long_to_wait_for_can_be_stopped(page, server):
+def test_text_page_can_stop_a_long_text(page, server):
     from playwright.sync_api import expect
 
     page.goto(server.address)
@@ -81,7 +81,7 @@ def test_text_that_is_too_long_to_wait_for_can_be_stopped(page, server):
     expect(page.locator("#text-told")).to_contain_text("drawn; stopped")
 
 
-def test_series_is_forecast_and_watched_row_by_row(page, server):
+def test_series_page_forecasts_and_watches_row_by_row(page, server):
     from playwright.sync_api import expect
 
     page.goto(server.address)
@@ -98,7 +98,7 @@ def test_series_is_forecast_and_watched_row_by_row(page, server):
     expect(page.locator("#series-told")).to_have_text("The first row has no column load.")
 
 
-def test_all_routes_are_listed(page, server):
+def test_pages_list_all_routes(page, server):
     from playwright.sync_api import expect
 
     page.goto(f"{server.address}/docs")

@@ -1,4 +1,4 @@
-"""How a server ends: what it accepted is answered, whole, and it ends soon."""
+"""Shutdown: the server answers every accepted request completely and ends soon."""
 
 import concurrent.futures
 import signal
@@ -17,7 +17,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_cell(tmp_path_factory.mktemp("models") / "text.cell", units=64)
 
 
-def test_texts_that_are_drawn_end_whole(path):
+def test_shutdown_finishes_running_texts(path):
     with serving(path) as server, server.client(limits=httpx2.Limits(max_connections=None)) as http:
 
         def ask(n: int) -> httpx2.Response:
@@ -40,7 +40,7 @@ def test_texts_that_are_drawn_end_whole(path):
             assert '"finish_reason":"length"' in answer.text
 
 
-def test_texts_that_take_too_long_end_with_what_they_have(path):
+def test_shutdown_cuts_texts_that_take_too_long(path):
     with serving(path, options=("--drain", "0.3")) as server, server.client() as http:
         given = {"model": "text", "prompt": "abc", "max_tokens": 100_000, "n": 100, "stream": True}
         with http.stream("POST", "/v1/completions", json=given) as answer:

@@ -1,4 +1,4 @@
-"""Ten minutes of everything at once, by clients that often go in the middle: nothing of them may stay."""
+"""Ten minutes of mixed load from clients that often disconnect midway: the server must free all their resources."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ WARM_S, SOAK_S, CLIENTS, TTL_S = 30, 570, 40, 5
 MOST_GROWTH = 50 << 20
 
 
-class Gone(Exception):  # noqa: N818 (no error: the client itself has gone)
-    """A client has gone in the middle of a request."""
+class Gone(Exception):  # noqa: N818 (not an error: the client itself disconnected)
+    """A client disconnected in the middle of a request."""
 
 
 async def ask(port: int, draw: random.Random, path: str, body: Any, patience: float) -> int:
-    """Sends a request and reads its answer to the end, or goes before that; returns the status."""
+    """Send a request and return the status of its answer, or disconnect before the answer ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     goes = draw.random() < 0.4
     try:
@@ -51,7 +51,7 @@ async def ask(port: int, draw: random.Random, path: str, body: Any, patience: fl
 
 
 def request(draw: random.Random, number: int) -> tuple[str, Any]:
-    """Some request, most of them right."""
+    """A random request; most are valid."""
     rows = [[draw.random() for _ in range(3)] for _ in range(draw.randrange(1, 30))]
     prompt = "".join(draw.choices(CHARACTERS, k=draw.choice((1, 20, 300, 3000))))
     name = f"s{number}-{draw.randrange(10)}"
@@ -73,7 +73,7 @@ def request(draw: random.Random, number: int) -> tuple[str, Any]:
 
 
 async def load(port: int, seconds: float) -> dict[int, int]:
-    """Clients side by side for so long; how many answers of each status they got."""
+    """Run clients in parallel for some seconds; return the number of answers of each status."""
     statuses: dict[int, int] = {}
     end = time.monotonic() + seconds
 
@@ -94,7 +94,7 @@ async def load(port: int, seconds: float) -> dict[int, int]:
 
 
 def resident(server: Server) -> int:
-    """Bytes of memory of the server."""
+    """The memory of the server in bytes."""
     text = Path(f"/proc/{server.process.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", text)
     assert found
@@ -116,7 +116,7 @@ def descriptors(server: Server) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
-def test_clients_that_go_leave_nothing_behind(tmp_path: Path) -> None:
+def test_clients_that_disconnect_leave_no_resources_in_use(tmp_path: Path) -> None:
     makers = {"text": text_cell, "lines": embed_cell, "plain": plain_cell}
     models = [make(tmp_path / f"{name}.cell") for name, make in makers.items()]
     options = ("--state", str(tmp_path / "state"), "--session-ttl-s", str(TTL_S), "--no-access-log")
@@ -130,13 +130,13 @@ def test_clients_that_go_leave_nothing_behind(tmp_path: Path) -> None:
         end = time.monotonic() + 3 * TTL_S
         while any(held(server).values()) and time.monotonic() < end:
             time.sleep(0.5)
-        time.sleep(1)  # the connection of the last look
+        time.sleep(1)  # the connection of the last check closes
         assert not any(held(server).values()), held(server)
         assert descriptors(server) <= before + 2, descriptors(server)
         assert server.process.poll() is None
         print(f"{statuses}, {grown >> 20} MB")
     assert grown <= MOST_GROWTH, f"{grown >> 20} MB"
     assert set(statuses) <= {0, 200, 400, 404, 409, 410}, statuses
-    # Both kinds happened, and often.
+    # Requests of both kinds were frequent.
     assert statuses[0] > 1000, statuses
     assert statuses[200] > 1000, statuses

@@ -1,4 +1,4 @@
-"""A model that is replaced while sessions begin: what is acknowledged is kept, or refused with a reason."""
+"""Replacing a model while sessions begin: a session is either kept or refused with a reason."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ BEGIN = Push("a", {"series": draw(2, 2)}, begin=True)
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_no_session_begins_on_a_model_that_is_being_replaced(
+def test_session_cannot_begin_on_a_model_under_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
     path = series_cell(tmp_path / "m.cell")
@@ -66,7 +66,7 @@ def test_no_session_begins_on_a_model_that_is_being_replaced(
     asyncio.run(run())
 
 
-def test_model_with_sessions_stays_and_goes_on_taking_them(tmp_path: Path) -> None:
+def test_model_with_sessions_is_not_replaced_and_accepts_new_sessions(tmp_path: Path) -> None:
     path = series_cell(tmp_path / "m.cell")
 
     async def run() -> None:
@@ -84,7 +84,7 @@ def test_model_with_sessions_stays_and_goes_on_taking_them(tmp_path: Path) -> No
     asyncio.run(run())
 
 
-def test_request_that_has_found_a_model_ends_on_it_though_it_is_replaced(tmp_path: Path) -> None:
+def test_running_request_ends_on_its_model_despite_a_replacement(tmp_path: Path) -> None:
     path = text_cell(tmp_path / "m.cell")
     rules = sampling_rules(temperature=0)
 

@@ -1,4 +1,4 @@
-"""Requests that a browser sends for another site, names that are not the server's, and bodies of other types."""
+"""Browser requests from other sites, foreign host names, and bodies of other content types."""
 
 import gzip
 import json
@@ -46,17 +46,17 @@ def refused(visitors: Visitors, method: str = "GET", **headers: str) -> int | No
         ("[evil]", False),
     ],
 )
-def test_names_that_are_not_the_servers_are_refused(host, passes):
+def test_foreign_host_names_are_refused(host, passes):
     assert (refused(Visitors(), host=host) is None) == passes
     assert refused(Visitors(names=["*"]), host=host) is None
 
 
-def test_names_that_are_configured_pass():
+def test_configured_host_names_are_accepted():
     visitors = Visitors("models.example", ["api.example."])
     assert refused(visitors, host="models.example:80") is None
     assert refused(visitors, host="api.example") is None
     assert refused(visitors, host="other.example") == 403
-    # A proxy in front may change the name.
+    # A proxy in front may change the host name.
     assert refused(visitors, host="127.0.0.1:8000", origin="https://api.example") is None
     assert refused(visitors, host="127.0.0.1:8000", origin="https://other.example") == 403
 
@@ -77,12 +77,12 @@ def test_names_that_are_configured_pass():
         ({}, True),
     ],
 )
-def test_requests_of_other_sites_are_refused(headers, passes):
+def test_browser_requests_from_other_sites_are_refused(headers, passes):
     body = {"content_type": "application/json", "content_length": "2"}
     assert (refused(Visitors(), "POST", host=HOST, **body, **headers) is None) == passes
 
 
-def test_a_link_from_another_site_may_be_followed_and_an_origin_may_leave_its_usual_port_out():
+def test_link_from_another_site_and_origin_without_default_port_are_accepted():
     assert refused(Visitors(), host=HOST, sec_fetch_site="cross-site", sec_fetch_mode="navigate") is None
     assert (
         refused(Visitors(), "DELETE", host=HOST, sec_fetch_site="cross-site", sec_fetch_mode="navigate")
@@ -107,14 +107,14 @@ def test_a_link_from_another_site_may_be_followed_and_an_origin_may_leave_its_us
         ("text/html", False),
     ],
 )
-def test_bodies_say_that_they_are_json(kind, passes):
+def test_body_of_another_content_type_is_refused(kind, passes):
     headers = {"host": HOST, "content_length": "2"} | ({} if kind is None else {"content_type": kind})
     assert refused(Visitors(), "POST", **headers) == (None if passes else 415)
     assert refused(Visitors(), "POST", **headers | {"content_length": "0"}) is None
     assert (
         refused(Visitors(), "PUT", host=HOST, transfer_encoding="chunked", content_type="text/plain") == 415
     )
-    # What a form of a page would send is refused, too, where a browser says that it is one.
+    # The body of an HTML form is refused, too, if an Origin header shows that a browser sends it.
     if kind in (None, "application/x-www-form-urlencoded"):
         assert refused(Visitors(), "POST", **headers, origin="http://" + HOST) == 415
 
@@ -155,16 +155,16 @@ def status(
         (None, 401),
     ],
 )
-def test_keys_are_bytes_and_comments_are_none(server, authorization, expected):
+def test_key_file_holds_keys_as_bytes_and_ignores_comments(server, authorization, expected):
     assert status(server, authorization) == expected
 
 
 @pytest.mark.parametrize("route", page_routes(), ids=lambda route: route.path)
-def test_pages_are_there(server, route):
+def test_pages_are_served(server, route):
     assert status(server, b"Bearer bytes\xff", path=route.path.encode()) == 200
 
 
-def test_server_refuses_paths_that_are_no_text(server):
+def test_server_refuses_paths_that_are_not_text(server):
     key = b"Bearer bytes\xff"
     assert status(server, key, host=b"service.namespace") == 200, "a page that leads here has no key"
     assert status(server, key, path=b"/v1/models/plain/sessions/%ff") == 400
@@ -172,7 +172,7 @@ def test_server_refuses_paths_that_are_no_text(server):
     assert status(server, None, path=b"/healthz", host=b"service.namespace") == 200
 
 
-def test_server_without_keys_refuses_other_names(tmp_path: Path):
+def test_server_without_keys_refuses_foreign_host_names(tmp_path: Path):
     path = plain_cell(tmp_path / "plain.cell")
     with serving(path, options=("--allow-host", "models.example")) as running:
         assert status(running, None, host=b"evil.example") == 403
@@ -199,7 +199,7 @@ def test_gzip_of_several_members_is_one_body():
     assert caught.value.status == 413
 
 
-def test_members_of_a_push_are_all_read(tmp_path: Path):
+def test_every_gzip_member_of_a_push_is_read(tmp_path: Path):
     lines = [json.dumps({"id": name, "inputs": [[1, 2, 3]], "begin": True}).encode() + b"\n" for name in "ab"]
     with serving(plain_cell(tmp_path / "plain.cell")) as running, running.client() as http:
         body = b"".join(map(gzip.compress, lines))

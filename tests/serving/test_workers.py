@@ -1,4 +1,4 @@
-"""Requests of an event loop on the threads that compute: order, cancelling, bounds, errors, and how it all ends."""
+"""Requests from an event loop to compute threads: order, cancellation, limits, errors, and shutdown."""
 
 import asyncio
 import shutil
@@ -54,7 +54,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_many_requests_get_what_each_would_get_alone() -> None:
+def test_each_of_many_requests_gets_the_answer_it_gets_alone() -> None:
     async def main() -> None:
         worker = TextWorker(MODEL)
         lengths = [1, 7, 50, 200] * 10
@@ -66,12 +66,12 @@ def test_many_requests_get_what_each_would_get_alone() -> None:
     asyncio.run(main())
 
 
-def test_nothing_is_lost_of_what_is_drawn_before_anybody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_drawn_before_the_client_listens_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     submit = Batcher.submit
 
     def slow(*args: Any, **options: Any) -> Ticket:
         ticket = submit(*args, **options)
-        time.sleep(0.02)  # the thread that draws goes on meanwhile
+        time.sleep(0.02)  # the drawing thread continues meanwhile
         return ticket
 
     async def main() -> None:
@@ -88,7 +88,7 @@ def test_nothing_is_lost_of_what_is_drawn_before_anybody_listens(monkeypatch: py
     asyncio.run(main())
 
 
-def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
+def test_repeated_prompt_is_not_read_again() -> None:
     async def main() -> None:
         worker = TextWorker(MODEL, prompt_cache_bytes=1 << 20)
         assert await text_of(worker, 1) == right(1)
@@ -100,7 +100,7 @@ def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
     asyncio.run(main())
 
 
-def test_who_stops_listening_frees_the_place() -> None:
+def test_client_that_stops_listening_frees_its_place() -> None:
     async def main() -> None:
         worker = TextWorker(MODEL, most_sequences=2)
         updates = worker.complete(PROMPT, max_tokens=10_000_000, rules=SamplingRules())
@@ -144,7 +144,7 @@ def test_wrong_request_fails_alone() -> None:
     asyncio.run(main())
 
 
-def test_error_of_the_machine_reaches_all_and_the_next_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_error_reaches_all_requests_and_the_next_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         worker = TextWorker(MODEL)
         step = worker._batcher.step
@@ -160,12 +160,12 @@ def test_error_of_the_machine_reaches_all_and_the_next_may_try(monkeypatch: pyte
     asyncio.run(main())
 
 
-def test_close_lets_end_what_runs_and_ends_what_takes_longer() -> None:
+def test_close_waits_for_running_texts_and_cuts_longer_ones() -> None:
     async def main() -> None:
         worker = TextWorker(MODEL)
         short = asyncio.create_task(text_of(worker, 1, 2000))
         long = asyncio.create_task(text_of(worker, 2, 1_000_000_000))
-        await asyncio.sleep(0)  # both have begun; the short one may end at any moment
+        await asyncio.sleep(0)  # both run; the short one may end at any moment
         closing = asyncio.create_task(worker.close(0.5))
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="shutting down"):
@@ -189,7 +189,7 @@ def sessions(folder: Path | None = None) -> Sessions:
     return Sessions(plain_model(), None if folder is None else folder / "s.db")
 
 
-def test_pushes_of_many_tasks_keep_their_order_in_a_session() -> None:
+def test_pushes_from_many_tasks_keep_their_order_in_a_session() -> None:
     async def main() -> None:
         worker = SessionWorker(sessions())
         names = [f"s{n}" for n in range(20)]
@@ -215,7 +215,7 @@ def test_pushes_of_many_tasks_keep_their_order_in_a_session() -> None:
     asyncio.run(main())
 
 
-def test_too_many_pushes_are_refused_and_closing_reads_those_that_wait(tmp_path: Path) -> None:
+def test_pushes_above_the_limit_are_refused_and_close_finishes_waiting_ones(tmp_path: Path) -> None:
     async def main() -> None:
         worker = SessionWorker(sessions(tmp_path), most_pushes=3)
         worker.sessions.open("a")
@@ -231,11 +231,11 @@ def test_too_many_pushes_are_refused_and_closing_reads_those_that_wait(tmp_path:
     assert len(again) == 1 and again.state("a").any()
 
 
-def test_states_reach_the_disk_by_themselves(tmp_path: Path) -> None:
+def test_states_are_written_to_disk_in_the_background(tmp_path: Path) -> None:
     async def main() -> None:
         worker = SessionWorker(sessions(tmp_path), flush_every_s=0.05)
         worker.sessions.open("a")
-        # As a crash would leave them: the file is this worker's alone while it runs.
+        # The states as a crash would leave them: while the worker runs, it locks the file.
         copy = tmp_path / "copy"
         copy.mkdir()
 
@@ -254,7 +254,7 @@ def test_states_reach_the_disk_by_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_unused_sessions_end_although_nobody_asks_for_anything(tmp_path: Path, on_disk: bool) -> None:
+def test_unused_sessions_end_without_any_request(tmp_path: Path, on_disk: bool) -> None:
     async def main() -> None:
         path = tmp_path / "s.db" if on_disk else None
         kept = Sessions(plain_model(), path, time_to_live_s=0.2, most_in_memory=2)

@@ -29,7 +29,7 @@ def trained(units: int = 4) -> keras.Model:
     return model
 
 
-def test_checkpoint_written_and_read_is_the_same(tmp_path):
+def test_checkpoint_written_and_read_is_unchanged(tmp_path):
     model = trained()
     before = capture(model, Position(2, 7), {"a": 1}, {"history": [{"loss": 0.5}]})
     save_checkpoint(tmp_path / "c.safetensors", before)
@@ -74,7 +74,7 @@ def test_load_checkpoint_that_is_missing_says_so(tmp_path):
         load_checkpoint(tmp_path / "none.safetensors")
 
 
-def test_load_checkpoint_cut_anywhere_is_a_checkpoint_error(tmp_path):
+def test_load_checkpoint_truncated_anywhere_is_a_checkpoint_error(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, capture(trained(), Position(), {}, {}))
     whole = path.read_bytes()
@@ -90,11 +90,11 @@ def test_check_identity_names_every_difference():
         check_identity({"a": 1, "b": "x", "c": 0}, {"a": 2, "c": 0})
 
 
-def test_check_identity_passes_what_an_earlier_version_did_not_write():
+def test_check_identity_ignores_fields_that_an_earlier_version_lacks():
     check_identity({"a": 1}, {"a": 1, "b": 3})
 
 
-def test_check_identity_says_what_a_hash_stands_for_unless_a_setting_says_more():
+def test_check_identity_explains_a_hash_unless_a_setting_differs():
     saved = {
         "units": 128,
         "learning_rate": 0.1,
@@ -112,7 +112,7 @@ def test_check_identity_says_what_a_hash_stands_for_unless_a_setting_says_more()
     assert "4c" not in str(raised.value)
 
 
-def test_a_pipe_is_no_checkpoint(tmp_path):
+def test_pipe_is_refused_as_a_checkpoint(tmp_path):
     os.mkfifo(tmp_path / "c.safetensors")
     with pytest.raises(CheckpointError, match="is not a regular file"):
         load_checkpoint(tmp_path / "c.safetensors")

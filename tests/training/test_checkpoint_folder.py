@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: what is written, what a kill, a full disk or a damaged one leaves, and what is read."""
+"""Checkpoints on disk: writing, reading, and their state after a kill, a full disk or damage."""
 
 import errno
 import fcntl
@@ -42,7 +42,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_flipped_byte_is_noticed(tmp_path):
+def test_every_flipped_byte_is_detected(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, checkpoint(1))
     whole = path.read_bytes()
@@ -55,7 +55,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
     assert number_of(load_checkpoint(path)) == 1
 
 
-def test_every_truncation_and_everything_added_is_noticed(tmp_path):
+def test_every_truncation_and_addition_is_detected(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, checkpoint(1))
     whole = path.read_bytes()
@@ -65,7 +65,7 @@ def test_every_truncation_and_everything_added_is_noticed(tmp_path):
             load_checkpoint(path)
 
 
-def test_damaged_checkpoint_is_passed_over_with_a_word(tmp_path):
+def test_damaged_checkpoint_is_skipped_with_a_message(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=3)
     for number in (1, 2, 3):
         folder.save(checkpoint(number))
@@ -80,7 +80,7 @@ def test_damaged_checkpoint_is_passed_over_with_a_word(tmp_path):
     assert [number_of(load_checkpoint(path)) for path in sorted(tmp_path.iterdir())] == [1, 2, 4]
 
 
-def test_nothing_but_damaged_checkpoints_is_an_error(tmp_path):
+def test_only_damaged_checkpoints_are_an_error(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=2)
     for number in (1, 2):
         folder.save(checkpoint(number))
@@ -91,14 +91,14 @@ def test_nothing_but_damaged_checkpoints_is_an_error(tmp_path):
     assert CheckpointFolder(tmp_path / "none").newest() is None
 
 
-def test_last_ones_stay(tmp_path):
+def test_last_checkpoints_are_kept(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=2)
     for number in range(1, 6):
         folder.save(checkpoint(number))
     assert files_of(tmp_path) == ["checkpoint-00000004.safetensors", "checkpoint-00000005.safetensors"]
 
 
-def test_new_run_replaces_those_of_an_earlier_one_only_when_it_has_its_own(tmp_path):
+def test_new_run_removes_earlier_checkpoints_after_writing_its_own(tmp_path):
     CheckpointFolder(tmp_path, keep=2).save(checkpoint(1))
     new = CheckpointFolder(tmp_path, keep=2)
     assert len(files_of(tmp_path)) == 1
@@ -120,7 +120,7 @@ def test_two_runs_cannot_write_into_one_folder(tmp_path):
         pass
 
 
-def test_folder_without_locks_is_trusted_and_a_broken_one_is_not(tmp_path, monkeypatch):
+def test_folder_without_lock_support_is_accepted_and_a_broken_one_refused(tmp_path, monkeypatch):
     def no_lock(number):
         def flock(*_):
             raise OSError(number, os.strerror(number))
@@ -152,7 +152,7 @@ STEPS = ("open", "fsync", "replace", "unlink", "chmod", "mkdir", "close", "stat"
 
 
 def interrupt_at(number: int, then, monkeypatch) -> None:
-    """Calls `then` instead of the n-th step of a writer; instead of writing, after half of it."""
+    """Call `then` instead of the n-th step of a writer; a write step stops halfway."""
     left = [number]
 
     def step(real, *arguments, **keywords):
@@ -176,7 +176,7 @@ def interrupt_at(number: int, then, monkeypatch) -> None:
 
 
 def check_after_an_interruption(folder: Path) -> int:
-    """One of the checkpoints 2 and 3 is there, and the next start of a run leaves nothing else but it."""
+    """Assert that checkpoint 2 or 3 exists, and that the next start of a run removes all else."""
     found = number_of(CheckpointFolder(folder).newest(pytest.fail))
     assert found in (2, 3)
     remove_unfinished(folder)
@@ -196,14 +196,14 @@ def begun(folder: Path) -> CheckpointFolder:
     return made
 
 
-def test_kill_at_any_step_leaves_a_whole_checkpoint_and_nothing_for_ever(tmp_path):
+def test_kill_at_any_step_leaves_a_whole_checkpoint_and_no_permanent_rest(tmp_path):
     killed, found = map(int, in_process(kill_everywhere, tmp_path).split())
     assert killed >= 12
     assert found == 3, "the last of the steps comes after the new checkpoint has its name"
 
 
 def kill_everywhere(place: str) -> None:
-    """Kills a child at each step of writing a checkpoint; prints at how many, and what the last one left."""
+    """Kill a child at each step of writing a checkpoint; print the number of steps and the files left last."""
     found = 0
     for number in range(1, 1000):
         folder = Path(place) / str(number)
@@ -225,7 +225,7 @@ def test_kill_at_any_time_leaves_a_whole_checkpoint(tmp_path):
 
 
 def kill_at_random(place: str) -> None:
-    """Fifty children write one checkpoint after the other until they are killed."""
+    """Kill fifty children, each of which writes checkpoints until then."""
     folder, clock = Path(place), random.Random(0)
     last = 0
     for _ in range(50):
@@ -235,7 +235,7 @@ def kill_at_random(place: str) -> None:
             writer.newest()
             for number in range(last + 1, 10**9):
                 writer.save(checkpoint(number, size=50_000))
-        # However slow the disk is: each child writes one at least.
+        # Each child writes at least one, however slow the disk is.
         before = set(folder.glob("checkpoint-*"))
         while not set(folder.glob("checkpoint-*")) - before:
             time.sleep(0.001)
@@ -248,7 +248,7 @@ def kill_at_random(place: str) -> None:
             assert number_of(found) >= last
             last = number_of(found)
     assert last >= 50
-    # A kill right before older ones go leaves them to the next checkpoint.
+    # After a kill just before the old ones are removed, the next checkpoint removes them.
     writer = CheckpointFolder(folder, keep=2)
     writer.newest()
     writer.save(checkpoint(last + 1))
@@ -256,7 +256,7 @@ def kill_at_random(place: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_disk_that_fails_at_any_step_leaves_the_old_checkpoint(tmp_path, number):
+def test_disk_failure_at_any_step_leaves_the_old_checkpoint(tmp_path, number):
     reached = []
 
     def fail() -> None:

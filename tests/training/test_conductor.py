@@ -1,4 +1,4 @@
-"""The batches after which the loop looks at the clock, the signals and the telemetry."""
+"""The batches after which the loop checks the clock, the signals and the telemetry."""
 
 import time
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 @pytest.fixture
 def conductor():
-    """Follows a run that has looked just now, and need not look again for long."""
+    """A conductor that has just checked, with its next check far away."""
     facts = RunFacts(
         settings=TrainingSettings(log_every=1000),
         steps_per_epoch=500,
@@ -30,19 +30,19 @@ def conductor():
     return made
 
 
-def test_batches_are_looked_at_at_the_begin_the_end_and_when_something_is_due(conductor):
+def test_first_last_and_due_batches_are_checked(conductor):
     assert [batch for batch in range(500) if conductor.due(batch)] == [0, 499]
     conductor.begin_part(400, None, None)
     assert [batch for batch in range(100) if conductor.due(batch)] == [0, 99]
 
 
 @pytest.mark.parametrize("change", [{"stop_requested": True}, {"_looked": 0.0}, {"_deadline": 0.0}], ids=str)
-def test_batch_is_looked_at_at_once_after_a_signal_the_time_or_a_pause(conductor, change):
+def test_signal_deadline_or_pause_makes_the_next_batch_checked(conductor, change):
     vars(conductor).update(change)
     assert conductor.due(7)
 
 
-def test_time_of_judging_is_not_time_of_training(conductor):
+def test_evaluation_time_does_not_count_as_training_time(conductor):
     conductor._deadline = time.perf_counter() + 0.05
     conductor.on_test_begin()
     time.sleep(0.1)
@@ -52,11 +52,9 @@ def test_time_of_judging_is_not_time_of_training(conductor):
     assert conductor.due(7)
 
 
-def test_steps_that_are_taken_up_long_before_they_are_done_are_looked_at_as_often_as_their_pace_asks(
-    conductor, monkeypatch
-):
+def test_asynchronous_steps_are_checked_at_their_own_pace(conductor, monkeypatch):
     class Clock:
-        """Stands still while steps are taken up; looking at one waits until it is done."""
+        """A clock that stands still while steps are queued; reading a result waits for its step."""
 
         now, step_s = 0.0, 0.0
 

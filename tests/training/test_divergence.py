@@ -56,7 +56,7 @@ def run(output, **settings):
     ],
     ids=str,
 )
-def test_gradient_norm_is_the_mean_over_the_steps_of_that_before_clipping(settings, policy):
+def test_gradient_norm_is_the_mean_before_clipping(settings, policy):
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(12, 5)).astype("float32"), draw.normal(size=(12, 2)).astype("float32")
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, name="one")])
@@ -93,7 +93,7 @@ def test_gradient_norm_of_each_epoch_is_in_history_and_telemetry(tmp_path):
 
 
 @pytest.mark.backends
-def test_train_whose_loss_leaves_that_of_the_first_step_by_far_raises_and_keeps_no_model(tmp_path):
+def test_train_with_a_loss_far_above_the_first_step_raises_and_keeps_no_model(tmp_path):
     with pytest.raises(TrainingError) as raised:
         run(tmp_path / "m.keras", optimizer="sgd", learning_rate=5000.0)
     (line,) = (tmp_path / "m.run" / "history.jsonl").read_text().splitlines()
@@ -106,7 +106,7 @@ def test_train_whose_loss_leaves_that_of_the_first_step_by_far_raises_and_keeps_
     assert not (tmp_path / "m.keras").exists()
 
 
-def test_train_that_has_hardly_learned_anything_is_no_error(tmp_path):
+def test_train_that_hardly_learns_succeeds(tmp_path):
     result = run(tmp_path / "m.keras", learning_rate=1e-9, epochs=1)
     assert result.status == "finished"
     assert result.first_loss == pytest.approx(result.history[0]["loss"], rel=0.05)
@@ -117,18 +117,18 @@ def test_train_that_has_hardly_learned_anything_is_no_error(tmp_path):
     ("logs", "far"),
     [
         ({"loss": 40.0, "val_loss": 40.0}, True),
-        ({"loss": 40.0, "val_loss": 3.0}, False),  # lost at first, and found again
-        ({"loss": 0.1, "val_loss": 40.0}, False),  # a validation part that is quite another
+        ({"loss": 40.0, "val_loss": 3.0}, False),  # the loss recovered within the epoch
+        ({"loss": 0.1, "val_loss": 40.0}, False),  # the validation part is of another kind
         ({"loss": 40.0}, True),
         ({"loss": 25.0, "val_loss": 25.0}, False),
     ],
     ids=str,
 )
-def test_epoch_is_far_if_training_and_validation_are(logs, far):
+def test_epoch_is_far_if_training_and_validation_loss_are_far(logs, far):
     assert is_far(logs, 3.0) is far
 
 
-def test_reference_loss_is_the_larger_of_what_is_known():
+def test_reference_loss_is_the_larger_known_loss():
     assert reference_loss(None, None) == math.inf
     assert reference_loss(0.001, 1.0) == 1.0
     assert reference_loss(7.0, 1.0) == 7.0
@@ -143,7 +143,7 @@ def test_reference_loss_is_the_larger_of_what_is_known():
     ],
     ids=str,
 )
-def test_remedy_names_a_usual_rate_or_a_tenth(settings, said):
+def test_remedy_names_a_usual_learning_rate_or_a_tenth(settings, said):
     assert remedy(TrainingSettings(**settings)) == said
 
 
@@ -153,7 +153,7 @@ def test_training_made_it_worse_only_if_by_more_than_chance():
     assert made_worse([{"loss": 1.0}, {"loss": 2.3}], 2.0)
 
 
-def test_why_not_better_tells_training_that_made_it_worse_from_training_that_was_short():
+def test_why_not_better_distinguishes_harmful_from_short_training():
     history = [{"loss": 3.0, "gradient_norm": 0.25}, {"loss": 9.0, "gradient_norm": 1234.5}]
     said = why_not_better(history, 4.0, TrainingSettings(learning_rate=1.0))
     assert said == (

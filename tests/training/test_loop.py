@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 
 class Slow:
-    """Batches that take their time."""
+    """Slow batches."""
 
     def __init__(self, seconds):
         self._source, self._seconds = TextBatches(IDS[:1000], length=10, batch_size=8, seed=1), seconds
@@ -64,7 +64,7 @@ class Changed:
         return "changed"
 
 
-def test_train_to_the_end_writes_model_history_and_checkpoint(tmp_path):
+def test_completed_train_writes_model_history_and_checkpoint(tmp_path):
     result = run(tmp_path / "m.keras", validation=held_out())
     assert result.status == "finished"
     assert [r["epoch"] for r in result.history] == [1, 2, 3]
@@ -94,7 +94,7 @@ def test_train_left_by_an_exception_leaves_no_thread_behind(tmp_path):
     assert threads() == before
 
 
-def test_train_with_a_time_limit_ends_in_good_order_and_can_go_on(tmp_path):
+def test_train_with_a_time_limit_ends_cleanly_and_can_resume(tmp_path):
     result = run(tmp_path / "m.keras", max_seconds=0.001, validation=held_out())
     assert result.status == "time limit"
     assert (tmp_path / "m.keras").exists()
@@ -126,7 +126,7 @@ def test_train_keeps_the_best_model_not_the_last(tmp_path, patience, status):
     assert judge.evaluate(KerasBatches(held_out()), verbose=0) == pytest.approx(result.best, rel=1e-4)
 
 
-def test_train_that_diverges_raises_and_keeps_what_was_good(tmp_path):
+def test_train_that_diverges_raises_and_keeps_the_best_model(tmp_path):
     def no_number(epoch, x, y):
         return x, y, np.full(y.shape, np.nan if epoch else 1.0, np.float32)
 
@@ -138,7 +138,7 @@ def test_train_that_diverges_raises_and_keeps_what_was_good(tmp_path):
     load_model(tmp_path / "m.keras")
 
 
-def test_train_tells_how_long_it_waited_for_data_and_how_fast_it_was(tmp_path):
+def test_train_reports_its_wait_for_data_and_its_speed(tmp_path):
     heard, source = Heard(), Slow(0.05)
     (record,) = run(tmp_path / "m.keras", epochs=1, source=source, display=heard).history
     # Eight batches are made ahead while the first step compiles.
@@ -151,7 +151,7 @@ def test_train_tells_how_long_it_waited_for_data_and_how_fast_it_was(tmp_path):
     assert run(tmp_path / "n.keras", epochs=1).history[0]["data_wait"] < 0.5
 
 
-def test_train_of_a_single_step_knows_no_speed_and_begins_anew_unless_told(tmp_path):
+def test_train_of_a_single_step_has_no_speed_and_starts_over_without_resume(tmp_path):
     source = TextBatches(IDS[:100], length=10, batch_size=8, seed=1)
     assert len(source) == 1
     model = build_text_model(7, embedding=4, units=6, seed=5)
@@ -191,7 +191,7 @@ def test_train_of_a_compiled_or_subclassed_model_works_as_well(tmp_path):
 
 
 def test_carried_training_differs_from_training_from_zero_states(tmp_path):
-    """States that are carried let a model see further than its windows: here 1 character is not enough."""
+    """Carried states let a model see beyond its window of 1 character, which is not enough here."""
     period = np.tile(np.array([0, 0, 0, 1, 0, 0, 0, 2]), 250)
     results = {}
     for carry in (False, True):
@@ -204,7 +204,7 @@ def test_carried_training_differs_from_training_from_zero_states(tmp_path):
     assert results[True] < 0.6 * results[False]
 
 
-def test_train_says_which_kernels_compute(tmp_path):
+def test_train_names_its_kernels(tmp_path):
     heard = Heard()
     result = run(tmp_path / "m.keras", epochs=1, display=heard)
     assert heard.messages == [result.kernels]
@@ -214,7 +214,7 @@ def test_train_says_which_kernels_compute(tmp_path):
     assert heard.messages == [f"{keras.config.backend()}, Keras's own kernels"]
 
 
-def test_samples_are_shown_every_so_many_steps_of_the_run_and_after_each_epoch(tmp_path):
+def test_samples_appear_every_n_steps_and_after_each_epoch(tmp_path):
     heard, weights = Heard(), []
 
     def sample(model):
@@ -232,7 +232,7 @@ def test_samples_are_shown_every_so_many_steps_of_the_run_and_after_each_epoch(t
 
 
 class Counting(keras.callbacks.Callback):
-    """Counts what it is called for."""
+    """Count the calls of each method."""
 
     def __init__(self):
         super().__init__()
@@ -278,13 +278,13 @@ def test_callback_of_the_user_stops_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [[print], [None], [keras.callbacks.CallbackList()]], ids=str)
-def test_callbacks_that_are_none_are_refused_before_training(tmp_path, wrong):
+def test_objects_that_are_not_callbacks_are_refused_before_training(tmp_path, wrong):
     with pytest.raises(ConfigError, match="callbacks must be a list of"):
         run(tmp_path / "m.keras", callbacks=wrong)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_second_ctrl_c_ends_at_once_as_the_display_has_it(tmp_path):
+def test_second_ctrl_c_ends_at_once(tmp_path):
     class Conducted:
         stop_requested = False
 

@@ -1,4 +1,4 @@
-"""Which precision a trial chooses; the trials themselves run in the tests of training and of `optimize`."""
+"""The choice of a precision; the tests of training and of `optimize` run the trials themselves."""
 
 import math
 
@@ -29,12 +29,12 @@ BASE = PrecisionTrial("float32", 10.0, 2.0)
     ],
     ids=["faster", "5 %", "hardly", "1 % worse", "worse", "diverged", "cannot run", "no loss", "no time"],
 )
-def test_precision_must_be_faster_and_hold_the_loss(step_ms, loss, chosen):
+def test_precision_is_chosen_only_if_faster_with_an_equal_loss(step_ms, loss, chosen):
     trial = PrecisionTrial("mixed_bfloat16", step_ms, loss)
     assert fastest_precision([BASE, trial]).policy == ("mixed_bfloat16" if chosen else "float32")
 
 
-def test_fastest_of_several_is_chosen_and_nothing_without_a_first_to_compare_with():
+def test_fastest_precision_is_chosen_and_none_without_a_reference():
     trials = [PrecisionTrial(name, ms, 2.0) for name, ms in (("a", 6.0), ("b", 4.0), ("c", 5.0))]
     assert fastest_precision([BASE, *trials]).policy == "b"
     assert (
@@ -42,7 +42,7 @@ def test_fastest_of_several_is_chosen_and_nothing_without_a_first_to_compare_wit
     )
 
 
-def test_trial_of_a_precision_tells_its_median_step_in_milliseconds(monkeypatch):
+def test_trial_of_a_precision_reports_its_median_step_in_milliseconds(monkeypatch):
     steps = as_timing([0.004, 0.002, 0.003])
     monkeypatch.setattr(precision, "try_training", lambda *_, **__: Trial(steps, 1.5))
     monkeypatch.setattr(precision, "with_dtype_policy", lambda model, _: model)
@@ -53,7 +53,7 @@ def test_trial_of_a_precision_tells_its_median_step_in_milliseconds(monkeypatch)
     assert (chosen, [(trial.step_ms, trial.loss) for trial in trials]) == ("float32", [(3.0, 1.5)] * 2)
 
 
-def test_precision_that_cannot_run_is_told_and_an_error_of_float32_is_one(monkeypatch):
+def test_precision_that_cannot_run_is_reported_and_failing_float32_raises(monkeypatch):
     def fail(*_, policy, **__):
         if policy in failing:
             raise NotImplementedError("no kernel for this type\nand much more")
@@ -83,6 +83,6 @@ def test_half_precision_is_tried_on_a_gpu_only(monkeypatch, gpu, names):
 
 
 @pytest.mark.parametrize(("step_ms", "loss"), [(None, 2.0), (10.0, None)])
-def test_nothing_is_chosen_without_all_of_the_first(step_ms, loss):
+def test_no_precision_is_chosen_without_a_complete_reference(step_ms, loss):
     trials = [PrecisionTrial("float32", step_ms, loss), PrecisionTrial("mixed_bfloat16", 5.0, 2.0)]
     assert fastest_precision(trials).policy == "float32"

@@ -1,4 +1,4 @@
-"""Runs that are interrupted, resumed, refused or begun over another."""
+"""Runs that are interrupted, resumed, refused or started over another run."""
 
 import signal
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.backends]
         *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((1, False), (7, True), ("last", True))),
     ],
 )
-def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, step, carry):
+def test_train_resumed_within_an_epoch_has_the_same_curve(tmp_path, step, carry):
     def source():
         ids = IDS[:1000]
         return (
@@ -51,7 +51,7 @@ def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, 
 
 
 def test_train_resumed_keeps_the_counters_of_early_stopping_and_plateau(tmp_path):
-    # A loss that cannot get better: the counters alone decide.
+    # The loss cannot improve, so only the counters decide.
     common = {
         "learning_rate": 1e-9,
         "epochs": 12,
@@ -103,7 +103,7 @@ def test_train_over_an_unfinished_run_is_refused(tmp_path):
     assert run(tmp_path / "m.keras", overwrite=True).status == "finished"
 
 
-def test_train_over_a_finished_model_is_refused_until_it_may_be_overwritten(tmp_path):
+def test_train_over_a_finished_model_is_refused_without_overwrite(tmp_path):
     run(tmp_path / "m.keras", epochs=1)
     before = (tmp_path / "m.keras").read_bytes()
     with pytest.raises(ConfigError, match=r"m\.keras exists. Replace it \(overwrite=True\), .*resume=True"):
@@ -119,7 +119,7 @@ def test_train_resumed_without_a_checkpoint_says_so(tmp_path):
         run(tmp_path / "m.keras", resume=True)
 
 
-def test_train_whose_checkpoints_are_all_damaged_begins_anew_and_is_not_resumed(tmp_path):
+def test_train_with_only_damaged_checkpoints_starts_over_and_cannot_resume(tmp_path):
     result = run(tmp_path / "m.keras", display=StopAt(1, 3))
     for path in result.folder.glob("checkpoint-*"):
         path.write_bytes(path.read_bytes()[:-1])
@@ -155,7 +155,7 @@ def test_train_stopped_by_sigterm_saves_as_ctrl_c_does(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_train_interrupted_in_its_first_epoch_has_no_best_one(tmp_path):
+def test_train_interrupted_in_its_first_epoch_has_no_best_epoch(tmp_path):
     result = run(tmp_path / "m.keras", display=StopAt(0, 2))
     assert (result.status, result.best_epoch, result.best) == ("interrupted", 0, None)
 
@@ -165,7 +165,7 @@ def test_train_into_a_file_of_another_suffix_is_refused(tmp_path):
         run(tmp_path / "m.h5")
 
 
-def test_train_into_a_place_that_cannot_be_written_is_refused_before_training(tmp_path):
+def test_train_into_an_unwritable_folder_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         run(tmp_path / "file" / "m.keras")
@@ -177,7 +177,7 @@ def test_train_with_precision_auto_resumes_in_the_chosen_precision(tmp_path):
     assert again.precision == cut.precision
 
 
-def test_run_that_another_process_ended_meanwhile_is_not_overwritten(tmp_path):
+def test_run_finished_by_another_process_is_not_overwritten(tmp_path):
     output = tmp_path / "m.keras"
     check_start(RunOptions(output=output))
     run(output, epochs=1)
@@ -191,7 +191,7 @@ def test_second_process_is_refused_before_it_reads_anything(tmp_path):
         check_start(RunOptions(output=tmp_path / "m.keras"))
 
 
-def test_run_that_comes_to_nothing_leaves_no_folder(tmp_path):
+def test_failed_run_without_results_leaves_no_folder(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         run(tmp_path / "m.keras", resume=True)
     with pytest.raises(ConfigError, match="choose one of the two"):

@@ -39,14 +39,14 @@ def test_settings_with_a_wrong_value_name_the_setting(wrong):
         TrainingSettings(**wrong)
 
 
-def test_settings_at_their_bounds_are_taken():
+def test_settings_at_their_bounds_are_valid():
     TrainingSettings(
         epochs=1, momentum=0.0, final_rate=1.0, warmup_steps=0, seed=0, patience=1, keep_checkpoints=1
     )
     TrainingSettings(final_rate=0.0, accumulate=1, log_every=1)
 
 
-def test_settings_do_not_change_and_are_given_by_name():
+def test_settings_are_immutable_and_keyword_only():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TrainingSettings().epochs = 3
     with pytest.raises(TypeError):
@@ -63,7 +63,7 @@ def test_settings_with_plateau_and_schedule_are_refused():
         TrainingSettings(plateau_patience=2, schedule="cosine")
 
 
-def test_curve_settings_hold_what_shapes_the_curve_and_nothing_else():
+def test_curve_settings_hold_only_settings_that_shape_the_curve():
     one = TrainingSettings(epochs=2, max_seconds=5, patience=1)
     other = TrainingSettings(epochs=9, checkpoint_every_s=1)
     assert one.curve_settings() == other.curve_settings()

@@ -16,7 +16,7 @@ def batches(count, size, shape, weights=None, seed=0):
 
 @pytest.mark.backends
 @pytest.mark.parametrize(("count", "size"), [(16, 5), (3, 40), (1, 8), (1, 3)])
-def test_error_by_stretch_is_that_of_rows_that_follow_one_another(count, size):
+def test_error_by_stretch_groups_consecutive_rows(count, size):
     metric = ErrorByStretch(count)
     errors = []
     for truth, made, _ in batches(count, size, (4, 2)):
@@ -31,7 +31,7 @@ def test_error_by_stretch_is_that_of_rows_that_follow_one_another(count, size):
     assert metric.by_stretch() == []
 
 
-def test_error_by_stretch_counts_rows_by_their_weights_and_the_quantile_that_is_asked_for():
+def test_error_by_stretch_uses_row_weights_and_the_requested_quantile():
     metric, plain = ErrorByStretch(2, 1), keras.metrics.MeanAbsoluteError()
     weights = np.array([[1.0], [1.0], [0.0], [2.0]], "float32")
     for truth, made, weight in batches(2, 4, (3, 1), weights):

@@ -27,7 +27,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Heard(Display):
-    """Notes what the run says."""
+    """Record the messages of the run."""
 
     def __init__(self):
         self.messages = []
@@ -66,7 +66,7 @@ def run(output, *, validation=None, carry=False, **settings):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """A pass over held-out data may take next to no time."""
+    """Leave a pass over held-out data almost no time."""
     monkeypatch.setattr(time_limits, "_LEAST_S", 1e-6)
     return {"max_seconds": 1e-5}
 
@@ -88,14 +88,14 @@ def test_time_limits_leave_a_share_to_each_pass_over_held_out_data(settings, jud
     assert limits.pass_s() == (judging_s if told else None)
 
 
-def test_time_budget_counts_from_the_beginning_of_the_command():
+def test_time_budget_starts_with_the_command():
     limits = TimeLimits.of(TrainingSettings(time_budget=60), time.perf_counter() - 58)
     assert 1 < limits.pass_s() <= 2
     assert limits.training_ends(5.0) == pytest.approx(limits.ends - 20)
     assert TimeLimits.of(TrainingSettings(time_budget=60), time.perf_counter() - 90).pass_s() == 0
 
 
-def test_training_has_what_the_limits_leave_it():
+def test_training_gets_the_time_that_the_limits_leave():
     settings = TrainingSettings(max_seconds=6, time_budget=60)
     limits = TimeLimits.of(settings)
     assert limits.training_s(settings, 1.5) == 6
@@ -104,17 +104,17 @@ def test_training_has_what_the_limits_leave_it():
     assert TimeLimits().training_s(TrainingSettings(), 0.0) is None
 
 
-def test_train_over_its_time_budget_ends_after_a_step_in_good_order(tmp_path):
+def test_train_over_its_time_budget_ends_cleanly_after_a_step(tmp_path):
     result = run(tmp_path / "m.keras", time_budget=5.0, began=time.perf_counter() - 5)
     assert result.status == "time limit"
     position = CheckpointFolder(result.folder).newest().position
     assert (position.epoch, position.batch) == (0, 1)
-    # Far more than judging takes, which the first run has measured, perhaps while the machine stood still.
+    # Far more than the evaluation time that the first run measured, perhaps on a stalled machine.
     again = run(tmp_path / "m.keras", resume=True, time_budget=1e6)
     assert again.status == "finished"
 
 
-def test_train_with_little_time_is_judged_on_a_sample_and_says_so(tmp_path, hurried):
+def test_train_with_little_time_evaluates_a_sample_and_says_so(tmp_path, hurried):
     heard = Heard()
     result = run(tmp_path / "m.keras", display=heard, **hurried)
     assert result.judged == (4 * 80, 38 * 80)
@@ -124,12 +124,12 @@ def test_train_with_little_time_is_judged_on_a_sample_and_says_so(tmp_path, hurr
     model.compile(loss=LOSS)
     sample = KerasBatches(SampledBatches(held_out(), 4))
     assert model.evaluate(sample, verbose=0) == pytest.approx(result.history[-1]["val_loss"], rel=1e-5)
-    # Each of four batches counts alike, and the whole part has another loss.
+    # The four batches have equal weight, and the whole part has another loss.
     assert model.evaluate(KerasBatches(held_out()), verbose=0) != pytest.approx(result.best, rel=1e-4)
 
 
 @pytest.mark.parametrize("carry", [False, True])
-def test_train_that_goes_on_is_judged_on_the_sample_it_began_with(tmp_path, hurried, carry):
+def test_resumed_train_evaluates_its_original_sample(tmp_path, hurried, carry):
     validation = StreamBatches(IDS[1000:], length=10, batch_size=8) if carry else held_out()
     cut = run(tmp_path / "m.keras", validation=validation, carry=carry, **hurried)
     again = run(tmp_path / "m.keras", validation=validation, carry=carry, resume=True)
@@ -140,7 +140,7 @@ def test_train_that_goes_on_is_judged_on_the_sample_it_began_with(tmp_path, hurr
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
 
-def test_train_without_a_limit_or_with_time_enough_is_judged_on_all(tmp_path):
+def test_train_without_a_tight_limit_evaluates_all_data(tmp_path):
     assert run(tmp_path / "free.keras").judged is None
     heard = Heard()
     result = run(tmp_path / "long.keras", max_seconds=3600, display=heard)

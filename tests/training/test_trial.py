@@ -1,4 +1,4 @@
-"""A few steps of training, timed."""
+"""Timed trials of a few training steps."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_try_training_gives_the_mean_loss_of_the_timed_steps_and_trains():
     np.testing.assert_allclose(trained.get_weights()[0], weights, rtol=1e-4)
 
 
-def test_try_training_for_no_time_takes_the_fewest_steps():
+def test_try_training_without_time_takes_the_fewest_steps():
     assert len(tried(Rows(50), seconds=0.0)[0].steps.seconds) == 4
 
 
@@ -79,7 +79,7 @@ def test_try_training_for_some_time_takes_what_fits_and_no_more_than_the_most():
     assert math.isfinite(found.loss)
 
 
-def test_try_training_that_diverges_has_a_loss_that_is_no_number():
+def test_try_training_that_diverges_has_a_nan_loss():
     class Broken(Rows):
         def batch(self, epoch, index):
             x, y = super().batch(epoch, index)
@@ -97,21 +97,21 @@ def test_try_training_leaves_no_thread_behind():
 
 
 def regularised() -> keras.Model:
-    """A model with what a training changes beside weights: seeds of dropout and averages of a normalisation."""
+    """A model with other training state than weights: dropout seeds and normalisation averages."""
     inputs = keras.Input((3,))
     x = keras.layers.BatchNormalization()(keras.layers.Dense(8, activation="tanh")(inputs))
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.5, seed=4)(x)))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_trainer_begins_again_with_weights_seeds_and_optimizer_as_they_were(optimizer):
+def test_trainer_restarts_with_its_original_weights_seeds_and_optimizer(optimizer):
     trained = regularised()
     before = [np.array(weight) for weight in trained.get_weights()]
     settings = TrainingSettings(learning_rate=0.05, optimizer=optimizer, momentum=0.9)
     trainer = Trainer(
         trained, Rows(4), loss=keras.losses.MeanSquaredError(), settings=settings, policy="float32"
     )
-    # What warmed up left nothing behind.
+    # The warm-up left no state.
     for weight, value in zip(trained.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, value)
     first = trainer.turn(6)
@@ -124,11 +124,11 @@ def test_trainer_begins_again_with_weights_seeds_and_optimizer_as_they_were(opti
     assert trainer.turn(6).loss == pytest.approx(further.loss, rel=1e-6)
     for weight, value in zip(trained.get_weights(), after, strict=True):
         np.testing.assert_allclose(weight, value, rtol=1e-5, atol=1e-6)
-    # And it does train: a turn that goes on has another loss.
+    # It does train: a continued turn has another loss.
     assert abs(further.loss - first.loss) > 1e-3 * first.loss
 
 
-def test_trainer_goes_on_from_a_file_as_if_it_had_never_ended(tmp_path):
+def test_trainer_resumed_from_a_file_equals_an_uninterrupted_one(tmp_path):
     settings = TrainingSettings(learning_rate=0.01)
 
     def trainer():

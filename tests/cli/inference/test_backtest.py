@@ -19,7 +19,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_backtest_shows_each_fold_and_all_together(cellerate, here):
+def test_backtest_shows_each_fold_and_the_total(cellerate, here):
     code, out, err = cellerate("backtest", "f.cell", "s.csv", "--folds", "3", "--step", "2", "-q")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -32,7 +32,7 @@ def test_backtest_shows_each_fold_and_all_together(cellerate, here):
     assert "baseline" in lines[-1]
 
 
-def test_backtest_in_json_and_files_holds_the_same(cellerate, here):
+def test_backtest_json_and_files_agree(cellerate, here):
     words = ("backtest", "f.cell", "s.csv", "--folds", "2", "-q")
     code, out, _ = cellerate(*words, "--json", "-o", "b.csv")
     assert code == 0
@@ -48,7 +48,7 @@ def test_backtest_in_json_and_files_holds_the_same(cellerate, here):
     assert pq.read_table(here / "b.parquet").column_names == list(rows[0])
 
 
-def test_backtest_without_baselines_says_that_it_was_left_out(cellerate, here):
+def test_backtest_without_baselines_says_that_they_were_left_out(cellerate, here):
     _, out, _ = cellerate("backtest", "f.cell", "s.csv", "--folds", "2", "--no-baselines", "-q")
     assert "left out: NLinear, because it was not asked for" in out
 
@@ -68,13 +68,13 @@ def test_backtest_draws_its_folds(cellerate, here):
         (["-o", "b.txt"], 2, "ends in .csv, .parquet or .json"),
     ],
 )
-def test_backtest_that_cannot_be_says_which_option_helps(cellerate, here, words, code, said):
+def test_impossible_backtest_names_the_option_that_helps(cellerate, here, words, code, said):
     found, out, err = cellerate("backtest", "f.cell", "s.csv", *words, "-q")
     assert (found, out) == (code, "")
     assert said in err
 
 
-def test_all_verbs_of_series_take_the_same_options_and_tell_once_how_tables_were_read(cellerate, here):
+def test_series_verbs_share_their_options_and_report_reading_once(cellerate, here):
     lines = [line.replace(",", ";").replace(".", ",") for line in (here / "s.csv").read_text().splitlines()]
     (here / "de.csv").write_text("\n".join([*lines[:3], lines[2], *lines[3:]]) + "\n")
     scores = np.linspace(0.1, 60, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
@@ -101,7 +101,7 @@ def test_all_verbs_of_series_take_the_same_options_and_tell_once_how_tables_were
     assert (code, err) == (0, "")
 
 
-def test_backtest_gives_intervals_and_says_what_they_held(cellerate, here):
+def test_backtest_gives_intervals_and_their_coverage(cellerate, here):
     assert "intervals" not in json.loads(
         cellerate("backtest", "f.cell", "s.csv", "--folds", "2", "--json")[1]
     )

@@ -28,7 +28,7 @@ def test_generate_prints_prompt_and_continuation_and_repeats_by_seed(cellerate, 
 
 
 @pytest.mark.parametrize("suffix", ["keras", "cell"])
-def test_generate_takes_every_rule_for_a_model_and_for_a_packed_one(cellerate, made, tmp_path, suffix):
+def test_generate_accepts_every_sampling_rule_for_keras_and_packed_models(cellerate, made, tmp_path, suffix):
     model = made / "text.keras"
     if suffix == "cell":
         model = tmp_path / "t.cell"
@@ -73,7 +73,7 @@ def test_generate_with_beams_prints_the_best_continuation(cellerate, made, tmp_p
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["-t", "1"], "--temperature"),  # the default, but said
+        (["-t", "1"], "--temperature"),  # the default, given explicitly
         (["--top-k", "3"], "--top-k"),
         (["--top-p", "0.9"], "--top-p"),
         (["--min-p", "0.1", "--implementation", "cellerate-cpu"], "--min-p"),
@@ -81,7 +81,7 @@ def test_generate_with_beams_prints_the_best_continuation(cellerate, made, tmp_p
         (["--seed", "1", "--temperature", "1"], "--temperature and --seed"),
     ],
 )
-def test_generate_with_beams_and_what_says_how_to_draw_is_refused(
+def test_generate_with_beams_and_a_sampling_option_is_refused(
     cellerate, made, tmp_path, suffix, words, named
 ):
     cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
@@ -91,7 +91,7 @@ def test_generate_with_beams_and_what_says_how_to_draw_is_refused(
     assert f"would ignore {named}." in one_error(err)
 
 
-def test_generate_with_beams_takes_a_configuration_file_that_says_how_to_draw(cellerate, made, tmp_path):
+def test_generate_with_beams_ignores_sampling_options_of_a_config_file(cellerate, made, tmp_path):
     (tmp_path / "c.toml").write_text("seed = 3\n[generate]\ntemperature = 0.5\n")
     words = ["generate", made / "text.keras", "the ", "-n", "12", "--beams", "2"]
     assert cellerate(*words, "--config", tmp_path / "c.toml") == cellerate(*words)
@@ -106,7 +106,7 @@ def test_generate_with_beams_on_a_gpu_that_is_not_there_is_refused(cellerate, ma
 
 
 @pytest.mark.parametrize("suffix", ["keras", "cell"])
-def test_generate_leaves_unknown_characters_out_where_asked(cellerate, made, tmp_path, suffix):
+def test_generate_skips_unknown_characters_on_request(cellerate, made, tmp_path, suffix):
     cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
     model = made / "text.keras" if suffix == "keras" else tmp_path / "t.cell"
     words = ["-n", "9", "--seed", "1"]
@@ -149,7 +149,7 @@ def test_generate_from_a_packed_file_imports_no_framework(made, tmp_path, celler
         (["the", "--device", "gpu"], 2, "'cuda:N'"),
     ],
 )
-def test_generate_from_a_packed_file_refuses_in_one_line(cellerate, made, tmp_path, words, code, message):
+def test_generate_from_a_packed_file_gives_one_line_errors(cellerate, made, tmp_path, words, code, message):
     cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
     found, out, err = cellerate("generate", tmp_path / "t.cell", *words)
     assert (found, out) == (code, "")

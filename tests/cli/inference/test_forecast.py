@@ -20,7 +20,7 @@ def write_model(folder):
     ("step", "ahead"),
     [("1h", "3 hours"), ("1D", "3 days"), ("15m", "3 rows"), (None, "3 rows")],
 )
-def test_title_of_a_chart_says_how_far_the_forecast_reaches(cellerate, tmp_path, monkeypatch, step, ahead):
+def test_chart_title_states_the_horizon(cellerate, tmp_path, monkeypatch, step, ahead):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path)
@@ -60,7 +60,7 @@ def test_json_lists_the_series_that_are_too_short(cellerate, tmp_path, monkeypat
     assert "s" not in [one["series"] for one in found["forecasts"]]
 
 
-def test_file_that_was_there_is_said_to_be_replaced(cellerate, tmp_path, monkeypatch):
+def test_replaced_file_is_reported(cellerate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path)
     np.savetxt(

@@ -1,4 +1,4 @@
-"""Generating without a prompt on the command line, for readers that go, and from models that write no text."""
+"""`generate` without a prompt argument, from plain Keras models, and from models of other tasks."""
 
 import io
 import json
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.keras
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Gives the program lines on stdin."""
+    """Put lines on the stdin of the program."""
 
     def give(text):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
@@ -41,7 +41,7 @@ def test_generate_with_nothing_on_stdin_says_that_there_is_no_prompt(cellerate, 
     assert err.startswith("error: there is no prompt: ")
 
 
-def test_generate_at_a_terminal_goes_on_after_a_line_that_is_wrong(cellerate, made, monkeypatch):
+def test_generate_at_a_terminal_continues_after_a_bad_line(cellerate, made, monkeypatch):
     lines = iter(["the cat", "Q", "the dog"])
     monkeypatch.setattr(generate, "at_terminal", lambda: True)
     monkeypatch.setattr(generate, "prompts", lambda sign: lines)
@@ -64,7 +64,7 @@ def test_generate_of_unknown_characters_names_the_nearest_and_the_option(cellera
 
 @pytest.mark.parametrize(("task", "verb"), [("series", "forecast"), ("embed", "embed")])
 @pytest.mark.parametrize("suffix", ["keras", "cell"])
-def test_generate_of_another_model_names_its_verb(cellerate, made, tmp_path, task, verb, suffix):
+def test_generate_with_a_model_of_another_task_names_its_verb(cellerate, made, tmp_path, task, verb, suffix):
     model = made / f"{task}.keras"
     if suffix == "cell":
         model = tmp_path / f"{task}.cell"
@@ -77,7 +77,7 @@ def test_generate_of_another_model_names_its_verb(cellerate, made, tmp_path, tas
 
 @pytest.fixture
 def own(tmp_path):
-    """A folder with somebody's own model of one-hot vectors, and the text that it is for."""
+    """A folder with a plain Keras model of one-hot vectors, and its text."""
     text = "the cat sat on the mat\n"
     count = len(set(text))
     model = keras.Sequential(
@@ -94,7 +94,7 @@ def own(tmp_path):
     return tmp_path
 
 
-def test_generate_from_a_model_of_ones_own_takes_its_vocabulary(cellerate, own):
+def test_generate_from_a_plain_keras_model_accepts_a_vocabulary(cellerate, own):
     words = ["the cat", "-n", "20", "--seed", "1"]
     code, said, err = cellerate("generate", own / "mine.keras", *words, "--vocabulary", own / "book.txt")
     assert (code, err, len(said)) == (0, "", len("the cat") + 20 + 1)
@@ -111,7 +111,7 @@ def test_generate_from_a_model_of_ones_own_takes_its_vocabulary(cellerate, own):
     assert cellerate("generate", own / "mine.keras", *search, "--vocabulary", own / "book.txt")[1] == found
 
 
-def test_generate_without_or_with_a_wrong_vocabulary_says_what_to_give(cellerate, own, made):
+def test_generate_with_a_missing_or_wrong_vocabulary_names_the_option(cellerate, own, made):
     for words, expected, message in (
         (["mine.keras"], 2, "such as --vocabulary book.txt"),
         (["mine.keras", "--vocabulary", own / "none.txt"], 3, "none.txt' not found"),

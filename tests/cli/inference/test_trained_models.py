@@ -16,7 +16,7 @@ from support.report.charts import shown
 pytestmark = pytest.mark.keras
 
 
-def test_forecast_of_many_series_draws_twelve_of_them(cellerate, here, small):
+def test_forecast_chart_of_many_series_shows_twelve(cellerate, here, small):
     rows = [line.split(",") for line in (here / "s.csv").read_text().splitlines()]
     with (here / "many.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -84,7 +84,7 @@ def test_embed_writes_a_vector_for_every_line_in_both_formats(cellerate, made, t
     )
 
 
-def test_packed_models_forecast_and_embed_as_keras_models_do(cellerate, made, tmp_path):
+def test_packed_models_forecast_and_embed_like_keras_models(cellerate, made, tmp_path):
     for task in ("series", "embed"):
         assert cellerate("pack", made / f"{task}.keras", "-o", tmp_path / f"{task}.cell")[0] == 0
 
@@ -157,7 +157,7 @@ def test_error_of_a_packed_model_is_one_line_with_its_exit_code(cellerate, here,
     assert sorted(here.rglob("*")) == before
 
 
-def test_evaluate_of_a_packed_text_model_scores_the_text_from_end_to_end(cellerate, made, tmp_path):
+def test_evaluate_of_a_packed_text_model_scores_the_whole_text(cellerate, made, tmp_path):
     cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
     code, out, err = cellerate("evaluate", tmp_path / "t.cell", made / "t.txt", "--json")
     assert (code, err) == (0, "")
@@ -166,7 +166,7 @@ def test_evaluate_of_a_packed_text_model_scores_the_text_from_end_to_end(cellera
     assert (found["tokens"], found["characters"]) == (wanted.tokens, wanted.characters)
     _, words, _ = cellerate("evaluate", tmp_path / "t.cell", made / "t.txt")
     assert f"{wanted.bits_per_character:.4f}" in words
-    # The same text in windows, each read from zeros, is another quantity.
+    # Windows that each start from zeros give a different figure.
     _, keras, _ = cellerate("evaluate", made / "text.keras", made / "t.txt", "--json")
     from cellerate.tasks.inference import evaluate
 
@@ -179,7 +179,7 @@ def test_evaluate_of_a_packed_text_model_scores_the_text_from_end_to_end(cellera
 
 
 @pytest.mark.parametrize(("task", "data"), [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")])
-def test_evaluate_prints_the_same_in_words_and_json(cellerate, made, task, data):
+def test_evaluate_prints_the_same_figures_as_text_and_json(cellerate, made, task, data):
     code, out, err = cellerate("evaluate", made / f"{task}.keras", made / data, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)

@@ -1,4 +1,4 @@
-"""`cellerate bench` as its users call it: what it writes and prints, and one clear error before any work."""
+"""`cellerate bench` as users call it: its files and output, and one clear error before any work."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def _elsewhere(monkeypatch, tmp_path):
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Leaves packed models alone in every race: others take seconds to start, and are tried elsewhere."""
+    """Race packed models only: others take seconds to start, and other tests cover them."""
     ours = Contestant("cellerate", "Cellerate", ours=True)
 
     def table(case, backends, against=""):
@@ -72,7 +72,7 @@ def test_bench_prints_a_table_and_writes_the_record_and_its_page(cellerate, alon
     assert {path.name for path in tmp_path.iterdir()} == {"now.json", "now.html"}
 
 
-def test_json_is_the_record_and_a_file_without_a_name_has_the_time(cellerate, alone, tmp_path):
+def test_json_is_the_record_and_an_unnamed_file_gets_a_timestamp(cellerate, alone, tmp_path):
     code, out, _ = cellerate("bench", "--quick", "--only", "infer", "--json")
     assert code == 0
     told = json.loads(out)
@@ -81,7 +81,7 @@ def test_json_is_the_record_and_a_file_without_a_name_has_the_time(cellerate, al
     assert told["files"] == [written.name, written.with_suffix(".html").name]
 
 
-def test_result_of_ours_that_is_wrong_ends_with_1(cellerate, alone, monkeypatch, tmp_path):
+def test_wrong_result_of_cellerate_exits_with_1(cellerate, alone, monkeypatch, tmp_path):
     monkeypatch.setattr(race, "command_of", race.command_of)
     start = race.command_of
 
@@ -101,7 +101,7 @@ def test_result_of_ours_that_is_wrong_ends_with_1(cellerate, alone, monkeypatch,
     assert {entry["precision"] for entry in record["entries"]} == {"int8"}
 
 
-def test_comparison_of_quick_runs_judges_nothing(cellerate, records, tmp_path):
+def test_comparison_of_quick_runs_gives_no_verdict(cellerate, records, tmp_path):
     code, out, err = cellerate("bench", "--compare", "a.json", "b.json")
     assert (code, err) == (0, "")
     assert out.startswith("before: cellerate ") and out.endswith("Nothing could be judged.\n")
@@ -112,7 +112,7 @@ def test_comparison_of_quick_runs_judges_nothing(cellerate, records, tmp_path):
 
 
 def slowed(path, factor):
-    """Makes the int8 jobs of a record slower, in more sessions than were measured."""
+    """Make the int8 jobs of a record slower, over more sessions than were measured."""
     record = json.loads(path.read_text())
     record["sessions"], record["run"] = 4, f"slowed {factor}"
     for entry in record["entries"]:
@@ -128,7 +128,7 @@ def slowed(path, factor):
     ("factor", "words", "code"),
     [(1.08, "2 regressions", 1), (1.02, "Nothing regressed", 0), (0.5, "Nothing regressed", 0)],
 )
-def test_fail_on_regression_ends_with_1_only_if_something_became_slower(
+def test_fail_on_regression_exits_with_1_only_after_a_slowdown(
     cellerate, records, tmp_path, factor, words, code
 ):
     for name, by in (("a.json", 1.0), ("b.json", factor)):
@@ -186,7 +186,7 @@ def test_against_measures_two_versions_in_turn(cellerate, alone, tmp_path):
         (["--against", "/no/python"], 2, "/no/python cannot be run as an interpreter"),
     ],
 )
-def test_wrong_options_are_one_error_before_any_work(cellerate, monkeypatch, tmp_path, words, code, message):
+def test_wrong_options_give_one_error_before_any_work(cellerate, monkeypatch, tmp_path, words, code, message):
     monkeypatch.setattr(race.Race, "run", lambda *_: pytest.fail("it began"))
     (tmp_path / "file").write_text("{")
     ended, out, err = cellerate("bench", *words)
@@ -194,13 +194,13 @@ def test_wrong_options_are_one_error_before_any_work(cellerate, monkeypatch, tmp
     assert err.startswith(f"error: {message}") and err.count("\n") == 1
 
 
-def test_backend_that_is_not_installed_ends_with_5(cellerate, monkeypatch):
+def test_missing_backend_exits_with_5(cellerate, monkeypatch):
     monkeypatch.setattr(bench, "installed_backends", lambda: ["jax"])
     code, _, err = cellerate("bench", "--backend", "torch")
     assert (code, err) == (5, "error: backend 'torch' is not installed (installed here: jax).\n")
 
 
-def test_missing_package_ends_with_5_and_names_the_extra(cellerate, monkeypatch):
+def test_missing_package_exits_with_5_and_names_the_extra(cellerate, monkeypatch):
     def require(package, extra, purpose):
         raise BackendError(f"{purpose} needs {package!r}: cellerate[{extra}]")
 
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_all_contestants_and_writes_nothing(tmp_path):
         for line in process.stderr:
             if line.startswith("making the model"):
                 break
-        # The first contestant is there, or about to be.
+        # The first contestant runs or is about to start.
         end = time.monotonic() + 60
         while not (found := contestants_in(tmp_path)) and time.monotonic() < end:
             time.sleep(0.01)
@@ -233,13 +233,13 @@ def test_ctrl_c_ends_all_contestants_and_writes_nothing(tmp_path):
 
 
 def contestants_in(folder: Path) -> list[int]:
-    """The processes that were told of a folder below this one."""
+    """The processes whose command line names a folder below this one."""
     found = []
     for place in Path("/proc").iterdir():
         if place.name.isdecimal() and int(place.name) != os.getpid():
             try:
                 words = (place / "cmdline").read_bytes()
-            except OSError:  # it has just ended
+            except OSError:  # the process has just ended
                 continue
             if b"observe.bench.contestant" in words and str(folder).encode() in words:
                 found.append(int(place.name))

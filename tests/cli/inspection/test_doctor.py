@@ -33,13 +33,13 @@ finally:
 
 @pytest.fixture
 def findings(monkeypatch):
-    """What the examination finds; filled in by a test."""
+    """The findings, filled in by a test."""
     found = []
     monkeypatch.setattr(doctor, "examine", lambda core, **_: found)
     return found
 
 
-def test_doctor_with_a_problem_shows_cost_and_fix_and_ends_with_1(cellerate, findings):
+def test_doctor_with_a_problem_shows_cost_and_fix_and_exits_with_1(cellerate, findings):
     findings += [PROBLEM, NOTE, WELL]
     code, out, err = cellerate("doctor")
     assert (code, err) == (1, "")
@@ -53,7 +53,7 @@ def test_doctor_with_a_problem_shows_cost_and_fix_and_ends_with_1(cellerate, fin
     ]
 
 
-def test_doctor_without_a_problem_ends_with_0(cellerate, findings):
+def test_doctor_without_a_problem_exits_with_0(cellerate, findings):
     findings += [NOTE, NOTE, WELL]
     code, out, err = cellerate("doctor")
     assert (code, err) == (0, "")
@@ -71,7 +71,7 @@ def test_doctor_json_has_every_finding_and_the_same_exit_code(cellerate, finding
     assert [Finding(**one) for one in said["findings"]] == found
 
 
-def test_doctor_help_says_what_its_exit_code_means(cellerate):
+def test_doctor_help_explains_its_exit_code(cellerate):
     code, out, _ = cellerate("doctor", "--help")
     assert code == 0
     assert "exit code is 1 if there is a problem" in out
@@ -86,7 +86,7 @@ def test_doctor_on_this_machine_imports_no_framework_and_takes_less_than_3_s():
         text=True,
         check=False,
         timeout=60,
-        # Each thread of the native core is measured for as long, so of many all together take long.
+        # Each thread of the native core is measured equally long, so many threads take long in total.
         preexec_fn=lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2]),
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -94,7 +94,7 @@ def test_doctor_on_this_machine_imports_no_framework_and_takes_less_than_3_s():
     assert done.returncode == (1 if said["problems"] else 0)
     assert "cellerate" in loaded
     assert not {"tensorflow", "jax", "jaxlib", "torch", "keras"} & loaded
-    # Of the processor, which other programs of a busy machine do not add to; of its waiting, a fifth is known.
+    # Processor time, because other programs on a busy machine do not add to it.
     assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 3
     topics = {one["topic"] for one in said["findings"]}
     assert topics >= {"gpu", "native core", "versions", "threads", "memory", "disk", "load"}
@@ -109,10 +109,10 @@ def test_doctor_on_this_machine_imports_no_framework_and_takes_less_than_3_s():
         ("CELLERATE_THREADS", "1000", "it uses 1000 threads", "wait", "export CELLERATE_THREADS="),
     ],
 )  # fmt: skip
-def test_doctor_finds_a_setting_that_limits_the_native_core(
+def test_doctor_reports_a_setting_that_limits_the_native_core(
     start_cellerate, monkeypatch, name, value, found, cost, fix
 ):
-    # The core reads its environment once, so this takes a process of its own.
+    # The core reads its environment once, so this needs a separate process.
     monkeypatch.delenv("CELLERATE_TARGET", raising=False)
     monkeypatch.setenv(name, value)
     process = start_cellerate("doctor", "--json")
@@ -132,7 +132,7 @@ def test_doctor_without_the_native_core_says_what_is_missing(cellerate, monkeypa
 
 
 @pytest.mark.parametrize("reason", ["there is no compiler", None])
-def test_doctor_with_a_gpu_says_whether_cellerate_s_kernels_run_on_it(cellerate, monkeypatch, reason):
+def test_doctor_with_a_gpu_says_if_cellerate_kernels_run_on_it(cellerate, monkeypatch, reason):
     monkeypatch.setattr(gpu, "facts", lambda **_: TWO_GPUS)
     monkeypatch.setattr("cellerate.kernels.cuda.launch.why_unavailable", lambda device: reason)
     _, out, _ = cellerate("doctor")
@@ -144,7 +144,7 @@ def test_doctor_with_a_gpu_says_whether_cellerate_s_kernels_run_on_it(cellerate,
     ]
 
 
-def test_rate_of_a_target_is_measured_on_it_and_leaves_the_target_as_it_was():
+def test_measuring_another_target_restores_the_target():
     before = native.target()
     rates = {target: verb._measure(target, "float32", 1) for target in (before, "scalar")}
     assert native.target() == before

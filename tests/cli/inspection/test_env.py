@@ -39,7 +39,7 @@ def test_env_json_has_machine_versions_and_backends(cellerate):
     ("name", "value", "hint"), [("CELLERATE_TARGET", "sse9", "scalar"), ("CELLERATE_THREADS", "many", "1024")]
 )
 def test_env_with_a_wrong_setting_of_the_native_core_is_one_clear_error(name, value, hint):
-    # The core reads its environment once, so this takes a process of its own.
+    # The core reads its environment once, so this needs a separate process.
     program = "from cellerate.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "env"],
@@ -59,7 +59,7 @@ def test_env_without_the_native_core_says_what_is_missing(cellerate, monkeypatch
     assert "not compiled: install g++" in out
 
 
-def test_env_in_words_shows_the_same(cellerate):
+def test_env_as_text_shows_the_same_facts(cellerate):
     code, out, _ = cellerate("env")
     assert code == 0
     for word in ("machine", "versions", "backends", "keras", "GiB", ", ".join(installed_backends())):
@@ -77,7 +77,7 @@ def test_env_without_a_gpu_says_so_once(cellerate, monkeypatch):
     ]
 
 
-def test_env_says_what_its_facts_about_gpus_lack(cellerate, monkeypatch):
+def test_env_names_missing_facts_about_gpus(cellerate, monkeypatch):
     facts = dataclasses.replace(NO_GPU, incomplete="free memory is missing: pip install nvidia-ml-py")
     monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: facts)
     code, out, _ = cellerate("env")
@@ -85,7 +85,7 @@ def test_env_says_what_its_facts_about_gpus_lack(cellerate, monkeypatch):
     assert out.endswith("\n  incomplete     free memory is missing: pip install nvidia-ml-py\n")
 
 
-def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypatch):
+def test_env_with_gpus_reports_the_use_by_each_backend(cellerate, monkeypatch):
     monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: TWO_GPUS)
     monkeypatch.setattr(
         "cellerate.kernels.cuda.launch.why_unavailable", lambda device: "there is no compiler"
@@ -106,7 +106,7 @@ def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypat
     assert said[-1] == "  kernels        Cellerate's own do not run on the GPU: there is no compiler"
 
 
-def test_env_says_what_the_kernels_are_compiled_with_where_they_run(cellerate, monkeypatch):
+def test_env_names_the_compiler_of_the_gpu_kernels(cellerate, monkeypatch):
     monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: TWO_GPUS)
     monkeypatch.setattr("cellerate.kernels.cuda.launch.why_unavailable", lambda device: None)
     monkeypatch.setattr("cellerate.cli.inspection.env._compiler", lambda: {"cuda-core": "1.0"})
@@ -114,7 +114,7 @@ def test_env_says_what_the_kernels_are_compiled_with_where_they_run(cellerate, m
 
 
 @pytest.mark.parametrize("facts", [NO_GPU, TWO_GPUS], ids=["no GPU", "two GPUs"])
-def test_env_json_has_the_same_of_gpus(cellerate, monkeypatch, facts):
+def test_env_json_has_the_same_facts_about_gpus(cellerate, monkeypatch, facts):
     monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: facts)
     monkeypatch.setattr(
         "cellerate.kernels.cuda.launch.why_unavailable", lambda device: "there is no compiler"

@@ -1,4 +1,4 @@
-"""`cellerate info`: what a file says of itself."""
+"""`cellerate info`: the description of a file."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from support.error_lines import one_error
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("cellerate")]
 
 
-def test_info_of_a_text_model_and_of_its_packed_form_says_what_both_are(cellerate, made, tmp_path):
+def test_info_describes_a_text_model_and_its_packed_form(cellerate, made, tmp_path):
     model, packed = made / "text.keras", tmp_path / "t.cell"
     assert cellerate("pack", model, "-o", packed, "--precision", "int8")[0] == 0
     said = []
@@ -38,14 +38,14 @@ def test_info_of_a_text_model_and_of_its_packed_form_says_what_both_are(cellerat
         assert part in out
 
 
-def test_info_of_a_forecaster_says_its_columns_and_sizes(cellerate, made):
+def test_info_of_a_forecaster_shows_its_columns_and_sizes(cellerate, made):
     code, out, _ = cellerate("info", made / "series.keras")
     assert code == 0
     for part in ("window", "6 rows, to a horizon of 2", "load", "quantiles"):
         assert part in out
 
 
-def test_info_of_a_packed_series_says_its_rows_and_times(cellerate, here):
+def test_info_of_a_packed_series_shows_its_rows_and_times(cellerate, here):
     assert cellerate("data", "pack", "s.csv", "-o", "s.series", "-q")[0] == 0
     code, out, _ = cellerate("info", "s.series", "--json")
     told = json.loads(out)
@@ -68,14 +68,16 @@ def test_info_of_a_packed_series_says_its_rows_and_times(cellerate, here):
         (["3", "6", "9"], "in steps of 3"),
     ],
 )
-def test_info_of_a_packed_series_says_how_far_rows_are_apart(cellerate, tmp_path, monkeypatch, times, apart):
+def test_info_of_a_packed_series_shows_the_interval_between_rows(
+    cellerate, tmp_path, monkeypatch, times, apart
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.csv").write_text("time,y\n" + "".join(f"{time},{n}\n" for n, time in enumerate(times)))
     assert cellerate("data", "pack", "s.csv", "--time-column", "time", "-o", "s.series", "-q")[0] == 0
     assert f", {apart}\n" in cellerate("info", "s.series")[1]
 
 
-def test_info_of_a_model_of_anyone_says_that_it_has_no_task(cellerate, tmp_path):
+def test_info_of_a_plain_keras_model_says_that_it_has_no_task(cellerate, tmp_path):
     import keras
 
     model = keras.Sequential([keras.Input((4, 3), name="x"), keras.layers.LSTM(2, name="out")])
@@ -86,7 +88,7 @@ def test_info_of_a_model_of_anyone_says_that_it_has_no_task(cellerate, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
-def test_info_of_a_model_that_was_never_called_says_that_its_inputs_are_not_known(cellerate, tmp_path):
+def test_info_of_an_unbuilt_model_says_that_its_inputs_are_unknown(cellerate, tmp_path):
     import keras
 
     keras.Sequential([keras.layers.LSTM(2)]).save(tmp_path / "own.keras")
@@ -104,13 +106,13 @@ def test_info_of_a_model_that_was_never_called_says_that_its_inputs_are_not_know
         ("notes.txt", 3, "is not a .keras file, a .cell file"),
     ],
 )
-def test_info_of_what_is_no_file_of_cellerate_is_one_clear_error(cellerate, here, name, code, hint):
+def test_info_of_an_unknown_file_gives_one_clear_error(cellerate, here, name, code, hint):
     ended, out, err = cellerate("info", name)
     assert (ended, out) == (code, "")
     assert err.startswith("error: ") and hint in err and err.count("\n") == 1
 
 
-def test_info_and_pack_write_cards(cellerate, made, tmp_path):
+def test_info_and_pack_write_model_cards(cellerate, made, tmp_path):
     packed, card = tmp_path / "t.cell", tmp_path / "card.md"
     assert cellerate("pack", made / "text.keras", "-o", packed, "--card", card)[0] == 0
     text = card.read_text()

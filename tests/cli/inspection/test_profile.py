@@ -1,4 +1,4 @@
-"""`cellerate profile`: of a training, of anyone's model, of a packed one, and of wrong arguments."""
+"""`cellerate profile`: of a training, of a plain Keras model, of a packed one, and with wrong arguments."""
 
 import json
 
@@ -24,7 +24,7 @@ def run(monkeypatch, capsys, *words):
 
 @pytest.fixture
 def anyones(tmp_path):
-    """A file that plain Keras wrote."""
+    """A model file written by plain Keras."""
     ids = keras.Input((None,), dtype="int32")
     x = keras.layers.LSTM(8, return_sequences=True, name="memory")(keras.layers.Embedding(11, 4)(ids))
     model = keras.Model(ids, keras.layers.Dense(11, activation="softmax")(x))
@@ -33,7 +33,9 @@ def anyones(tmp_path):
     return tmp_path / "mine.keras"
 
 
-def test_model_of_anyone_is_profiled_on_made_up_batches_and_drawn(anyones, tmp_path, monkeypatch, capsys):
+def test_plain_keras_model_is_profiled_on_synthetic_batches_with_a_chart(
+    anyones, tmp_path, monkeypatch, capsys
+):
     before = anyones.read_bytes()
     page, trace = tmp_path / "profile.html", tmp_path / "trace"
     code, out, err = run(
@@ -79,7 +81,7 @@ def test_packed_model_is_profiled_without_keras_options(tmp_path, monkeypatch, c
         (("mine.keras", "--trace", "mine.keras"), "name a new folder"),
     ],
 )
-def test_wrong_arguments_end_with_one_error(words, told, anyones, monkeypatch, capsys):
+def test_wrong_arguments_give_one_error(words, told, anyones, monkeypatch, capsys):
     monkeypatch.chdir(anyones.parent)
     code, out, err = run(monkeypatch, capsys, *words, "-q")
     assert code != 0 and told in err and err.count("error:") == 1

@@ -42,7 +42,7 @@ STEPS = (
     TrainingStep("Keras, float32", 8, 10, 30.0, 29.0, 31.0, 1000.0, race="kernels"),
     TrainingStep("fused kernels, float32", 8, 10, 10.0, 9.0, 11.0, 3000.0, race="kernels"),
 )
-"""With them a run has a table of Keras beside Cellerate."""
+"""Timings that give a run its table of Keras and Cellerate."""
 GAINS = [
     "",
     "Keras beside Cellerate, measured in this run:",
@@ -56,7 +56,7 @@ GAINS = [
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Two runs, of which the second has a larger file."""
+    """Two runs; the second has a larger file."""
     monkeypatch.chdir(tmp_path)
     write_run(RUN, "before")
     rows = (Change("size", "file", 4000, 2000, "bytes", False),)
@@ -71,7 +71,7 @@ def test_help_of_report_explains_its_options_and_has_an_example(cellerate):
     assert "--fail-on-regression" in out and "--json" in out
 
 
-def test_report_draws_a_run_again_beside_its_json(cellerate, folders):
+def test_report_redraws_a_run_beside_its_json(cellerate, folders):
     assert cellerate("report", "before") == (
         0,
         "The file is 4x smaller. [2J\nbefore/report.html\nbefore/report.md\n",
@@ -81,7 +81,7 @@ def test_report_draws_a_run_again_beside_its_json(cellerate, folders):
     assert (folders / "before" / "report.md").read_text().startswith("# book: ")
 
 
-def test_report_ends_with_the_table_of_keras_beside_cellerate(cellerate, folders):
+def test_report_ends_with_the_table_of_keras_and_cellerate(cellerate, folders):
     write_run(dataclasses.replace(RUN, training_steps=STEPS), "before")
     code, out, err = cellerate("report", "before")
     assert (code, err) == (0, "")
@@ -104,7 +104,7 @@ def test_table_on_a_terminal_is_as_wide_as_the_terminal_and_in_colour(folders, c
     assert " ".join(" ".join(lines).split()).endswith(f"{GAINS[-3]} {GAINS[-1]}")
 
 
-def test_report_takes_the_file_and_writes_elsewhere(cellerate, folders):
+def test_report_accepts_the_json_file_and_another_output(cellerate, folders):
     code, out, _ = cellerate("report", "before/report.json", "-o", "new", "--json")
     assert code == 0
     assert json.loads(out)["html"] == "new/report.html"
@@ -112,7 +112,7 @@ def test_report_takes_the_file_and_writes_elsewhere(cellerate, folders):
     assert not (folders / "before" / "report.html").exists()
 
 
-def test_report_of_two_runs_prints_what_changed(cellerate, folders):
+def test_report_of_two_runs_prints_the_changes(cellerate, folders):
     code, out, err = cellerate("report", "before", "after")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -122,7 +122,7 @@ def test_report_of_two_runs_prints_what_changed(cellerate, folders):
     assert not list(folders.glob("compare.*"))
 
 
-def test_report_of_two_runs_is_written_where_it_is_asked_to(cellerate, folders):
+def test_report_of_two_runs_goes_to_the_given_output(cellerate, folders):
     code, out, _ = cellerate("report", "before", "after", "-o", "compared", "--json")
     assert code == 0
     found = json.loads(out)
@@ -134,13 +134,13 @@ def test_report_of_two_runs_is_written_where_it_is_asked_to(cellerate, folders):
 
 
 @pytest.mark.parametrize(("order", "code"), [(("before", "after"), 1), (("after", "before"), 0)])
-def test_fail_on_regression_ends_with_1_only_if_something_became_worse(cellerate, folders, order, code):
+def test_fail_on_regression_exits_with_1_only_after_a_regression(cellerate, folders, order, code):
     ended, out, err = cellerate("report", *order, "--fail-on-regression")
     assert (ended, err) == (code, "")
     assert "the same within the noise." in out
 
 
-def test_fail_on_regression_ends_with_1_if_nothing_could_be_compared(cellerate, folders):
+def test_fail_on_regression_exits_with_1_if_nothing_is_comparable(cellerate, folders):
     write_run(dataclasses.replace(RUN, task="series"), "other")
     code, out, err = cellerate("report", "before", "other")
     assert (code, err) == (0, "")
@@ -159,7 +159,7 @@ def test_fail_on_regression_ends_with_1_if_nothing_could_be_compared(cellerate, 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Gives `optimize` a run in place of its measurements, which are tested elsewhere and need Keras."""
+    """Replace the measurements of `optimize` by a run: they need Keras, and other tests cover them."""
 
     def give(run):
         def optimized(model, data, output, settings, **options):
@@ -174,7 +174,7 @@ def measured(monkeypatch):
     return give
 
 
-def test_optimize_ends_with_the_table_unless_it_is_quiet_or_gives_json(cellerate, folders, measured):
+def test_optimize_prints_the_table_last_unless_quiet_or_json(cellerate, folders, measured):
     measured(dataclasses.replace(RUN, training_steps=STEPS))
     words = ["optimize", "m.keras", "--data", "t.txt", "-o", "new"]
     code, out, err = cellerate(*words)
@@ -185,7 +185,7 @@ def test_optimize_ends_with_the_table_unless_it_is_quiet_or_gives_json(cellerate
     assert json.loads(cellerate(*words, "--json")[1])["status"] == "finished"
 
 
-def test_json_of_optimize_is_read_whatever_the_encoding_of_the_terminal(cellerate, folders, measured):
+def test_json_of_optimize_is_valid_in_any_terminal_encoding(cellerate, folders, measured):
     run = dataclasses.replace(RUN, model="a µ-model", data="“Krieg”")
     measured(run)
     code, out, err = cellerate("optimize", "m.keras", "--data", "t.txt", "-o", "new", "--json")
@@ -215,14 +215,14 @@ def test_error_is_one_line_with_its_exit_code(cellerate, folders, words, code, m
     assert err.startswith(f"error: {message}") and err.count("\n") == 1
 
 
-def test_damaged_report_ends_with_3(cellerate, folders):
+def test_damaged_report_exits_with_3(cellerate, folders):
     (folders / "before" / "report.json").write_text("{")
     code, _, err = cellerate("report", "before")
     assert code == 3
     assert "is damaged" in err
 
 
-def test_missing_package_ends_with_5_and_names_the_extra(cellerate, folders, monkeypatch):
+def test_missing_package_exits_with_5_and_names_the_extra(cellerate, folders, monkeypatch):
     def require(package, extra, purpose):
         raise BackendError(f"{purpose} needs {package!r}: cellerate[{extra}]")
 

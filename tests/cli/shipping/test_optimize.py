@@ -1,4 +1,4 @@
-"""`cellerate optimize`: what it refuses, and real runs stopped in the middle that go on."""
+"""`cellerate optimize`: its refusals, and real runs that resume after a stop."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.keras
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
 
 
-def test_help_names_every_setting_and_shows_the_command(cellerate):
+def test_optimize_help_names_every_setting_and_shows_an_example(cellerate):
     code, out, _ = cellerate("optimize", "--help")
     assert code == 0
     for word in ("--data", "--output", "--objective", "--max-quality-loss", "--time-budget", "--only"):
@@ -24,7 +24,7 @@ def test_help_names_every_setting_and_shows_the_command(cellerate):
     assert "cellerate optimize book.keras --data book.txt" in out
 
 
-def test_without_data_it_says_which_option_is_missing(cellerate, made):
+def test_optimize_without_data_names_the_missing_option(cellerate, made):
     code, out, err = cellerate("optimize", made / "text.keras")
     assert (code, out) == (2, "")
     assert "--data" in err
@@ -41,7 +41,7 @@ def test_without_data_it_says_which_option_is_missing(cellerate, made):
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
 )
-def test_a_setting_that_cannot_be_used_is_told_before_the_model_is_opened(cellerate, here, options, said):
+def test_optimize_reports_an_invalid_setting_before_opening_the_model(cellerate, here, options, said):
     code, out, err = cellerate("optimize", "no such.keras", "--data", "t.txt", *options)
     assert (code != 0, out) == (True, "")
     assert said in err
@@ -49,13 +49,13 @@ def test_a_setting_that_cannot_be_used_is_told_before_the_model_is_opened(celler
     assert not (here / "optimized").exists()
 
 
-def test_a_model_that_is_not_there_is_told(cellerate, here):
+def test_optimize_of_a_missing_model_says_so(cellerate, here):
     code, _, err = cellerate("optimize", "no such.keras", "--data", "t.txt", "-o", "out")
     assert code == 4
     assert "there is no model file no such.keras" in one_error(err)
 
 
-def test_second_run_into_the_same_folder_is_refused(cellerate, here, made):
+def test_second_optimize_into_the_same_folder_is_refused(cellerate, here, made):
     from cellerate.files import exclusive
 
     with exclusive(here / "out"):
@@ -65,7 +65,7 @@ def test_second_run_into_the_same_folder_is_refused(cellerate, here, made):
     assert not (here / "out" / "report.json").exists()
 
 
-def test_a_model_without_a_record_is_told_how_to_get_one(cellerate, here, made):
+def test_optimize_of_a_model_without_a_record_says_how_to_get_one(cellerate, here, made):
     from cellerate.models.storage import load_model, save_model
 
     save_model(load_model(made / "text.keras")[0], here / "plain.keras")
@@ -77,14 +77,14 @@ def test_a_model_without_a_record_is_told_how_to_get_one(cellerate, here, made):
 @pytest.mark.parametrize(
     ("task", "data"), [("text", "s.csv"), ("series", "t.txt"), ("text", "gone.txt"), ("series", "gone.csv")]
 )
-def test_data_of_another_task_or_none_at_all_are_told_in_a_line(cellerate, here, made, task, data):
+def test_optimize_with_wrong_or_missing_data_gives_a_one_line_error(cellerate, here, made, task, data):
     code, out, err = cellerate("optimize", made / f"{task}.keras", "--data", data, "-o", "out")
     assert (code != 0, out) == (True, "")
     one_error(err)
     assert list((here / "out").glob("*")) == []
 
 
-def test_an_output_that_is_a_file_is_told_and_left_alone(cellerate, here, made):
+def test_optimize_into_a_file_is_refused_and_keeps_the_file(cellerate, here, made):
     (here / "out").write_text("mine")
     code, _, err = cellerate("optimize", made / "text.keras", "--data", "t.txt", "-o", "out")
     assert code != 0
@@ -94,14 +94,12 @@ def test_an_output_that_is_a_file_is_told_and_left_alone(cellerate, here, made):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", DATA)
-def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
-    start_cellerate, cellerate, here, made, task
-):
-    # Of the few lines of `made` none would be held out.
+def test_optimize_resumes_after_ctrl_c_to_the_verdict(start_cellerate, cellerate, here, made, task):
+    # `made` has too few lines to hold any out.
     (here / "l.txt").write_text("red hat\nblue\nold cow\nten bees\n" * 20)
     words = ["optimize", str(made / f"{task}.keras"), "--data", DATA[task], "-o", "my out"]
     words += ["--only", "kernels", "--only", "quantize", "--time-budget", "600", "--steps", "20"]
-    # Of a series without noise, rounding is most of the error.
+    # In a series without noise, rounding is most of the error.
     words += ["--max-quality-loss", "10"]
     process = start_cellerate(*words)
     for line in process.stderr:
@@ -142,7 +140,7 @@ def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
     assert (here / "my out" / "report.html").stat().st_size > 10_000
 
 
-def test_help_names_every_stage(cellerate) -> None:
+def test_optimize_help_names_every_stage(cellerate) -> None:
     _, out, _ = cellerate("optimize", "--help")
     words = set(out.replace(",", " ").replace(".", " ").split())
     assert registry.STAGES.keys() <= words

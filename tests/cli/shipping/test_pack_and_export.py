@@ -13,7 +13,7 @@ from support.error_lines import one_error
 pytestmark = pytest.mark.keras
 
 
-def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(cellerate, made, tmp_path):
+def test_pack_writes_a_file_that_loads_without_keras_and_reports_its_size(cellerate, made, tmp_path):
     words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--dtype", "int8"]
     code, out, err = cellerate(*words)
     assert (code, err) == (0, "")
@@ -54,7 +54,7 @@ def test_pack_in_int4_is_smaller_generates_and_is_exported_in_float32(cellerate,
         (None, "bfloat16", not native.multiplies_bfloat16()),
     ],
 )
-def test_pack_in_bfloat16_says_where_only_int8_pays(cellerate, made, tmp_path, target, precision, says):
+def test_pack_in_bfloat16_says_where_only_int8_is_faster(cellerate, made, tmp_path, target, precision, says):
     before = native.target()
     native.set_target(target or before)
     try:
@@ -65,7 +65,9 @@ def test_pack_in_bfloat16_says_where_only_int8_pays(cellerate, made, tmp_path, t
     assert (code, "--precision int8 is faster" in err) == (0, says)
 
 
-def test_a_packed_model_can_be_signed_and_commands_ask_for_it(cellerate, made, tmp_path, monkeypatch):
+def test_packed_model_can_be_signed_and_commands_require_the_signature(
+    cellerate, made, tmp_path, monkeypatch
+):
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     from cryptography.hazmat.primitives import serialization as form
 
@@ -77,11 +79,11 @@ def test_a_packed_model_can_be_signed_and_commands_ask_for_it(cellerate, made, t
     assert cellerate(*words, "--sign-key", tmp_path / "key.pem")[0] == 0
     monkeypatch.setenv("CELLERATE_PUBLIC_KEY", str(tmp_path / "public.pem"))
     assert cellerate("info", tmp_path / "t.cell")[0] == 0
-    # The same model again has the same bytes; another precision is another model.
+    # Packing again gives the same bytes; another precision gives other bytes.
     assert cellerate(*words, "--precision", "int8")[0] == 0
     code, _, err = cellerate("generate", tmp_path / "t.cell", "a", "-n", "3")
     assert code == 3 and "was not made with the key" in one_error(err)
-    # A key that is none writes nothing.
+    # An invalid key writes nothing.
     code, _, err = cellerate(
         "pack", made / "text.keras", "-o", tmp_path / "u.cell", "--sign-key", tmp_path / "public.pem"
     )
@@ -90,7 +92,7 @@ def test_a_packed_model_can_be_signed_and_commands_ask_for_it(cellerate, made, t
 
 
 @pytest.mark.parametrize("suffix", ["keras", "cell"])
-def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path, suffix):
+def test_export_reports_its_file_and_its_error(cellerate, made, tmp_path, suffix):
     model = made / "text.keras"
     if suffix == "cell":
         cellerate("pack", model, "-o", tmp_path / "t.cell")
@@ -99,7 +101,7 @@ def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path
     code, out, err = cellerate(*words)
     assert (code, err) == (0, "")
     shown = re.sub(r"[\d.]+ kB", "SIZE", re.sub(r"\d\.\de-\d\d", "ERROR", out))
-    # Where OpenVINO is installed, what it makes of it is told, too.
+    # If OpenVINO is installed, its result is reported, too.
     shown = re.sub(r"also     .*\n", "", shown)
     assert shown == (
         f"{tmp_path}/t.onnx: SIZE, onnx, float32\n"
@@ -118,7 +120,7 @@ def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path
     )
 
 
-def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, tmp_path):
+def test_export_evaluates_on_data_and_removes_a_worse_file(cellerate, made, tmp_path):
     words = ["export", made / "text.keras", "-o", tmp_path / "t.tflite", "--to", "litert", "--dtype", "int8"]
     words += ["--data", made / "t.txt", "--max-quality-loss"]
     code, out, err = cellerate(*words, "0.5")
@@ -134,7 +136,7 @@ def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, 
     assert not (tmp_path / "t.tflite").exists()
 
 
-def test_pack_says_all_that_it_cannot_take_and_writes_nothing(cellerate, tmp_path):
+def test_pack_lists_every_unsupported_layer_and_writes_nothing(cellerate, tmp_path):
     import keras
 
     chain = [

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.keras
 
 
-def test_packed_series_trains_and_forecasts_as_its_tables_do(cellerate, here, small):
+def test_packed_series_trains_and_forecasts_like_its_tables(cellerate, here, small):
     code, out, _ = cellerate("data", "pack", "s.csv", "-o", "s.series", "--json")
     assert code == 0
     told = json.loads(out)
@@ -29,7 +29,7 @@ def test_packed_series_trains_and_forecasts_as_its_tables_do(cellerate, here, sm
         assert shown[0][0] == 0 and all(one == shown[0] for one in shown)
 
 
-def test_model_of_a_packed_series_reads_other_tables_as_that_was_read(cellerate, here, small):
+def test_model_of_a_packed_series_reads_tables_with_the_packing_options(cellerate, here, small):
     rows = (here / "s.csv").read_text().splitlines()
     shops = [f"{row},{shop}" for shop in "ab" for row in rows[1:]]
     shops[50] = shops[50].replace(shops[50].split(",")[1], "", 1)
@@ -43,7 +43,7 @@ def test_model_of_a_packed_series_reads_other_tables_as_that_was_read(cellerate,
     assert cellerate("forecast", "m.keras", "shops.series")[1] == out
 
 
-def test_packed_series_that_cannot_be_used_says_why(cellerate, here, small):
+def test_unusable_packed_series_gives_the_reason(cellerate, here, small):
     assert cellerate("data", "pack", "s.csv", "-o", "s.series", "--missing", "ffill")[0] == 0
     for words, said in (
         (["data", "pack", "s.csv", "-o", "s.packed"], "named *.series"),

@@ -91,7 +91,7 @@ def test_plan_of_stages_prints_the_layers_of_each(cellerate, monkeypatch):
 
 
 @pytest.mark.parametrize("devices", ["", "0", "1,x", "2,-1", "1.5"])
-def test_devices_that_cannot_be_are_refused(cellerate, devices):
+def test_impossible_device_numbers_are_refused(cellerate, devices):
     code, _, err = cellerate("plan", "--devices", devices, "--", "train", "text", "t.txt")
     assert code == 2
     assert "expected whole numbers from 1 on" in err

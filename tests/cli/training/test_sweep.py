@@ -42,7 +42,7 @@ def test_sweep_of_a_series_ends_with_a_table_a_verdict_and_a_command_that_trains
     assert (here / "trained.keras").is_file()
 
 
-def test_model_may_stand_in_the_place_of_a_task_and_json_is_the_record(cellerate, here, made):
+def test_sweep_accepts_a_model_for_a_task_and_json_is_the_record(cellerate, here, made):
     code, out, err = cellerate(
         "sweep", made / "text.keras", "t.txt", "--learning-rate", "0.001,0.01", *QUICK, "--json", "-q"
     )
@@ -57,7 +57,7 @@ def test_model_may_stand_in_the_place_of_a_task_and_json_is_the_record(cellerate
     assert [len(point["judged"]) for point in record["points"]] == [3, 3]
 
 
-def test_ctrl_c_keeps_what_is_measured_and_the_command_goes_on(cellerate, here, monkeypatch):
+def test_ctrl_c_keeps_the_measurements_and_the_command_resumes(cellerate, here, monkeypatch):
     def interrupt(rows, kind):
         if [kind for _, kind in asked].count("turn") == 3:
             raise KeyboardInterrupt
@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_what_is_measured_and_the_command_goes_on(cellerate, here, 
     assert "is the fastest" in out
 
 
-def test_ctrl_c_before_anything_is_measured_leaves_nothing_to_go_on_with(cellerate, here, monkeypatch):
+def test_ctrl_c_before_any_measurement_leaves_nothing_to_resume(cellerate, here, monkeypatch):
     def interrupt(rows, kind):
         raise KeyboardInterrupt
 
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_the_processes_of_the_points(start_cellerate, here):
         (["book.keras", "t.txt", "--batch-size", "4,8"], 2, "neither a task nor the file of a model"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_before_anything_starts(
+def test_invalid_sweep_is_refused_before_any_process_starts(
     cellerate, here, monkeypatch, words, code, reason
 ):
     asked = made_up(monkeypatch)
@@ -150,7 +150,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
     assert not (here / "sweep").exists()
 
 
-def test_data_that_cannot_be_used_end_with_their_own_error_and_leave_nothing(cellerate, here):
+def test_unusable_data_exit_with_their_own_error_and_leave_no_files(cellerate, here):
     code, _, err = cellerate("sweep", "series", "s.csv", "--batch-size", "4,16", *QUICK, "-q")
     assert code == 2
     assert "no target is named: give the column to forecast (--target), or several. " in err
@@ -158,7 +158,7 @@ def test_data_that_cannot_be_used_end_with_their_own_error_and_leave_nothing(cel
     assert not (here / "sweep").exists()
 
 
-def test_options_of_training_are_those_of_sweeping_too(cellerate, here, monkeypatch):
+def test_sweep_accepts_the_options_of_train(cellerate, here, monkeypatch):
     made_up(monkeypatch)
     (here / "c.toml").write_text('[sweep.series]\nbatch-size = "4..16"\nclipnorm = 1.0\n')
     code, out, err = cellerate(

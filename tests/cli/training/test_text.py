@@ -1,4 +1,4 @@
-"""What `train` says around a training, and what it refuses to lose."""
+"""The messages of `train`, and its refusals to overwrite."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.keras
 
 
 @pytest.mark.parametrize(("task", "data"), [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")])
-def test_train_refuses_to_replace_a_model_unless_told_to(cellerate, here, small, task, data):
+def test_train_refuses_to_replace_a_model_without_overwrite(cellerate, here, small, task, data):
     words = ["train", task, data, "-o", "m.keras", *small[task], "-q"]
     assert cellerate(*words)[0] == 0
     before = (here / "m.keras").read_bytes()
@@ -35,7 +35,7 @@ def test_second_train_into_the_same_output_is_refused(cellerate, here, small):
     assert not (here / "m.keras").exists()
 
 
-def test_preset_is_said_and_what_stands_beside_it_wins(cellerate, here, small):
+def test_preset_is_reported_and_explicit_options_win(cellerate, here, small):
     (here / "c.toml").write_text("[train.text]\nunits = 6\nlayers = 1\n")
     at = small["text"].index("--units")
     words = small["text"][:at] + small["text"][at + 2 :]
@@ -49,7 +49,7 @@ def test_preset_is_said_and_what_stands_beside_it_wins(cellerate, here, small):
     assert f"vocabulary of {vocabulary}, {weights:,} weights" in err
 
 
-def test_training_shows_samples_and_what_bits_are_usual(cellerate, here, small):
+def test_training_shows_samples_and_usual_bits_per_character(cellerate, here, small):
     code, out, err = cellerate(
         "train",
         "text",
@@ -83,7 +83,7 @@ def test_encoding_that_the_message_offers_reads_the_text(cellerate, here, small)
     assert "windows-1252" in err
 
 
-def test_process_that_a_second_ctrl_c_ends_says_so_and_no_more():
+def test_second_ctrl_c_prints_a_single_message():
     code = "from pathlib import Path\nfrom cellerate.cli.running import training_display as d\n"
     code += "with d(True, Path('m.keras')) as shown: shown.end_at_once()\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.keras
 
 
 @pytest.mark.parametrize(("task", "data"), [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")])
-def test_train_json_is_all_of_stdout_and_names_what_was_written(cellerate, here, small, task, data):
+def test_train_json_is_the_only_stdout_and_names_the_written_files(cellerate, here, small, task, data):
     code, out, err = cellerate("train", task, data, "-o", "m.keras", *small[task], "--json", "-q")
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -25,7 +25,7 @@ def test_train_json_is_all_of_stdout_and_names_what_was_written(cellerate, here,
     assert training["output"] == "m.keras"
     assert training["epochs"] == len(training["history"]) == 1
     after = training["history"][0].get("val_loss", training["history"][0]["loss"])
-    # A forecaster is judged before its first epoch, too.
+    # A forecaster is also evaluated before its first epoch.
     assert training["best_epoch"] == 1 or task == "series"
     assert training["best_loss"] == after or (training["best_epoch"] == 0 and training["best_loss"] > 0)
     assert (here / "m.keras").exists()
@@ -41,7 +41,7 @@ def test_train_without_its_data_says_so_before_a_framework_starts(cellerate, her
     assert not (here / "m.run").exists()
 
 
-def test_train_text_says_what_it_does_and_what_comes_next(cellerate, here, small):
+def test_train_text_reports_its_work_and_the_next_commands(cellerate, here, small):
     code, out, err = cellerate(
         "train", "text", "t.txt", "-o", "my book.keras", *small["text"], "--sample", "the "
     )
@@ -60,7 +60,7 @@ def test_train_text_says_what_it_does_and_what_comes_next(cellerate, here, small
         assert re.search(expected, err), expected
 
 
-def test_train_that_ends_while_the_loss_falls_says_how_to_go_on_until_it_does_not(cellerate, here, small):
+def test_train_that_ends_on_a_falling_loss_says_how_to_continue(cellerate, here, small):
     words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "--learning-rate", "0.01"]
     code, _, err = cellerate(*words, "--epochs", "3")
     assert code == 0
@@ -86,7 +86,7 @@ def test_train_series_draws_a_chart_and_compares_with_naive(cellerate, here, sma
     assert "cellerate forecast m.keras s.csv" in err
 
 
-def test_train_series_writes_the_chart_where_plot_says(cellerate, here, small):
+def test_train_series_writes_the_chart_to_the_plot_path(cellerate, here, small):
     code, out, _ = cellerate(
         "train", "series", "s.csv", "-o", "m.keras", *small["series"], "--plot", "c.svg", "--json", "-q"
     )
@@ -117,7 +117,7 @@ def test_train_series_without_a_test_part_says_that_no_chart_was_drawn(cellerate
     assert not (here / "c.png").exists()
 
 
-def test_train_embed_says_how_well_lines_come_back(cellerate, here, small):
+def test_train_embed_reports_how_well_lines_are_reconstructed(cellerate, here, small):
     words = ["--validation-fraction", "0.3", "--max-length", "5"]
     code, out, err = cellerate("train", "embed", "l.txt", "-o", "m.keras", *small["embed"], *words)
     assert code == 0
@@ -139,7 +139,7 @@ def test_train_embed_names_a_next_command_that_reads_the_same_lines(cellerate, h
     assert f"{len(lines)} vectors" in out
 
 
-def test_full_disk_ends_training_with_6_and_leaves_no_half_file(cellerate, here, small, monkeypatch):
+def test_full_disk_ends_training_with_6_and_no_partial_file(cellerate, here, small, monkeypatch):
     def full(handle):
         raise OSError(28, "No space left on device")
 
@@ -150,14 +150,14 @@ def test_full_disk_ends_training_with_6_and_leaves_no_half_file(cellerate, here,
     code, out, err = cellerate(*words, "--overwrite")
     assert (code, out) == (6, "")
     assert "the disk is full" in one_error(err)
-    # What a run writes as it goes on is of the run that failed, and says so.
+    # The telemetry of the failed run stays and says that the run failed.
     live = here / "m.run" / "telemetry.jsonl"
     assert json.loads(live.read_text().splitlines()[-1])["status"] == "failed"
     kept[live] = live.read_bytes()
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == kept
 
 
-def test_disk_that_fills_up_in_training_keeps_the_checkpoint_and_names_the_command(
+def test_disk_full_during_training_keeps_the_checkpoint_and_names_the_resume_command(
     cellerate, here, small, monkeypatch
 ):
     from cellerate.training import checkpoint
@@ -185,7 +185,7 @@ def test_disk_that_fills_up_in_training_keeps_the_checkpoint_and_names_the_comma
     assert (here / "m.keras").exists()
 
 
-def test_diverged_training_ends_with_7(cellerate, here, small):
+def test_diverged_training_exits_with_7(cellerate, here, small):
     code, _, err = cellerate(
         "train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q", "--learning-rate", "1e38"
     )
@@ -194,7 +194,7 @@ def test_diverged_training_ends_with_7(cellerate, here, small):
     assert not list(here.glob("m.keras"))
 
 
-def test_training_that_leaves_its_first_loss_by_far_ends_with_7_and_says_what_to_try(cellerate, here, small):
+def test_training_far_above_its_first_loss_exits_with_7_and_a_remedy(cellerate, here, small):
     words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"]]
     code, out, err = cellerate(*words, "--learning-rate", "5000", "--optimizer", "sgd")
     assert (code, out) == (7, "")
@@ -204,7 +204,7 @@ def test_training_that_leaves_its_first_loss_by_far_ends_with_7_and_says_what_to
     assert "Try --clipnorm 1 or --learning-rate 0.01." in error
     assert not (here / "m.keras").exists()
     assert json.loads((here / "m.run" / "history.jsonl").read_text())["gradient_norm"] > 0
-    # Short, and with next to nothing learned, it is not an error.
+    # A short run that hardly learned is not an error.
     code, out, err = cellerate(*words, "--learning-rate", "1e-9", "--overwrite")
     assert code == 0
     assert "Worse than counting: " in err
@@ -214,7 +214,7 @@ def test_training_that_leaves_its_first_loss_by_far_ends_with_7_and_says_what_to
     )
 
 
-def test_time_limits_are_said_with_what_was_judged(cellerate, here, small):
+def test_time_limits_are_reported_with_the_evaluated_share(cellerate, here, small):
     words = ["train", "series", "s.csv", "-o", "m.keras", *small["series"]]
     code, out, err = cellerate(*words, "--max-seconds", "60", "--time-budget", "600")
     assert code == 0
@@ -224,7 +224,7 @@ def test_time_limits_are_said_with_what_was_judged(cellerate, here, small):
     assert json.loads(out)["training"]["judged"] is None
 
 
-def test_unfinished_run_is_not_buried_and_other_settings_do_not_resume_it(cellerate, here, small):
+def test_unfinished_run_is_not_overwritten_nor_resumed_with_other_settings(cellerate, here, small):
     words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q"]
     code, _, err = cellerate(*words, "--epochs", "500", "--max-seconds", "0.2")
     assert code == 0
@@ -241,7 +241,7 @@ def test_unfinished_run_is_not_buried_and_other_settings_do_not_resume_it(celler
 
 
 @pytest.mark.backends
-def test_config_trains_without_any_other_word(cellerate, here, small):
+def test_config_file_alone_starts_a_training(cellerate, here, small):
     (here / "c.toml").write_text(
         'quiet = true\n[train.text]\npaths = ["t.txt"]\noutput = "m.keras"\nembedding = 4\nunits = 5\nlength = 6\n'
         'epochs = 2\nbatch-size = 8\njit-compile = false\ninclude = ["*.txt"]\n'

@@ -1,4 +1,4 @@
-"""LSTMs whose policy is mixed_bfloat16 compute in bfloat16 on the engine, where the processor has such products."""
+"""LSTMs with the policy mixed_bfloat16 compute in bfloat16 on the engine if the processor multiplies bfloat16."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ NARROW = ("amx", "avx512bf16")
 
 
 def moved(model: keras.Model, case: str, engine: str | None) -> tuple[np.ndarray, list[float]]:
-    """How far a step of plain descent moves all weights, and the losses before and after it."""
+    """The change of all weights in one SGD step, and the losses before and after it."""
     row = CASES[case]
     x, y = data_of(row.data, ROWS)
     made, history = trained(
@@ -32,7 +32,7 @@ def moved(model: keras.Model, case: str, engine: str | None) -> tuple[np.ndarray
 
 # Steps in every direction; masks and looked-up ids; first and last states; the input in ids.
 @pytest.mark.parametrize("case", ["bidirectional", "autoencoder", "masked", "sentiment", "translator"])
-def test_a_step_errs_about_as_much_as_that_of_stock_keras(case: str) -> None:
+def test_error_of_a_step_is_close_to_that_of_stock_keras(case: str) -> None:
     keras.utils.set_random_seed(1)
     model = CASES[case].model()
     narrow = with_dtype_policy(model, "mixed_bfloat16")
@@ -40,15 +40,15 @@ def test_a_step_errs_about_as_much_as_that_of_stock_keras(case: str) -> None:
     ours, our_losses = moved(narrow, case, "require")
     stock, _ = moved(narrow, case, None)
     size = float(np.linalg.norm(exact))
-    # Both round to the same type, in other places.
+    # Both round to the same type, but at different points.
     assert np.linalg.norm(ours - exact) <= 2 * np.linalg.norm(stock - exact) + 1e-4 * size
     np.testing.assert_allclose(our_losses, losses, rtol=0.02)
     error = float(np.linalg.norm(ours - exact)) / size
-    # Elsewhere float32 is as quick, and exact.
+    # On other targets float32 is as fast, and exact.
     assert (error > 1e-4) == (native.target() in NARROW)
 
 
-def test_dropout_and_batches_of_several_pieces() -> None:
+def test_dropout_and_batches_of_several_pieces_stay_close_to_keras() -> None:
     keras.utils.set_random_seed(1)
     series = keras.Input((6, 3))
     hidden = keras.layers.LSTM(8, return_sequences=True, dropout=0.2, recurrent_dropout=0.1)(series)

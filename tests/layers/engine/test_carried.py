@@ -1,4 +1,4 @@
-"""States that go on from batch to batch, on the engine and in Keras's own steps."""
+"""States carried from batch to batch, on the engine and in Keras's own steps."""
 
 from typing import Any
 
@@ -43,21 +43,21 @@ def trained(source: keras.Model, engine: str, **fit: Any) -> tuple[CarriedStates
     return carried, found.history["loss"]
 
 
-def test_weights_and_states_are_those_of_keras() -> None:
+def test_carried_states_and_weights_equal_keras() -> None:
     keras.utils.set_random_seed(1)
     source = model()
     (plain, losses), (ours, our_losses) = (trained(source, engine, epochs=2) for engine in ("off", "require"))
     assert explain(ours.model).training_step == "whole steps in one native call"
     np.testing.assert_allclose(our_losses, losses, rtol=1e-5)
     for one, our in zip(numbers(plain.model.variables), numbers(ours.model.variables), strict=True):
-        # The seeds of the two copies are their own.
+        # Integer variables are seeds, which differ between the two copies.
         if one.dtype == np.float32:
             np.testing.assert_allclose(our, one, atol=5e-6)
     states = [state for layer in ours.layers for state in numbers(layer.states)]
     assert len(states) == 4 and all(np.abs(state).max() > 0 for state in states)
 
 
-def test_states_go_on_in_evaluate_and_end_with_reset() -> None:
+def test_carried_states_continue_in_evaluate_and_clear_on_reset() -> None:
     keras.utils.set_random_seed(1)
     carried, _ = trained(model(), "require")
     x, y = IDS[:ROWS, :-1], IDS[:ROWS, 1:]

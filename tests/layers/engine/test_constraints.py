@@ -1,4 +1,4 @@
-"""Constraints, and averages that move between updates, on the engine and in Keras."""
+"""Constraints and moving averages between updates, on the engine and in Keras."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ CONSTRAINTS = [
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda one: type(one).__name__)
-def test_a_weight_becomes_what_keras_makes_of_it(constraint: Any) -> None:
+def test_constrained_weight_equals_keras(constraint: Any) -> None:
     weight = np.random.default_rng(0).standard_normal((5, 4), np.float32)
     weight[:, 1] = 0
     project = projection_of(constraint)
@@ -35,7 +35,7 @@ def test_a_weight_becomes_what_keras_makes_of_it(constraint: Any) -> None:
     np.testing.assert_allclose(project(weight), expected, rtol=1e-6)
 
 
-def test_a_subclass_of_a_constraint_is_not_known() -> None:
+def test_subclass_of_a_constraint_is_not_supported() -> None:
     class Own(constraints.NonNeg):
         pass
 
@@ -48,8 +48,8 @@ def constrained() -> keras.Model:
     return keras.Sequential([keras.Input((9, 3)), lstm, layers.Dense(2, kernel_constraint=unit)])
 
 
-def test_weights_and_averages_between_updates_are_those_of_keras() -> None:
-    """An average also moves, and replaces its weight, in steps that only accumulate gradients."""
+def test_weights_and_moving_averages_between_updates_equal_keras() -> None:
+    """Keras also moves an average, and overwrites its weight, in steps that only accumulate gradients."""
     keras.utils.set_random_seed(1)
     model, (x, y) = constrained(), data_of("series", 39)
     found = []

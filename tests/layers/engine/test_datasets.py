@@ -1,4 +1,4 @@
-"""Iterators of TensorFlow's datasets are read as `next` reads them, whatever is in them."""
+"""The engine reads TensorFlow dataset iterators of any content as `next` does."""
 
 import gc
 import weakref
@@ -30,14 +30,14 @@ def made_of(values: Any) -> Any:
     [ROWS, (ROWS, ROWS[:, :1]), ({"b": ROWS, "a": (ROWS * 2,)}, ROWS, ROWS[:, 0])],
     ids=["one", "pair", "nested"],
 )
-def test_dense_batches_are_those_of_next_in_the_same_structure(values: Any) -> None:
+def test_dense_batches_equal_next_in_values_and_structure(values: Any) -> None:
     dataset = made_of(values).batch(4)
     found = list(reader_of(iter(dataset)))
     assert [len(keras.tree.flatten(one)[0]) for one in found] == [4, 2]
     keras.tree.map_structure(np.testing.assert_array_equal, found, list(dataset))
 
 
-def test_batches_go_on_where_others_of_the_same_iterator_ended() -> None:
+def test_second_reader_of_an_iterator_continues_where_the_first_ended() -> None:
     iterator = iter(made_of(ROWS).batch(2))
     first, second = next(reader_of(iterator)), next(iterator)
     third = next(reader_of(iterator))
@@ -57,7 +57,7 @@ def test_ragged_batches_and_empty_optionals_are_read_too() -> None:
     assert next(reader_of(optional))[1] is None
 
 
-def test_an_iterator_ends_with_its_last_holder() -> None:
+def test_iterator_is_freed_with_its_last_reference() -> None:
     iterator = iter(made_of(ROWS).batch(2))
     next(reader_of(iterator))
     held = weakref.ref(iterator)
@@ -66,7 +66,7 @@ def test_an_iterator_ends_with_its_last_holder() -> None:
     assert held() is None
 
 
-def test_an_error_of_the_data_is_the_same_as_without_the_engine() -> None:
+def test_data_error_is_the_same_as_without_the_engine() -> None:
     def broken() -> Any:
         yield ROWS, ROWS[:, :1]
         raise RuntimeError("the file ends here")

@@ -1,4 +1,4 @@
-"""Dropout on the engine: Keras's rates, other random numbers, the same in every run."""
+"""Dropout on the engine: Keras's rates, different random numbers, repeatable runs."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ RATE, WIDTH = 0.3, 40
 
 
 def probe(*dropping: Any, steps: int = 5) -> keras.Model:
-    """A model whose output says which inputs were dropped: an LSTM is there, but counts for nothing."""
+    """A model whose output shows the dropped inputs; its LSTM does not affect the output."""
     inputs = keras.Input((steps, WIDTH))
     kept = inputs
     for layer in dropping:
@@ -30,7 +30,7 @@ def probe(*dropping: Any, steps: int = 5) -> keras.Model:
 
 
 def loss_of_steps(model: keras.Model, rows: int, count: int, target: float = 0.0) -> list[float]:
-    """The mean distance of the outputs for inputs of ones, at each step, with weights that stay."""
+    """The mean distance of the outputs for inputs of ones, at each step, with constant weights."""
     model.compile(keras.optimizers.SGD(0.0), "mae")
     cellerate.accelerate(model, engine="require")
     x = np.ones((rows, 5, WIDTH), np.float32)
@@ -38,7 +38,7 @@ def loss_of_steps(model: keras.Model, rows: int, count: int, target: float = 0.0
 
 
 @pytest.mark.parametrize("kind", ["dropout", "spatial"])
-def test_the_mean_stays_and_numbers_are_kept_at_the_rate(kind: str) -> None:
+def test_dropout_keeps_the_mean_and_drops_at_its_rate(kind: str) -> None:
     layer = layers.Dropout(RATE, seed=1) if kind == "dropout" else layers.SpatialDropout1D(RATE, seed=1)
     losses = loss_of_steps(probe(layer), 64, 12)
     drawn = 64 * WIDTH * (5 if kind == "dropout" else 1)
@@ -57,12 +57,12 @@ def test_the_mean_stays_and_numbers_are_kept_at_the_rate(kind: str) -> None:
     ],
     ids=["noise", "factors"],
 )
-def test_normal_numbers_have_their_mean_and_deviation(layer: Any, deviation: float) -> None:
+def test_gaussian_noise_has_its_mean_and_deviation(layer: Any, deviation: float) -> None:
     model = probe(layer())
-    # The mean distance of normal numbers from their mean, and how far that of so many is off.
+    # The mean absolute deviation of normal numbers, and its sampling error for this many.
     expected, off = deviation * np.sqrt(2 / np.pi), deviation / np.sqrt(64 * 5 * WIDTH * 12)
     assert np.mean(loss_of_steps(model, 64, 12, target=1.0)) == pytest.approx(expected, abs=5 * off)
-    # As many are above their mean as below.
+    # Half of them are above the mean.
     above = np.mean([loss_of_steps(probe(layer()), 64, 1, target=far)[0] for far in (-20.0, 22.0)])
     assert above == pytest.approx(21.0, abs=1e-4)
     x = np.ones((8, 5, WIDTH), np.float32)
@@ -70,7 +70,7 @@ def test_normal_numbers_have_their_mean_and_deviation(layer: Any, deviation: flo
 
 
 def test_alpha_dropout_keeps_mean_and_deviation_and_drops_at_its_rate() -> None:
-    """Of inputs of ones, those that are kept and those that are dropped have one value each."""
+    """For inputs of ones, all kept values are equal and all dropped values are equal."""
     least = -1.7580993408473766
     scale = ((1 - RATE) * (1 + RATE * least**2)) ** -0.5
     kept, dropped = (scale * value - scale * least * RATE for value in (1.0, least))
@@ -84,14 +84,14 @@ def test_alpha_dropout_keeps_mean_and_deviation_and_drops_at_its_rate() -> None:
     assert model.evaluate(x, x, verbose=0) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_no_dropout_while_evaluating() -> None:
+def test_evaluation_has_no_dropout() -> None:
     model = probe(layers.Dropout(RATE, seed=1))
     loss_of_steps(model, 8, 1)
     x = np.ones((8, 5, WIDTH), np.float32)
     assert model.evaluate(x, np.zeros_like(x), verbose=0) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_two_layers_with_different_seeds_drop_different_numbers() -> None:
+def test_layers_with_different_seeds_drop_different_values() -> None:
     one = loss_of_steps(probe(layers.Dropout(0.5, seed=1)), 64, 1)[0]
     both = loss_of_steps(probe(layers.Dropout(0.5, seed=1), layers.Dropout(0.5, seed=2)), 64, 1)[0]
     # With the same numbers the output would be twice that of one layer.
@@ -131,7 +131,7 @@ BUILT["attention"] = attending, {"dropout": 0.4}
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_runs_from_the_same_seeds_are_equal_to_the_bit(name: str) -> None:
+def test_runs_with_the_same_seeds_are_bit_identical(name: str) -> None:
     build, options = BUILT[name]
     keras.utils.set_random_seed(2)
     model = build(**options)
@@ -140,7 +140,7 @@ def test_runs_from_the_same_seeds_are_equal_to_the_bit(name: str) -> None:
         np.testing.assert_array_equal(other, one)
 
 
-def test_a_resumed_run_equals_one_without_a_break() -> None:
+def test_resumed_run_equals_an_uninterrupted_run() -> None:
     keras.utils.set_random_seed(2)
     model = recurrent(dropout=0.2, recurrent_dropout=0.3)
     whole, half, resumed = fitted(model, epochs=2), fitted(model, epochs=1), copy_of(model)
@@ -157,7 +157,7 @@ def test_a_resumed_run_equals_one_without_a_break() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT if name != "none"])
-def test_what_is_learnt_with_dropout_is_what_keras_learns(name: str) -> None:
+def test_training_with_dropout_has_the_mean_loss_of_keras(name: str) -> None:
     """The losses of many steps have the same mean, though the numbers drawn differ."""
     build, options = BUILT[name]
     keras.utils.set_random_seed(2)

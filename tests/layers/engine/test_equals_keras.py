@@ -1,4 +1,4 @@
-"""Models that train on the engine become what stock Keras makes of them: weights, slots, losses and metrics."""
+"""Models trained on the engine equal stock Keras in weights, optimizer slots, losses and metrics."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ ROWS, BATCH = 39, 16
 
 
 def assert_equal(case: str, optimizer: str, **fit: Any) -> None:
-    """Trains a copy in each way, and compares all that Keras keeps."""
+    """Train one copy on the engine and one in Keras, and compare all Keras state."""
     row = CASES[case]
     keras.utils.set_random_seed(1)
     model = row.model()
@@ -57,18 +57,18 @@ ALIKE = ROWS // 3 if keras.backend.backend() == "jax" else BATCH
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_model(case: str) -> None:
+def test_every_model_trains_like_keras(case: str) -> None:
     assert_equal(case, "adam", batch_size=ALIKE)
 
 
-def test_validation() -> None:
+def test_validation_equals_keras() -> None:
     assert_equal("masked", "adam", validation_data=data_of(CASES["masked"].data, 8, seed=1))
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "adam"])
-# What an optimizer does to numbers is the same on every backend, but for embeddings on TensorFlow.
+# Optimizers compute the same on every backend, except for embeddings on TensorFlow.
 @pytest.mark.parametrize("case", ["stack"] * (keras.backend.backend() == "torch") + ["wide vocabulary"])
-def test_every_optimizer(case: str, optimizer: str) -> None:
+def test_every_optimizer_trains_like_keras(case: str, optimizer: str) -> None:
     clipped = "clipvalue" in optimizer and CASES[case].data == "next ids"
     if clipped and keras.backend.backend() == "tensorflow":
         pytest.skip("there Keras clips the rows of an Embedding apart, which the engine leaves to it")
@@ -78,7 +78,7 @@ def test_every_optimizer(case: str, optimizer: str) -> None:
 @pytest.mark.parametrize(
     "case", ["stack", "every step", "masked", "sentiment", "lines by weight", "masked by weight"]
 )
-def test_sample_weights(case: str) -> None:
+def test_sample_weights_train_like_keras(case: str) -> None:
     weights = np.linspace(0.2, 2.0, ROWS).astype("float32")
     if CASES[case].data in ("steps", "next ids", "lines"):
         weights = weights[:, None] * np.linspace(0.5, 1.5, 9).astype("float32")
@@ -86,8 +86,8 @@ def test_sample_weights(case: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae"])
-def test_zeros_with_l1_and_without_an_error_take_the_step_of_the_backend(loss: str) -> None:
-    """For JAX the slope of an absolute value at 0 is 1, for the others 0."""
+def test_zero_weights_with_l1_take_the_step_of_the_backend(loss: str) -> None:
+    """The slope of an absolute value at 0 is 1 in JAX and 0 in the other backends."""
     head = keras.layers.Dense(2, kernel_initializer="zeros", bias_regularizer="l1")
     model = keras.Sequential([keras.Input((9, 3)), keras.layers.LSTM(4), head])
     x = data_of("series", ROWS)[0]
@@ -103,11 +103,11 @@ def test_zeros_with_l1_and_without_an_error_take_the_step_of_the_backend(loss: s
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
 
 
-def test_class_weights() -> None:
+def test_class_weights_train_like_keras() -> None:
     assert_equal("sentiment", "sgd", class_weight={0: 0.3, 1: 1.7}, batch_size=ALIKE)
 
 
-def test_weights_of_losses_and_frozen_layers() -> None:
+def test_loss_weights_and_frozen_layers_train_like_keras() -> None:
     row = CASES["stack"]
     model = row.model()
     model.layers[0].trainable = False
@@ -125,7 +125,7 @@ def test_weights_of_losses_and_frozen_layers() -> None:
         np.testing.assert_allclose(our, one, atol=2e-6)
 
 
-def test_summed_rows_of_embeddings_are_those_of_the_other_backends() -> None:
+def test_summed_embedding_gradients_equal_the_step_without_the_engine() -> None:
     row = CASES["characters"]
     keras.utils.set_random_seed(1)
     model = row.model()
@@ -142,7 +142,7 @@ def test_summed_rows_of_embeddings_are_those_of_the_other_backends() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 130])
-def test_batches_of_any_size(rows: int) -> None:
+def test_batches_of_any_size_train_like_keras(rows: int) -> None:
     row = CASES["bidirectional"]
     keras.utils.set_random_seed(1)
     model = row.model()
@@ -177,7 +177,7 @@ def test_lengths_may_change_from_batch_to_batch() -> None:
 @pytest.mark.parametrize(
     "case", ["bidirectional", "wide vocabulary", "masked", "convolutions", "pooled windows", "masked heads"]
 )
-def test_same_bits_for_any_number_of_threads(case: str) -> None:
+def test_any_number_of_threads_gives_the_same_bits(case: str) -> None:
     row = CASES[case]
     keras.utils.set_random_seed(1)
     model = row.model()
@@ -232,7 +232,7 @@ def test_every_instruction_set_takes_the_same_steps(case: str) -> None:
             np.testing.assert_allclose(one, first, atol=5e-6)
 
 
-def test_threads_share_a_batch_of_fewer_rows_than_a_usual_piece() -> None:
+def test_threads_split_a_batch_smaller_than_one_piece() -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((20, 8)), keras.layers.LSTM(48), keras.layers.Dense(1)])
     random = np.random.default_rng(0)
@@ -258,5 +258,5 @@ def test_threads_share_a_batch_of_fewer_rows_than_a_usual_piece() -> None:
         np.testing.assert_allclose(our, one, atol=2e-6)
         np.testing.assert_allclose(both, one, atol=2e-6)
         np.testing.assert_array_equal(both, same)
-    # Sums are in another order: there are two pieces.
+    # Two pieces add up in another order.
     assert any((our != both).any() for our, both in zip(alone, shared, strict=True))

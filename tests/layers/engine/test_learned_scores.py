@@ -1,4 +1,4 @@
-"""Attention that learns one number for its scores, on the engine and in Keras."""
+"""Attention with one learned score factor, on the engine and in Keras."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def attending() -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(layers.Concatenate()(parts))))
 
 
-def test_weights_and_factors_of_scores_are_those_of_keras() -> None:
+def test_weights_and_score_factors_equal_keras() -> None:
     keras.utils.set_random_seed(1)
     model, (x, y) = attending(), data_of("series", 39)
     for layer in model.layers:
@@ -46,5 +46,5 @@ def test_weights_and_factors_of_scores_are_those_of_keras() -> None:
     for before, theirs, ours in zip(model.get_weights(), found[0][1], found[1][1], strict=True):
         moved = np.abs(theirs - before).max()
         assert moved > 0
-        # The gradient of a factor is a sum of numbers that nearly cancel.
+        # The gradient of the score factor is a sum of terms that nearly cancel.
         np.testing.assert_allclose(ours, theirs, atol=2e-3 * moved)

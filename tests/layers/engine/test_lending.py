@@ -1,4 +1,4 @@
-"""Keras's variables are true whenever somebody looks, in the middle of an epoch too."""
+"""Keras's variables are up to date whenever code reads them, even in the middle of an epoch."""
 
 import copy
 import threading
@@ -24,17 +24,17 @@ X, Y = data_of(ROW.data, 40)
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 JAX = keras.backend.backend() == "jax"
 ATOL = 2e-5
-"""A five-hundredth of what a step of Adam at this rate moves a weight."""
+"""One five-hundredth of the change that one Adam step at this rate makes to a weight."""
 
 
 def assert_close(weights: list[Any], ours: list[Any]) -> None:
-    """Compares the weights of a stock model with those of ours."""
+    """Compare the weights of a stock model with ours."""
     for one, our in zip(weights, ours, strict=True):
         np.testing.assert_allclose(our, one, atol=ATOL)
 
 
 class At(keras.callbacks.Callback):
-    """Does something after the batches with these numbers."""
+    """Call `do` after the batches with these numbers."""
 
     def __init__(self, batches: tuple[int, ...], do: Callable[[keras.Model], Any]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class At(keras.callbacks.Callback):
         if batch not in self.batches:
             return
         if JAX:
-            # As a callback must in Keras: there the values are elsewhere during an epoch.
+            # Every Keras callback must do this on JAX: during an epoch the variables do not hold the values.
             self.model.jax_state_sync()
         self.seen.append(self.do(self.model))
 
@@ -100,7 +100,7 @@ LOOKS: dict[str, Callable[[keras.Model], list[Any]]] = {
     "metrics": lambda model: [float(metric.result()) for metric in model.metrics[:1]],
     "predict": lambda model: [model.predict(X[:4], verbose=0)],
     "call": lambda model: [keras.ops.convert_to_numpy(model(X[:4]))],
-    # The values are given back while a function is traced.
+    # Tracing a function writes the values back to the variables.
     "compiled": lambda model: [
         keras.ops.convert_to_numpy(fused.bridge().compiled(lambda x: model(x))(X[:4]))
     ],
@@ -113,14 +113,16 @@ LOOKS: dict[str, Callable[[keras.Model], list[Any]]] = {
 
 @pytest.fixture(scope="module")
 def all_looks(model: keras.Model) -> tuple[Any, Any, list[dict[str, list[Any]]]]:
-    """Stock Keras, at which one training may look in every way: it hides nothing that another look would bring out."""
+    """Stock Keras, read in every way in one training: a reading there does not affect a later one."""
     at = At((1, 3), lambda one: {name: look(one) for name, look in LOOKS.items()})
     made, history = fitted(model, None, at)
     return made.get_weights(), history, at.seen
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_callback_sees_what_stock_keras_would_have(model: keras.Model, look: str, all_looks: Any) -> None:
+def test_callback_sees_the_same_values_as_in_stock_keras(
+    model: keras.Model, look: str, all_looks: Any
+) -> None:
     weights, history, seen = all_looks
     at = At((1, 3), LOOKS[look])
     made, our_history = fitted(model, "require", at)
@@ -145,11 +147,11 @@ def restart_optimizer(model: keras.Model) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", [halve_rate, halve_weights, restart_optimizer])
-def test_a_callback_changes_what_the_next_steps_use(model: keras.Model, change: Any) -> None:
+def test_next_step_uses_the_changes_of_a_callback(model: keras.Model, change: Any) -> None:
     assert_alike(in_each_way(model, change))
 
 
-def test_a_model_saved_within_an_epoch_goes_on_from_there(model: keras.Model, tmp_path: Path) -> None:
+def test_model_saved_within_an_epoch_resumes_from_that_step(model: keras.Model, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     made, _ = fitted(model, "require", At((2,), lambda one: one.save(path)))
     loaded = keras.saving.load_model(path)
@@ -160,7 +162,7 @@ def test_a_model_saved_within_an_epoch_goes_on_from_there(model: keras.Model, tm
         np.testing.assert_array_equal(our, one)
 
 
-def test_a_model_copied_within_an_epoch_is_its_own(model: keras.Model) -> None:
+def test_model_copied_within_an_epoch_is_independent(model: keras.Model) -> None:
     copies: list[Any] = []
 
     def take(one: keras.Model) -> None:
@@ -187,7 +189,7 @@ def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model) -> None:
 
 
 def assert_frozen_alike(model: keras.Model, *optimizers: Callable[[], keras.optimizers.Optimizer]) -> None:
-    """Trains, freezes a layer, compiles again if there is a second optimizer, and trains again, in each way."""
+    """Train, freeze a layer, recompile if there is a second optimizer, and train again, in Keras and on the engine."""
     results = []
     for engine in (None, "require"):
         made = ready(model, engine, optimizers[0]())
@@ -200,11 +202,11 @@ def assert_frozen_alike(model: keras.Model, *optimizers: Callable[[], keras.opti
     assert_close(*results)
 
 
-def test_a_second_optimizer_and_a_layer_that_freezes_are_taken_over(model: keras.Model) -> None:
+def test_second_optimizer_and_newly_frozen_layer_train_as_in_keras(model: keras.Model) -> None:
     assert_frozen_alike(model, lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adam(0.01))
 
 
-def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> None:
+def test_train_on_batch_evaluate_and_restore_equal_keras(model: keras.Model) -> None:
     results = []
     for engine in (None, "require"):
         made = ready(model, engine, metrics=ROW.metrics())
@@ -219,7 +221,7 @@ def test_steps_on_single_batches_evaluate_and_restore(model: keras.Model) -> Non
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras on torch takes one step at a time")
-def test_several_steps_an_execution(model: keras.Model) -> None:
+def test_several_steps_per_execution_equal_keras(model: keras.Model) -> None:
     results = []
     for engine in (None, "require"):
         made = ready(model, engine, steps_per_execution=3)
@@ -229,7 +231,7 @@ def test_several_steps_an_execution(model: keras.Model) -> None:
     assert_close(results[0][1], results[1][1])
 
 
-def test_generators_and_data_sets_of_keras(model: keras.Model) -> None:
+def test_generators_and_keras_datasets_train_like_keras(model: keras.Model) -> None:
     class Batches(keras.utils.PyDataset):
         def __len__(self) -> int:
             return 5
@@ -265,7 +267,7 @@ def test_each_of_several_losses_counts_batches_as_keras_does(regularizer: str | 
 
 
 @pytest.mark.skipif(JAX, reason="there the variables are empty during an epoch")
-def test_another_thread_that_reads_a_model_takes_no_step_away(model: keras.Model) -> None:
+def test_thread_that_reads_the_variables_loses_no_training_step(model: keras.Model) -> None:
     found = []
     for readers in (0, 1):
         made = copy_of(model)
@@ -288,8 +290,8 @@ def test_another_thread_that_reads_a_model_takes_no_step_away(model: keras.Model
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
 
 
-def test_a_model_judged_first_trains_the_weights_that_change_by_then(model: keras.Model) -> None:
-    """Keras builds an optimizer for them: on TensorFlow in the first training step, elsewhere before any."""
+def test_model_evaluated_first_trains_the_weights_made_trainable_later(model: keras.Model) -> None:
+    """Keras builds the optimizer in the first training step on TensorFlow, and before it on other backends."""
     results = []
     for engine in (None, "require"):
         made = ready(model, engine)
@@ -301,7 +303,7 @@ def test_a_model_judged_first_trains_the_weights_that_change_by_then(model: kera
     assert_close(*results)
 
 
-def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None:
+def test_model_built_by_its_first_batch_takes_batches_of_any_size() -> None:
     rows: list[Any] = [
         keras.layers.LSTM(6, return_sequences=True),
         keras.layers.LSTM(4),
@@ -317,5 +319,5 @@ def test_a_model_that_its_first_batch_builds_takes_batches_of_any_size() -> None
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="elsewhere Keras trains what it has compiled")
-def test_slots_stay_with_their_weights_when_a_layer_freezes(model: keras.Model) -> None:
+def test_optimizer_slots_stay_with_their_weights_when_a_layer_freezes(model: keras.Model) -> None:
     assert_frozen_alike(model, lambda: keras.optimizers.Adam(0.01))

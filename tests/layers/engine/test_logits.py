@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     "a model inside": (_inside, "binary_crossentropy", BITS[:, 0]),
     "read by another layer": (_read_twice, ["categorical_crossentropy", "mean_squared_error"], [ONE_HOT] * 2),
 }
-# Elsewhere most of a binary loss of shares near 1 is their rounding.
+# On other backends rounding makes up most of a binary loss near 1.
 if keras.backend.backend() == "tensorflow":
     CASES["each class by itself"] = (
         lambda: _rows(layers.Dense(4, activation="softmax")),
@@ -108,13 +108,13 @@ def _numbers(make: Any, loss: Any, y: Any, engine: str | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_of_0_and_1_have_the_loss_and_the_steps_of_keras(name: str) -> None:
+def test_outputs_of_0_and_1_have_the_loss_and_steps_of_keras(name: str) -> None:
     make, loss, y = CASES[name]
     for ours, theirs in zip(_numbers(make, loss, y, "require"), _numbers(make, loss, y, None), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
-def test_metrics_that_are_cross_entropies_are_those_of_keras() -> None:
+def test_cross_entropy_metrics_equal_keras() -> None:
     found = []
     for engine in (None, "require"):
         keras.utils.set_random_seed(1)
@@ -129,7 +129,7 @@ def test_metrics_that_are_cross_entropies_are_those_of_keras() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=2e-5)
 
 
-def test_targets_without_the_last_axis_go_the_way_of_keras() -> None:
+def test_targets_without_the_last_axis_train_as_in_keras() -> None:
     def make() -> keras.Model:
         return _steps(layers.Dense(1, activation="sigmoid"))
 

@@ -1,4 +1,4 @@
-"""Losses on the engine take the steps of stock Keras, where their derivatives jump too."""
+"""Losses on the engine take the steps of stock Keras, even where their derivatives jump."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Any, str | None, np.ndarray]] = {
 NAN = np.float32(np.nan)
 EPSILON = np.float32(1e-7)
 HIGH = np.float32(1) - EPSILON
-# Outputs and targets where a maximum, a clip or an absolute value has no derivative.
+# Outputs and targets at which a maximum, a clip or an absolute value does not have a derivative.
 KINKS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "mae": (losses.MeanAbsoluteError(), [1.0, 2.0, 1.0], [1.0, 1.0, NAN]),
     "mape": (losses.MeanAbsolutePercentageError(), [1.0, 0.5, 3.0], [1.0, 0.5, NAN]),
@@ -106,7 +106,7 @@ def assert_alike(found: list[tuple[list[float], list[np.ndarray]]], rtol: float 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_every_loss(name: str, weighted: bool) -> None:
+def test_every_loss_takes_the_steps_of_keras(name: str, weighted: bool) -> None:
     loss, activation, y = CASES[name]
 
     def make() -> keras.Model:
@@ -118,7 +118,7 @@ def test_every_loss(name: str, weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["cosine similarity", "squared hinge", "categorical focal"])
-def test_masked_steps(name: str) -> None:
+def test_loss_with_masked_steps_equals_keras(name: str) -> None:
     loss, activation, y = CASES[name]
     ids = RANDOM.integers(0, 4, (ROWS, STEPS)).astype("int32")
 
@@ -133,7 +133,7 @@ def test_masked_steps(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("name", KINKS)
-def test_steps_where_there_is_no_derivative_are_those_of_the_backend(name: str) -> None:
+def test_step_at_a_point_without_a_derivative_equals_the_backend(name: str) -> None:
     loss, outputs, targets = KINKS[name]
 
     def make() -> keras.Model:
@@ -152,7 +152,7 @@ def test_steps_where_there_is_no_derivative_are_those_of_the_backend(name: str) 
     assert_alike(found, rtol=2e-5)
 
 
-def test_a_metric_beside_a_hinge_sees_the_targets_as_they_are() -> None:
+def test_metric_beside_a_hinge_loss_sees_unchanged_targets() -> None:
     found = []
     for engine in (None, "require"):
         keras.utils.set_random_seed(1)

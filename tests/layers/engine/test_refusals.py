@@ -1,4 +1,4 @@
-"""What the engine leaves to Keras, and how that is said."""
+"""Models and batches that the engine leaves to Keras, and the reasons it gives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_the_engine_does_not_know_trains_as_before(name: str) -> None:
+def test_model_that_the_engine_does_not_support_trains_as_in_keras(name: str) -> None:
     make, reason = REFUSED[name]
     stateful = {"batch_size": 8}
     model = cellerate.accelerate(make())
@@ -173,7 +173,7 @@ def test_a_model_that_the_engine_does_not_know_trains_as_before(name: str) -> No
     ],
     ids=["loss", "metric"],
 )
-def test_a_name_that_keras_refuses_is_named_before_the_first_step(
+def test_name_that_keras_refuses_is_reported_before_the_first_step(
     compiled: dict[str, Any], reason: str
 ) -> None:
     model = cellerate.accelerate(model_of(**compiled))
@@ -192,7 +192,7 @@ def test_explain_says_that_steps_are_native() -> None:
     assert explain(cellerate.restore(model)).training_step is None
 
 
-def test_an_unknown_engine_is_refused() -> None:
+def test_unknown_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match="engine"):
         cellerate.accelerate(model_of(), engine="sometimes")
 
@@ -200,7 +200,7 @@ def test_an_unknown_engine_is_refused() -> None:
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="JAX says it later, and has lost the weights by then"
 )
-def test_an_id_beyond_the_table_is_refused_and_changes_nothing(misfits: None) -> None:
+def test_id_beyond_the_table_is_refused_and_changes_nothing(misfits: None) -> None:
     row = CASES["characters"]
     keras.utils.set_random_seed(1)
     model = row.model()
@@ -218,8 +218,8 @@ def test_an_id_beyond_the_table_is_refused_and_changes_nothing(misfits: None) ->
     assert np.isfinite(model.train_on_batch(x, y))
 
 
-def test_targets_of_another_shape_go_keras_way(misfits: None) -> None:
-    """Keras broadcasts them; the engine leaves such a batch to it."""
+def test_batch_with_targets_of_another_shape_trains_in_keras(misfits: None) -> None:
+    """Keras broadcasts such targets; the engine leaves the batch to Keras."""
     results = []
     for engine in (None, "require"):
         keras.utils.set_random_seed(1)
@@ -231,7 +231,7 @@ def test_targets_of_another_shape_go_keras_way(misfits: None) -> None:
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
-def test_after_two_batches_of_keras_way_all_are(misfits: None) -> None:
+def test_two_batches_that_need_keras_move_all_training_to_keras(misfits: None) -> None:
     model = cellerate.accelerate(model_of(), engine="require")
     for targets in (Y, Y[:1], Y, Y[:1], Y[:1], Y):
         assert np.isfinite(model.train_on_batch(X, targets))
@@ -239,7 +239,7 @@ def test_after_two_batches_of_keras_way_all_are(misfits: None) -> None:
     assert told is not None and "the targets have the shape (1, 2)" in told
 
 
-def test_ids_beyond_32_bits_are_not_taken_for_others() -> None:
+def test_ids_beyond_32_bits_are_refused_instead_of_truncated() -> None:
     row = CASES["characters"]
     model = row.model()
     model.compile("sgd", row.loss)
@@ -250,8 +250,8 @@ def test_ids_beyond_32_bits_are_not_taken_for_others() -> None:
         step.run((x.astype("int64") + 2**32, y), training=True)
 
 
-def test_a_batch_that_does_not_fit_changes_nothing() -> None:
-    """Neither the generators of random numbers nor what Nadam multiplies."""
+def test_refused_batch_changes_no_state() -> None:
+    """The random generators and the momentum product of Nadam stay unchanged too."""
     model = keras.Sequential(
         [keras.Input((9, 3)), layers.LSTM(4, dropout=0.2), layers.Dropout(0.3), layers.Dense(4)]
     )

@@ -1,4 +1,4 @@
-"""Settings that change between steps: on torch each step reads them, elsewhere a step keeps those it began with."""
+"""Settings that change between steps: torch reads them in each step, other backends keep the first ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +89,7 @@ def _model(engine: str | None, *, averaged: bool = False) -> keras.Model:
 
 def _weights(change: Callable[[Any], None], engine: str | None) -> list[np.ndarray]:
     model = _model(engine, averaged=change in (_average, _everything))
-    # What is dropped is not the same for both, and changes nothing yet.
+    # The two copies drop different values, which does not change anything yet.
     model.train_on_batch(X, Y)
     model.optimizer.learning_rate = 0.05
     _keep_all(model)
@@ -108,18 +108,18 @@ def _assert_alike(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
 
 @pytest.mark.skipif(not TORCH, reason="elsewhere all are kept alike")
 @pytest.mark.parametrize("change", [*CHANGES, _freeze, _keep_all])
-def test_setting_that_changes_between_steps_is_that_of_the_next_step(change: Callable[[Any], None]) -> None:
+def test_setting_changed_between_steps_applies_to_the_next_step(change: Callable[[Any], None]) -> None:
     _assert_alike(_weights(change, "require"), _weights(change, None))
 
 
 @pytest.mark.skipif(TORCH, reason="there each step reads its settings")
-def test_settings_that_change_between_steps_wait_for_compile() -> None:
+def test_settings_changed_between_steps_apply_as_in_keras() -> None:
     _assert_alike(_weights(_everything, "require"), _weights(_everything, None))
 
 
 @pytest.mark.skipif(not TORCH, reason="elsewhere a step keeps what it began with")
 @pytest.mark.parametrize("change", [_freeze, _activate])
-def test_setting_that_changes_within_an_epoch_is_that_of_the_next_batch(
+def test_setting_changed_within_an_epoch_applies_to_the_next_batch(
     change: Callable[[Any], None],
 ) -> None:
     class Change(keras.callbacks.Callback):
@@ -138,8 +138,8 @@ def test_setting_that_changes_within_an_epoch_is_that_of_the_next_batch(
 
 
 @pytest.mark.parametrize("engine", [None, "auto"])
-def test_a_layer_that_changes_only_now_is_refused_or_waits_for_compile(engine: str | None) -> None:
-    """On TensorFlow the first step settles the weights, elsewhere Keras refuses those that its optimizer lacks."""
+def test_layer_unfrozen_after_a_step_is_refused_or_trains_after_compile(engine: str | None) -> None:
+    """TensorFlow fixes the trained weights in the first step; other backends refuse weights the optimizer lacks."""
     model = _model(engine)
     model.layers[0].trainable = False
     model.compile(keras.optimizers.SGD(0.05), "mse")

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("other", [name for name in BACKENDS if name != BACKEND])
-def test_explain_of_an_accelerated_model_for_another_backend_says_nothing_of_the_one_that_runs(
+def test_explain_for_another_backend_omits_the_running_backend(
     other: str,
 ) -> None:
     inputs = keras.Input((T, F))
@@ -45,19 +45,19 @@ def test_explain_of_an_accelerated_model_for_another_backend_says_nothing_of_the
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's own path is cuDNN")
-def test_explain_of_a_model_accelerated_on_a_gpu_for_another_backend_is_that_of_a_plain_model() -> None:
+def test_explain_for_another_backend_treats_an_accelerated_gpu_model_as_plain() -> None:
     model = model_of(layers.Bidirectional(layers.LSTM(4)))
     others = [name for name in BACKENDS if name != BACKEND]
     plain = [explain(model, backend=other) for other in others]
     assert [explain(accelerate(model), backend=other) for other in others] == plain
 
 
-def test_explain_of_an_accelerated_layer_names_the_native_core_and_its_target() -> None:
+def test_explain_of_an_accelerated_layer_names_the_core_and_its_target() -> None:
     model = model_of(layers.Bidirectional(layers.LSTM(4, dtype="mixed_float16"), name="both"), masked=True)
     plain = explain(model).layers
     assert [r.implementation for r in plain] == ["keras"] * 3
     for report in plain[1:]:
-        # What there is to gain stands first, and is counted among what could run faster.
+        # The possible gain comes first, and counts among the layers that could run faster.
         assert (report.conditions[0].name, report.conditions[0].fix) == (
             "accelerated",
             "cellerate.accelerate(model)",
@@ -126,7 +126,7 @@ def test_explain_claims_the_native_core_exactly_where_it_is_called(
     watch = Watch(monkeypatch)
     model(ones())
     assert report.kernel == "cellerate-cpu"
-    # Unrolled and masked is Keras's, and the report says so.
+    # Keras runs an unrolled layer with a mask, and the report says so.
     left = [c.name for c in report.changes] == ["unroll"]
     assert (calls == [], watch.kernels != []) == (left, left)
 
@@ -147,7 +147,7 @@ def test_explain_on_a_gpu_names_the_kernels_of_an_accelerated_model() -> None:
     assert kernels == ["two-passes", "cellerate-cuda", "cellerate-cuda", "cellerate-cuda", cudnn]
     _, forward, _, relu, wide = explanation.layers
     assert (forward.implementation, forward.target) == ("cellerate-cuda", None)
-    # cuDNN may run plain calls, and no other.
+    # cuDNN may run plain calls only.
     assert condition(forward, "cuDNN").holds is None
     assert not any(c.name == "cuDNN" for c in relu.conditions) and relu.changes == ()
     assert condition(wide, "accelerated: units").fix == "at most 1024"

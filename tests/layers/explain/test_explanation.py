@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_explanation_text_and_dict_say_the_same() -> None:
+def test_explanation_text_and_dict_agree() -> None:
     inputs = keras.Input((None, F))
     x = layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5, name="slow")(inputs)
     explanation = explain(keras.Model(inputs, layers.GRU(4, name="fine")(x), name="both"), backend="torch")
@@ -34,7 +34,7 @@ def test_explanation_text_and_dict_say_the_same() -> None:
     lines = text.splitlines()
     assert "backend torch" in lines[0]
     assert lines[-1] == values["summary"]
-    # That the layer could be accelerated is said for the backend that runs.
+    # The advice to accelerate the layer appears only for the running backend.
     accelerated = "accelerated, " if BACKEND == "torch" else ""
     assert lines[-1].startswith(
         f"2 recurrent layers; 2 could run faster: slow ({accelerated}recurrent_dropout, "
@@ -55,7 +55,7 @@ def test_explain_says_at_once_that_a_model_can_be_packed() -> None:
     assert explanation.to_dict()["can_be_packed"] is True
 
 
-def test_explain_says_everything_that_keeps_a_model_from_being_packed() -> None:
+def test_explain_lists_every_reason_why_a_model_cannot_be_packed() -> None:
     one = explain(model_of(layers.Conv1DTranspose(3, 2, name="conv")))
     assert (
         str(one)
@@ -71,7 +71,7 @@ def test_explain_says_everything_that_keeps_a_model_from_being_packed() -> None:
     assert json.loads(json.dumps(both.to_dict()))["why_not_packed"] == list(both.why_not_packed)
 
 
-def test_explain_of_a_packed_model_says_that_it_explains_itself() -> None:
+def test_explain_of_a_packed_model_points_to_its_own_explain_method() -> None:
     with pytest.raises(ModelError, match=r"cellerate.load\(path\).explain\(\)"):
         explain("book.cell")  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""`explain` claims cuDNN exactly where Keras calls it, on a GPU that is pretended."""
+"""`explain` claims cuDNN exactly where Keras calls it, on a simulated GPU."""
 
 import contextlib
 import importlib
@@ -26,11 +26,11 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, backend: str = BACKEND) -> None
 
 
 class CalledCudnnError(BaseException):
-    """Not an Exception: Keras on torch catches those of its cuDNN call and goes on without."""
+    """A BaseException, because Keras on torch catches every Exception of its cuDNN call and falls back."""
 
 
 def input_on_a_pretended_gpu() -> Any:
-    """What a model is called on; torch looks at the device of the tensor itself."""
+    """The input of a model; torch reads the device from the tensor."""
     if BACKEND != "torch":
         return ones()
     import torch
@@ -48,7 +48,7 @@ def input_on_a_pretended_gpu() -> Any:
 def test_explain_on_a_gpu_claims_cudnn_exactly_where_keras_calls_it(
     name: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keras is made to see a GPU, and its call into cuDNN is replaced by one that only says it was made."""
+    """Keras sees a simulated GPU, and a stub that records the call replaces cuDNN."""
     called = []
 
     def cudnn(*args: Any, **kwargs: Any) -> Any:

@@ -32,9 +32,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_explain_kernel_is_the_one_that_runs(
-    name: str, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_names_the_kernel_that_runs(name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(LAYERS[name](), masked=masked)
     report = only(explain(model))
     watch = Watch(monkeypatch)
@@ -45,8 +43,8 @@ def test_explain_kernel_is_the_one_that_runs(
 
 
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
-def test_explain_without_a_gpu_says_of_each_condition_whether_it_matters(kind: Any) -> None:
-    """On torch those that decide between its two loops; on TensorFlow the mask; on JAX none."""
+def test_explain_without_a_gpu_says_which_conditions_matter(kind: Any) -> None:
+    """On torch the conditions that choose between its two loops matter; on TensorFlow the mask; on JAX none."""
     worse: dict[str, Callable[[], keras.Model]] = {
         "activation": lambda: model_of(kind(4, activation="relu")),
         "recurrent_dropout": lambda: model_of(kind(4, recurrent_dropout=0.2)),
@@ -65,7 +63,7 @@ def test_explain_without_a_gpu_says_of_each_condition_whether_it_matters(kind: A
 
 
 def test_explain_kernel_description_matches_the_compiled_program() -> None:
-    """The names stand for what XLA and TensorFlow are really given."""
+    """The kernel descriptions match the programs that XLA and TensorFlow receive."""
     lstm, unrolled = model_of(layers.LSTM(4)), model_of(layers.LSTM(4, unroll=True))
     gru = model_of(layers.GRU(4))
     kernels = [only(explain(model)).kernel for model in (lstm, unrolled, gru)]

@@ -33,7 +33,7 @@ def masks_seen(model: keras.Model, given: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def masked_graph() -> keras.Model:
-    """Ways a mask goes on, is lost, or is joined."""
+    """Models that pass on, lose or combine a mask."""
 
     def lstm(name: str, sequences: bool = True, **options: Any) -> layers.LSTM:
         return layers.LSTM(4, return_sequences=sequences, name=name, **options)
@@ -64,7 +64,7 @@ def masked_graph() -> keras.Model:
 
 # The model loses masks on purpose, and Keras says so.
 @pytest.mark.filterwarnings("ignore:Layer .*does not support masking")
-def test_explain_mask_is_found_exactly_where_one_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_reports_a_mask_exactly_where_one_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     model = masked_graph()
     reports = [r for r in explain(model).layers if not r.wrapper]
     claimed = {r.name: condition(r, "mask").found != "none" for r in reports}
@@ -149,14 +149,14 @@ def model_of_shape(layer: layers.Layer, shape: tuple[int, ...]) -> keras.Model:
     return keras.Model(inputs, layer(inputs))
 
 
-def test_explain_shared_layer_is_reported_once_and_masked_if_any_call_is() -> None:
+def test_explain_reports_a_shared_layer_once_and_as_masked_if_any_call_is() -> None:
     shared = layers.LSTM(4, name="shared")
     inputs = keras.Input((T, F))
     model = keras.Model(inputs, [shared(inputs), shared(layers.Masking(name="pad")(inputs))])
     assert "Masking 'pad'" in condition(only(explain(model)), "mask").found
 
 
-def test_explain_compiled_settings_are_seen() -> None:
+def test_explain_reports_compiled_settings() -> None:
     model = model_of(layers.LSTM(4, implementation=1))
     model.compile("sgd", "mse", run_eagerly=True, jit_compile=False)
     report = only(explain(model))

@@ -21,17 +21,17 @@ def seeded() -> None:
 
 @pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one that `accelerate` finds."""
+    """The implementation that `accelerate` chooses by itself."""
     if request.param == "cellerate-cuda":
         request.getfixturevalue("gpu")
-        # Beside an emulated GPU cuDNN would always win.
+        # cuDNN would always be faster than an emulated GPU.
         monkeypatch.setattr(cudnn_choice, "cudnn_is_faster", lambda *_: False)
     return request.param
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, implementation: str) -> list[list[str]]:
-    """The names of the arrays that each call of the kernels was given."""
+    """The names of the arrays passed to each kernel call."""
     seen: list[list[str]] = []
     name = "cuda_lstm" if implementation == "cellerate-cuda" else "run"
     run = getattr(fused.bridge(), name)

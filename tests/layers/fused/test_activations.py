@@ -1,4 +1,4 @@
-"""An accelerated LSTM of any activation has the outputs and gradients of Keras, at kinks and ends too."""
+"""An accelerated LSTM with any activation has the outputs and gradients of Keras, even at kinks and ends."""
 
 import functools
 from collections.abc import Callable
@@ -33,7 +33,7 @@ pytestmark = [
 FEW_ACTIVATIONS = ("tanh", "relu", "gelu", "exponential", "hard_sigmoid")
 
 
-# torch, which compiles nothing, tries them all; elsewhere most are for `make test-slow`.
+# torch compiles nothing, so it tests all of them; on other backends most run in `make test-slow`.
 @pytest.mark.parametrize(
     "name",
     [
@@ -41,8 +41,8 @@ FEW_ACTIVATIONS = ("tanh", "relu", "gelu", "exponential", "hard_sigmoid")
         for name in IN_FILES
     ],
 )
-def test_lstm_of_each_activation_equals_keras(name: str) -> None:
-    # Small weights, so that none runs away.
+def test_lstm_with_each_activation_equals_keras(name: str) -> None:
+    # Small weights keep unbounded activations from overflowing.
     random, grows = keras.initializers, name == "exponential"
     options = {
         "kernel_initializer": random.RandomNormal(stddev=0.05 if grows else 0.3, seed=1),
@@ -66,7 +66,7 @@ ACTIVATION_LAYERS: dict[str, Callable[[], Any]] = {
     "elu": lambda: layers.ELU(alpha=0.5),
     "activation": lambda: layers.Activation("softsign"),
     "partial": lambda: functools.partial(keras.activations.relu, negative_slope=0.1),
-    "lambda": lambda: lambda x: ops.gelu(x),  # by default the approximate one
+    "lambda": lambda: lambda x: ops.gelu(x),  # approximate by default
 }
 
 
@@ -77,7 +77,7 @@ def test_lstm_whose_activation_is_a_layer_or_a_function_equals_keras(
     def build() -> keras.Model:
         activation = ACTIVATION_LAYERS[name]()
         first = layers.LSTM(H, activation, return_sequences=True)
-        # It makes the second direction from the configuration of the first, which functions do not have.
+        # Bidirectional copies its layer through the configuration, which cannot hold a function.
         copied = isinstance(activation, keras.Layer)
         model = model_of(layers.Bidirectional(first) if copied else first, layers.LSTM(H, activation))
         # With these weights nothing comes within 2e-4 of a kink, where rounding alone would choose the slope.
@@ -94,13 +94,13 @@ AT_KINKS += ["leaky_relu(negative_slope=0.05)", "relu(negative_slope=0.1, max_va
 
 
 @pytest.mark.parametrize("name", quick(AT_KINKS, "leaky_relu"))
-def test_lstm_of_rows_of_zeros_has_the_gradients_of_the_backend_at_a_kink(name: str) -> None:
-    """Padding of zeros and biases of 0: what the activation gets is exactly 0, and the bias is trained all the same."""
+def test_lstm_of_zero_rows_has_the_gradient_of_the_backend_at_a_kink(name: str) -> None:
+    """Zero padding and zero biases give the activation exactly 0, and the bias still trains."""
     options = {"unit_forget_bias": False, "return_state": True}
 
     def build() -> keras.Model:
         x, s = keras.Input((T, F), name="x"), keras.Input((H,), name="s")
-        # A gate of 0 lets only the gradient of the last c through, and that of the forget gate takes a c before.
+        # A gate of 0 passes only the gradient of the last c, and the forget gate's gradient needs an earlier c.
         function = in_keras(name)
         gates = layers.LSTM(H, recurrent_activation=function, **options)(x, initial_state=[s, s])
         return keras.Model([x, s], [layers.LSTM(H, function, **options)(x), gates])
@@ -109,7 +109,7 @@ def test_lstm_of_rows_of_zeros_has_the_gradients_of_the_backend_at_a_kink(name: 
 
 
 @pytest.mark.parametrize("name", ["hard_tanh", "sparse_sigmoid"])
-def test_lstm_at_the_ends_of_an_activation_has_the_gradients_of_the_backend(name: str) -> None:
+def test_lstm_at_the_ends_of_an_activation_has_the_gradient_of_the_backend(name: str) -> None:
     def build() -> keras.Model:
         x = keras.Input((T, F), name="x")
         options = {"kernel_initializer": "zeros", "recurrent_initializer": "zeros", "unit_forget_bias": False}
@@ -123,10 +123,10 @@ def test_lstm_at_the_ends_of_an_activation_has_the_gradients_of_the_backend(name
 
 
 @pytest.mark.parametrize("name", ["hard_shrink", "soft_shrink"])
-def test_lstm_of_shrinks_keeps_nan_and_infinity_where_keras_does(name: str) -> None:
+def test_lstm_with_a_shrink_activation_keeps_nan_and_infinity_where_keras_does(name: str) -> None:
     layer = layers.LSTM(H, name, return_sequences=True)
     layer.build((B, T, F))
-    # Only the candidate is a NaN: a gate that is one would hide what the activation makes of it.
+    # Only the candidate is NaN: a NaN gate would hide the result of the activation.
     bias = np.zeros((4, H), "float32")
     bias[2, :3] = np.nan, np.inf, -np.inf
     layer.cell.bias.assign(bias.ravel())

@@ -1,4 +1,4 @@
-"""An LSTM that looks its inputs up in an Embedding computes and learns what Keras's own code does."""
+"""An LSTM that looks up its inputs in an Embedding gives the outputs and gradients of Keras."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,14 +55,16 @@ LOOKUPS: dict[str, tuple[bool, Build]] = {
 
 
 @pytest.mark.parametrize("name", quick(LOOKUPS, "mask-zero"))
-def test_embedding_before_lstm_is_looked_up_where_that_pays(name: str, calls: list[list[str]]) -> None:
+def test_embedding_before_lstm_becomes_a_lookup_only_where_it_saves_time(
+    name: str, calls: list[list[str]]
+) -> None:
     expected, build = LOOKUPS[name]
     assert_accelerated_equals(build, IDS - 3 if name == "ids-from-the-end" else IDS, training=True)
     assert calls and all(("ids" in given) is expected for given in calls)
 
 
 @pytest.mark.parametrize("change", ["frozen", "lora", "bfloat16"])
-def test_embedding_that_is_no_plain_float32_variable_equals_keras(change: str) -> None:
+def test_embedding_not_stored_as_a_float32_variable_equals_keras(change: str) -> None:
     def build() -> keras.Model:
         # With bfloat16 the table, which Keras rounds and the lookup does not, holds what bfloat16 can hold.
         start = keras.initializers.Constant(np.random.default_rng(0).integers(-9, 9, (V, D)) / 8)
@@ -86,7 +88,7 @@ def test_embedding_that_is_no_plain_float32_variable_equals_keras(change: str) -
 
 
 @pytest.mark.parametrize("when", ["added-in-place", "detached", "assigned-between", "ids-changed"])
-def test_lstm_after_an_embedding_that_was_changed_since_equals_keras(when: str) -> None:
+def test_lstm_after_a_changed_embedding_equals_keras(when: str) -> None:
     class Model(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -121,8 +123,8 @@ def test_lstm_after_an_embedding_that_was_changed_since_equals_keras(when: str) 
 
 
 @pytest.mark.parametrize("readers", [1, 2])
-def test_model_with_an_embedding_takes_the_steps_of_stock_keras(readers: int) -> None:
-    """TensorFlow gives an optimizer the rows of a batch unsummed, and Adam and clipnorm treat them apart."""
+def test_model_with_an_embedding_trains_like_stock_keras(readers: int) -> None:
+    """TensorFlow hands the optimizer unsummed embedding rows, and Adam and clipnorm then treat each row separately."""
 
     def trained(change: Callable[[keras.Model], Any]) -> list[np.ndarray]:
         keras.utils.set_random_seed(5)
@@ -146,8 +148,8 @@ def test_model_with_an_embedding_takes_the_steps_of_stock_keras(readers: int) ->
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX has no gradient of a tensor within a function")
 @pytest.mark.parametrize("way", ["kept", "hook", "sought", "with-the-table"])
-def test_output_of_an_embedding_has_its_gradient_when_asked(way: str) -> None:
-    """Saliency maps and adversarial training ask for it."""
+def test_gradient_of_an_embedding_output_equals_keras(way: str) -> None:
+    """Saliency maps and adversarial training need this gradient."""
     model = text_model(layers.LSTM(H))
     table, lstm = model.layers[1], model.layers[2]
     ids = ops.convert_to_tensor(IDS)

@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 
-def test_other_recurrent_layers_are_left_alone() -> None:
+def test_other_recurrent_layers_stay_unchanged() -> None:
     class Mine(layers.LSTM):
         def call(self, *args: Any, **keywords: Any) -> Any:
             return super().call(*args, **keywords)
@@ -55,7 +55,7 @@ def test_time_distributed_lstm_equals_keras(steps: int | None) -> None:
     assert_close({"output": accelerate(model).predict(x, verbose=0)}, stock)
 
 
-def test_one_model_with_many_shapes_equals_keras() -> None:
+def test_one_model_called_with_many_shapes_equals_keras() -> None:
     model = model_of(layers.LSTM(H), layers.LSTM(17, return_sequences=True), steps=None)
     rng = np.random.default_rng(0)
     for b, t in ((1, 1), (1, 5), (13, 1), (3, 8)):
@@ -114,7 +114,7 @@ def test_model_with_lstms_equals_keras(build: Build) -> None:
 
 @QUICK
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
-def test_stateful_lstm_goes_on_where_it_ended(masked: bool) -> None:
+def test_stateful_lstm_continues_from_its_last_state(masked: bool) -> None:
     x = keras.Input(batch_shape=(B, T, F))
     lstm = layers.LSTM(H, stateful=True, return_sequences=True)
     model = keras.Model(x, lstm(layers.Masking()(x) if masked else x))
@@ -124,7 +124,7 @@ def test_stateful_lstm_goes_on_where_it_ended(masked: bool) -> None:
         lstm.reset_state()
         found = {f"output {n}": ops.convert_to_numpy(model(x)) for n in range(2)}
         lstm.reset_state()
-        # Keras on torch cannot train one without a mask; the kernels can.
+        # Without a mask Keras on torch cannot train on an empty batch; the kernels can.
         trains = is_accelerated(lstm) or masked or BACKEND != "torch"
         return found | (measure(model, x) if trains else {})
 
@@ -135,7 +135,7 @@ def test_stateful_lstm_goes_on_where_it_ended(masked: bool) -> None:
     assert rms(ours["output 1"] - ours["output 0"]) > 1e-3
 
 
-def test_nan_in_a_row_gives_nan_there_and_nowhere_else() -> None:
+def test_nan_in_one_row_stays_in_that_row() -> None:
     model = accelerate(model_of(layers.LSTM(H), layers.LSTM(H)))
     x, s, mask = data()
     clean = [ops.convert_to_numpy(y) for y in model([ops.convert_to_tensor(a) for a in (x, s, mask)])]
@@ -147,7 +147,7 @@ def test_nan_in_a_row_gives_nan_there_and_nowhere_else() -> None:
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's own loop refuses it")
-def test_batch_without_rows_gives_no_rows() -> None:
+def test_empty_batch_gives_an_empty_output() -> None:
     model = accelerate(model_of(layers.LSTM(H), layers.LSTM(H, return_sequences=True)))
     outputs = model([ops.convert_to_tensor(a[:0]) for a in data()])
     assert [tuple(y.shape) for y in outputs] == [(0, H), (0, T, H)]

@@ -1,4 +1,4 @@
-"""An accelerated LSTM of any options computes what Keras's own code computes."""
+"""An accelerated LSTM with any options gives the results of Keras's own code."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_lstm_of_each_variant_equals_keras(name: str) -> None:
     assert_accelerated_equals(build, data(), training="dropout" in name)
 
 
-def test_lstm_with_dropout_draws_anew_in_training_and_not_at_all_in_inference() -> None:
+def test_dropout_of_an_lstm_changes_each_training_call_and_is_off_in_inference() -> None:
     model = assert_accelerated_equals(
         lambda: model_of(layers.LSTM(H, dropout=0.3, recurrent_dropout=0.3), layers.LSTM(H, dropout=0.3)),
         data(),
@@ -90,7 +90,7 @@ def test_lstm_with_a_dropout_of_one_drops_what_keras_drops(
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["nothing-left", "everything-left"])
-def test_lstm_with_one_mask_for_all_equals_keras(kept: int) -> None:
+def test_lstm_with_one_mask_for_all_rows_equals_keras(kept: int) -> None:
     def build() -> keras.Model:
         return model_of(masked=layers.LSTM(H, return_sequences=True, return_state=True), states=2)
 
@@ -98,7 +98,7 @@ def test_lstm_with_one_mask_for_all_equals_keras(kept: int) -> None:
 
 
 @pytest.mark.parametrize("unrolled", ["plain", "masked"])
-def test_lstm_unrolled_equals_keras_and_with_a_mask_is_left_to_it(unrolled: str, calls: list[Any]) -> None:
+def test_unrolled_lstm_equals_keras_and_runs_on_keras_with_a_mask(unrolled: str, calls: list[Any]) -> None:
     def build() -> keras.Model:
         return model_of(**{unrolled: layers.LSTM(H, unroll=True, return_sequences=True)}, states=2)
 

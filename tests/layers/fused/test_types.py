@@ -1,4 +1,4 @@
-"""Accelerated layers in narrow types err no more than twice what Keras errs."""
+"""Accelerated layers in narrow types have at most twice the error of Keras."""
 
 import keras
 import pytest
@@ -27,10 +27,13 @@ pytestmark = [
 @pytest.mark.parametrize(
     "name", quick(["bfloat16", "mixed_bfloat16", "mixed_float16", "one-layer"], "mixed_bfloat16")
 )
-def test_narrow_types_err_no_more_than_twice_what_keras_errs(name: str) -> None:
+def test_narrow_type_has_at_most_twice_the_error_of_keras(name: str) -> None:
     def build() -> keras.Model:
         half = "mixed_bfloat16" if name == "one-layer" and keras.config.floatx() == "float32" else None
-        options = {"recurrent_initializer": "glorot_uniform", "dtype": half}  # orthogonal: never in bfloat16
+        options = {
+            "recurrent_initializer": "glorot_uniform",
+            "dtype": half,
+        }  # orthogonal does not work in bfloat16
         return model_of(
             layers.LSTM(H, return_sequences=True, return_state=True, **options),
             layers.LSTM(H, recurrent_activation="hard_sigmoid", **options),
@@ -44,12 +47,12 @@ def test_narrow_types_err_no_more_than_twice_what_keras_errs(name: str) -> None:
     assert {keras.backend.standardize_dtype(y.dtype) for y in outputs} == {dtype}
 
 
-def test_embedding_in_a_narrow_type_errs_no_more_than_twice_what_keras_errs(calls: list[list[str]]) -> None:
+def test_embedding_in_a_narrow_type_has_at_most_twice_the_error_of_keras(calls: list[list[str]]) -> None:
     with policy("mixed_bfloat16"):
         assert_accelerated_equals(lambda: text_model(layers.LSTM(H), mask_zero=True), IDS, dtype="bfloat16")
     assert all("ids" in given for given in calls)
 
 
-def test_float64_is_left_alone() -> None:
+def test_float64_layer_stays_unchanged() -> None:
     layer = layers.LSTM(H, dtype="float64")
     assert not is_accelerated(accelerate(layer))

@@ -1,4 +1,4 @@
-"""The baseline: how long it takes, and whether our kernels judge the model as Keras does."""
+"""The baseline: its duration, and the agreement of our kernels with Keras on the model's quality."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 @pytest.fixture
 def alone(monkeypatch):
-    """No stage and no verdict."""
+    """Run neither stages nor a verdict."""
     monkeypatch.setattr(registry, "STAGES", {})
     no_verdict = Verdict(sentence="", chosen="original", rows=(), files=(), training="")
     monkeypatch.setattr(workflow, "verdict", lambda _: no_verdict)
@@ -31,11 +31,11 @@ def asked_of(probe, wanted):
 
 
 @pytest.mark.parametrize(("budget", "seconds", "least"), [(100_000.0, BRIEFLY_S, False), (1e-3, 0.0, True)])
-def test_baseline_takes_a_sixth_of_the_budget_or_as_little_as_it_can(
+def test_baseline_takes_a_sixth_of_the_budget_or_its_minimum(
     made, tmp_path, alone, here_probe, budget, seconds, least
 ):
     found = optimized(made, tmp_path / "out", time_budget=budget)
-    # Too little time is one call for each figure, and three steps.
+    # With too little time, each figure gets one call and training gets three steps.
     (used,), (turn,) = asked_of(here_probe, "use"), asked_of(here_probe, "turn")
     assert (used["files"], used["seconds"]) == ([], pytest.approx(seconds))
     assert ((turn["steps"] == 3), turn["restart"]) == (least, True)
@@ -43,7 +43,7 @@ def test_baseline_takes_a_sixth_of_the_budget_or_as_little_as_it_can(
     assert found.candidates[0].quality is not None
 
 
-def test_steps_of_the_baseline_are_as_many_as_fit_into_half_of_what_is_left(monkeypatch):
+def test_baseline_steps_fit_into_half_of_the_time_left(monkeypatch):
     class Left:
         def seconds_left(self):
             return self.left
@@ -68,9 +68,7 @@ def test_steps_of_the_baseline_are_as_many_as_fit_into_half_of_what_is_left(monk
     assert baseline._trained(context, training) == [3]
 
 
-def test_baseline_is_judged_on_our_kernels_after_a_look_that_keras_judges_alike(
-    made, tmp_path, alone, here_probe
-):
+def test_baseline_is_evaluated_on_our_kernels_after_a_check_against_keras(made, tmp_path, alone, here_probe):
     out = tmp_path / "out"
     threads, found = native.num_threads(), optimized(made, out)
     labels = [f"{threads} threads beside one"] if threads > 1 else []
@@ -92,7 +90,7 @@ def test_baseline_is_judged_on_our_kernels_after_a_look_that_keras_judges_alike(
 
 @pytest.fixture
 def damaged(monkeypatch):
-    """Has our kernels compute something else."""
+    """Make our kernels give wrong results."""
     original = Context.original
 
     def damaged(self):
@@ -103,9 +101,7 @@ def damaged(monkeypatch):
     monkeypatch.setattr(Context, "original", damaged)
 
 
-def test_kernels_that_compute_something_else_fail_and_change_nothing(
-    made, tmp_path, monkeypatch, here_probe, damaged
-):
+def test_kernels_with_wrong_results_fail_and_change_nothing(made, tmp_path, monkeypatch, here_probe, damaged):
     def measure(*_):
         raise AssertionError("what wrong kernels take is of no use")
 
@@ -120,7 +116,7 @@ def test_kernels_that_compute_something_else_fail_and_change_nothing(
     assert [one.id for one in found.candidates] == ["original"]
     assert (found.status, found.verdict.chosen) == ("finished", "original")
     assert len(found.training_steps) == 1
-    # Judged by Keras, on both parts.
+    # Keras evaluates both parts.
     assert asked_of(here_probe, "judge") == [{"part": "validation", "brief": True}, {"part": "validation"}]
     state = load_state(out, {})
     assert state.apart > 1e-3
@@ -135,7 +131,7 @@ def test_kernels_that_compute_something_else_fail_and_change_nothing(
     ("float32", 0.9e-3, True), ("float32", 1.1e-3, False),
     ("mixed_bfloat16", 1.1e-3, True), ("mixed_bfloat16", 2.1e-2, False),
 ])  # fmt: skip
-def test_rounding_is_more_where_the_model_computes_in_16_bits(made, policy, apart, right):
+def test_rounding_tolerance_is_larger_for_16_bit_models(made, policy, apart, right):
     from types import SimpleNamespace
 
     from cellerate.models.rewrite import with_dtype_policy
@@ -148,7 +144,7 @@ def test_rounding_is_more_where_the_model_computes_in_16_bits(made, policy, apar
     assert context.kernels_are_right is right
 
 
-def test_a_baseline_that_cannot_be_trained_ends_the_run(made, tmp_path, monkeypatch):
+def test_baseline_that_cannot_train_ends_the_run(made, tmp_path, monkeypatch):
     class Untrained(HereProbe):
         def ask(self, kind, **options):
             if kind == "trainer":
@@ -161,7 +157,7 @@ def test_a_baseline_that_cannot_be_trained_ends_the_run(made, tmp_path, monkeypa
     assert not (tmp_path / "out" / "state.json").exists()
 
 
-def test_a_model_that_no_kernel_of_ours_runs_has_a_baseline(made, tmp_path, alone, monkeypatch):
+def test_model_without_supported_kernels_has_a_baseline(made, tmp_path, alone, monkeypatch):
     monkeypatch.setattr(hardware, "is_accelerated", lambda layer: False)
     optimized(made, tmp_path / "out")
     state = load_state(tmp_path / "out", {})

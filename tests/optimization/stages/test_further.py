@@ -1,4 +1,4 @@
-"""How long candidates are trained further: decided once, so that one control serves them all, while time allows."""
+"""The length of further training: decided once, so that all candidates share one control, as far as time allows."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from cellerate.report.record import CONTROL, Candidate, TrainingStep
 pytestmark = pytest.mark.keras
 
 COMPILE, JUDGE, CONSIDER = 2.0, 0.5, 3.0
-# What a training takes beside its steps: its model is compiled, judged in four stages, packed, judged and timed.
+# The time of a training beside its steps: compiling, four evaluations, packing, evaluating and timing the model.
 REST = COMPILE + 4 * JUDGE + CONSIDER
 START = 1.0
 
@@ -51,7 +51,7 @@ CONTROLLED = Candidate(
 
 
 class Clocked(Context):
-    """A context with so many seconds left."""
+    """A context with a given number of seconds left."""
 
     left = 0.0
 
@@ -72,40 +72,40 @@ def train_control(context, steps):
     context.state.candidates.append(dataclasses.replace(CONTROLLED, id=name))
 
 
-def test_steps_are_planned_for_all_that_train_and_for_their_control(context):
+def test_further_steps_are_planned_for_all_trainings_and_their_control(context):
     context.left = 5 * REST + 1000
     # Two prunings, a distilling and the control: 5.5 trainings in nine tenths of the time.
     assert further_steps(context, 1, 1 + DISTILLING) == int(900 / 5.5 / 0.1) == context.state.further_steps
 
 
-def test_steps_are_no_more_than_the_settings_ask_for(context):
+def test_further_steps_do_not_exceed_the_setting(context):
     context.left = 1e6
     assert further_steps(context, 1) == 2000
     context.left = float("inf")
     assert further_steps(context, 1) == fine_tuning_steps(context) == 2000
 
 
-def test_steps_stay_as_they_were_decided_so_that_the_control_serves_again(context):
+def test_further_steps_stay_fixed_so_that_the_control_is_reused(context):
     context.left = 1000 + 4 * REST
     steps = further_steps(context, 1, DISTILLING)
     train_control(context, steps)
-    # The control and a pruned model took their time; what is left would do for more, or for a little fewer.
+    # After the control and a pruned model, the time left allows more steps, or slightly fewer.
     for left in (1000 + 2 * REST - 2 * steps * 0.1, 2 * REST + 0.1 + DISTILLING * steps * 0.1):
         context.left = left
         assert further_steps(context, DISTILLING) == steps
 
 
-def test_steps_are_cut_where_the_time_left_is_too_short_for_them(context):
+def test_further_steps_are_cut_to_the_time_left(context):
     context.left = 1000 + 2 * REST
     steps = further_steps(context, 1)
     train_control(context, steps)
     context.left = REST - 1 + steps * 0.1
     found = further_steps(context, 1)
-    # Fewer, with a control of their own.
+    # Fewer steps need a control of their own.
     assert found == int(0.9 * (context.left - 2 * REST) / 2 / 0.1) < steps
 
 
-def test_steps_grow_in_a_later_call_with_far_more_time(context):
+def test_further_steps_grow_in_a_later_call_with_far_more_time(context):
     context.left = 60
     few = further_steps(context, 1, 1)
     train_control(context, few)
@@ -113,7 +113,7 @@ def test_steps_grow_in_a_later_call_with_far_more_time(context):
     assert further_steps(context, 1, 1) == 2000 > 4 * few
 
 
-def test_steps_that_are_few_because_the_settings_ask_for_no_more_are_no_lack_of_time(context):
+def test_few_further_steps_by_setting_are_not_a_lack_of_time(context):
     context.settings = OptimizeSettings(steps=4)
     context.left = 1e6
     assert further_steps(context, 1) == fine_tuning_steps(context) == least_steps(context) == 4
@@ -124,7 +124,7 @@ def test_steps_that_are_few_because_the_settings_ask_for_no_more_are_no_lack_of_
 
 
 @pytest.mark.parametrize("decided", [None, 400])
-def test_steps_without_time_for_a_training_and_a_control_are_refused(context, decided):
+def test_further_training_without_time_for_a_control_is_refused(context, decided):
     context.state.further_steps = decided
     # 50 steps of each take 10 s, in nine tenths of what is left; a fifth less is let pass.
     context.left = 2 * REST + 0.8 * 11.0
@@ -135,7 +135,7 @@ def test_steps_without_time_for_a_training_and_a_control_are_refused(context, de
     assert further_steps(context, 1) == 50
 
 
-def test_steps_take_the_time_that_nothing_else_needs_where_the_share_is_used_up(context):
+def test_further_steps_use_spare_time_after_their_share(context):
     context.left = -3.0
     assert fine_tuning_steps(context) == 0
     with pytest.raises(OutOfTimeError):
@@ -144,7 +144,7 @@ def test_steps_take_the_time_that_nothing_else_needs_where_the_share_is_used_up(
     assert fine_tuning_steps(context) == further_steps(context, 1) == int(270 / 2 / 0.1)
 
 
-def test_a_stage_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
+def test_stage_costs_its_training_and_that_of_a_missing_control(context):
     assert least_s(context, 1) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2 / 0.9)
     context.state.further_steps = 300
     assert least_s(context, DISTILLING) == pytest.approx(START + 3 * REST + 50 * 0.1 * 3.5 / 0.9)
@@ -153,14 +153,14 @@ def test_a_stage_costs_its_training_and_that_of_a_control_that_is_not_there_yet(
     assert least_s(context, DISTILLING) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2.5 / 0.9)
 
 
-def test_a_training_is_compiled_for_each_shape_of_its_batches_and_for_its_judge(context):
+def test_training_compiles_for_each_batch_shape_and_for_evaluation(context):
     before = least_s(context, 1)
     context.workload.shapes, context.state.first_judge_s = 3, 0.7
     assert least_s(context, 1) == pytest.approx(before + 2 * (2 * COMPILE + 0.7))
 
 
-def test_most_that_a_stage_can_use_is_enough_for_all_its_steps_however_quick_they_are(context):
-    # As long as its beginning takes no more than a second.
+def test_largest_cost_of_a_stage_is_enough_for_all_its_steps(context):
+    # Up to one second passes before the first step.
     context.state.training_steps[:] = [dataclasses.replace(STEPS[0], step_ms=1.0)]
     for steps in (4, 50, 2000):
         context.settings, context.state.further_steps = OptimizeSettings(steps=steps), None
@@ -170,28 +170,28 @@ def test_most_that_a_stage_can_use_is_enough_for_all_its_steps_however_quick_the
         assert fine_tuning_steps(context) == steps
 
 
-def test_what_a_stage_costs_at_least_is_enough_for_it(context):
+def test_least_cost_of_a_stage_is_enough_for_its_fewest_steps(context):
     # A second passes before its first training begins.
     for own, later in ((1, 0), (1, 1), (DISTILLING, 0)):
         context.left, context.state.further_steps = least_s(context, own) - 1.0, None
         assert further_steps(context, own, later) == 50
 
 
-def test_fine_tuning_takes_the_time_for_a_model_and_its_control(context):
+def test_fine_tuning_leaves_time_for_its_control(context):
     context.left = 2 * REST + 61
     assert fine_tuning_steps(context) == int(0.9 * 61 / 2 / 0.1)
     context.left = 5
     assert fine_tuning_steps(context) == 0
 
 
-def test_share_of_the_time_counts_the_trainings_and_a_control_that_is_not_there_yet(context):
+def test_share_of_the_time_counts_all_trainings_and_a_missing_control(context):
     assert trainings(context, 2.5) == 3.5
     context.state.further_steps = 300
     train_control(context, 300)
     assert trainings(context, 2.5) == 2.5
 
 
-def test_plain_training_is_the_better_buy_only_where_a_control_is_certainly_better():
+def test_plain_training_is_recommended_only_if_a_control_is_certainly_better():
     (note,) = plain_training([CONTROLLED, dataclasses.replace(CONTROLLED, made_by="prune")])
     assert note.startswith(
         "Plain further training is the better buy: the original trained 9 steps further is 3 % better on the "
@@ -201,8 +201,8 @@ def test_plain_training_is_the_better_buy_only_where_a_control_is_certainly_bett
     assert plain_training([doubtful]) == ()
 
 
-def test_rates_are_those_that_models_are_best_trained_at():
-    # As the functions of `compress` have them by default, where they were found by experiment.
+def test_learning_rates_equal_the_defaults_of_compress():
+    # The defaults of the functions in `compress`, found there by experiment.
     import inspect
 
     from cellerate.compress.distill import distill

@@ -1,4 +1,4 @@
-"""The verdict on a small text model: which model is kept, and what is said of a promise that is broken."""
+"""The verdict on a small text model: the model it keeps, and its report of a broken promise."""
 
 import dataclasses
 import time
@@ -19,23 +19,23 @@ from support.optimization.here import HereProbe, optimized
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
-def test_models_to_choose_are_timed_in_turns_with_the_original(made, tmp_path, here_probe):
+def test_candidates_are_timed_in_turns_with_the_original(made, tmp_path, here_probe):
     found = optimized(made, tmp_path / "out", only=["pack", "quantize"])
     used = [[Path(file).stem for file in with_["files"]] for kind, with_ in here_probe.asked if kind == "use"]
-    # One of the baseline, and those of the verdict: six turns, and as many more where they leave a doubt.
+    # One turn of the baseline and six of the verdict, which doubles them in doubt.
     assert used[0] == []
     turns = len(used) // 2
     assert used[1:] == [[], ["float32", "int8"]] * turns
     assert 6 <= turns <= 12
-    # What the verdict compares is of those turns, and not of the baseline's.
+    # The verdict compares figures of its own turns, not of the baseline's.
     original = found.candidates[0]
     first = next(row for row in found.verdict.rows if row.quantity == "use")
     assert first.before == original.speeds[0].per_s
 
 
-def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypatch):
+def test_gate_that_no_candidate_passes_keeps_the_original(made, tmp_path, monkeypatch):
     class Worse:
-        """Makes what was packed seem a hundredth worse than it is."""
+        """Make packed models seem one hundredth worse than they are."""
 
         def __get__(self, work, kind):
             def found(model, part, **brief):
@@ -61,7 +61,7 @@ def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypat
     assert quality.before == quality.after
 
 
-def test_no_stage_judges_on_the_test_part_and_the_verdict_does_once_each(made, tmp_path, monkeypatch):
+def test_only_the_verdict_uses_the_test_part_once_for_each_model(made, tmp_path, monkeypatch):
     from cellerate.optimization.listener import StageListener
     from cellerate.optimization.workloads.text import TextWorkload
 
@@ -92,7 +92,7 @@ def test_no_stage_judges_on_the_test_part_and_the_verdict_does_once_each(made, t
     assert {part for _, part in asked} == {"validation", "test"}
 
 
-def test_models_that_take_long_to_judge_are_judged_on_less(made, tmp_path, monkeypatch):
+def test_slow_evaluations_use_less_data(made, tmp_path, monkeypatch):
     from cellerate.optimization import context as contexts
     from cellerate.optimization.workloads import text
 
@@ -103,7 +103,7 @@ def test_models_that_take_long_to_judge_are_judged_on_less(made, tmp_path, monke
     def judge(work, model, part, *, brief=False):
         if not isinstance(model, keras.Model):
             if brief:
-                # As if a batch of a packed model took 4 ninths of what may be spent on all of them.
+                # A simulated packed model takes 4/9 of the allowed time for one batch.
                 now[0] += contexts._JUDGING * 100_000.0 / 2.25
             batches.append((part, 1 if brief else len(work.held_out[part])))
         return judged(work, model, part, brief=brief)
@@ -120,12 +120,12 @@ def test_models_that_take_long_to_judge_are_judged_on_less(made, tmp_path, monke
     assert load_state(out, {}).judged_share == pytest.approx(0.45, rel=0.01)
     # The first and the last, which has one window of ten characters in place of two.
     assert found.metric.source.startswith("30 characters of the validation part")
-    # The original, too, or they could not be compared.
+    # The original gets the same batches, so that the two are comparable.
     original, packed = found.candidates
     assert (original.loss, original.control_loss) == (None, None)
     assert packed.loss.value == pytest.approx(0, abs=1e-5)
     assert packed.quality.value == pytest.approx(original.quality.value, rel=1e-5)
-    # A later call goes on with the same.
+    # A later call keeps these batches.
     batches.clear()
     again = optimized(made, out, only=["pack", "quantize"], **some)
     assert {count for part, count in batches} == {2}
@@ -134,7 +134,7 @@ def test_models_that_take_long_to_judge_are_judged_on_less(made, tmp_path, monke
 
 @pytest.fixture
 def differing(monkeypatch):
-    """Makes every packed model differ on a part, by a factor for each block."""
+    """Scale the loss of every packed model on one part by a factor for each block."""
     from cellerate.optimization.workloads.text import TextWorkload
 
     judged = TextWorkload.judge
@@ -152,7 +152,7 @@ def differing(monkeypatch):
     return differing
 
 
-def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
+def test_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
     made, tmp_path, monkeypatch, differing
 ):
     from cellerate.optimization.stages import verdict as module
@@ -164,7 +164,7 @@ def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
         module, "hold", lambda *given: before.append((out / "optimized.cell").read_bytes()) or hold(*given)
     )
     found = optimized(made, out, max_quality_loss=0.01, only=["pack"])
-    # It was there while nothing better was known, and a verdict against it takes it away.
+    # The packed file existed as the best so far, and the verdict for the original removes it.
     assert before == [(out / "candidates" / "float32.cell").read_bytes()]
     packed = found.candidates[1]
     assert packed.passes_gate
@@ -177,7 +177,7 @@ def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
     assert [path for _, path in verdict.files] == ["optimized.keras"]
     assert (out / "optimized.keras").read_bytes() == (made / "text.keras").read_bytes()
     assert not (out / "optimized.cell").exists()
-    # What the report says of the model is of the one that is kept.
+    # The report describes the kept model.
     for row in verdict.rows:
         assert row.quantity == "training" or row.before == row.after
     assert [(one.role, one.candidate) for one in verdict.tested] == [
@@ -189,7 +189,7 @@ def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
     assert not any(one.kept for one in found.passes)
 
 
-def test_a_promise_that_only_the_mean_breaks_is_kept_with_a_warning(made, tmp_path, differing):
+def test_promise_broken_only_by_the_mean_keeps_the_candidate_with_a_warning(made, tmp_path, differing):
     differing("test", [0.8, 1.3])
     found = optimized(made, tmp_path / "out", max_quality_loss=0.01, only=["pack"])
     assert (found.verdict.chosen, found.verdict.rejected) == ("float32", None)
@@ -200,7 +200,7 @@ def test_a_promise_that_only_the_mean_breaks_is_kept_with_a_warning(made, tmp_pa
     assert "and 1 % is allowed. That may be chance, so it is kept." in warning
 
 
-def test_a_second_verdict_on_another_model_says_that_the_test_part_is_known(made, tmp_path, differing):
+def test_second_verdict_warns_that_the_test_part_was_used_before(made, tmp_path, differing):
     out = tmp_path / "out"
     differing("test", [1.05])
     first = optimized(made, out, max_quality_loss=0.05, only=["pack"], objective="size")
@@ -212,7 +212,7 @@ def test_a_second_verdict_on_another_model_says_that_the_test_part_is_known(made
     )
 
 
-def test_a_verdict_on_the_original_takes_the_packed_file_of_an_earlier_run_away(made, tmp_path):
+def test_verdict_for_the_original_removes_an_earlier_packed_file(made, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "optimized.cell").write_bytes(b"of a run before")
@@ -223,7 +223,7 @@ def test_a_verdict_on_the_original_takes_the_packed_file_of_an_earlier_run_away(
 
 
 @pytest.mark.slow
-def test_a_verdict_that_cannot_be_measured_again_has_the_figures_of_the_search(made, tmp_path, monkeypatch):
+def test_verdict_that_cannot_be_measured_keeps_the_figures_of_the_search(made, tmp_path, monkeypatch):
     def ask(self, kind, **options):
         if kind == "use" and options["files"]:
             raise ProbeError("it took more than 600 s", memory=False)

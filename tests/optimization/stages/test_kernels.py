@@ -1,4 +1,4 @@
-"""Kernels: trained on beside Keras's, and chosen where turn after turn says that they are faster."""
+"""The kernels stage: it times training on our kernels and Keras's, and chooses ours if consistently faster."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from support.optimization.small_models import filled
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
-def test_layers_inside_a_bidirectional_are_fused(made, tmp_path):
+def test_layers_inside_a_bidirectional_are_accelerated(made, tmp_path):
     model, record = load_model(made / "series.keras")
     inputs = keras.Input(tuple(model.inputs[0].shape[1:]))
     x = keras.layers.Bidirectional(keras.layers.LSTM(4))(inputs)
@@ -56,21 +56,19 @@ class Fused(HereProbe):
     ("turns", "kept", "said"),
     [
         ([2.0] * 6, True, "a training step in 2.00 ms on them, in 10.0 ms on Keras's"),
-        # Six more, as of twelve two may contradict the others.
+        # Six more turns, because two of twelve may contradict the others.
         ([2.0] * 5 + [30.0] + [2.0] * 6, True, "a training step in 2.00 ms on them"),
         ([12.5] * 6, False, "in 10.0 ms on Keras's, which stay"),
-        # A burst of other work in some turns only: faster by the median, and it means nothing.
+        # Other load slowed some turns: the faster median means nothing.
         ([2.0, 2.0, 2.0, 2.0, 30.0, 30.0] * 2, False, "they were faster in 8 of 12 turns, which is noise"),
     ],
     ids=["faster", "one spoiled turn", "slower", "noise"],
 )
-def test_kernels_are_for_training_only_where_they_are_faster_in_turn_after_turn(
-    made, tmp_path, monkeypatch, turns, kept, said
-):
+def test_kernels_train_only_if_consistently_faster(made, tmp_path, monkeypatch, turns, kept, said):
     answer_here(monkeypatch, Fused)
     monkeypatch.setattr(Fused, "turns", turns)
     found = optimized(made, tmp_path / "out", only=["kernels"])
-    # As many turns as it takes, and no more.
+    # Only as many turns as needed.
     assert list(Fused.left) == []
     assert said in found.passes[1].decision
     gains = [gain for gain in found.passes[1].gains if gain.quantity == "training"]
@@ -79,9 +77,7 @@ def test_kernels_are_for_training_only_where_they_are_faster_in_turn_after_turn(
     assert any(row.quantity == "training" for row in found.verdict.rows) is kept
 
 
-def test_kernels_are_measured_on_batches_of_the_baseline_whatever_was_chosen_since(
-    made, tmp_path, here_probe
-):
+def test_kernels_are_always_measured_on_the_baseline_batch_size(made, tmp_path, here_probe):
     out = tmp_path / "out"
     optimized(made, out, only=["pipeline"])
     state = json.loads((out / "state.json").read_text())

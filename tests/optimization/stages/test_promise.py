@@ -1,4 +1,4 @@
-"""The promise of the verdict: what the test part says of a chosen model, in the direction of its metric."""
+"""The promise of the verdict, checked on the test part in the direction of the metric."""
 
 from types import SimpleNamespace
 
@@ -36,7 +36,7 @@ def candidate(name, made_by="prune", control=None):
 
 
 class Held(Context):
-    """A context whose kernels judge the original as Keras does, or do not."""
+    """A context whose kernels agree with Keras on the original, or do not."""
 
     kernels_are_right = True
 
@@ -46,7 +46,7 @@ class Held(Context):
 
 @pytest.fixture
 def held(monkeypatch, tmp_path):
-    """Holds a model of a quality against an original of 2 and a control of another; with noise, half of its size."""
+    """Check a model of a given quality against an original of 2 and a control; `noise` and `unsure` spread blocks."""
     judged = []
 
     def held(after, *, control=None, higher=False, noise=0.0, unsure=0.0, chosen="pruned", trained=True):
@@ -73,7 +73,7 @@ def held(monkeypatch, tmp_path):
         found = hold(context, next(one for one in state.candidates if one.id == chosen))
         assert set(parts) == {"test"}
         assert len(parts) == len(found.tested) == len(state.tested)
-        # Nothing is judged twice, however often it is asked for.
+        # Repeated requests do not evaluate a model twice.
         assert promise.judge_on_test_part(context, state.candidates[0]) is state.tested[ORIGINAL]
         assert len(parts) == len(state.tested)
         return found
@@ -83,7 +83,7 @@ def held(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("higher", "after"), [(False, 2.01), (True, 1.99), (False, 1.5), (True, 2.5)])
-def test_promise_that_is_kept_says_nothing(held, higher, after):
+def test_kept_promise_gives_no_message(held, higher, after):
     found = held(after, higher=higher)
     assert (found.broken, found.warnings) == ("", ())
     assert [(one.role, one.candidate) for one in found.tested] == [("before", ORIGINAL), ("after", "pruned")]
@@ -92,7 +92,7 @@ def test_promise_that_is_kept_says_nothing(held, higher, after):
 
 
 @pytest.mark.parametrize(("higher", "after"), [(False, 2.05), (True, 1.95)])
-def test_promise_that_is_certainly_broken_is_told_with_its_figures(held, higher, after):
+def test_certainly_broken_promise_is_reported_with_its_figures(held, higher, after):
     found = held(after, higher=higher)
     assert found.broken == (
         "The promise is broken: on the test part, the pruned is 2.5 % worse than the original (95 % interval 2.5 % to "
@@ -103,7 +103,7 @@ def test_promise_that_is_certainly_broken_is_told_with_its_figures(held, higher,
 
 
 @pytest.mark.parametrize(("higher", "after"), [(False, 2.05), (True, 1.95)])
-def test_promise_that_only_the_mean_breaks_is_a_warning(held, higher, after):
+def test_promise_broken_only_by_the_mean_gives_a_warning(held, higher, after):
     found = held(after, higher=higher, noise=0.2)
     assert found.broken == ""
     (warning,) = found.warnings
@@ -116,7 +116,7 @@ def test_promise_that_only_the_mean_breaks_is_a_warning(held, higher, after):
 
 
 @pytest.mark.parametrize(("higher", "control", "after"), [(False, 1.8, 1.9), (True, 2.2, 2.1)])
-def test_promise_is_held_against_the_control_too(held, higher, control, after):
+def test_promise_is_checked_against_the_control_too(held, higher, control, after):
     found = held(after, control=control, higher=higher)
     assert "worse than the original trained as long (95 % interval" in found.broken
     assert [one.role for one in found.tested] == ["before", "control", "rejected"]
@@ -128,7 +128,7 @@ def test_promise_is_held_against_the_control_too(held, higher, control, after):
 @pytest.mark.parametrize(
     ("higher", "control", "said"), [(False, 1.8, 1), (True, 2.2, 1), (False, 2.2, 0), (True, 1.8, 0)]
 )
-def test_control_that_is_better_is_the_better_buy_whatever_was_chosen(held, higher, control, said):
+def test_better_control_is_recommended_whatever_was_chosen(held, higher, control, said):
     for chosen in ("pruned", ORIGINAL):
         found = held(2.0, control=control, higher=higher, trained=False, chosen=chosen)
         assert found.broken == ""
@@ -137,25 +137,25 @@ def test_control_that_is_better_is_the_better_buy_whatever_was_chosen(held, high
             assert found.warnings[0].startswith(
                 "Plain further training is the better buy: the control is 10 % better on the test part"
             )
-    # A model that was not trained further is held against the original alone.
+    # A model without further training is compared with the original only.
     assert all(one.control_loss is None for one in found.tested)
 
 
 @pytest.mark.parametrize(("higher", "control"), [(False, 1.95), (True, 2.05)])
-def test_control_that_may_be_better_by_chance_is_no_buy(held, higher, control):
+def test_control_that_may_be_better_by_chance_is_not_recommended(held, higher, control):
     found = held(2.0, control=control, higher=higher, unsure=0.2, trained=False)
     assert found.tested[1].loss.value == pytest.approx(-0.025)
     assert found.warnings == ()
 
 
-def test_promise_of_the_original_is_kept_by_itself(held):
+def test_promise_always_holds_for_the_original(held):
     found = held(9.0, chosen=ORIGINAL)
     assert (found.broken, found.warnings) == ("", ())
     assert [one.role for one in found.tested] == ["before"]
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_original_is_judged_on_our_kernels_only_where_they_judge_as_keras_does(held, monkeypatch, right):
+def test_original_is_evaluated_on_our_kernels_only_if_they_agree_with_keras(held, monkeypatch, right):
     monkeypatch.setattr(Held, "kernels_are_right", right)
     held(2.0)
     assert held.judged == [ORIGINAL if right else "in Keras", "pruned"]

@@ -43,10 +43,10 @@ def attempts(monkeypatch):
 @pytest.mark.parametrize(
     ("good", "made_so", "candidates"),
     [
-        # Where the file is to be small, int4 is tried beside it, and trained.
+        # If the file should be small, int4 is tried as well, and trained.
         (("int8", 0), [UNTRAINED[0], *INT4], [("int8", None), (CONTROL, None), ("int4", CONTROL)]),
         (("bfloat16", 0), UNTRAINED, [("int8", None), ("bfloat16", None)]),
-        # The first is made anew, trained and with a control.
+        # The first precision is tried again with training and a control.
         (("int8", 4), UNTRAINED + TRAINED[:1], [("bfloat16", None), (CONTROL, None), ("int8", CONTROL)]),
         # One control for both precisions.
         (("bfloat16", 4), UNTRAINED + TRAINED, [(CONTROL, None), ("int8", CONTROL), ("bfloat16", CONTROL)]),
@@ -54,7 +54,7 @@ def attempts(monkeypatch):
     ],
     ids=["int8", "bfloat16", "int8 trained", "bfloat16 trained", "none"],
 )
-def test_quantize_goes_on_only_until_a_precision_keeps_the_quality(
+def test_quantize_stops_at_the_first_precision_that_keeps_the_quality(
     made, tmp_path, attempts, good, made_so, candidates
 ):
     told = attempts(good)
@@ -70,10 +70,10 @@ def test_quantize_goes_on_only_until_a_precision_keeps_the_quality(
     stage = found.passes[-1]
     assert (stage.status, stage.kept) == ("done", good is not None)
     assert (chosen, found.verdict.chosen) == (("float32", "float32") if good is None else (good[0],) * 2)
-    # Each attempt is told, in its order.
+    # The stage reports each attempt in order.
     told_of = [(name, words) for name, words in stage.facts if name in ("int8", "bfloat16", "int4")]
     if told_of[-1][0] == "int4" and told_of[-1][1].startswith("not tried: "):
-        # One line only: rounded so, the weights of int8 are too coarse already.
+        # One line is enough: int8 weights are already too coarse.
         assert told_of.pop()[1].endswith("rounding to int8 loses too much, and int4 rounds more coarsely")
     assert [name for name, _ in told_of] == [name for name, _ in made_so]
     if good is None:
@@ -86,7 +86,7 @@ def test_quantize_goes_on_only_until_a_precision_keeps_the_quality(
         assert control.title == "the original trained 4 steps further from a rate of 0.0001"
 
 
-def test_quantize_without_time_for_a_training_says_so(made, tmp_path, monkeypatch, attempts):
+def test_quantize_reports_that_training_does_not_fit_the_time(made, tmp_path, monkeypatch, attempts):
     told = attempts(None)
     monkeypatch.setattr(shrinking, "fine_tuning_steps", lambda context: 3)
     found = optimized(made, tmp_path / "out", max_quality_loss=0.5, only=["pack", "quantize"])
@@ -97,7 +97,7 @@ def test_quantize_without_time_for_a_training_says_so(made, tmp_path, monkeypatc
     assert not any(one.is_control for one in found.candidates)
 
 
-def test_int4_within_the_allowed_loss_is_chosen_where_size_counts(made, tmp_path):
+def test_int4_within_the_allowed_loss_is_chosen_by_size(made, tmp_path):
     found = optimized(made, tmp_path / "out", objective="size", only=["pack", "quantize"])
     assert [one.id for one in found.candidates] == ["original", "float32", "int8", "int4"]
     assert found.verdict.chosen == "int4"
@@ -105,11 +105,11 @@ def test_int4_within_the_allowed_loss_is_chosen_where_size_counts(made, tmp_path
     *_, int8, int4 = found.candidates
     assert int4.file_bytes < int8.file_bytes
     assert int4.loss is not None and int4.passes_gate
-    # A model that is trained further is rounded once, which int4 is too coarse for.
+    # A further trained model is rounded only at the end, and int4 is too coarse for that.
     assert load_state(tmp_path / "out", {}).choices.packed_precision == "int8"
 
 
-def test_int4_without_time_for_a_training_says_so(made, tmp_path, monkeypatch, attempts):
+def test_int4_reports_that_training_does_not_fit_the_time(made, tmp_path, monkeypatch, attempts):
     told = attempts(("int8", 0))
     monkeypatch.setattr(shrinking, "fine_tuning_steps", lambda context: 3)
     found = optimized(
@@ -120,7 +120,7 @@ def test_int4_without_time_for_a_training_says_so(made, tmp_path, monkeypatch, a
     assert found.verdict.chosen == "int8"
 
 
-def test_int4_of_a_model_in_the_caches_is_not_tried_for_speed(made, tmp_path, monkeypatch):
+def test_int4_is_skipped_for_speed_if_the_model_fits_the_caches(made, tmp_path, monkeypatch):
     monkeypatch.setattr(shrinking, "packed", None)  # not even timed
     found = optimized(made, tmp_path / "out", only=["pack", "quantize"])
     assert [one.id for one in found.candidates] == ["original", "float32", "int8"]
@@ -131,7 +131,7 @@ def test_int4_of_a_model_in_the_caches_is_not_tried_for_speed(made, tmp_path, mo
 
 
 @pytest.mark.parametrize(("objective", "factor"), [("latency", 0.5), ("throughput", 2.0)])
-def test_int4_of_large_weights_is_tried_where_it_is_timed_no_slower_than_int8(
+def test_int4_of_large_weights_is_tried_if_not_slower_than_int8(
     made, tmp_path, monkeypatch, objective, factor
 ):
     timed, turns = [], ["int8", "int4"] * 3

@@ -1,4 +1,4 @@
-"""Races: who takes turns with whom, how many, and what becomes of one that fails."""
+"""Races: the order and number of turns, and a contestant that fails."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ WAYS = [TrainingWay(implementation, "float32", 8, 10) for implementation in ("ke
 
 
 def raced(rule=usual, *, late=False, ways=WAYS, context=None):
-    """What a race gives, the names and options of its turns, and its processes."""
+    """The result of a race, the names and options of its turns, and its processes."""
     turns = []
 
     def noting(number, kind, options):
@@ -40,7 +40,7 @@ def raced(rule=usual, *, late=False, ways=WAYS, context=None):
 
 
 def taking(*ratios):
-    """A rule by which the first takes a second for each step, and the second as many times less."""
+    """A rule: the first contestant takes one second a step, and the second is faster by a factor."""
     left = list(ratios)
 
     def rule(number, kind, options):
@@ -51,10 +51,10 @@ def taking(*ratios):
     return rule
 
 
-def test_a_race_is_there_and_back_from_the_same_weights_on_as_many_steps():
+def test_race_alternates_in_both_orders_from_the_same_weights_and_steps():
     def rule(number, kind, options):
         found = usual(number, kind, options)
-        # The slower of the two settles how many steps a turn has.
+        # The slower contestant determines the number of steps of a turn.
         return found | {"step_s": (0.15, 0.05)[number]} if kind == "trainer" else found
 
     found, turns, _, _ = raced(rule)
@@ -70,14 +70,14 @@ def test_a_race_is_there_and_back_from_the_same_weights_on_as_many_steps():
     [
         ((2.0,) * 6, False, 6, True),
         ((0.5,) * 6, False, 6, True),
-        # Six contradict each other: as many more, and not only until they no longer do.
+        # Six contradicting turns add six more, all of which run.
         ((0.5, *(2.0,) * 11), False, 12, True),
         ((0.5, 2.0) * 6, False, 12, False),
-        # One that has gone far beyond its time takes six.
+        # A race far beyond its time takes six only.
         ((0.5, 2.0) * 6, True, 6, False),
     ],
 )
-def test_a_race_takes_more_turns_only_where_they_contradict_each_other(ratios, late, turns, certain):
+def test_race_takes_more_turns_only_if_they_contradict(ratios, late, turns, certain):
     found, _, _, _ = raced(taking(*ratios), late=late)
     assert [len(one.turns) for one in found] == [turns, turns]
     order = found[0].order(found[1])
@@ -85,7 +85,7 @@ def test_a_race_takes_more_turns_only_where_they_contradict_each_other(ratios, l
     assert order.certain is certain
 
 
-def test_a_contestant_that_fails_is_told_and_ended_and_the_others_go_on():
+def test_failed_contestant_is_reported_and_the_others_continue():
     def rule(number, kind, options):
         if kind == "turn" and number == 1 and len(turned) == 2:
             return ProbeError("no memory left", memory=True)
@@ -106,7 +106,7 @@ def test_a_contestant_that_fails_is_told_and_ended_and_the_others_go_on():
     assert [options["restart"] for _, options in turns][:4] == [True, True, False, False]
 
 
-def test_what_a_training_takes_to_compile_is_learnt_from_those_that_are_new():
+def test_compile_time_is_learnt_from_new_trainings():
     def rule(number, kind, options):
         found = usual(number, kind, options)
         return found | {"compile_s": (7.0, 5.0, 3.0)[number]} if kind == "trainer" else found
@@ -120,7 +120,7 @@ def test_what_a_training_takes_to_compile_is_learnt_from_those_that_are_new():
     assert context.state.compile_s == 3.0
 
 
-def test_verdict_needs_time_for_a_race_only_where_there_was_none():
+def test_verdict_reserves_time_for_a_race_only_if_none_ran():
     state = SimpleNamespace(
         training_steps=[TrainingStep("Keras, float32", 8, 10, 100.0, 1.0, 1.0, 1.0)],
         process_s=2.0,
@@ -134,12 +134,12 @@ def test_verdict_needs_time_for_a_race_only_where_there_was_none():
         TrainingStep(str(way), 8, 10, 100.0, 1.0, 1.0, 1.0, race="kernels") for way in WAYS
     ]
     assert racing.verdict_race_s(context) == 0.0
-    # Each of another race is none of both.
+    # Contestants of another race do not count.
     state.training_steps[-1] = dataclasses.replace(state.training_steps[-1], race="batch")
     assert racing.verdict_race_s(context) > 5.0
 
 
-def test_a_race_takes_about_as_long_as_it_was_said_to():
+def test_race_takes_about_its_predicted_time():
     steps = [SimpleNamespace(step_ms=100.0), SimpleNamespace(step_ms=20.0)]
     context = SimpleNamespace(state=SimpleNamespace(training_steps=steps))
     assert racing.race_s(context, 2) == pytest.approx(6 * 2 * 0.3)
@@ -148,7 +148,7 @@ def test_a_race_takes_about_as_long_as_it_was_said_to():
 
 
 @pytest.mark.parametrize(("until", "most"), [(0.0, 6), (math.inf, 12)])
-def test_uses_are_timed_in_turns_that_take_as_long_together(until, most):
+def test_uses_share_the_turn_time_equally(until, most):
     asked = []
 
     def rule(number, kind, options):

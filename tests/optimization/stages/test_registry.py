@@ -17,14 +17,14 @@ from cellerate.report.record import StageRecord
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
-def test_every_row_is_the_class_of_its_name():
+def test_every_row_names_its_class():
     kinds = load_stages()
     assert list(kinds) == list(STAGES)
     assert {name: kind.name for name, kind in kinds.items()} == {name: name for name in STAGES}
 
 
 class Halve(Stage):
-    """Makes a model that is as good and a little smaller than all others."""
+    """Make a model as good as all others and a little smaller."""
 
     name = "halve"
     title = "Halve the planted"
@@ -55,7 +55,7 @@ class Round(Halve):
 
 @pytest.fixture
 def planted(plant):
-    """`Halve` behind `Pack`, in front of all else."""
+    """Insert `Halve` after `Pack`, before all other stages."""
     rows = list(load_stages().items())
     return plant(dict([rows[0], ("halve", Halve), *rows[1:]]))
 
@@ -71,7 +71,7 @@ def go(made, folder, **settings):
     return workflow.run(made / "text.keras", made / "t.txt", folder, given, listener=Heard()), heard
 
 
-def test_planted_stage_is_chosen_in_its_place_and_left_out_where_it_is_skipped(planted):
+def test_planted_stage_is_selected_in_order_and_can_be_skipped(planted):
     names = [name for name in STAGES if name != "pack"]
     assert list(chosen_stages(OptimizeSettings())) == ["pack", "halve", *names]
     assert list(chosen_stages(OptimizeSettings(skip=["halve"]))) == list(STAGES)
@@ -82,14 +82,14 @@ def test_planted_stage_is_chosen_in_its_place_and_left_out_where_it_is_skipped(p
         OptimizeSettings(skip=["halves"])
 
 
-def test_planted_stage_is_run_in_its_place_reported_and_credited(made, tmp_path, planted):
+def test_planted_stage_runs_in_order_and_gets_its_share_of_the_gain(made, tmp_path, planted):
     found, heard = go(made, tmp_path / "out", only=["quantize", "halve", "pack"], objective="size")
-    # What always runs comes first, and the table keeps its own order.
+    # Stages that always run come first, and the table keeps its own order.
     assert heard == ["Baseline", "Pack", "Quantise", "Halve the planted", "Verdict"]
     by_name = {one.name: one for one in found.passes}
     assert list(by_name) == ["baseline", "pack", "halve", "quantize"]
     assert found.verdict.chosen == "halved"
-    # Of the size: from the original to the packed model, and on to the planted stage's; nothing of it is quantised.
+    # The size falls from the original to the packed model to the planted stage's model; quantising has no share.
     sizes = {
         name: [(gain.before, gain.after) for gain in one.gains if gain.quantity == "size"]
         for name, one in by_name.items()
@@ -112,7 +112,7 @@ def test_planted_stage_is_run_in_its_place_reported_and_credited(made, tmp_path,
         assert "Halve the planted" in (tmp_path / "out" / file).read_text()
 
 
-def test_planted_stage_that_others_build_on_is_credited_with_its_share(made, tmp_path, plant):
+def test_planted_stage_that_others_build_on_gets_its_share_of_the_gain(made, tmp_path, plant):
     kinds = load_stages()
     plant({"pack": kinds["pack"], "round": Round, "halve": Halve})
     found, _ = go(made, tmp_path / "out", objective="size")

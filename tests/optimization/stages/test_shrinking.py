@@ -14,7 +14,7 @@ from support.optimization.here import optimized
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
-def test_control_is_trained_once_and_kept_where_the_run_is_interrupted(made, tmp_path, monkeypatch):
+def test_control_is_trained_once_and_survives_an_interruption(made, tmp_path, monkeypatch):
     from cellerate.optimization import context as module
     from cellerate.optimization.stages import shrinking
     from cellerate.optimization.state import load_state
@@ -51,7 +51,7 @@ def no_verdict(context):
 
 @pytest.fixture
 def pruned(monkeypatch):
-    """The shares that were pruned to; what comes out is spoilt, so that no gate lets it through."""
+    """The shares pruned to; each pruned model is damaged so that no gate passes it."""
     from cellerate.optimization.stages import shrinking
 
     shares, prune = [], shrinking.prune
@@ -67,7 +67,7 @@ def pruned(monkeypatch):
 
 
 @pytest.mark.slow
-def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_path, pruned):
+def test_prune_skips_shares_that_round_to_no_pruning(made, tmp_path, pruned):
     # 16 units: 90 % of them are 16 again, in whole eights.
     options = {"only": ["pack", "prune"], "max_quality_loss": 0.0}
     found = optimized(made, tmp_path / "out", keep=[0.5, 0.9], **options)
@@ -86,7 +86,7 @@ def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_
 
 
 @pytest.mark.slow
-def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_path, monkeypatch, pruned):
+def test_prune_out_of_time_resumes_with_the_remaining_shares(made, tmp_path, monkeypatch, pruned):
     from cellerate.optimization.context import OutOfTimeError
     from cellerate.optimization.stages import shrinking
 
@@ -109,7 +109,7 @@ def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_p
     assert [name for name, _ in found.passes[-1].facts][:2] == ["30 % of the units", "50 % of the units"]
 
 
-def test_stages_that_shrink_without_a_packed_model_do_what_they_can(made, tmp_path, monkeypatch):
+def test_distill_needs_a_packed_model_and_quantize_does_not(made, tmp_path, monkeypatch):
     monkeypatch.setattr(workflow, "verdict", no_verdict)
     found = optimized(made, tmp_path / "out", only=["distill"])
     assert found.passes[1].status == "skipped"
@@ -118,7 +118,7 @@ def test_stages_that_shrink_without_a_packed_model_do_what_they_can(made, tmp_pa
     assert [one.id for one in found.candidates] == ["original", "int8"]
 
 
-def test_student_without_a_goal_is_to_save_half_of_what_is_computed():
+def test_student_without_a_goal_halves_the_computation():
     teacher = keras.Sequential(
         [keras.Input((5, 3)), keras.layers.LSTM(64, return_sequences=True), keras.layers.Dense(2)]
     )

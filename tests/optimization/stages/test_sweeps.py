@@ -1,4 +1,4 @@
-"""The sweep of batch sizes on made-up machines, and the choice among candidates by hand."""
+"""The sweep of batch sizes on simulated machines, and the choice among hand-made candidates."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ def step(size, rate, memory=None):
 
 
 class Machine:
-    """Items a second and memory by batch size, and a largest batch."""
+    """A simulated machine: items a second and memory by batch size, and a largest batch."""
 
     def __init__(self, rate, memory=None, most=None, rows=None, broken=None):
         self.rate, self.memory, self.most, self.rows, self.broken = rate, memory, most, rows, broken
@@ -48,17 +48,17 @@ def test_sweep_ends_where_twice_the_batch_is_no_faster():
     assert swept(machine) == ([8, 16, 32, 64, 128], "")
 
 
-def test_sweep_tries_three_sizes_even_where_the_first_are_alike():
+def test_sweep_tries_three_sizes_even_if_the_first_are_equally_fast():
     assert swept(Machine(lambda size: 100.0)) == ([8, 16, 32], "")
 
 
-def test_sweep_of_a_machine_without_an_end_ends_at_the_largest():
+def test_sweep_of_an_unlimited_machine_ends_at_the_largest_size():
     assert swept(Machine(lambda size: float(size)), usual=20_000)[0] == [
         5_000, 10_000, 20_000, 40_000
     ]  # fmt: skip
 
 
-def test_sweep_measures_the_usual_size_whatever_it_is():
+def test_sweep_always_measures_the_usual_size():
     machine = Machine(lambda size: float(min(size, 60)))
     assert swept(machine, usual=50)[0] == [12, 25, 50, 100, 200]
     assert swept(Machine(float), usual=1, go_on=lambda: False)[0] == [1]
@@ -73,7 +73,7 @@ def test_sweep_out_of_memory_looks_for_the_largest_that_fits():
     assert "128 do not fit" in why
 
 
-def test_sweep_with_no_batch_that_fits_says_so():
+def test_sweep_reports_that_no_batch_fits():
     from cellerate.optimization.probe_client import ProbeError
 
     def full(size):
@@ -88,14 +88,14 @@ def test_sweep_whose_first_batch_does_not_fit_looks_for_a_smaller_one():
     assert machine.tried == [8, 4, 2, 3]
 
 
-def test_sweep_of_another_error_raises_it():
+def test_sweep_raises_other_errors():
     from cellerate.optimization.probe_client import ProbeError
 
     with pytest.raises(ProbeError, match="no kernel"):
         swept(Machine(lambda size: float(size), broken=32))
 
 
-def test_sweep_never_tries_what_memory_is_foretold_to_be_too_small_for():
+def test_sweep_skips_sizes_predicted_to_exceed_memory():
     machine = Machine(lambda size: float(size), memory=lambda size: 1_000 + 10 * size)
     sizes, why = swept(machine, free=2_500)  # four fifths of which are 2,000: 100 rows
     assert max(machine.tried) <= 100
@@ -110,13 +110,13 @@ def test_sweep_without_time_stops_at_the_usual_size():
     )
 
 
-def test_sweep_of_data_with_no_more_rows_ends_there():
+def test_sweep_ends_at_the_number_of_rows():
     machine = Machine(lambda size: float(size), rows=40)
     assert swept(machine) == ([8, 16, 32, 40], "")
     assert machine.tried == [8, 16, 32, 64, 128]
 
 
-# --- the choice
+# The choice.
 
 
 def made(name, latency=1.0, quality=2.0, size=100, passes=True, throughput=None, made_by="quantize"):
@@ -148,11 +148,11 @@ def test_choose_takes_the_fastest_that_passes():
     assert chosen(*candidates) == "fast"
 
 
-def test_choose_of_speeds_alike_takes_the_smallest():
+def test_choose_takes_the_smallest_of_equally_fast_models():
     assert chosen(made("a", 1.00, size=50), made("b", 1.04, size=40), made("c", 1.06, size=30)) == "b"
 
 
-def test_choose_of_two_students_takes_the_better():
+def test_choose_takes_the_better_of_two_students():
     worse, better = Interval(0.01, 0.01, 0.01), Interval(-0.02, -0.02, -0.02)
     student = dataclasses.replace(made("student", 1.0), loss=worse)
     untaught = dataclasses.replace(made("untaught", 1.01), loss=better)
@@ -164,7 +164,7 @@ def in_turns(*latencies):
     return [Speed("packed", latency, latency, 1e3 / latency, None, 1) for latency in latencies]
 
 
-def test_choose_of_speeds_that_turns_contradict_takes_the_smallest_and_says_so():
+def test_choose_takes_the_smallest_if_turns_contradict_and_says_so():
     from cellerate.optimization.stages.verdict import _doubt, choose
 
     small, fast = made("small", 2.0, size=40), made("fast", 1.0, size=50)
@@ -179,19 +179,19 @@ def test_choose_of_speeds_that_turns_contradict_takes_the_smallest_and_says_so()
         doubt = _doubt(context, taken, raced)
         assert bool(doubt) is (found == "small")
     assert "fast was 2.00x as fast as small, but only in 2 of 3 turns, which is noise" in doubt[0]
-    # Without turns there is only what was measured of each.
+    # Without turns only the separate measurements count.
     assert choose([ORIGINAL, small, fast], "latency").id == "fast"
 
 
-def test_choose_of_two_students_holds_each_against_its_control():
+def test_choose_compares_each_student_with_its_control():
     better, worse = Interval(-0.05, -0.05, -0.05), Interval(0.009, 0.009, 0.009)
     one = dataclasses.replace(made("one"), loss=better, control_loss=worse)
     other = dataclasses.replace(made("other"), loss=Interval(0.001, 0.001, 0.001))
     assert chosen(one, other) == chosen(other, one) == "other"
 
 
-def test_choose_by_latency_takes_what_answers_a_call_first():
-    # The one draws more characters in a call for many, the other has the next one ready sooner.
+def test_choose_by_latency_takes_the_fastest_single_call():
+    # One model has the higher throughput, the other the lower latency.
     stream = dataclasses.replace(made("stream", 2.0), speeds=(Speed("packed", 2.0, 2.0, 1e6, 1e3, 1),))
     assert chosen(stream, made("call", 1.0)) == "call"
     assert chosen(stream, made("call", 1.0), objective="throughput") == "stream"
@@ -203,7 +203,7 @@ def test_choose_never_takes_a_control(objective):
     assert chosen(control, objective=objective) == "original"
 
 
-def test_front_is_of_models_to_choose_and_not_of_controls():
+def test_front_excludes_controls():
     from cellerate.optimization.stages.verdict import front
 
     control, other = made("control-9", 1.0, quality=1.0, made_by=CONTROL), made("other", 2.0)
@@ -211,37 +211,37 @@ def test_front_is_of_models_to_choose_and_not_of_controls():
     assert [one.on_front for one in found] == [False, True]
 
 
-def test_choose_keeps_an_original_that_is_faster_than_all_that_pass():
+def test_choose_keeps_the_original_if_faster_than_all_that_pass():
     slow, fast = made("float32", 250.0, size=100), made("int8", 1.0, passes=False)
     assert chosen(slow, fast) == "original"
     assert chosen(made("float32", 5.0, throughput=10.0), objective="throughput") == "original"
     assert chosen(slow, fast, objective="size") == "float32"
 
 
-def test_choose_by_throughput_reads_many_at_a_time():
+def test_choose_by_throughput_compares_batched_calls():
     one, many = made("one", 1.0, throughput=1e3), made("many", 2.0, throughput=1e6)
     assert chosen(one, many) == "one"
     assert chosen(one, many, objective="throughput") == "many"
 
 
-def test_choose_by_size_takes_the_smallest_however_slow():
+def test_choose_by_size_takes_the_smallest_model():
     assert chosen(made("fast", 1.0, size=50), made("small", 9.0, size=49), objective="size") == "small"
 
 
-def test_choose_for_training_changes_nothing_but_the_form():
+def test_choose_for_training_takes_no_compressed_model():
     candidates = made("float32", 5.0, made_by="kernels"), made("int8", 1.0)
     assert chosen(*candidates, objective="training") == "float32"
     assert chosen(candidates[1], objective="training") == "original"
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput", "size", "training"])
-def test_choose_where_nothing_passes_keeps_the_original(objective):
+def test_choose_keeps_the_original_if_nothing_passes(objective):
     assert chosen(made("int8", passes=False), objective=objective) == "original"
     assert chosen(objective=objective) == "original"
 
 
 @pytest.mark.parametrize("higher", [False, True])
-def test_front_marks_what_none_beats_in_both(higher):
+def test_front_marks_models_unbeaten_in_speed_and_quality(higher):
     from cellerate.optimization.stages.verdict import front
 
     sign = -1 if higher else 1

@@ -1,4 +1,4 @@
-"""The stages that tune training, each asked of a machine that is made up."""
+"""The stages that tune training, on a simulated machine."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
 class MadeUp(HereProbe):
-    """Answers for training by a rule."""
+    """A simulated training whose times follow a rule."""
 
     rule = staticmethod(lambda options: {})
 
@@ -63,7 +63,7 @@ class MadeUp(HereProbe):
 
 @pytest.fixture
 def tuned(made, tmp_path, monkeypatch):
-    """Runs one stage over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
+    """Run one stage after a baseline of 8 rows in 1 ms; return its record and the state."""
     from cellerate.optimization import context as module
     from cellerate.optimization.listener import StageListener
     from cellerate.optimization.state import Choices, State
@@ -99,7 +99,7 @@ def tuned(made, tmp_path, monkeypatch):
 
 
 class OfTraining:
-    """What the verdict says of training."""
+    """The training row of the verdict."""
 
     name, title = "verdict", "Verdict"
 
@@ -114,7 +114,7 @@ class OfTraining:
         return None if found is None else verdict._training_row(context, *found), doubt
 
 
-def test_training_before_and_after_are_timed_in_turns_from_the_first_way_to_the_last(tuned):
+def test_training_before_and_after_is_timed_in_alternating_turns(tuned):
     def rule(options):
         # Twice as fast on the fused kernels, and a batch of 32 rows takes twice as long as one of 8.
         step_ms = (2.0 if options["implementation"] == "auto" else 4.0) * (options["batch_size"] / 8) ** 0.5
@@ -133,11 +133,11 @@ def test_training_before_and_after_are_timed_in_turns_from_the_first_way_to_the_
     )
 
 
-def test_training_that_a_stage_has_timed_in_turns_has_the_figures_of_those_turns(tuned):
+def test_training_already_timed_in_turns_keeps_those_figures(tuned):
     steps = (
         TrainingStep("Keras, float32", 8, 10, 1.5, 1.4, 1.6, 53_000.0, race="kernels"),
         TrainingStep("fused kernels, float32", 8, 10, 0.5, 0.4, 0.6, 160_000.0, race="kernels"),
-        # By itself, in another minute: to be compared with nothing.
+        # A timing alone, at another time, cannot be compared.
         TrainingStep("fused kernels, float32", 8, 10, 0.1, 0.1, 0.1, 800_000.0),
     )
     MadeUp.asked.clear()
@@ -146,7 +146,7 @@ def test_training_that_a_stage_has_timed_in_turns_has_the_figures_of_those_turns
     assert MadeUp.asked == []
 
 
-def test_training_whose_turns_contradict_each_other_is_said_to_be_noise(tuned):
+def test_training_with_contradicting_turns_is_reported_as_noise(tuned):
     def rule(options):
         return {
             "step_ms": 5.0
@@ -158,7 +158,7 @@ def test_training_whose_turns_contradict_each_other_is_said_to_be_noise(tuned):
     assert "2.00x as fast as before, in 8 of 12 turns: that is noise" in doubt[0]
 
 
-def test_a_machine_that_is_busy_is_told_once_by_how_much():
+def test_busy_machine_is_reported_once_with_its_slowdown():
     steps = [
         TrainingStep("Keras, float32", 8, 10, step_ms, 1.0, 1.0, 1.0, race=race)
         for race, step_ms in (("", 189.0), ("kernels", 82.5), ("verdict", 536.0))
@@ -166,17 +166,17 @@ def test_a_machine_that_is_busy_is_told_once_by_how_much():
     steps.append(TrainingStep("fused kernels, float32", 8, 10, 27.0, 1.0, 1.0, 1.0))
     (told,) = racing.busy_machine(steps)
     assert "the same training step took 82.5 ms in one minute and 536 ms in another" in told
-    # Another batch is another step.
+    # Another batch size changes the step.
     steps = [dataclasses.replace(step, batch_size=number + 1) for number, step in enumerate(steps)]
     assert racing.busy_machine(steps) == []
 
 
-def test_training_that_nothing_was_chosen_for_has_no_figure(tuned):
+def test_training_without_a_choice_has_no_figure(tuned):
     (row, doubt), _ = tuned(OfTraining(), implementation="keras")
     assert (row, doubt) == (None, [])
 
 
-def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
+def test_faster_batch_size_is_chosen_with_advice_on_the_learning_rate(tuned):
     found, state = tuned(
         sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 * min(options["batch_size"], 32)}
     )
@@ -192,7 +192,7 @@ def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
 
 
 @pytest.mark.parametrize("usual", [8, 50])
-def test_batch_size_that_is_hardly_faster_stays(tuned, usual):
+def test_hardly_faster_batch_size_is_not_chosen(tuned, usual):
     found, state = tuned(
         sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 + options["batch_size"]}, first=usual
     )
@@ -210,13 +210,13 @@ def test_batch_size_that_is_hardly_faster_stays(tuned, usual):
         (1.08, "32 was 1.08x as fast in turns with it"),
     ],
 )
-def test_batch_size_that_is_faster_in_the_sweep_and_not_in_turns_stays(tuned, faster, said):
+def test_batch_size_faster_only_in_the_sweep_is_not_chosen(tuned, faster, said):
     def rule(options):
         if "turn" in options:
             rows = options["batch_size"]
             step_ms = rows / 8 / (faster if rows == 32 else 1.0)
             return {"items_per_s": rows / step_ms * 1e3, "step_ms": step_ms}
-        # Other work kept the machine busy while the smaller ones were measured.
+        # Other load slowed the machine while the smaller ones were measured.
         return {"items_per_s": 125.0 * min(options["batch_size"], 32)}
 
     found, state = tuned(sweeps.BatchSize(), rule)
@@ -226,7 +226,7 @@ def test_batch_size_that_is_faster_in_the_sweep_and_not_in_turns_stays(tuned, fa
     assert len(state.training_steps) == 1
 
 
-def test_batch_size_that_cannot_be_timed_beside_the_usual_one_stays(tuned):
+def test_batch_size_that_cannot_be_timed_in_turns_is_not_chosen(tuned):
     def rule(options):
         if "turn" in options:
             raise ProbeError("MemoryError: no memory", memory=True)
@@ -237,7 +237,7 @@ def test_batch_size_that_cannot_be_timed_beside_the_usual_one_stays(tuned):
     assert "could not be timed beside it (MemoryError: no memory)" in found.decision
 
 
-def test_batch_size_that_is_smaller_accumulates_to_the_same_update(tuned):
+def test_smaller_batch_size_accumulates_to_the_same_update(tuned):
     found, state = tuned(sweeps.BatchSize(), lambda options: {"items_per_s": 1e5 / options["batch_size"]})
     assert (state.choices.batch_size, state.choices.accumulate) == (2, 4)
     assert any("(accumulate)" in note for note in found.notes)
@@ -257,7 +257,7 @@ def test_batch_size_beyond_four_fifths_of_the_memory_is_not_chosen(tuned, monkey
     assert [curve.chart for curve in found.curves] == ["Training speed by batch size", "Memory by batch size"]
 
 
-def test_batch_size_where_no_batch_fits_raises(tuned):
+def test_batch_size_stage_raises_if_no_batch_fits(tuned):
     def rule(options):
         raise ProbeError("MemoryError: no memory", memory=True)
 
@@ -275,7 +275,7 @@ def test_batch_size_where_no_batch_fits_raises(tuned):
     ],
     ids=["faster", "hardly faster", "learns worse", "diverges"],
 )
-def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch, bfloat16, chosen):
+def test_precision_is_chosen_only_if_faster_with_an_equal_loss(tuned, monkeypatch, bfloat16, chosen):
     from cellerate.optimization.stages import precision as module
 
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
@@ -284,7 +284,7 @@ def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch,
     )
     assert state.choices.training_precision == chosen
     assert found.kept is (chosen != "float32")
-    # Both, from the same turns.
+    # Both figures come from the same turns.
     assert len(state.training_steps) == 1 + 2 * found.kept
     assert [name for name, _ in found.facts] == ["float32", "mixed_bfloat16"]
 
@@ -306,7 +306,7 @@ def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch,
     ],
     ids=["noise", "one spoiled turn"],
 )
-def test_precision_whose_turns_contradict_each_other_is_noise(tuned, monkeypatch, turns, chosen, said):
+def test_precision_with_contradicting_turns_is_reported_as_noise(tuned, monkeypatch, turns, chosen, said):
     from cellerate.optimization.stages import precision as module
 
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
@@ -320,7 +320,7 @@ def test_precision_whose_turns_contradict_each_other_is_noise(tuned, monkeypatch
     assert words.endswith("in 8 of 12 turns, which is noise" if chosen == "float32" else "in 11 of 12 turns")
 
 
-def test_precision_that_cannot_run_is_told(tuned, monkeypatch):
+def test_precision_that_cannot_run_is_reported(tuned, monkeypatch):
     from cellerate.optimization.stages import precision as module
 
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
@@ -335,7 +335,7 @@ def test_precision_that_cannot_run_is_told(tuned, monkeypatch):
     assert dict(found.facts)["mixed_bfloat16"] == "Unknown output type bfloat16"
 
 
-def test_pipeline_tells_what_share_of_a_step_a_batch_takes(tuned):
+def test_pipeline_reports_the_share_of_a_step_spent_on_the_batch(tuned):
     found, _ = tuned(Pipeline())
     # Half a millisecond of one.
     assert dict(found.facts) == {"a batch": "0.5 ms", "a step": "1 ms"}
@@ -343,12 +343,12 @@ def test_pipeline_tells_what_share_of_a_step_a_batch_takes(tuned):
 
 
 def test_pipeline_counts_the_ids_of_a_batch_where_rows_became_longer(tuned):
-    # Half as many rows, twice as long: as much work.
+    # Half as many rows of twice the length are the same work.
     found, _ = tuned(Pipeline(), batch_size=4, length=20)
     assert dict(found.facts)["a step"] == "1 ms"
 
 
-def test_length_trains_from_new_weights_on_as_many_characters_each(tuned, monkeypatch):
+def test_each_length_trains_new_weights_on_equally_many_characters(tuned, monkeypatch):
     tried = []
 
     def train(model, source, *, steps, **_):
@@ -367,11 +367,11 @@ def test_length_trains_from_new_weights_on_as_many_characters_each(tuned, monkey
     assert (state.choices.length, state.choices.batch_size) == (10, 8)
 
 
-def test_length_that_takes_all_of_its_time_says_what_it_needs(tuned, monkeypatch):
+def test_length_that_runs_out_of_time_reports_the_time_it_needs(tuned, monkeypatch):
     from cellerate.optimization.context import OutOfTimeError
 
     class Given:
-        """Gives the stage ten seconds, of which each length takes so many."""
+        """Give the stage ten seconds, and each length a simulated duration."""
 
         name, title = "length", "Sequence length"
 
@@ -397,12 +397,12 @@ def test_length_that_takes_all_of_its_time_says_what_it_needs(tuned, monkeypatch
         tuned(Given(6.0))
     assert raised.value.needs_s == pytest.approx(18.0)
     found, _ = tuned(Given(4.0))
-    # Of three there was time for two: the usual one, and half of it.
+    # The time was enough for two of three lengths: the usual one and half of it.
     assert found.curves[0].x == (8.0, 10.0)
 
 
 @pytest.mark.parametrize(("rows", "better", "after"), [(8, 20, (20, 4)), (8, 8, (8, 10)), (1, 20, (10, 1))])
-def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
+def test_certainly_better_length_is_chosen_with_equal_characters_a_batch(
     tuned, monkeypatch, rows, better, after
 ):
     from cellerate.measure import Timing
@@ -426,7 +426,7 @@ def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
     found, state = tuned(sweeps.SequenceLength(), batch_size=rows)
     assert (state.choices.length, state.choices.batch_size) == after
     assert found.kept is (after[0] != 10)
-    # Of one row there is none twice as long with as many characters.
+    # A batch of one row cannot have rows of twice the length with as many characters.
     assert tried == ([10, 8] if rows == 1 else [10, 8, 20])
 
 
@@ -437,15 +437,13 @@ def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
         ((0.7, 0.72, 0.69, 0.7, 0.71, 0.7), True),
         # Hardly faster: no policy less than 5 % faster is chosen.
         ((1.02, 1.03, 1.01, 1.02, 1.04, 1.02), True),
-        # Five of six turns tell enough of what may be skipped.
+        # Five of six turns are enough to skip a stage.
         ((0.7, 0.72, 0.69, 0.7, 0.71, 1.1), True),
         ((1.06, 1.03, 1.06, 1.07, 1.06, 1.06), False),
         ((1.8, 1.9, 1.8, 1.7, 1.8, 1.8), False),
     ],
 )
-def test_precision_is_pointless_only_where_bfloat16_is_no_faster_on_this_machine(
-    made, monkeypatch, ratios, pointless
-):
+def test_precision_is_skipped_only_if_bfloat16_is_not_faster_here(made, monkeypatch, ratios, pointless):
     from cellerate.models.storage import load_model
     from cellerate.optimization.stages import precision as module
 
@@ -461,12 +459,12 @@ def test_precision_is_pointless_only_where_bfloat16_is_no_faster_on_this_machine
         assert said == (
             f"on this machine an LSTM layer of 16 units trains {order.reach} times as fast in bfloat16 as in float32"
         )
-    # What the processor makes of bfloat16 tells nothing of another policy.
+    # The speed of bfloat16 does not say anything about another policy.
     monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_float16", "mixed_bfloat16"))
     assert module.Precision().pointless(context) == ""
 
 
-def test_batch_and_length_are_pointless_where_the_model_is_built_for_one(made):
+def test_batch_and_length_are_skipped_for_a_model_of_fixed_shape(made):
     inputs = keras.Input((10,), batch_size=4, dtype="int32")
     context = types.SimpleNamespace(
         state=types.SimpleNamespace(choices=types.SimpleNamespace(length=10)),

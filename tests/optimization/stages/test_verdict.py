@@ -1,4 +1,4 @@
-"""The verdict: as many turns as leave no doubt, and no more."""
+"""The verdict takes only as many turns as it needs for certainty."""
 
 import math
 from typing import ClassVar
@@ -33,17 +33,17 @@ class Raced(HereProbe):
     [
         ([1.0] * 6, math.inf, 6, "float32", ""),
         ([20.0] * 6, math.inf, 6, "original", ""),
-        # Of twelve turns two may be spoiled.
+        # Two of twelve turns may be outliers.
         ([1.0] + [20.0] * 11, math.inf, 12, "original", ""),
-        # Nobody knows which is faster: the smaller one, with a word on that.
+        # The timings contradict each other, so the verdict takes the smaller model and says so.
         ([1.0, 20.0, 20.0] * 4, math.inf, 12, "float32", "but only in 8 of 12 turns, which is noise"),
         ([1.0, 20.0, 20.0] * 2, 0.0, 6, "float32", "but only in 4 of 6 turns, which is noise"),
-        # As fast as each other, whichever is ahead: no choice depends on that.
+        # Equally fast: the choice does not depend on which one is ahead.
         ([10.1, 9.8] * 3, math.inf, 6, "float32", ""),
     ],
     ids=["faster", "slower", "one spoiled", "noise", "noise and no time", "alike"],
 )
-def test_verdict_takes_more_turns_only_while_they_leave_a_doubt(
+def test_verdict_takes_more_turns_only_while_in_doubt(
     made, tmp_path, monkeypatch, latencies, spare, turns, chosen, said
 ):
     answer_here(monkeypatch, Raced)

@@ -23,7 +23,7 @@ def whole(made, tmp_path_factory):
         patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
         answer_here(patch, HereProbe)
         make_quick(patch)
-        # By size, as timings of a model so small differ by chance.
+        # The choice is by size, because timings of such a small model vary by chance.
         found = optimized(
             made,
             folder / "out",
@@ -65,7 +65,7 @@ def test_every_stage_is_done_and_every_candidate_is_measured(whole):
     assert [one.control for one in packed] == [None] * 4 + [control.id] * 3
     for one in (pruned, student, twin):
         assert one.control_loss.low <= one.control_loss.value <= one.control_loss.high
-        # It learnt something, so that it makes a difference what a model is held against.
+        # The control learnt something, so the reference of a comparison matters.
         assert one.control_loss.value > one.loss.value
         assert one.worst_loss == one.control_loss.value
     assert (control.parameters, control.precision) == (original.parameters, "float32")
@@ -113,7 +113,7 @@ def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
         ("after", chosen.id),
     ]
     assert (quality.before, quality.after) == (before.quality.value, after.quality.value)
-    # Other data than what it was chosen by.
+    # Different data from those of the choice.
     assert after.quality != chosen.quality
     assert (before.loss, before.control_loss, control.control_loss) == (None, None, None)
     assert after.control_loss.value > after.loss.value
@@ -123,7 +123,7 @@ def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
     assert any(one.on_front for one in found.candidates)
 
 
-def test_one_gain_has_one_figure_wherever_it_is_told(whole):
+def test_each_gain_has_the_same_figure_everywhere(whole):
     found, folder = whole
     from cellerate.report.figures import waterfalls
     from cellerate.report.view import tiles
@@ -138,18 +138,18 @@ def test_one_gain_has_one_figure_wherever_it_is_told(whole):
         assert figure in verdict.sentence
         assert totals[title] == figure
         assert figure.split()[0] in page
-        # What the stages brought multiplies to it: all were timed in the same turns.
+        # The gains of the stages multiply to the total, because all were timed in the same turns.
         gains = [
             next(g for g in one.gains if g.quantity == quantity)
             for one in found.passes
             if one.gains and one.kept
         ]
         assert np.prod([gain.factor for gain in gains]) == pytest.approx(headlines[quantity].factor)
-    # And no stage tells another one in its own line.
+    # The line of a stage does not state the gain of another stage.
     assert not any("x as fast" in one.decision for one in found.passes)
 
 
-def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
+def test_run_writes_its_report_in_three_formats(whole):
     found, folder = whole
     assert json.loads((folder / "report.json").read_text())["verdict"]["chosen"] == found.verdict.chosen
     assert found.verdict.sentence.replace("_", r"\_") in (folder / "report.md").read_text()
@@ -162,7 +162,7 @@ def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
     assert "--only pack --only quantize" in found.command
 
 
-def test_the_original_stays_as_it_was(whole, made):
+def test_original_model_stays_unchanged(whole, made):
     found, folder = whole
     model, _ = load_model(made / "text.keras")
     assert found.candidates[0].file is None
@@ -172,7 +172,7 @@ def test_the_original_stays_as_it_was(whole, made):
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path):
+def test_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path):
     inputs = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(len_of_text(), 4)(inputs)
     x = keras.layers.PReLU("random_normal", shared_axes=[1])(keras.layers.GRU(5, return_sequences=True)(x))
@@ -206,7 +206,7 @@ def len_of_text():
 @pytest.mark.parametrize(
     ("task", "data"), [("series", "s.csv"), pytest.param("embed", "l.txt", marks=pytest.mark.slow)]
 )
-def test_the_other_tasks_come_to_a_verdict(made, tmp_path, task, data):
+def test_other_tasks_reach_a_verdict(made, tmp_path, task, data):
     found = optimized(made, tmp_path / "out", task, data, only=["pack", "kernels"])
     assert {one.name: one.status for one in found.passes} == dict.fromkeys(
         ("baseline", "pack", "kernels"), "done"

@@ -56,13 +56,13 @@ def test_values_are_read_as_lists_ranges_and_words(name, given, values):
         ("device", "tpu", "one of auto, cpu, gpu"),
     ],
 )
-def test_values_that_cannot_be_used_are_refused_in_words(name, given, reason):
+def test_invalid_values_are_refused_with_a_clear_error(name, given, reason):
     with pytest.raises(ConfigError, match=reason):
         BY_NAME[name].read(given, "text")
 
 
 @pytest.mark.parametrize("task", RECORDS)
-def test_every_axis_of_a_task_has_help_and_a_default_that_it_reads(task):
+def test_every_axis_of_a_task_has_help_and_a_valid_default(task):
     for axis in axes_of(task).values():
         assert axis.help(task).endswith(".")
         assert axis.read(axis.default(task), task) == (axis.default(task),)
@@ -70,17 +70,17 @@ def test_every_axis_of_a_task_has_help_and_a_default_that_it_reads(task):
             assert len(axis.read(axis.searched, task)) > 1
 
 
-def test_every_axis_is_of_some_task():
+def test_every_axis_belongs_to_a_task():
     assert {name for task in RECORDS for name in axes_of(task)} == {axis.name for axis in AXES}
 
 
-def test_unknown_setting_is_refused_with_the_one_that_was_meant():
+def test_unknown_setting_is_refused_with_the_nearest_known_one():
     with pytest.raises(ConfigError, match="did you mean 'batch_size'"):
         check_known("text", ["batchsize"])
     check_known("series", ["target", "device", "decimal"])
 
 
-def test_values_are_written_as_they_are_typed():
+def test_values_are_formatted_as_the_user_types_them():
     assert [written(one) for one in (True, False, 0.0003, 128, "adam")] == [
         "on",
         "off",

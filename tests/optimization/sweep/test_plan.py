@@ -13,7 +13,7 @@ ALONE = SweepSettings(beside_stock=False)
 def test_all_values_are_combined_and_the_control_comes_first():
     made = plan_of(ALONE, batch_size="32,64", units="16,32")
     assert made.points[0].control
-    # The default of units is in none of the values: the control is a point of its own.
+    # The values do not include the default of units, so the control is an extra point.
     assert made.points[0].values == {"batch_size": 64, "units": 64}
     grid = [{"batch_size": b, "units": u} for b, u in itertools.product((32, 64), (16, 32))]
     assert [one.values for one in made.points[1:]] == grid
@@ -25,7 +25,7 @@ def test_control_is_part_of_the_grid_where_its_value_is():
     assert [one.values["batch_size"] for one in made.points] == [64, 32]
 
 
-def test_single_value_is_a_setting_of_all_points():
+def test_single_value_applies_to_all_points():
     made = plan_of(ALONE, batch_size="8,16", units="24")
     assert made.axes == {"batch_size": (8, 16)}
     parts = settings_of_point(made.base, made.points[1].values)
@@ -33,7 +33,7 @@ def test_single_value_is_a_setting_of_all_points():
     assert parts["data"] == {"batch_size": 8}
 
 
-def test_order_of_options_changes_no_name_of_a_point():
+def test_order_of_options_does_not_change_point_names():
     one = plan_of(ALONE, units="8,16", batch_size="8,16")
     other = plan_of(ALONE, batch_size="8,16", units="8,16")
     assert [point.key for point in one.points] == [point.key for point in other.points]
@@ -50,11 +50,11 @@ def test_order_of_options_changes_no_name_of_a_point():
         ({"batch_size": "8,16", "implementation": "auto"}, False),
     ],
 )
-def test_stock_keras_is_beside_batch_sizes_unless_more_is_asked(options, beside):
+def test_stock_keras_is_added_to_a_sweep_of_batch_sizes_only(options, beside):
     assert ("implementation" in plan_of(SweepSettings(), **options).axes) is beside
 
 
-def test_stock_keras_can_be_asked_for_and_left_out():
+def test_stock_keras_can_be_requested_and_excluded():
     assert "implementation" in plan_of(SweepSettings(beside_stock=True), units="8,16").axes
     assert "implementation" not in plan_of(ALONE, batch_size="8,16").axes
     with pytest.raises(ConfigError, match="beside_stock"):
@@ -66,11 +66,11 @@ def test_stock_keras_trains_the_control_too():
     assert {"batch_size": 64, "implementation": "keras"} in [one.values for one in made.points]
 
 
-def test_control_of_two_devices_is_on_the_gpu_where_training_would_be():
+def test_control_of_two_devices_runs_on_the_gpu():
     assert plan_of(ALONE, device="cpu,gpu").points[0].values == {"device": "gpu"}
 
 
-def test_nothing_to_compare_and_too_much_are_refused():
+def test_sweep_of_one_point_or_too_many_is_refused():
     with pytest.raises(ConfigError, match="nothing is swept"):
         plan_of(ALONE, units="16")
     with pytest.raises(ConfigError, match=r"10,140 points \(13 of batch_size x 13 of units x 6"):
@@ -84,7 +84,7 @@ def test_contradicting_settings_are_refused():
         plan_of(ALONE, units="8,16", clipnorm=1.0, clipvalue=1.0)
 
 
-def test_labels_tell_points_apart():
+def test_labels_are_unique():
     made = plan_of(SweepSettings(), batch_size="8,16", device="cpu,gpu")
     labels = [one.label for one in made.points]
     assert len(set(labels)) == len(labels)
@@ -95,7 +95,7 @@ def points(count):
     return list(plan_of(ALONE, batch_size=",".join(map(str, range(1, count + 1)))).points[1:])
 
 
-def test_points_train_for_less_before_any_is_left_out():
+def test_short_time_cuts_training_before_it_drops_points():
     some = points(10)
     seconds, kept, left_out = within(some, 200.0, 10.0, 20.0)
     assert LEAST_S < seconds < 20.0
@@ -103,7 +103,7 @@ def test_points_train_for_less_before_any_is_left_out():
     assert len(kept) * point_cost_s(10.0, seconds) == pytest.approx(200.0)
 
 
-def test_points_that_do_not_fit_are_spread_over_all():
+def test_dropped_points_are_spread_over_the_grid():
     some = points(10)
     seconds, kept, left_out = within(some, 60.0, 10.0, 20.0)
     assert seconds == LEAST_S
@@ -111,6 +111,6 @@ def test_points_that_do_not_fit_are_spread_over_all():
     assert len(left_out) == 5
 
 
-def test_no_time_leaves_all_out():
+def test_sweep_without_time_drops_all_points():
     assert within(points(3), -5.0, 10.0, 20.0)[1] == []
     assert within([], 10.0, 10.0, 5.0) == (5.0, [], [])

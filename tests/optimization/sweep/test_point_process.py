@@ -1,4 +1,4 @@
-"""The process of a point, answered in the process of the test."""
+"""A point whose work runs in the process of the test."""
 
 import importlib
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def mean(judged):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_point_learns_and_is_judged_at_powers_of_two(made, point_of, task):
+def test_point_learns_and_is_evaluated_at_powers_of_two(made, point_of, task):
     point = point_of(opened(made, task))
     about = point.answer({"kind": "ready"})
     assert (about["batch_size"], about["steps"]) == (8, 0)
@@ -54,23 +54,23 @@ def test_point_learns_and_is_judged_at_powers_of_two(made, point_of, task):
     assert [one["steps"] for one in found["judged"]] == [8, 16, 32, 40]
     assert found["steps"] == len(found["times_s"]) == 40
     assert found["seconds"] == pytest.approx(sum(found["times_s"]), abs=1e-4)
-    if task != "series":  # which begins where a linear map ends
+    if task != "series":  # a forecaster already starts from a linear map
         assert mean(found["judged"][-1]) < mean(about["judged"][0])
     assert point.answer({"kind": "test"})
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_batches_that_judge_are_the_same_whatever_trains(made, point_of, task):
+def test_validation_batches_are_the_same_for_all_points(made, point_of, task):
     one, other = (
         point_of(opened(made, task, batch_size=rows)).answer({"kind": "ready"})["judged"][0]
         for rows in (4, 16)
     )
     assert one["weights"] == other["weights"]
-    # Both have the same seed, and neither has trained.
+    # Both have the same seed and are untrained.
     assert one["losses"] == pytest.approx(other["losses"], rel=1e-5)
 
 
-def test_loss_is_that_of_keras_on_the_validation_part(made, point_of):
+def test_loss_equals_keras_on_the_validation_part(made, point_of):
     import keras
 
     point = point_of(opened(made, "text"))
@@ -90,7 +90,7 @@ def test_loss_is_that_of_keras_on_the_validation_part(made, point_of):
     )
 
 
-def test_point_goes_on_from_its_state_as_if_nothing_had_been(made, point_of, tmp_path):
+def test_point_restored_from_its_state_continues_unchanged(made, point_of, tmp_path):
     state = str(tmp_path / "state.npz")
     whole = point_of(opened(made, "text"))
     whole.answer({"kind": "turn", "with": {"steps": 6}})
@@ -106,19 +106,19 @@ def test_point_goes_on_from_its_state_as_if_nothing_had_been(made, point_of, tmp
     assert after["judged"][-1]["losses"] == pytest.approx(in_one["judged"][-1]["losses"], rel=1e-4)
 
 
-def test_trained_model_is_where_its_points_begin(made, point_of):
+def test_points_of_a_trained_model_start_from_its_weights(made, point_of):
     fresh = point_of(opened(made, "text")).answer({"kind": "ready"})
     trained = point_of(opened(made, "text", model=str(made / "text.keras"))).answer({"kind": "ready"})
     assert trained["weights"] != fresh["weights"]
 
 
-def test_stock_keras_is_left_as_it_is(made, point_of):
+def test_stock_keras_point_is_not_accelerated(made, point_of):
     point = point_of(opened(made, "text", implementation="keras"))
     assert not any("cellerate" in type(layer).__module__ for layer in point._model._flatten_layers())
     assert point.answer({"kind": "turn", "with": {"steps": 2}})["steps"] == 2
 
 
-def test_small_held_out_part_is_judged_in_small_batches_so_that_there_is_an_interval(made, point_of):
+def test_small_held_out_part_uses_small_batches_to_get_an_interval(made, point_of):
     asked = opened(made, "series")
     asked["parts"]["data"] |= {"train_fraction": 0.8, "validation_fraction": 0.1}
     (judged,) = point_of(asked).answer({"kind": "ready"})["judged"]
@@ -126,14 +126,14 @@ def test_small_held_out_part_is_judged_in_small_batches_so_that_there_is_an_inte
     assert max(judged["weights"]) < 32
 
 
-def test_device_that_is_not_there_is_refused(made, point_of):
+def test_missing_device_is_refused(made, point_of):
     with pytest.raises(BackendError, match="should train on the gpu"):
         point_of(opened(made, "text", device="gpu"))
     assert point_of(opened(made, "text", device="cpu"))
 
 
 @pytest.mark.backends
-def test_memory_is_what_the_framework_took_on_its_gpu_and_none_on_the_cpu(made, point_of, monkeypatch):
+def test_gpu_memory_comes_from_the_framework_and_is_none_on_the_cpu(made, point_of, monkeypatch):
     point = point_of(opened(made, "text"))
     turn = {"kind": "turn", "with": {"steps": 1}}
     assert point.answer(turn)["peak_gpu_memory_bytes"] is None
@@ -165,7 +165,7 @@ def test_settings_that_the_task_refuses_are_refused(made, point_of):
         point_of(asked)
 
 
-def test_windows_of_other_lengths_are_judged_on_the_same_stretches(made, point_of):
+def test_windows_of_different_lengths_are_evaluated_on_the_same_stretches(made, point_of):
     def judged(task, **data):
         asked = opened(made, task)
         asked["parts"]["data"] |= data

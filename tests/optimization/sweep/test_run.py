@@ -26,13 +26,13 @@ def test_all_points_train_equally_long_in_turns_of_changing_order(tmp_path, monk
     assert not (tmp_path / "points").exists()
 
 
-def test_steps_in_place_of_seconds_are_the_same_for_all(tmp_path, monkeypatch):
+def test_step_limit_is_the_same_for_all_points(tmp_path, monkeypatch):
     made_up(monkeypatch)
     record = run_made_up(tmp_path, SweepSettings(steps=10, rounds=4, beside_stock=False), batch_size="8,16")
     assert [point.steps for point in record.points] == [10, 10, 10]
 
 
-def test_point_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
+def test_failed_point_gives_its_reason_and_the_others_continue(tmp_path, monkeypatch):
     made_up(monkeypatch, failing([8], "turn"))
     said = []
     record = run_made_up(tmp_path, SETTINGS, said=said, batch_size="8,16")
@@ -42,7 +42,7 @@ def test_point_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     assert any("batch size 8 failed: it broke" in one for one in said)
 
 
-def test_point_without_memory_beside_others_is_tried_again_without_them(tmp_path, monkeypatch):
+def test_point_out_of_memory_beside_others_is_retried_alone(tmp_path, monkeypatch):
     full = []
 
     def fails(rows, kind):
@@ -57,14 +57,14 @@ def test_point_without_memory_beside_others_is_tried_again_without_them(tmp_path
     assert found.seconds == pytest.approx(4.0, rel=0.05)
 
 
-def test_point_without_memory_by_itself_fails(tmp_path, monkeypatch):
+def test_point_out_of_memory_alone_fails(tmp_path, monkeypatch):
     made_up(monkeypatch, failing([8], "turn", memory=True))
     record = run_made_up(tmp_path, SETTINGS, batch_size="8,16")
     found = next(point for point in record.points if point.values["batch_size"] == 8)
     assert (found.status, found.reason) == ("failed", "out of memory")
 
 
-def test_control_that_cannot_be_trained_is_an_error_of_its_own_kind(tmp_path, monkeypatch):
+def test_control_that_cannot_train_raises_the_error_of_its_cause(tmp_path, monkeypatch):
     def fails(rows, kind):
         raise ProbeError("the file is missing", memory=False, kind="DataError")
 
@@ -88,17 +88,17 @@ def test_batches_that_the_data_cannot_fill_are_refused(tmp_path, monkeypatch):
     assert record.points[1].reason == "the data fill a batch of 100 at most"
 
 
-def test_few_points_at_a_time_share_a_heat_and_the_control_is_timed_in_each(tmp_path, monkeypatch):
+def test_points_run_in_small_heats_that_each_include_the_control(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_MOST_ALIVE", 2)
     asked = made_up(monkeypatch)
     record = run_made_up(tmp_path, SETTINGS, batch_size="4,8,16")
     assert sorted(point.heat for point in record.points) == [0, 1, 2, 3]
-    # Four turns in the first heat, and one that is not its own in each of the others.
+    # Four turns in the first heat, and one in each other heat.
     assert [kind for rows, kind in asked if rows == 64] == ["ready", *["turn"] * 6]
     assert len(record.points[0].turns) == 4
 
 
-def test_slower_machine_in_a_later_heat_is_noted(tmp_path, monkeypatch):
+def test_slower_machine_in_a_later_heat_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_MOST_ALIVE", 2)
     made_up(monkeypatch)
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ def slow_start(start):
     return started
 
 
-def test_interrupted_sweep_keeps_what_is_measured_and_goes_on(tmp_path, monkeypatch):
+def test_interrupted_sweep_keeps_its_measurements_and_resumes(tmp_path, monkeypatch):
     turns = []
 
     def interrupt(rows, kind):
@@ -163,7 +163,7 @@ def test_interrupted_sweep_keeps_what_is_measured_and_goes_on(tmp_path, monkeypa
         assert [one["steps"] for one in point.judged] == sorted(one["steps"] for one in point.judged)
 
 
-def test_turn_that_the_record_lacks_is_trained_again(tmp_path, monkeypatch):
+def test_turn_missing_from_the_record_is_trained_again(tmp_path, monkeypatch):
     made_up(monkeypatch)
     made = plan_of(SETTINGS, batch_size="8,16")
     record = record_of_plan(made)
@@ -182,7 +182,7 @@ def test_turn_that_the_record_lacks_is_trained_again(tmp_path, monkeypatch):
     assert all(point.seconds == pytest.approx(4.0, rel=0.05) for point in record.points)
 
 
-def test_slow_stock_points_are_left_out_where_others_still_fit(tmp_path, monkeypatch):
+def test_slow_stock_points_are_dropped_first(tmp_path, monkeypatch):
     from support.optimization import sweeps
 
     clock = [0.0]

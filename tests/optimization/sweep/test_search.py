@@ -1,4 +1,4 @@
-"""A search with made-up points: Optuna draws, prunes and keeps, and the test part is looked at once."""
+"""A search with simulated points: Optuna draws, prunes and stores, and the test part is used once."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ class Drawn:
         return values[0]
 
 
-def test_lists_are_drawn_from_and_ranges_are_drawn_within():
+def test_draws_come_from_lists_and_ranges():
     found = space(batch_size="30..64", units=[7, 9], learning_rate="1e-4..1e-2", dropout="0.1..0.3")
     trial = Drawn()
     assert {name: one.draw(trial) for name, one in found.items()} == {
@@ -64,7 +64,7 @@ def test_lists_are_drawn_from_and_ranges_are_drawn_within():
 def test_without_a_range_the_usual_space_of_the_task_is_searched():
     found = space("text", optimizer="adam")
     assert {"batch_size", "units", "layers", "learning_rate"} <= {*found}
-    # What is given stays as it is.
+    # Given values stay fixed.
     assert "optimizer" not in found
     own = space("text", model="mine.keras")
     assert "units" not in own
@@ -77,7 +77,7 @@ def test_search_chooses_by_validation_and_judges_once_beside_the_control(tmp_pat
     assert found.status == "finished"
     assert len(found.points) == 1 + 9
     assert found.verdict["trials"] == 9
-    # The control and the chosen one, after everything else.
+    # The control and the chosen point come last.
     assert [kind for _, kind in asked].count("test") == 2
     assert [kind for _, kind in asked[-2:]] == ["test", "test"]
     best = next(point for point in found.points if point.label == found.verdict["best"])
@@ -94,7 +94,7 @@ def test_search_chooses_by_validation_and_judges_once_beside_the_control(tmp_pat
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["verdict"] == found.verdict
 
 
-def test_point_that_was_tried_is_not_trained_again_and_the_search_of_few_ends(tmp_path, monkeypatch):
+def test_tried_point_is_not_repeated_and_a_small_search_space_ends(tmp_path, monkeypatch):
     made_up(monkeypatch)
     said = []
     options = OPTIONS | {"batch_size": [8, 16, 32], "trials": 20}
@@ -105,7 +105,7 @@ def test_point_that_was_tried_is_not_trained_again_and_the_search_of_few_ends(tm
     assert any("no point is left that was not tried before" in line for line in said)
 
 
-def test_search_that_bought_nothing_says_so_and_keeps_the_control(tmp_path, monkeypatch):
+def test_search_without_a_gain_says_so_and_keeps_the_control(tmp_path, monkeypatch):
     asked = made_up(monkeypatch)
     options = OPTIONS | {"batch_size": "256..1024", "trials": 3}
     found = cellerate.sweep("series", "data.csv", tmp_path / "s", **options)
@@ -115,13 +115,13 @@ def test_search_that_bought_nothing_says_so_and_keeps_the_control(tmp_path, monk
     assert "--batch-size" not in found.verdict["command"]
 
 
-def test_difference_on_the_test_part_that_may_be_chance_is_not_sold(tmp_path, monkeypatch):
+def test_uncertain_gain_on_the_test_part_is_not_claimed(tmp_path, monkeypatch):
     made_up(monkeypatch)
     whole = MadeUpProcess.ask
 
     def ask(self, kind, **options):
         found = whole(self, kind, **options)
-        # Both alike, but for chance.
+        # Both are equal except for chance.
         noise = np.random.default_rng(self._rows).normal(1, 0.3, 16)
         return [[float(one), 32.0] for one in noise] if kind == "test" else found
 
@@ -133,7 +133,7 @@ def test_difference_on_the_test_part_that_may_be_chance_is_not_sold(tmp_path, mo
     assert found.verdict["chosen"] == "the control"
 
 
-def test_trials_that_are_behind_are_stopped_and_broken_ones_are_told(tmp_path, monkeypatch):
+def test_lagging_trials_are_stopped_and_failed_trials_are_reported(tmp_path, monkeypatch):
     from cellerate.optimization.probe_client import ProbeError
 
     def fails(rows, kind):
@@ -151,17 +151,17 @@ def test_trials_that_are_behind_are_stopped_and_broken_ones_are_told(tmp_path, m
     assert all(point.reason == "no memory left" for point in broken)
     assert found.verdict["stopped_early"] == len(early)
     assert found.verdict["failed"] == len(broken)
-    # What was stopped does not decide after how long the others are compared.
+    # A stopped trial does not set the training length at which the others are compared.
     assert all(turn["seconds"] > 0 for point in early for turn in point.turns)
 
 
-def test_second_process_helps_the_first_in_one_study(tmp_path, monkeypatch):
+def test_second_process_joins_the_study_of_the_first(tmp_path, monkeypatch):
     helped = []
 
     def fails(rows, kind):
         if kind == "turn" and len(asked) > 10 and not helped:
             helped.append(None)
-            # As a second process would: the folder is locked, and the study is there.
+            # The situation of a second process: the folder is locked, and the study exists.
             said = []
             helped[0] = cellerate.sweep(
                 "series", "data.csv", tmp_path / "s", listener=Callbacks(said.append), **OPTIONS
@@ -175,11 +175,11 @@ def test_second_process_helps_the_first_in_one_study(tmp_path, monkeypatch):
     assert helped[0].status == "helped"
     count = int(helped[0].verdict["sentence"].split()[0])
     assert count > 3
-    # No process trains what another has, and the first reports all.
+    # The processes never train the same point, and the first reports all points.
     assert found.verdict["trials"] == 9
 
 
-def test_interrupted_search_goes_on_with_its_trials(tmp_path, monkeypatch):
+def test_interrupted_search_resumes_with_its_trials(tmp_path, monkeypatch):
     def fails(rows, kind):
         if [kind for _, kind in asked].count("ready") == 5:
             raise KeyboardInterrupt
@@ -196,12 +196,12 @@ def test_interrupted_search_goes_on_with_its_trials(tmp_path, monkeypatch):
     found = cellerate.sweep("series", "data.csv", tmp_path / "s", resume=True, **OPTIONS)
     assert found.status == "finished"
     assert found.verdict["trials"] == 9
-    # The control is not trained again for the search, and then once to be judged.
+    # The search does not retrain the control; the final evaluation trains it once.
     assert [rows for rows, kind in asked if kind == "ready"].count(64) >= 1
     assert [point.values for point in found.points[:4]] == [point.values for point in before.points[:4]]
 
 
-def test_time_budget_ends_the_search_and_leaves_room_to_judge(tmp_path, monkeypatch):
+def test_time_budget_ends_the_search_with_time_left_to_evaluate(tmp_path, monkeypatch):
     made_up(monkeypatch)
     clock = [1000.0]
     monkeypatch.setattr(search.time, "perf_counter", lambda: clock[0])
@@ -209,7 +209,7 @@ def test_time_budget_ends_the_search_and_leaves_room_to_judge(tmp_path, monkeypa
     whole = MadeUpProcess.ask
 
     def ask(self, kind, **options):
-        # A start takes 2 s, training as long as it says, and judging a little.
+        # A start takes 2 s, training its set time, and evaluating a little.
         found = whole(self, kind, **options)
         clock[0] += 2.0 if kind == "ready" else found["seconds"] + 0.1 if kind == "turn" else 0.1
         return found
@@ -235,14 +235,14 @@ def test_time_budget_ends_the_search_and_leaves_room_to_judge(tmp_path, monkeypa
         ),
     ],
 )
-def test_database_that_cannot_be_used_is_refused_with_what_to_give(tmp_path, monkeypatch, url, reason):
+def test_unusable_database_is_refused_with_a_remedy(tmp_path, monkeypatch, url, reason):
     made_up(monkeypatch)
     with pytest.raises(ConfigError, match=f"the database that study names .*{reason}"):
         cellerate.sweep("series", "data.csv", tmp_path / "s", study=url, **OPTIONS)
     assert not (tmp_path / "s").exists()
 
 
-def test_search_without_optuna_says_what_to_install(tmp_path, monkeypatch):
+def test_search_without_optuna_names_the_package_to_install(tmp_path, monkeypatch):
     made_up(monkeypatch)
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else there(name))

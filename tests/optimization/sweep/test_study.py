@@ -14,9 +14,9 @@ def study_in(folder, **identity):
     return Study(folder, f"sqlite:///{folder.parent / 'shared.db'}", identity, 0)
 
 
-def test_processes_that_start_at_once_have_one_that_begins(tmp_path, monkeypatch):
+def test_one_of_several_simultaneous_processes_begins_the_search(tmp_path, monkeypatch):
     first = study_in(tmp_path / "one", units=[4, 8])
-    # The control of the first is still in training.
+    # The first process still trains its control.
     second = study_in(tmp_path / "two", units=[4, 8])
     assert (first.has_begun, second.has_begun) == (False, True)
     assert not study_in(tmp_path / "two", units=[4, 16]).has_begun
@@ -28,7 +28,7 @@ def test_processes_that_start_at_once_have_one_that_begins(tmp_path, monkeypatch
     assert not second.has_begun
 
 
-def test_search_whose_first_process_never_came_to_train_is_begun_anew(tmp_path, monkeypatch):
+def test_search_whose_first_process_never_trained_restarts(tmp_path, monkeypatch):
     study_in(tmp_path / "one", units=[4, 8])
     later = study_in(tmp_path / "two", units=[4, 8])
     study_module_time(monkeypatch, CONTROL_PATIENCE_S + 1)
@@ -36,7 +36,7 @@ def test_search_whose_first_process_never_came_to_train_is_begun_anew(tmp_path, 
 
 
 def study_module_time(monkeypatch, ahead_s=0.0):
-    """Sets the clock of studies ahead; gives what it says."""
+    """Advance the clock of studies, and return its messages."""
     from cellerate.optimization.sweep import study
 
     now = study.time.time() + ahead_s

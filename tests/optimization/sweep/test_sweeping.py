@@ -24,7 +24,7 @@ def interrupted(folder, monkeypatch):
         cellerate.sweep("series", "data.csv", folder, **OPTIONS)
 
 
-def test_folder_has_the_record_the_page_and_the_verdict(tmp_path, monkeypatch):
+def test_sweep_writes_its_record_page_and_verdict(tmp_path, monkeypatch):
     made_up(monkeypatch)
     found = cellerate.sweep("series", "data.csv", tmp_path / "s", **OPTIONS)
     assert found.status == "finished"
@@ -36,7 +36,7 @@ def test_folder_has_the_record_the_page_and_the_verdict(tmp_path, monkeypatch):
     assert read_record(tmp_path / "s") == found
 
 
-def test_folder_that_holds_a_sweep_or_other_files_is_kept(tmp_path, monkeypatch):
+def test_folder_with_a_sweep_or_other_files_is_not_overwritten(tmp_path, monkeypatch):
     made_up(monkeypatch)
     cellerate.sweep("series", "data.csv", tmp_path / "s", **OPTIONS)
     before = (tmp_path / "s" / "sweep.json").read_bytes()
@@ -62,7 +62,7 @@ def test_two_sweeps_into_one_folder_are_refused(tmp_path, monkeypatch):
         cellerate.sweep("series", "data.csv", tmp_path / "s", **OPTIONS)
 
 
-def test_interrupted_sweep_goes_on_with_the_same_settings_alone(tmp_path, monkeypatch):
+def test_interrupted_sweep_resumes_with_the_same_settings_only(tmp_path, monkeypatch):
     interrupted(tmp_path / "s", monkeypatch)
     assert read_record(tmp_path / "s").status == "interrupted"
     assert "The sweep is not complete" in (tmp_path / "s" / "sweep.html").read_text()
@@ -82,7 +82,7 @@ def test_interrupted_sweep_goes_on_with_the_same_settings_alone(tmp_path, monkey
     assert all(len(point.turns) == 2 for point in found.points)
 
 
-def test_nothing_stays_where_nothing_was_measured(tmp_path, monkeypatch):
+def test_sweep_without_measurements_leaves_no_files(tmp_path, monkeypatch):
     def fails(rows, kind):
         raise KeyboardInterrupt
 
@@ -100,12 +100,12 @@ def test_damaged_record_is_refused(tmp_path, monkeypatch):
         cellerate.sweep("series", "data.csv", tmp_path / "s", resume=True, **OPTIONS)
 
 
-def test_what_is_neither_a_task_nor_a_model_is_refused(tmp_path):
+def test_argument_that_is_neither_task_nor_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="neither a task nor the file of a model"):
         cellerate.sweep("nonsense", "data.csv", tmp_path / "s", **OPTIONS)
 
 
-def test_trained_model_brings_its_settings_and_refuses_other_sizes(made, tmp_path, monkeypatch):
+def test_trained_model_supplies_its_settings_and_refuses_other_sizes(made, tmp_path, monkeypatch):
     made_up(monkeypatch)
     model = made / "text.keras"
     found = cellerate.sweep(model, made / "t.txt", tmp_path / "s", **OPTIONS)
@@ -123,7 +123,7 @@ def test_trained_model_brings_its_settings_and_refuses_other_sizes(made, tmp_pat
 
 
 @pytest.mark.parametrize("task", ["series", "embed"])
-def test_trained_models_of_other_tasks_bring_their_settings(made, tmp_path, monkeypatch, task):
+def test_trained_models_of_other_tasks_supply_their_settings(made, tmp_path, monkeypatch, task):
     made_up(monkeypatch)
     data = {"series": "s.csv", "embed": "l.txt"}[task]
     found = cellerate.sweep(made / f"{task}.keras", made / data, tmp_path / "s", **OPTIONS)
@@ -176,7 +176,7 @@ def test_command_for_the_cpu_hides_the_gpu_that_is_there(tmp_path, monkeypatch):
         ("series", "a.csv", {"layer_norm": "both"}, "'layer_norm' is not a setting of training on series"),
     ],
 )
-def test_what_points_cannot_train_on_is_refused(tmp_path, monkeypatch, subject, data, options, reason):
+def test_data_that_points_cannot_train_on_are_refused(tmp_path, monkeypatch, subject, data, options, reason):
     asked = made_up(monkeypatch)
     with pytest.raises(ConfigError, match=reason):
         cellerate.sweep(subject, data, tmp_path / "s", **OPTIONS, **options)
@@ -184,7 +184,7 @@ def test_what_points_cannot_train_on_is_refused(tmp_path, monkeypatch, subject, 
     assert not (tmp_path / "s").exists()
 
 
-def test_precision_that_was_measured_in_training_is_that_of_the_model(made, tmp_path, monkeypatch):
+def test_automatic_precision_of_a_trained_model_is_not_set_again(made, tmp_path, monkeypatch):
     from cellerate.models.storage import load_model, save_model
 
     model, record = load_model(made / "text.keras")

@@ -15,7 +15,7 @@ BATCHES = 24
 
 
 def point(label, loss, *, step_s=0.01, control=False, steps=100, items=10, spread=0.0, noise=0.2, **values):
-    """A point whose loss falls on a straight line from 3; all are judged on the same batches, hard and easy ones."""
+    """A point whose loss falls linearly from 3; all points are evaluated on the same hard and easy batches."""
     hard = np.random.default_rng(0).normal(0, noise, BATCHES)
     own = np.random.default_rng(ord(label)).normal(0, spread, BATCHES) if spread else 0.0
 
@@ -61,7 +61,7 @@ def test_losses_are_compared_after_equal_time_and_after_equal_steps():
     assert by_steps["b"] - by_steps["a"] == pytest.approx(1.0)
 
 
-def test_point_with_very_few_steps_does_not_decide_where_steps_are_compared():
+def test_point_with_very_few_steps_does_not_limit_the_comparison():
     slow = point("stock", 2.5, step_s=1.0, steps=4)
     found = record(point("a", 1.0, control=True), slow)
     assert equal_training(found, "steps") == 100
@@ -77,7 +77,7 @@ def test_difference_is_paired_so_that_hard_batches_do_not_hide_it():
     assert one.loss.high - one.loss.low > 0.5
 
 
-def test_points_whose_difference_may_be_chance_are_not_told_apart_and_the_control_stays():
+def test_uncertain_difference_keeps_the_control():
     found = record(point("a", 1.0, control=True, spread=0.3), point("b", 0.99, spread=0.3), point("c", 2.0))
     verdict = judge(found)
     best, alike = best_of(standings(found, "seconds"), found)
@@ -86,7 +86,7 @@ def test_points_whose_difference_may_be_chance_are_not_told_apart_and_the_contro
     assert "not distinguishable" in verdict["sentence"]
 
 
-def test_better_point_is_chosen_and_said_with_its_interval():
+def test_better_point_is_chosen_and_reported_with_its_interval():
     found = record(point("a", 1.0, control=True), point("b", 0.5), unit="bits/character")
     verdict = judge(found)
     assert (verdict["best"], verdict["chosen"]) == ("b", "b")
@@ -95,7 +95,7 @@ def test_better_point_is_chosen_and_said_with_its_interval():
     assert "0.6884 bits/character, beside 1.4098 of the control" in verdict["sentence"]
 
 
-def test_stock_keras_is_not_chosen_where_another_is_as_good():
+def test_stock_keras_is_not_chosen_over_an_equal_point():
     found = record(
         point("a", 2.0, control=True),
         point("k", 1.0, implementation="keras"),
@@ -104,7 +104,7 @@ def test_stock_keras_is_not_chosen_where_another_is_as_good():
     assert judge(found)["chosen"] == "b"
 
 
-def test_fastest_is_that_of_an_item_and_overlapping_intervals_are_said():
+def test_fastest_point_is_by_items_and_ties_are_reported():
     wide = point("wide", 1.0, step_s=0.02, items=100)
     alike = point("alike", 1.0, step_s=0.0203, items=100)
     small = point("small", 1.0, step_s=0.01, items=10, control=True)
@@ -116,7 +116,7 @@ def test_fastest_is_that_of_an_item_and_overlapping_intervals_are_said():
     assert "5 times as many as the control (small)" in sentence
 
 
-def test_points_cut_otherwise_are_compared_without_pairs():
+def test_points_with_different_batches_are_compared_unpaired():
     other = point("b", 1.0)
     for one in other.judged:
         one["losses"], one["weights"] = one["losses"][:12], one["weights"][:12]
@@ -135,12 +135,12 @@ def test_loss_that_is_not_finite_is_not_compared():
     assert judge(record(lost))["sentence"].endswith("No point has a finite validation loss.")
 
 
-def test_nothing_measured_is_said():
+def test_empty_sweep_is_reported():
     waiting = PointRecord("a", {}, True)
     assert judge(record(waiting)) == {"sentence": "No point was measured."}
 
 
-def test_single_batch_says_nothing_of_chance_so_the_control_stays():
+def test_single_batch_gives_no_interval_so_the_control_stays():
     points = [point("a", 2.0, control=True), point("b", 1.0)]
     for one in points:
         for judged in one.judged:
@@ -150,7 +150,7 @@ def test_single_batch_says_nothing_of_chance_so_the_control_stays():
     assert "lower" not in found["sentence"]
 
 
-def test_test_parts_are_compared_by_pairs():
+def test_test_part_losses_are_compared_in_pairs():
     one, other = point("a", 1.0), point("b", 1.0)
     one.test = [[1.0 + n, 32.0] for n in range(5)]
     other.test = [[0.5 + n, 32.0] for n in range(5)]

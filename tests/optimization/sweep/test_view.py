@@ -19,7 +19,7 @@ def record(tmp_path, monkeypatch):
     return found
 
 
-def test_table_fits_a_terminal_and_says_what_failed(record):
+def test_table_fits_a_terminal_and_names_failures(record):
     lines = list(view.lines_of(record))
     assert max(map(len, lines)) <= 79
     assert lines[0].split()[:2] == ["point", "ms"]
@@ -27,13 +27,13 @@ def test_table_fits_a_terminal_and_says_what_failed(record):
     assert sum("(chosen)" in line for line in lines) == 1
     assert any(line.startswith("batch size 8 (chosen)") for line in lines)
     assert any(line == "failed: batch size 32: it broke" for line in lines)
-    # A point has a row, the heads have one, and the star is explained.
+    # One row a point, one header row, and a note on the star.
     assert sum(point.measured for point in record.points) + 2 == len(
         [one for one in lines if "failed" not in one]
     )
 
 
-def test_of_points_with_the_same_values_the_best_alone_is_marked_as_chosen(record):
+def test_only_the_best_of_equal_points_is_marked_as_chosen(record):
     (best,) = [point for point in record.points if point.label == record.verdict["chosen"]]
     twin = copy.deepcopy(best)
     for judged in twin.judged:
@@ -45,7 +45,7 @@ def test_of_points_with_the_same_values_the_best_alone_is_marked_as_chosen(recor
     assert [line for line in view.lines_of(record) if "(chosen)" in line] == marked
 
 
-def test_memory_on_the_gpu_stands_beside_that_of_the_machine_where_points_took_some(record):
+def test_gpu_memory_has_its_own_column_if_a_point_used_it(record):
     from cellerate.report.bench_page import bench_html
 
     assert not any("on GPU" in line for line in view.lines_of(record))
@@ -90,7 +90,7 @@ def test_page_has_the_verdict_the_charts_the_points_and_the_command(record, tmp_
     assert {path.name for path in files} >= {"sweep.html"}
 
 
-def test_charts_are_files_where_matplotlib_is_installed_and_else_it_is_said(record, tmp_path, monkeypatch):
+def test_charts_are_written_with_matplotlib_and_reported_missing_without(record, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(view, "package_version", lambda name: None)
     assert [path.name for path in view.draw(record, tmp_path, Callbacks(said.append))] == ["sweep.html"]

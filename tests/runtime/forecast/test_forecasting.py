@@ -46,7 +46,7 @@ def in_units(made):
 
 
 @pytest.mark.parametrize("quantiles", [(), (0.1, 0.5, 0.9)])
-def test_forecast_is_the_models_in_the_units_of_the_data(quantiles):
+def test_forecast_equals_the_model_in_the_units_of_the_data(quantiles):
     model, rows = packed(quantiles=quantiles), series(4, WINDOW)
     made = model.forecast(rows)
     assert made.shape == (4, HORIZON, 2, *([3] if quantiles else []))
@@ -63,7 +63,7 @@ def test_forecast_is_the_models_in_the_units_of_the_data(quantiles):
     assert model.forecast(rows[:0]).shape == (0, *made.shape[1:])
 
 
-def test_whole_numbers_are_numbers():
+def test_integer_rows_are_accepted():
     rows = series(WINDOW).round()
     np.testing.assert_array_equal(packed().forecast(rows.astype(np.int64)), packed().forecast(rows))
 
@@ -165,7 +165,7 @@ def test_covariate_that_is_a_target_and_no_feature_is_refused():
 
 
 @pytest.mark.parametrize("payload", [None, [], "x", {}, 3])
-def test_record_that_is_missing_or_no_dictionary_is_refused(payload):
+def test_missing_or_malformed_record_is_refused(payload):
     with pytest.raises(ModelError, match="damaged"):
         PackedModel(Cell(program(), "float32", {"task": "series", "payload": payload})).forecast(
             series(WINDOW)
@@ -335,7 +335,7 @@ def test_series_that_are_all_too_short_are_refused(tmp_path):
         packed(series_column=["shop"]).forecast_files([path])
 
 
-def test_file_may_be_read_otherwise_than_in_training(tmp_path):
+def test_reading_options_may_differ_from_training(tmp_path):
     path = write_shops(tmp_path / "s.csv", {"a": 9})
     path.write_text(path.read_text() + "a,2024-01-09,28,5,7\na,2024-01-10,,5,7\n")
     write_cell(tmp_path / "m.cell", program(), header=header(series_column=["shop"]))
@@ -384,7 +384,7 @@ def test_parquet_of_forecasts_has_times_with_their_zone(tmp_path):
     assert column[0].as_py().isoformat() == "2023-10-26T00:00:00+02:00"
 
 
-def test_packed_series_is_not_read_otherwise_than_it_was_packed(tmp_path):
+def test_packed_series_refuses_other_reading_options(tmp_path):
     pack_series(
         write_shops(tmp_path / "s.csv", {"a": 9}), tmp_path / "s.series", Reading(series_column="shop")
     )

@@ -61,7 +61,7 @@ def test_dlpack_is_taken_without_a_copy() -> None:
     np.testing.assert_array_equal(found, rows)
 
 
-def test_predict_takes_all_of_them() -> None:
+def test_predict_accepts_every_array_protocol() -> None:
     model, rows = PackedModel(Cell(small(), "float32", {})), draw(6, 4, 3)
     right = model.predict(rows)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 3)
@@ -81,6 +81,6 @@ def test_predict_takes_all_of_them() -> None:
         ([[1.0], [1.0, 2.0]], "got rows of different lengths"),
     ],
 )
-def test_what_is_no_array_is_refused_in_words(given: Any, message: str) -> None:
+def test_object_that_is_not_an_array_is_refused_with_a_clear_error(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         PackedModel(Cell(small(), "float32", {})).predict(given)

@@ -223,7 +223,7 @@ def test_prepared_refuses_other_steps_than_the_model_has() -> None:
         model.prepared(2, 8)
 
 
-def test_without_the_core_everything_runs_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_the_core_give_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     x = draw(3, 5, F)
     right: Any = packed(forecaster()).predict(x, ["y"])
     monkeypatch.setattr(native, "why_unavailable", lambda: "not here")

@@ -59,7 +59,7 @@ def test_windows_hold_the_steps_that_the_loops_find(where: Any, padding: str) ->
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize("op", POOLS)
-def test_pooling_takes_the_steps_that_are_there(where: Any, op: str, padding: str) -> None:
+def test_pooling_ignores_padding_steps(where: Any, op: str, padding: str) -> None:
     for steps, size, strides, _ in SIZES:
         if padding == "valid" and steps < size:
             continue

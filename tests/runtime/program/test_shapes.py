@@ -127,7 +127,7 @@ def test_cases_name_every_operation():
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number][0].op)
-def test_shape_is_that_of_the_result(number):
+def test_predicted_shape_equals_the_shape_of_the_result(number):
     each, given = CASES[number]
     assert (B, *shapes.row_shape(each, rows_of(given))) == operations.run(each, given).shape
 
@@ -207,7 +207,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_shape_of_what_does_not_fit_is_refused(what):
+def test_inputs_that_do_not_fit_are_refused(what):
     with pytest.raises(ValueError, match=r"\w"):
         shapes.row_shape(*WRONG[what])
 
@@ -232,7 +232,7 @@ def test_work_counts_the_multiplications_of_products():
         assert products < found < 2 * products
 
 
-def test_work_of_what_only_moves_is_above_its_elements():
+def test_work_of_data_movement_is_above_its_element_count():
     for each, given in CASES:
         read = rows_of(given)
         result = shapes.row_shape(each, read)

@@ -101,7 +101,7 @@ def test_sequences_that_join_and_leave_at_any_time_draw_what_they_draw_alone(bat
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_narrow_models_draw_the_same_whoever_is_beside(text_model, submit, precision):
+def test_narrow_models_draw_the_same_beside_any_others(text_model, submit, precision):
     model = text_model.packed(precision)
     together, apart = Batcher(model.steps, model.tokenizer), Batcher(model.steps, model.tokenizer)
     tickets = [submit(together, prompt) for prompt in PROMPTS]
@@ -159,7 +159,7 @@ def test_a_few_free_places_wait_for_more(batcher, submit, read, monkeypatch):
     assert [len(lengths) for lengths in read] == [8, 4]
 
 
-def test_others_are_drawn_while_a_long_prompt_is_read_in_parts(batcher, submit, alone, read, monkeypatch):
+def test_other_texts_continue_while_a_long_prompt_is_read_in_parts(batcher, submit, alone, read, monkeypatch):
     monkeypatch.setattr(StepModel, "most_drawn", 4)
     long, short = submit(batcher, "abcdefghij", 20), submit(batcher, "b", 20)
     steps = [[update.ticket for update in batcher.step()] for _ in range(3)]
@@ -211,7 +211,7 @@ def test_a_model_of_few_rows_takes_them_in_turn(batcher, submit, alone, monkeypa
         assert_same(ticket, alone(prompt, 20))
 
 
-def test_more_than_are_worth_computing_at_once_take_turns(model, submit, alone, counts, monkeypatch):
+def test_sequences_above_the_useful_batch_take_turns(model, submit, alone, counts, monkeypatch):
     monkeypatch.setattr(StepModel, "rows_at_once", 2)
     batcher = Batcher(model.steps, model.tokenizer, most_active=5)
     tickets = [submit(batcher, "a" * (6 - place), 100) for place in range(6)]
@@ -308,7 +308,7 @@ def fragile(model, monkeypatch):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_sequence_that_fails_ends_with_its_error_and_the_others_go_on(
+def test_failed_sequence_ends_with_its_error_and_the_others_continue(
     model, batcher, submit, alone, fragile, late
 ):
     good = [submit(batcher, prompt) for prompt in ("abc", "the fox")]
@@ -327,7 +327,7 @@ def test_a_sequence_that_fails_ends_with_its_error_and_the_others_go_on(
         model.complete(["abc", "az"], max_tokens=9)
 
 
-def test_an_error_of_the_machine_is_raised_and_the_next_step_goes_on(batcher, submit, alone, monkeypatch):
+def test_system_error_is_raised_and_the_next_step_continues(batcher, submit, alone, monkeypatch):
     tickets = [submit(batcher, prompt) for prompt in PROMPTS]
     for name in ("read", "generate_rows"):
         with monkeypatch.context() as patch:
@@ -345,7 +345,7 @@ def test_an_error_of_the_machine_is_raised_and_the_next_step_goes_on(batcher, su
         assert_same(ticket, alone(prompt))
 
 
-def test_cancel_ends_one_with_what_it_has_and_the_others_go_on(batcher, submit, alone):
+def test_cancelled_text_keeps_its_characters_and_the_others_continue(batcher, submit, alone):
     tickets = [submit(batcher, prompt) for prompt in PROMPTS]
     batcher.step()
     batcher.cancel(tickets[1])
@@ -361,7 +361,7 @@ def test_cancel_ends_one_with_what_it_has_and_the_others_go_on(batcher, submit, 
     assert (batcher.step(), tickets[0].reason) == ([], "length")
 
 
-def test_cancel_of_one_that_waits_leaves_its_prompt_unread(batcher, submit, read, alone):
+def test_cancelled_waiting_request_leaves_its_prompt_unread(batcher, submit, read, alone):
     first, second = submit(batcher, "abc"), submit(batcher, "b" * 300)
     batcher.cancel(second)
     updates = run(batcher)
@@ -412,6 +412,6 @@ def test_threads_submit_and_cancel_while_another_steps(model, batcher, submit, a
         assert_same(ticket, alone(prompt, 60, rules=rules))
 
 
-def test_a_step_with_nothing_to_do_gives_nothing(batcher):
+def test_step_without_work_gives_no_updates(batcher):
     assert batcher.idle
     assert batcher.step() == []

@@ -65,14 +65,14 @@ def test_a_stop_text_ends_one_and_the_ids_end_with_it(packed, place):
     assert other.text == model.complete(["abc", "q"], max_tokens=300, seed=5)[1].text.split(stop)[0]
 
 
-def test_no_tokens_no_text(packed):
+def test_zero_tokens_give_an_empty_text(packed):
     (one,) = packed().complete(["abc"], max_tokens=0)
     assert (one.text, len(one.ids), len(one.log_probabilities), one.reason) == ("", 0, 0, "length")
     assert packed().complete([]) == []
     assert packed().generate([]) == []
 
 
-def test_cancel_ends_all_with_what_they_have(packed):
+def test_cancel_ends_all_texts_with_their_current_characters(packed):
     model, ended, found = packed(), threading.Event(), []
 
     def work():

@@ -229,7 +229,7 @@ def test_masking_of_one_hot_vectors_masks_nothing():
         ),
     ],
 )
-def test_program_that_is_no_chain_is_refused_with_the_reason(nodes, reason):
+def test_program_that_is_not_a_chain_is_refused_with_the_reason(nodes, reason):
     with pytest.raises(ModelError, match=reason):
         chain_of(program(*nodes))
 

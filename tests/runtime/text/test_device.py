@@ -37,7 +37,7 @@ def _same(found, expected):
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
 
 
-def test_what_is_generated_is_what_the_cpu_generates(models):
+def test_gpu_generates_the_text_of_the_cpu(models):
     cpu, gpu = models
     options = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 3}
     expected = cpu.complete(PROMPTS, **options)
@@ -50,7 +50,7 @@ def test_what_is_generated_is_what_the_cpu_generates(models):
     assert "".join(pieces) == cpu.generate("abc", max_tokens=20, temperature=0)
 
 
-def test_scores_and_beams_are_those_of_the_cpu(models):
+def test_gpu_scores_and_beams_equal_the_cpu(models):
     cpu, gpu = models
     for found, expected in zip(gpu.score(PROMPTS), cpu.score(PROMPTS), strict=True):
         np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, atol=1e-5)
@@ -75,7 +75,7 @@ def test_a_stepper_keeps_its_state_and_goes_on(models, tmp_path):
     assert [one.ids.tolist() for one in drawn[0]] == [one.ids.tolist() for one in drawn[1]]
 
 
-def test_predict_runs_on_the_cpu_all_the_same(models):
+def test_predict_of_a_gpu_model_runs_on_the_cpu(models):
     cpu, gpu = models
     ids = np.array([[1, 2, 3]])
     np.testing.assert_array_equal(gpu.predict(ids), cpu.predict(ids))
@@ -103,12 +103,12 @@ def test_a_model_that_only_the_cpu_runs_says_what_is_in_the_way(gpu, text_model)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "CPU", 0, None])
-def test_device_that_is_none_is_refused(packed, device):
+def test_unknown_device_is_refused(packed, device):
     with pytest.raises(ConfigError, match="'cpu', 'cuda', or 'cuda:N'"):
         PackedModel(packed().cell, device)
 
 
-def test_gpu_that_is_not_there_is_refused_when_the_model_is_loaded(packed, monkeypatch):
+def test_missing_gpu_is_refused_when_the_model_is_loaded(packed, monkeypatch):
     monkeypatch.setattr(launch, "why_unavailable", lambda device: "there is none")
     with pytest.raises(BackendError, match=r"'cuda:1'.*there is none.*device='cpu'"):
         PackedModel(packed().cell, "cuda:1")

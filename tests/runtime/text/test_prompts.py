@@ -29,7 +29,7 @@ def read(reader, given):
 
 
 @pytest.mark.parametrize("length", [1, PART - 1, PART, PART + 1, 2 * PART, 3 * PART + 2])
-def test_parts_give_the_bits_of_the_whole(steps, length):
+def test_prompt_in_parts_gives_the_bits_of_the_whole(steps, length):
     given = np.arange(1, length + 1, dtype=np.int32)
     state, logits = steps.read(steps.initial_state(), given[None])
     remembering = PromptReader(steps, 1 << 20)
@@ -61,7 +61,7 @@ def test_a_beginning_of_a_longer_prompt_is_read_for_its_logits(steps):
     assert reader.recalled == 4
 
 
-def test_other_texts_recall_nothing(steps):
+def test_unrelated_text_recalls_no_prefix(steps):
     reader = PromptReader(steps, 1 << 20)
     read(reader, ids(1, 2, 3, 4, 5))
     for other in (ids(2, 2, 3, 4, 5), ids(1, 2, 3, 5), ids(1, 2, 3, 4, 6)[:3], ids(5, 4, 3, 2, 1)):
@@ -84,14 +84,14 @@ def test_the_least_recently_used_is_forgotten(steps):
 
 
 @pytest.mark.parametrize("most_bytes", [0, 10])
-def test_without_room_nothing_is_remembered(steps, most_bytes):
+def test_cache_that_is_too_small_keeps_no_prompt(steps, most_bytes):
     reader = PromptReader(steps, most_bytes)
     for _ in range(2):
         read(reader, ids(1, 2, 3))
     assert reader.recalled == 0
 
 
-def test_what_is_remembered_stays_below_its_bound(steps):
+def test_prompt_cache_stays_below_its_limit(steps):
     reader = PromptReader(steps, 50_000)
     draw = np.random.default_rng(0)
     tracemalloc.start()
@@ -108,7 +108,7 @@ def test_what_is_remembered_stays_below_its_bound(steps):
         tracemalloc.stop()
 
 
-def test_a_prompt_that_fails_leaves_all_as_they_were(steps, monkeypatch):
+def test_failed_prompt_does_not_change_the_others(steps, monkeypatch):
     reader = PromptReader(steps, 1 << 20)
     prompts = [reader.begin(ids(1, 2, 3)), reader.begin(ids(4, 5, 6, 7, 8))]
     whole = StepModel.read

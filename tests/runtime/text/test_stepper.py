@@ -30,7 +30,7 @@ def test_steps_and_reads_give_what_predict_gives(packed, precision):
     assert error < {"float32": 1e-6, "bfloat16": 2.0**-7, "int8": 2.0**-5}[precision]
 
 
-def test_a_clone_goes_its_own_way(packed):
+def test_clone_is_independent_of_its_original(packed):
     stepper = packed().stepper()
     stepper.read(_ids(1, 5))
     clone, before = stepper.clone(), stepper.state.copy()
@@ -75,7 +75,7 @@ def test_a_saved_state_comes_back_in_another_stepper(packed, tmp_path):
     _equal(stepper, other)
 
 
-def test_a_draw_goes_on_from_the_state(packed):
+def test_draw_continues_from_the_state(packed):
     model = packed()
     stepper = model.stepper()
     stepper.read(model.tokenizer.encode("abc")[None])
@@ -110,7 +110,7 @@ def test_rows_draw_with_their_own_counts_streams_places_and_stops(packed):
 
 
 @pytest.mark.parametrize("other", ["model", "precision", "cell", "damaged", "missing"])
-def test_a_state_that_does_not_fit_changes_nothing(packed, tmp_path, other):
+def test_state_of_another_shape_is_refused_and_changes_nothing(packed, tmp_path, other):
     path = tmp_path / "x.state"
     stepper = packed().stepper()
     stepper.read(_ids(1, 3))

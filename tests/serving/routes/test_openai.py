@@ -1,4 +1,4 @@
-"""The official client of OpenAI against a server: texts and vectors must be those of the model itself."""
+"""OpenAI's official client against a server: texts and vectors must equal those of the model."""
 
 import base64
 import math
@@ -55,7 +55,7 @@ def test_models_are_listed_and_described(client):
         client.models.retrieve("other")
 
 
-def test_completion_is_what_the_model_itself_generates(client, model):
+def test_completion_equals_the_text_that_the_model_generates(client, model):
     found = client.completions.create(model="text", prompt=PROMPT, max_tokens=60, seed=7, temperature=0.8)
     assert found.choices[0].text == model.generate(PROMPT, max_tokens=60, seed=7, temperature=0.8)
     assert found.choices[0].finish_reason == "length"
@@ -84,7 +84,7 @@ def test_prompt_may_be_text_or_ids_or_several(client, model, prompt):
     assert found.usage.prompt_tokens == 3 * len(texts)
 
 
-def test_n_gives_different_texts_each_as_the_model_draws_them(client, model):
+def test_n_gives_different_texts_equal_to_those_of_the_model(client, model):
     found = client.completions.create(model="text", prompt=["ab", "cd"], n=3, max_tokens=30, seed=1)
     assert [each.index for each in found.choices] == list(range(6))
     right = model.generate(["ab"] * 3 + ["cd"] * 3, max_tokens=30, seed=1)
@@ -96,7 +96,7 @@ def test_n_gives_different_texts_each_as_the_model_draws_them(client, model):
 @pytest.mark.parametrize(
     "options", [{}, {"n": 4}, {"echo": True}, {"logprobs": 2}, {"n": 2, "logprobs": 1, "echo": True}]
 )
-def test_stream_gives_in_parts_what_a_whole_answer_gives(client, options):
+def test_streamed_parts_join_to_the_whole_answer(client, options):
     given = {"model": "text", "prompt": PROMPT, "max_tokens": 200, "seed": 5, "stop": ["aa"], **options}
     whole = client.completions.create(**given)
     parts = list(client.completions.create(**given, stream=True, stream_options={"include_usage": True}))
@@ -120,7 +120,7 @@ def test_stop_text_ends_a_completion_and_is_not_part_of_it(client, model):
     assert found.choices[0].finish_reason == "stop"
 
 
-def test_log_probabilities_are_the_models(client, model):
+def test_log_probabilities_equal_those_of_the_model(client, model):
     found = client.completions.create(
         model="text", prompt=PROMPT, max_tokens=12, seed=4, logprobs=3, echo=True
     )
@@ -140,7 +140,7 @@ def test_log_probabilities_are_the_models(client, model):
         assert sum(map(math.exp, top.values())) <= 1 + 1e-9
 
 
-def test_log_probabilities_without_echo_begin_behind_the_prompt(client):
+def test_log_probabilities_without_echo_begin_after_the_prompt(client):
     found = client.completions.create(model="text", prompt=PROMPT, max_tokens=5, seed=4, logprobs=0)
     told = found.choices[0].logprobs
     assert told.text_offset == [3, 4, 5, 6, 7]
@@ -148,8 +148,8 @@ def test_log_probabilities_without_echo_begin_behind_the_prompt(client):
     assert told.top_logprobs == [{}] * 5
 
 
-def test_likelihood_of_a_text_can_be_asked_for_without_drawing(client, model):
-    """As evaluation harnesses do: echo, one token at most, greedy; the sum over the continuation counts."""
+def test_likelihood_of_a_text_is_available_without_drawing(client, model):
+    """Evaluation harnesses ask so: echo, at most one token, greedy; they sum over the continuation."""
     for max_tokens in (0, 1):
         found = client.completions.create(
             model="text",
@@ -206,12 +206,12 @@ def test_greedy_completion_takes_the_likeliest(client, model):
         ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format is not supported"),
     ],
 )
-def test_what_cannot_be_answered_is_an_error_that_says_why(client, given, message):
+def test_request_that_cannot_be_answered_gives_the_reason(client, given, message):
     with pytest.raises(openai.BadRequestError, match=message):
         client.completions.create(**({"model": "text", "prompt": PROMPT} | given))
 
 
-def test_fields_that_clients_send_without_effect_change_nothing(client):
+def test_ignored_fields_change_nothing(client):
     options = {"model": "text", "prompt": PROMPT, "max_tokens": 20, "seed": 3}
     right = client.completions.create(**options).choices[0].text
     sent = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "cache_prompt": True}
@@ -222,7 +222,7 @@ def test_fields_that_clients_send_without_effect_change_nothing(client):
     assert found.choices[0].text == right
 
 
-def test_routes_that_are_missing_are_named_where_the_client_shows_it(client):
+def test_unsupported_routes_give_an_error_that_the_client_shows(client):
     with pytest.raises(openai.NotFoundError, match=r"POST /v1/completions continues texts") as caught:
         client.chat.completions.create(model="text", messages=[{"role": "user", "content": PROMPT}])
     assert caught.value.type == "invalid_request_error"
@@ -235,7 +235,7 @@ def test_misspelt_field_of_a_request_for_vectors_is_named(client):
         client.embeddings.create(model="lines", input="abc", extra_body={"dimension": 3})
 
 
-def test_vectors_are_the_models_as_numbers_and_as_bytes(client, files):
+def test_vectors_equal_the_model_as_numbers_and_as_base64(client, files):
     lines = ["abc", "", "hgfedcba" * 3]
     right = load(files[1]).embed(lines)
     for form in ("float", "base64"):
@@ -245,7 +245,7 @@ def test_vectors_are_the_models_as_numbers_and_as_bytes(client, files):
             if isinstance(given, str):
                 given = np.frombuffer(base64.b64decode(given), "<f4")
             np.testing.assert_array_equal(np.array(given, np.float32), vector)
-    # The client asks for base64 unless it is told otherwise, and decodes it.
+    # By default the client asks for base64 and decodes it.
     alone = client.embeddings.create(model="lines", input="abc")
     np.testing.assert_array_equal(
         np.array(alone.data[0].embedding, np.float32), load(files[1]).embed(["abc"])[0]
@@ -256,13 +256,13 @@ def test_vectors_are_the_models_as_numbers_and_as_bytes(client, files):
         client.embeddings.create(model="text", input="abc")
 
 
-def test_text_becomes_ids_and_back(server):
+def test_text_is_tokenized_and_detokenized(server):
     with server.client() as http:
         found = http.post("/tokenize", json={"model": "text", "prompt": "hca"}).json()
         assert found == {"tokens": [7, 2, 0], "count": 3, "max_model_len": 100_000}
         back = http.post("/detokenize", json={"model": "text", "tokens": [7, 2, 0]})
         assert back.json() == {"prompt": "hca"}
-        # There is just one text model beside the others, so its name may be left out.
+        # There is only one text model, so its name may be left out.
         assert http.post("/tokenize", json={"prompt": "hca", "add_special_tokens": False}).json() == found
         info = http.get("/tokenizer_info").json()
         assert (info["tokenizer_class"], info["vocab_size"], info["eos_token"]) == (
@@ -272,7 +272,7 @@ def test_text_becomes_ids_and_back(server):
         )
 
 
-def test_without_a_name_there_must_be_one_text_model(tmp_path):
+def test_model_name_may_be_omitted_with_a_single_text_model_only(tmp_path):
     with serving(text_cell(tmp_path / "a.cell"), text_cell(tmp_path / "b.cell")) as two, two.client() as http:
         for answer in (http.get("/tokenizer_info"), http.post("/tokenize", json={"prompt": "a"})):
             assert answer.status_code == 400
@@ -281,7 +281,7 @@ def test_without_a_name_there_must_be_one_text_model(tmp_path):
         assert "none" in http.get("/tokenizer_info").text
 
 
-def test_choices_of_a_prompt_read_it_once(server, client):
+def test_several_choices_read_their_prompt_once(server, client):
     def recalled() -> float:
         with server.client() as http:
             return float(

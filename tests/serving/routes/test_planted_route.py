@@ -22,7 +22,7 @@ from support.servers import plain_cell
 
 
 class WeighRequest(msgspec.Struct):
-    """What to weigh."""
+    """The model to weigh."""
 
     model: str
 
@@ -52,7 +52,7 @@ async def asked(path: Path, *requests: tuple[str, str, Any]) -> list[Any]:
         await models.close()
 
 
-def test_planted_route_answers_and_stands_in_the_document(tmp_path: Path) -> None:
+def test_planted_route_answers_and_is_documented(tmp_path: Path) -> None:
     path = plain_cell(tmp_path / "plain.cell")
     right, wrong, broken, get, document = asyncio.run(
         asked(

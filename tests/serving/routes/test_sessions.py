@@ -1,4 +1,4 @@
-"""Sessions over HTTP: what they give, that they outlive the server, and that none is lost without a word."""
+"""Sessions over HTTP: results, restarts of the server, and a report of every lost session."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def push(http: Any, name: str, inputs: Any, model: str = "plain", **more: Any) -
     return http.post(f"/v1/models/{model}/sessions/{name}/push", json={"inputs": inputs, **more})
 
 
-def test_session_reads_on_from_where_it_was(http, files):
+def test_session_continues_from_its_last_state(http, files):
     x = draw(11, 3)
     right = load(files["plain"]).predict(x[None])
     assert http.post("/v1/models/plain/sessions", json={"id": "pump 1"}).status_code == 201
@@ -64,7 +64,7 @@ def test_text_sessions_read_text(http, files):
     assert push(http, "x", "abc", "plain", begin=True).json()["error"].startswith("plain reads no text")
 
 
-def test_lines_of_many_sessions_are_answered_in_order_each_alone(http, files):
+def test_lines_of_many_sessions_are_answered_in_order_and_independently(http, files):
     x = {name: draw(6, 3, seed=n) for n, name in enumerate(("a", "b", 7))}
     lines = [json.dumps({"id": name, "inputs": rows[:2].tolist(), "begin": True}) for name, rows in x.items()]
     lines += ["", "no json", json.dumps({"id": "unknown", "inputs": [[1, 2, 3]]})]
@@ -87,7 +87,7 @@ def test_lines_of_many_sessions_are_answered_in_order_each_alone(http, files):
     assert http.get("/v1/models/plain/sessions/7").status_code == 404, "it ended with its last push"
 
 
-def test_session_whose_first_push_fails_did_not_begin(http):
+def test_session_whose_first_push_fails_does_not_exist(http):
     wrong = push(http, "w", [[1.0, 2.0]], begin=True)
     assert wrong.status_code == 400
     assert http.get("/v1/models/plain/sessions/w").status_code == 404
@@ -97,7 +97,7 @@ def test_session_whose_first_push_fails_did_not_begin(http):
 def test_forecaster_reads_rows_in_the_units_of_the_data_and_scores_each(http, files, model, quantiles):
     rows = draw(8, 2, seed=4).astype(np.float64) * SCALER.scale + SCALER.mean
     packed = load(files[model])
-    # A stream that has read as many rows as the window forecasts what the window gives.
+    # After reading one window of rows, a stream gives the forecast of that window.
     first = push(http, "s", rows[:6].tolist(), model, begin=True).json()["outputs"]
     right = packed.forecast(rows[:6])
     np.testing.assert_allclose(first["forecast"], right, rtol=1e-5)
@@ -108,7 +108,7 @@ def test_forecaster_reads_rows_in_the_units_of_the_data_and_scores_each(http, fi
     expected = right[0, :, 1] if quantiles else right[0]
     error = np.sqrt(np.mean(((rows[6] - expected) / SCALER.scale) ** 2))
     assert second["score"][0] == pytest.approx(error, rel=1e-4)
-    # Cut otherwise, the same comes out.
+    # Pushes cut at other rows give the same results.
     one = push(http, "s", rows[:1].tolist(), model, begin=True).json()["outputs"]
     rest = push(http, "s", rows[1:].tolist(), model, end=True).json()["outputs"]
     assert one["score"] == [None]
@@ -120,7 +120,7 @@ def test_forecaster_reads_rows_in_the_units_of_the_data_and_scores_each(http, fi
         assert "each step must be 2 numbers, load, wind" in answer.json()["error"]
 
 
-def test_number_too_large_for_float32_harms_no_other_series(http):
+def test_number_too_large_for_float32_affects_only_its_series(http):
     for name in ("huge", "beside", "alone"):
         push(http, name, [[1.0, 2.0]], "series", begin=True)
     alone = push(http, "alone", [[3.0, 4.0]], "series").json()["outputs"]
@@ -146,7 +146,7 @@ def test_state_moves_to_another_session_and_not_to_another_model(http, files):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_sessions_outlive_the_server(files, tmp_path, sent):
+def test_sessions_survive_a_server_restart(files, tmp_path, sent):
     x = draw(50, 9, 3)
     right = load(files["plain"]).predict(x)["each"]
 
@@ -172,7 +172,7 @@ def test_second_server_on_the_same_sessions_is_refused(files, tmp_path):
         assert "is in use by another server" in refusal(files["plain"], options=options)
 
 
-def test_ended_session_says_that_it_ended_and_there_is_a_bound(files):
+def test_ended_session_is_reported_and_sessions_are_limited(files):
     options = ("--session-ttl-s", "0.2", "--sessions", "3")
     with serving(files["plain"], options=options) as server, server.client() as http:
         for n in range(3):
@@ -186,11 +186,11 @@ def test_ended_session_says_that_it_ended_and_there_is_a_bound(files):
         assert "ended: it was not used for 0.2 s" in answer.json()["error"]
 
 
-def test_hot_reload_keeps_sessions_of_the_same_model_and_refuses_another(tmp_path):
+def test_hot_reload_keeps_sessions_of_the_same_model_and_refuses_another_model(tmp_path):
     path = text_cell(tmp_path / "text.cell")
     with serving(path) as server, server.client() as http:
         before = push(http, "t", "abc", "text", begin=True).json()
-        text_cell(path)  # the same again
+        text_cell(path)  # the same file again
         server.process.send_signal(signal.SIGHUP)
         server.until("the same model")
         assert push(http, "t", "abc", "text").json() != before, "it goes on"

@@ -27,7 +27,7 @@ def http(files: Any) -> Iterator[Any]:
         yield client
 
 
-def test_rows_and_columns_give_what_the_model_gives(http, files):
+def test_row_and_column_formats_give_the_predictions_of_the_model(http, files):
     x = draw(4, 6, 3)
     right = load(files[0]).predict(x)
     for given in ({"instances": x.tolist()}, {"instances": [{"x": row} for row in x.tolist()]}):
@@ -40,7 +40,7 @@ def test_rows_and_columns_give_what_the_model_gives(http, files):
             np.testing.assert_array_equal(np.array(found[name], np.float32), right[name])
 
 
-def test_single_output_comes_without_its_name(http, files):
+def test_single_output_has_no_name_in_the_answer(http, files):
     right = load(files[1]).predict(np.array([[1, 2, 3]], np.int32))
     found = http.post("/v1/models/text:predict", json={"instances": [[1, 2, 3]]}).json()
     np.testing.assert_array_equal(np.array(found["predictions"], np.float32), right)
@@ -81,13 +81,13 @@ def test_model_is_described_for_both_protocols(http):
         ("text:predict", {"inputs": [[1, -1]]}, 400, "holds -1 at [0, 1]"),
     ],
 )
-def test_what_cannot_be_computed_is_an_error_that_says_why(http, path, given, status, message):
+def test_request_that_cannot_be_computed_gives_the_reason(http, path, given, status, message):
     answer = http.post(f"/v1/models/{path}", json=given)
     assert answer.status_code == status
     assert message in answer.json()["error"]
 
 
-def test_forecast_is_the_models_in_the_units_of_the_data(http, files):
+def test_forecast_equals_the_model_in_the_units_of_the_data(http, files):
     rows = draw(9, 2) * SCALER.scale + SCALER.mean
     right = load(files[2]).forecast(rows)
     found = http.post("/v1/models/series/forecast", json={"rows": rows.tolist()}).json()

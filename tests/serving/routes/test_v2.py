@@ -1,4 +1,4 @@
-"""Triton's official client against a server, and what the protocol says beside."""
+"""Triton's official client against a server, and the rules of its protocol."""
 
 import gzip
 import json
@@ -108,7 +108,7 @@ def test_statistics_count_calls_and_rows_that_returned_or_failed(client):
 @pytest.mark.parametrize("sent", [True, False], ids=["binary-in", "json-in"])
 @pytest.mark.parametrize("got", [True, False], ids=["binary-out", "json-out"])
 @pytest.mark.parametrize("packing", [None, "gzip", "deflate"])
-def test_outputs_are_the_models_in_every_form(client, files, sent, got, packing):
+def test_outputs_equal_the_model_in_json_and_binary_form(client, files, sent, got, packing):
     x = draw(5, 40, 3)
     right = load(files[0]).predict(x)
     found = client.infer(
@@ -127,14 +127,14 @@ def test_outputs_are_the_models_in_every_form(client, files, sent, got, packing)
     assert [each["name"] for each in told["outputs"]] == ["last", "each"]
 
 
-def test_without_a_list_of_outputs_all_come(client, files):
+def test_request_without_a_list_of_outputs_gets_all(client, files):
     x = draw(1, 3, 3)
     found = client.infer("plain", [tensor(x)])
     assert [each["name"] for each in found.get_response()["outputs"]] == ["each", "last"]
     np.testing.assert_array_equal(found.as_numpy("last"), load(files[0]).predict(x, ["last"]))
 
 
-def test_ids_of_a_text_model_go_in_as_integers(client, files):
+def test_text_model_accepts_ids_as_integers(client, files):
     ids = np.array([[0, 1, 2, 7]], np.int32)
     found = client.infer("text", [tensor(ids, "ids")])
     np.testing.assert_array_equal(found.as_numpy("logits"), load(files[1]).predict(ids))
@@ -159,7 +159,7 @@ def test_sequence_is_a_session(client, files, sequence):
         client.infer("plain", [tensor(x)], sequence_id=sequence)
 
 
-def test_sequence_that_never_began_is_an_error_and_no_zeros(client):
+def test_sequence_that_never_began_is_an_error(client):
     with pytest.raises(InferenceServerException, match="there is no session '9'"):
         client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9)
     client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9, sequence_start=True)
@@ -202,14 +202,14 @@ def body(**changes: Any) -> dict[str, Any]:
         ([], "the body does not fit"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_computed_is_an_error_that_says_why(server, given, message):
+def test_request_that_cannot_be_computed_gives_the_reason(server, given, message):
     with server.client() as http:
         answer = http.post("/v2/models/plain/infer", json=given)
     assert answer.status_code == 400
     assert message in answer.json()["error"]
 
 
-def test_what_a_client_leaves_out_may_be_null(server):
+def test_optional_fields_may_be_null(server):
     left_out = {"id": None, "parameters": None, "outputs": None}
     with server.client() as http:
         right = http.post("/v2/models/plain/infer", json=body())
@@ -229,7 +229,7 @@ def test_wrong_length_of_the_json_is_an_error(server, length):
     assert answer.status_code == 400, answer.text
 
 
-def test_body_that_unpacks_to_too_much_is_refused(server):
+def test_body_that_decompresses_beyond_the_limit_is_refused(server):
     bomb = zlib.compress(bytes(64 << 20))
     with server.client() as http:
         for content, encoding, status in (
@@ -244,7 +244,7 @@ def test_body_that_unpacks_to_too_much_is_refused(server):
             assert answer.status_code == status, answer.text
 
 
-def test_sequence_that_asks_for_an_output_it_has_not_reads_nothing(tmp_path):
+def test_sequence_request_for_an_unknown_output_changes_nothing(tmp_path):
     path = series_cell(tmp_path / "sensors.cell")
     with serving(path) as server, server.client() as http:
 
@@ -298,7 +298,7 @@ def test_wrong_tensor_is_refused_with_the_reason(server, given, message):
 @pytest.mark.parametrize(
     ("number", "message"), [("1e300", "FP32 cannot hold"), ("NaN", "not JSON"), ("1e999", "out of range")]
 )
-def test_number_that_is_not_a_float_is_refused(server, number, message):
+def test_non_numeric_value_is_refused(server, number, message):
     tensor = f'{{"name": "x", "shape": [1, 1, 3], "datatype": "FP32", "data": [0, {number}, 0]}}'
     with server.client() as http:
         answer = http.post("/v2/models/plain/infer", content=f'{{"inputs": [{tensor}]}}')

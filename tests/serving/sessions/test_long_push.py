@@ -1,4 +1,4 @@
-"""Pushes of many steps: read in pieces beside others, kept whole or not at all, and bounded."""
+"""Pushes of many steps run in pieces between other requests, take effect wholly or not at all, and are limited."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ LONG = 300
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of sixteen steps, so that there are many."""
+    """Set a small piece of sixteen steps, so that a push has many pieces."""
     monkeypatch.setattr(long_push, "_MOST", 16)
 
 
@@ -41,7 +41,7 @@ def finished(push: LongPush) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["plain", "series"])
-def test_pieces_give_the_bits_of_one_push(tmp_path: Path, kind: str) -> None:
+def test_long_push_in_pieces_gives_the_bits_of_one_push(tmp_path: Path, kind: str) -> None:
     one = load({"plain": plain_cell, "series": series_cell}[kind](tmp_path / "m.cell"))
     (name,) = one.inputs
     rows = draw(LONG, one.inputs[name][2])
@@ -57,7 +57,7 @@ def test_pieces_give_the_bits_of_one_push(tmp_path: Path, kind: str) -> None:
         cut.state("a")
 
 
-def test_session_is_as_acknowledged_until_the_last_piece_on_the_disk_too(tmp_path: Path) -> None:
+def test_session_keeps_its_state_until_the_last_piece_of_a_push(tmp_path: Path) -> None:
     one, path = model(), tmp_path / "s.db"
     sessions = opened(Sessions(one, path), "a")
     before = sessions.state("a")
@@ -73,9 +73,7 @@ def test_session_is_as_acknowledged_until_the_last_piece_on_the_disk_too(tmp_pat
 
 
 @pytest.mark.parametrize("begin", [False, True])
-def test_of_a_push_that_fails_in_the_middle_nothing_was_read(
-    monkeypatch: pytest.MonkeyPatch, begin: bool
-) -> None:
+def test_push_that_fails_midway_changes_nothing(monkeypatch: pytest.MonkeyPatch, begin: bool) -> None:
     sessions = Sessions(model())
     if not begin:
         opened(sessions, "a")
@@ -94,7 +92,7 @@ def test_of_a_push_that_fails_in_the_middle_nothing_was_read(
     assert len(sessions) == (0 if begin else 1)
     if not begin:
         assert np.array_equal(sessions.state("a"), before)
-    # Its row is free again.
+    # The row of the failed push is free again.
     counts = set()
     for _ in range(10):
         finished(LongPush(sessions, Push("a" if not begin else "b", steps(40), begin=begin, end=begin)))
@@ -102,7 +100,7 @@ def test_of_a_push_that_fails_in_the_middle_nothing_was_read(
     assert len(counts) == 1
 
 
-def test_push_to_no_session_or_one_that_is_there_is_an_error_at_once() -> None:
+def test_push_to_a_missing_session_or_begin_of_an_open_one_fails_at_once() -> None:
     sessions = opened(Sessions(model()), "a")
     with pytest.raises(MissingSessionError):
         finished(LongPush(sessions, Push("b", steps(LONG))))
@@ -110,7 +108,7 @@ def test_push_to_no_session_or_one_that_is_there_is_an_error_at_once() -> None:
         finished(LongPush(sessions, Push("a", steps(LONG), begin=True)))
 
 
-def test_push_that_takes_too_long_reads_nothing() -> None:
+def test_push_that_takes_too_long_changes_nothing() -> None:
     sessions = opened(Sessions(model()), "a")
     before = sessions.state("a")
     push = LongPush(sessions, Push("a", steps(LONG)), deadline_s=0.05)
@@ -131,7 +129,7 @@ async def working(sessions: Sessions) -> AsyncIterator[SessionWorker]:
 
 
 class Slow:
-    """Has each piece of a long push wait until it is let go."""
+    """Make each piece of a long push wait for its release."""
 
     def __init__(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Semaphore(0)
@@ -144,7 +142,7 @@ class Slow:
         monkeypatch.setattr(sessions, "read_lent", read)
 
 
-def test_others_are_answered_between_two_pieces_and_the_same_session_afterwards(
+def test_other_sessions_are_answered_between_pieces_and_the_same_session_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = model()
@@ -160,7 +158,7 @@ def test_others_are_answered_between_two_pieces_and_the_same_session_afterwards(
             looked = asyncio.ensure_future(worker.run(lambda one: one.state("long"), "long"))
             for _ in range(3):
                 other = asyncio.ensure_future(worker.push([Push("other", steps(2))]))
-                await asyncio.sleep(0.05)  # so that it waits before the piece is read
+                await asyncio.sleep(0.05)  # the push waits before this piece
                 slow.go.release()
                 slow.go.release()
                 (result,) = await asyncio.wait_for(other, 30)
@@ -179,7 +177,7 @@ def test_others_are_answered_between_two_pieces_and_the_same_session_afterwards(
     asyncio.run(run())
 
 
-def test_of_a_push_that_nobody_waits_for_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_push_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = opened(Sessions(model()), "long", "a")
     before = {name: sessions.state(name) for name in ("long", "a")}
     slow = Slow(sessions, monkeypatch)
@@ -223,7 +221,7 @@ def test_push_that_waits_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(run())
 
 
-def test_lines_with_long_pushes_among_them_keep_their_order() -> None:
+def test_lines_with_long_pushes_keep_their_order() -> None:
     one = model()
     sessions, alone = Sessions(one), Sessions(one)
     pushes = [
@@ -245,13 +243,13 @@ def test_lines_with_long_pushes_among_them_keep_their_order() -> None:
             assert found["y"].tobytes() == right["y"].tobytes(), push
 
 
-def test_steps_of_a_push_are_those_of_its_longest_input() -> None:
+def test_push_counts_the_steps_of_its_longest_input() -> None:
     assert steps_in(Push("a", {"x": np.zeros((3, 2)), "y": np.zeros(5)})) == 5
     assert steps_in(Push("a", {"x": np.float32(1)})) == 0
     assert steps_in(Push("a", {})) == 0
 
 
-def test_server_bounds_steps_and_answers_before_it_computes(tmp_path: Path) -> None:
+def test_server_checks_limits_of_steps_and_answers_before_it_computes(tmp_path: Path) -> None:
     paths = (
         plain_cell(tmp_path / "plain.cell"),
         text_cell(tmp_path / "text.cell"),

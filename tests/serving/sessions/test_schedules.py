@@ -27,7 +27,7 @@ NAMES = [f"s{n}" for n in range(6)]
 
 
 class Sums:
-    """Streams whose state is the sum and the number of their steps: as exact as a model, and far quicker."""
+    """Streams whose state is the sum and count of their steps: as exact as a model, and far quicker."""
 
     outputs = ("y",)
     initial_state = np.zeros(2, np.float32)
@@ -61,10 +61,10 @@ class Sums:
 
 @dataclasses.dataclass
 class Known:
-    """What was acknowledged: of each session the states since it was last on the disk for sure, the newest last."""
+    """The acknowledged states of each session since its last certain write to disk, the newest last."""
 
     states: dict[str, list[tuple[float, float]]] = dataclasses.field(default_factory=dict)
-    # On the disk, as far as is known.
+    # Known to be on the disk.
     saved: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -87,7 +87,7 @@ class Schedule:
         return Sessions(self.model, self.path, most_in_memory=3, time_to_live_s=1e9, clock=lambda: self.now)
 
     def run(self, count: int) -> None:
-        """Takes so many random steps, then ends well and looks at everything."""
+        """Take random steps, then shut down cleanly and check every session."""
         steps = [self.push] * 6 + [
             self.begin,
             self.end,
@@ -122,7 +122,7 @@ class Schedule:
             self.judge(push, result)
 
     def judge(self, push: Push, result: Any) -> None:
-        """Holds the answer of a push against what was acknowledged before."""
+        """Check the answer of a push against the acknowledged states."""
         states, x = self.known.states, push.inputs["x"]
         there = push.name in states
         if isinstance(result, dict):
@@ -130,7 +130,7 @@ class Schedule:
             before = (0.0, 0.0) if push.begin else states[push.name][-1]
             after = (before[0] + float(x.sum()), before[1] + len(x))
             assert tuple(result["y"].tolist()) == after
-            # A crash may take back the first push, too, of a session that was evicted between its begin and that.
+            # If a session is evicted between its begin and its first push, a crash may undo that push, too.
             states.setdefault(push.name, [before]).append(after)
             if push.end:
                 self.forget(push.name)
@@ -198,12 +198,12 @@ class Schedule:
             self.sessions.disk.settle()
             assert (self.sessions.disk.trouble != "") <= self.failing
             for name, states in self.known.states.items():
-                # Older states can be seen no more.
+                # Older states cannot come back any more.
                 del states[:-1]
                 self.known.saved.add(name)
 
     def disk(self) -> None:
-        """The disk begins to fail, or takes again what it is given."""
+        """Make the disk fail, or make it work again."""
         if self.failing:
             self.stack.close()
         else:
@@ -219,7 +219,7 @@ class Schedule:
         self.known.saved.discard(name)
 
     def crash(self) -> None:
-        """The process ends, by a signal or with a last try to write; another one begins on what the disk has."""
+        """End the process by a signal or after a last write, and start another one from the disk."""
         trouble = self.sessions.disk.trouble != ""
         clean = self.random.random() < 0.5
         if clean:
@@ -235,7 +235,7 @@ class Schedule:
             try:
                 found: Any = tuple(self.sessions.state(name).tolist())
             except MissingSessionError as error:
-                # Never told of, or the disk failed and it is said; nothing that is safe on the disk is lost.
+                # A state that is safe on the disk may go only if the disk failed and the error says so.
                 safe = name in states and name in self.known.saved and len(states[name]) == 1
                 assert not clean or name not in states
                 assert trouble or error.ended or not safe, name
@@ -243,7 +243,7 @@ class Schedule:
                 self.known.saved.discard(name)
             else:
                 assert name in states, f"{name} is there again"
-                # After trouble only the newest state is served; after a plain crash one since the last flush.
+                # After disk trouble only the newest state is served; after a crash any state since the last flush.
                 assert found in (states[name][-1:] if trouble or clean else states[name]), name
                 states[name] = [found]
                 self.known.saved.add(name)
@@ -267,15 +267,15 @@ def schedules(folder: Path, seeds: Sequence[int], count: int, monkeypatch: pytes
         own.rmdir()
 
 
-def test_random_schedules_undo_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_schedules_lose_no_acknowledged_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedules(tmp_path, range(400), 40, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_random_schedules_undo_nothing(
+def test_hundred_thousand_random_schedules_lose_no_acknowledged_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where there is one, in memory: the disk would take most of the time.
+    # In memory where possible, because the disk would take most of the time.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
         schedules(Path(folder), range(1000, 101_000), 25, monkeypatch)

@@ -1,4 +1,4 @@
-"""Named streams: what they give, where their states are, how they end, and what a restart leaves of them."""
+"""Named streams: their results, the storage of their states, their ends, and restarts."""
 
 import signal
 import subprocess
@@ -34,10 +34,10 @@ def y_of(result: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_pushes_cut_anywhere_give_the_bits_of_one_whatever_lies_beside(tmp_path: Path, on_disk: bool) -> None:
+def test_pushes_cut_anywhere_give_the_bits_of_one_beside_any_others(tmp_path: Path, on_disk: bool) -> None:
     one, names = model(), [f"s{n}" for n in range(40)]
     right = {name: one.predict(draw(30, F, seed=n)[np.newaxis])[0] for n, name in enumerate(names)}
-    # With room for a few only, every push moves states to the disk and back.
+    # There is room for few states, so every push moves states to the disk and back.
     sessions = Sessions(one, tmp_path / "s.db" if on_disk else None, most_in_memory=7 if on_disk else 100)
     opened(sessions, *names)
     rng, left = np.random.default_rng(0), {name: draw(30, F, seed=n) for n, name in enumerate(names)}
@@ -73,7 +73,7 @@ def test_nan_in_one_session_leaves_the_others_bitwise_unchanged() -> None:
     assert np.isnan(y_of(again[1])).all()
 
 
-def test_wrong_push_fails_alone_and_reads_nothing() -> None:
+def test_wrong_push_fails_alone_and_changes_nothing() -> None:
     sessions = opened(Sessions(model()), "a", "b")
     before = sessions.state("b")
     results = sessions.push(
@@ -91,7 +91,7 @@ def test_wrong_push_fails_alone_and_reads_nothing() -> None:
     assert np.array_equal(sessions.state("b"), before)
 
 
-def test_session_that_is_not_there_says_why_and_never_begins_by_itself(tmp_path: Path) -> None:
+def test_missing_session_gives_the_reason_and_never_begins_by_itself(tmp_path: Path) -> None:
     clock = Clock()
     for path in (None, tmp_path / "s.db"):
         clock.now = 1000
@@ -116,7 +116,7 @@ def test_session_that_is_not_there_says_why_and_never_begins_by_itself(tmp_path:
         sessions.disk.shut()
 
 
-def test_without_a_file_the_least_recently_used_end_and_with_one_none_does(tmp_path: Path) -> None:
+def test_least_recently_used_session_ends_only_without_a_file(tmp_path: Path) -> None:
     names = [f"s{n}" for n in range(20)]
     small = opened(Sessions(model(), most_in_memory=16), *names)
     assert len(small) < 20
@@ -146,7 +146,7 @@ def test_states_survive_a_restart_and_another_model_is_refused(tmp_path: Path) -
         Sessions(one, tmp_path / "text.db")
 
 
-def test_exported_state_goes_on_where_it_was_taken() -> None:
+def test_exported_state_resumes_where_it_was_taken() -> None:
     one = model()
     sessions = opened(Sessions(one), "a")
     sessions.push([Push("a", steps(4))])
@@ -162,18 +162,18 @@ def test_exported_state_goes_on_where_it_was_taken() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 257])
-def test_name_that_cannot_be_shown_is_refused(name: str) -> None:
+def test_unprintable_session_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="1 to 256 characters"):
         Sessions(model()).open(name)
 
 
-def test_open_session_is_not_opened_twice() -> None:
+def test_open_session_cannot_be_opened_twice() -> None:
     sessions = opened(Sessions(model()), "a")
     with pytest.raises(ConfigError, match="there is a session 'a' already"):
         sessions.open("a")
 
 
-def test_threads_push_side_by_side() -> None:
+def test_threads_push_in_parallel() -> None:
     one = model()
     sessions, failures = opened(Sessions(one), *(f"s{n}" for n in range(8))), []
     right = {f"s{n}": one.predict(draw(40, F, seed=n)[np.newaxis])[0] for n in range(8)}

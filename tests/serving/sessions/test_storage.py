@@ -1,4 +1,4 @@
-"""States of sessions on a disk that fails: nothing acknowledged is undone, nothing stale is served, and it is said."""
+"""Session states on a failing disk: no acknowledged push is undone, no stale state is served, errors are reported."""
 
 import random
 import sqlite3
@@ -30,7 +30,7 @@ def flushed(sessions: Sessions) -> None:
     sessions.disk.flush_some(sessions.disk.unsaved())
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_is_and_concerns_its_session(tmp_path: Path) -> None:
+def test_flipped_bit_anywhere_is_detected_and_affects_only_its_session(tmp_path: Path) -> None:
     path, draw = tmp_path / "s.db", random.Random(0)
     file = StateFile(path, "f", 64)
     names = [f"k{n}" for n in range(100)]
@@ -40,7 +40,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is_and_concerns_its_session(tmp_pa
     wrong = refused = 0
     for _ in range(300):
         whole = bytearray(path.read_bytes())
-        # Behind the first pages, which SQLite would not open without.
+        # After the first pages, without which SQLite would not open the file.
         place = draw.randrange(16_384, len(whole))
         whole[place] ^= 1 << draw.randrange(8)
         (tmp_path / "t.db").write_bytes(whole)
@@ -57,7 +57,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is_and_concerns_its_session(tmp_pa
     assert refused > 100
 
 
-def test_damaged_state_ends_its_session_by_name_and_no_other(tmp_path: Path) -> None:
+def test_damaged_state_ends_only_its_own_session(tmp_path: Path) -> None:
     one, path = model(), tmp_path / "s.db"
     sessions = opened(Sessions(one, path), "a", "b", "c")
     read(sessions, "a", "b", "c")
@@ -78,7 +78,7 @@ def test_damaged_state_ends_its_session_by_name_and_no_other(tmp_path: Path) -> 
     assert isinstance(read(sessions, "a")[0], dict)
 
 
-def test_file_without_checksums_is_read_and_gets_them(tmp_path: Path) -> None:
+def test_file_without_checksums_is_read_and_gets_checksums(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     base = sqlite3.connect(path)
     base.executescript(
@@ -99,7 +99,7 @@ def test_file_without_checksums_is_read_and_gets_them(tmp_path: Path) -> None:
     again.close()
 
 
-def test_files_are_their_owners_alone(tmp_path: Path) -> None:
+def test_session_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     sessions = opened(Sessions(model(), tmp_path / "states" / "s.db"), "a")
     flushed(sessions)
     folder = tmp_path / "states"
@@ -109,7 +109,7 @@ def test_files_are_their_owners_alone(tmp_path: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
-def test_marker_knows_every_marked_session_and_hardly_any_other(tmp_path: Path) -> None:
+def test_loss_marker_finds_every_marked_session_and_few_others(tmp_path: Path) -> None:
     marker = LossMarker(tmp_path / "m")
     names = [f"session {n}" for n in range(1000)]
     marker.mark(names)
@@ -124,7 +124,7 @@ def test_marker_knows_every_marked_session_and_hardly_any_other(tmp_path: Path) 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[tuple[Any, Path, Sessions]]:
-    """A model, a file, and sessions x, y and z, which are on the disk and were pushed to since."""
+    """A model, a file, and sessions x, y and z with pushes since their last write to disk."""
     one, path = model(), tmp_path / "s.db"
     sessions = opened(Sessions(one, path), "x", "y", "z", "still")
     read(sessions, "x", "y", "z", "still")
@@ -134,7 +134,9 @@ def kept(tmp_path: Path) -> Iterator[tuple[Any, Path, Sessions]]:
     sessions._memory.store.close()
 
 
-def test_ending_on_a_full_disk_ends_and_undoes_nothing(kept: tuple[Any, Path, Sessions]) -> None:
+def test_ending_a_session_on_a_failing_disk_ends_it_and_undoes_nothing(
+    kept: tuple[Any, Path, Sessions],
+) -> None:
     one, path, sessions = kept
     acknowledged = {name: sessions.state(name) for name in "xyz"}
     with failing_disk():
@@ -148,7 +150,7 @@ def test_ending_on_a_full_disk_ends_and_undoes_nothing(kept: tuple[Any, Path, Se
         with pytest.raises(MissingSessionError):
             sessions.state("y")
         assert len(sessions) == 2
-        # It may begin anew, too.
+        # A session of the same name may begin again.
         opened(sessions, "x")
         fresh = sessions.state("x")
     flushed(sessions)
@@ -165,7 +167,7 @@ def test_ending_on_a_full_disk_ends_and_undoes_nothing(kept: tuple[Any, Path, Se
 
 
 @pytest.mark.parametrize("ends", ["killed", "shut down"])
-def test_what_the_disk_did_not_take_is_not_served_as_current(
+def test_state_that_the_disk_missed_is_not_served_as_current(
     kept: tuple[Any, Path, Sessions], ends: str
 ) -> None:
     one, path, sessions = kept
@@ -188,7 +190,7 @@ def test_what_the_disk_did_not_take_is_not_served_as_current(
             again.state(name)
         assert caught.value.ended
     again.disk.shut()
-    # Once told, the file is as any other.
+    # After the report the file is like any other.
     last = Sessions(one, path)
     with pytest.raises(MissingSessionError, match="there is no session 'x'"):
         last.state("x")
@@ -215,7 +217,7 @@ def test_pushes_are_refused_once_the_disk_has_failed_for_too_long(tmp_path: Path
     sessions.disk.shut()
 
 
-def test_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
+def test_removed_file_is_detected(tmp_path: Path) -> None:
     sessions = opened(Sessions(model(), tmp_path / "s.db"), "a")
     flushed(sessions)
     assert sessions.disk.trouble == ""
@@ -226,7 +228,7 @@ def test_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
         sessions.disk.shut()
 
 
-def test_any_error_is_of_its_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_affects_only_its_own_session(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = opened(Sessions(model()), *"abcd")
     real = sessions._streams.push
 
@@ -251,7 +253,7 @@ def test_store_that_cannot_be_read_fails_those_that_need_it(tmp_path: Path) -> N
     sessions.disk.shut()
 
 
-def test_a_step_of_the_clock_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_change_ends_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = opened(Sessions(model(), time_to_live_s=60), "a")
     for step in (7200, -7200):
         now = time.time()
@@ -261,7 +263,7 @@ def test_a_step_of_the_clock_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         assert sessions.unused_s("a") < 5
 
 
-def test_no_session_begins_while_the_model_is_replaced() -> None:
+def test_session_cannot_begin_while_its_model_is_replaced() -> None:
     sessions = Sessions(model())
     assert sessions.replace() == 0
     with pytest.raises(module.ReplacedModelError, match="replaced"):
@@ -273,7 +275,7 @@ def test_no_session_begins_while_the_model_is_replaced() -> None:
     opened(sessions, "b")
 
 
-def test_names_of_the_store_count_once(tmp_path: Path) -> None:
+def test_session_that_failed_to_be_deleted_does_not_count(tmp_path: Path) -> None:
     store = StateStore(tmp_path / "s.db", "f", 2, lambda: ())
     store.save(["a", "b"], np.zeros((2, 2), np.float32), [1.0, 2.0])
     with failing_disk():

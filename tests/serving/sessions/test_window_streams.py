@@ -1,4 +1,4 @@
-"""Sessions of a forecaster that sees its window at once: they keep the window."""
+"""Sessions of a forecaster that reads a whole window at once keep the window as their state."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def read(sessions: Sessions, name: str, rows: np.ndarray, **further: Any) -> dic
     return result
 
 
-def test_forecasts_and_scores_are_those_of_the_windows(model):
+def test_session_of_a_window_model_gives_the_forecasts_and_scores_of_its_windows(model):
     assert isinstance(session_streams(model), WindowStreams)
     rows = series()
     sessions = Sessions(model)
@@ -54,7 +54,7 @@ def test_forecasts_and_scores_are_those_of_the_windows(model):
         before = right
 
 
-def test_pushes_cut_anywhere_and_taken_along_give_the_bits_of_one(model, tmp_path):
+def test_pushes_cut_anywhere_and_exported_give_the_bits_of_one(model, tmp_path):
     rows = series()
     whole, cut = Sessions(model), Sessions(model, tmp_path / "s.db", most_in_memory=2)
     whole.open("a")
@@ -77,7 +77,7 @@ def test_pushes_cut_anywhere_and_taken_along_give_the_bits_of_one(model, tmp_pat
     cut.disk.shut()
 
 
-def test_nan_is_of_its_own_session_and_passes_with_its_window(model):
+def test_nan_stays_in_its_session_and_ends_with_its_window(model):
     sessions = Sessions(model)
     for name in "ab":
         sessions.open(name)
@@ -88,12 +88,12 @@ def test_nan_is_of_its_own_session_and_passes_with_its_window(model):
     assert np.isfinite(results[1]["score"][WINDOW:]).all()
     assert np.isfinite(results[0]["forecast"]).all()
     np.testing.assert_array_equal(results[0]["forecast"], results[1]["forecast"])
-    # The row itself, and those whose forecast comes from a window with it.
+    # The row itself, and the rows whose forecast window contains it.
     lost = np.isnan(results[0]["score"])
     assert lost.nonzero()[0].tolist() == [*range(WINDOW), *range(8, 8 + WINDOW + 1)]
 
 
-def test_wrong_rows_are_refused_and_nothing_is_read(model):
+def test_wrong_rows_are_refused_and_change_nothing(model):
     sessions = Sessions(model)
     sessions.open("a")
     before = sessions.state("a")

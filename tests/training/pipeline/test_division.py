@@ -14,7 +14,7 @@ from cellerate.training.pipeline.division import (
 
 
 @pytest.mark.parametrize("costs", [[1], [3, 1, 2], [0, 5, 0, 5, 0], [9, 1, 1, 1, 1, 1], [1, 1, 4, 1, 1, 7]])
-def test_most_expensive_stage_is_as_cheap_as_can_be(costs):
+def test_division_minimises_the_cost_of_the_most_expensive_stage(costs):
     for stages in range(1, len(costs) + 1):
         found = balanced(costs, stages)
         assert [number for own in found for number in own] == list(range(len(costs)))
@@ -48,13 +48,13 @@ def test_default_chunks_are_long_enough_and_fill_the_stages(steps, stages, chunk
     assert default_chunks(steps, stages) == chunks
 
 
-def test_bubble_is_the_time_of_filling_and_emptying():
+def test_bubble_is_the_time_to_fill_and_empty_the_pipeline():
     assert bubble_share(1, 5) == 0
     assert bubble_share(2, 1) == pytest.approx(0.5)
     assert bubble_share(4, 13) == pytest.approx(3 / 16)
 
 
-def test_layout_has_the_stages_of_a_copy_beside_each_other():
+def test_layout_places_the_stages_of_a_copy_in_adjacent_processes():
     found = [own_layout(n, 6, {"CELLERATE_STAGES": "3", "CELLERATE_CHUNKS": "5"}) for n in range(6)]
     assert [(one.copy, one.stage) for one in found] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert [one.begins for one in found] == [True, False, False] * 2
@@ -62,7 +62,7 @@ def test_layout_has_the_stages_of_a_copy_beside_each_other():
     assert (found[0].copies, found[0].chunks, found[0].divided) == (2, 5, True)
 
 
-def test_one_process_is_not_divided():
+def test_single_process_is_not_divided():
     assert own_layout(0, 1, {"CELLERATE_STAGES": "3"}) == StageLayout(0, 1)
     assert own_layout(1, 2, {}) == StageLayout(1, 2)
     assert not StageLayout(1, 2).divided
@@ -76,6 +76,6 @@ def test_variables_that_are_not_numbers_are_refused(variables):
         own_layout(0, 4, variables)
 
 
-def test_processes_that_do_not_fit_the_stages_are_refused():
+def test_process_count_that_does_not_fit_the_stages_is_refused():
     with pytest.raises(ConfigError, match="5 processes cannot hold 2 stages"):
         own_layout(0, 5, {"CELLERATE_STAGES": "2"})

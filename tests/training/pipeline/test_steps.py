@@ -1,4 +1,4 @@
-"""A model that is divided into stages: what one process would have made."""
+"""A model divided into stages gives the results of one process."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def forecast_alone(tmp_path_factory) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class TwoStages:
-    """What one start of two processes, each with a stage, has made of several jobs, the last of which ends them."""
+    """The results of several jobs from one start of two stages; the last job ends the processes."""
 
     folder: Path
     jobs: dict[str, list[dict]]
@@ -66,7 +66,7 @@ def two_stages(tmp_path_factory) -> TwoStages:
 
 
 @needs_processes
-def test_two_stages_make_what_one_process_makes(tmp_path, two_stages, forecast_alone):
+def test_two_stages_train_like_one_process(tmp_path, two_stages, forecast_alone):
     found = two_stages.jobs
     for name in ("text", "forecast", "begun"):
         first, second = found[name]
@@ -85,7 +85,7 @@ def test_two_stages_make_what_one_process_makes(tmp_path, two_stages, forecast_a
 
     first, second = found["interrupted"]
     assert first["status"] == second["status"] == "interrupted"
-    # What two stages have begun, one process goes on with.
+    # One process resumes the training of two stages.
     resumed = alone("interrupted", two_stages.folder)
     assert resumed["status"] == "finished"
     expected = alone("interrupted", tmp_path / "whole")
@@ -103,7 +103,7 @@ def test_copies_of_three_stages_share_rows(tmp_path, forecast_alone):
 
 
 @needs_processes
-def test_death_of_a_stage_ends_all_with_one_message(two_stages):
+def test_dead_stage_ends_all_stages_with_one_message(two_stages):
     assert two_stages.code == 137
     assert two_stages.said.count("process 1 was ended by SIGKILL") == 1
     assert two_stages.dying_s < 90
@@ -111,7 +111,7 @@ def test_death_of_a_stage_ends_all_with_one_message(two_stages):
 
 @needs_processes
 @pytest.mark.slow
-def test_four_layers_of_512_units_make_the_curve_of_one_process(tmp_path):
+def test_four_layers_of_512_units_have_the_curve_of_one_process(tmp_path):
     ((first, _),) = together(PROGRAM, ["large"], 2, tmp_path / "two", {"CELLERATE_STAGES": "2"})
     assert_same(first, alone("large", tmp_path / "one"))
     assert [sum("lstm" in name for name in stage) for stage in first["stages"]] == [2, 2]

@@ -1,4 +1,4 @@
-"""What the progress lines of a run say, where stderr is not a terminal."""
+"""The progress lines of a run without a terminal at stderr."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(("wait", "told"), [(0.049, False), (0.05, True), (0.3, True), (1.0, True)])
-def test_epoch_says_how_long_it_waited_for_data_if_that_is_worth_a_word(terminal, capsys, wait, told):
+def test_epoch_reports_a_notable_wait_for_data(terminal, capsys, wait, told):
     terminal.epoch(RECORD | {"data_wait": wait, "best": True})
     said = capsys.readouterr().err
     assert (f"waited for data {wait:.0%} of the time" in said) == told
@@ -28,13 +28,13 @@ def test_epoch_says_how_long_it_waited_for_data_if_that_is_worth_a_word(terminal
     assert said.rstrip().endswith("best so far, saved")
 
 
-def test_epoch_of_a_single_step_tells_no_speed(terminal, capsys):
+def test_epoch_of_a_single_step_shows_no_speed(terminal, capsys):
     terminal.epoch(RECORD | {"items_per_s": 0.0})
     assert capsys.readouterr().err == "epoch 1/2  loss 0.5000  0.721 bits/character  3 s\n"
 
 
 @pytest.mark.parametrize(("wait", "told"), [(0.049, False), (0.05, True)])
-def test_step_says_what_is_taken_of_the_machine(terminal, capsys, wait, told):
+def test_step_shows_the_load_of_the_machine(terminal, capsys, wait, told):
     terminal.data_wait(wait)
     terminal.step(0, 1, {"loss": 2.0})
     terminal.step(0, 11, {"loss": 1.0})
@@ -44,7 +44,7 @@ def test_step_says_what_is_taken_of_the_machine(terminal, capsys, wait, told):
     assert (f"waits for data {wait:.0%} of the time" in said) == told
 
 
-def test_notebook_writes_one_line_again_and_again_and_keeps_one_an_epoch(monkeypatch, capsys):
+def test_notebook_updates_one_line_and_keeps_one_per_epoch(monkeypatch, capsys):
     readings = {"cpu": 0.9, "memory_bytes": 1.25e9}
     monkeypatch.setattr(display, "MachineReadings", lambda: type("M", (), {"read": lambda _: readings})())
     shown = Notebook()

@@ -1,4 +1,4 @@
-"""What a run writes of itself while it trains, with figures and a clock that are made up."""
+"""The telemetry of a run, with simulated figures and a simulated clock."""
 
 import csv
 import json
@@ -59,7 +59,7 @@ class Tracked:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass when told to."""
+    """A clock that a test advances."""
     now = [1000.0]
     monkeypatch.setattr(telemetry.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
@@ -84,12 +84,12 @@ def trained(told, clock, *, from_step=1, to_step=100):
             told.step(0, step, {"loss": 1.0 / step})
 
 
-def test_figures_come_once_a_second_and_all_is_passed_on(tmp_path, clock):
+def test_figures_are_recorded_once_a_second_and_all_reach_the_trackers(tmp_path, clock):
     display = Heard()
     with Telemetry(display, tmp_path / "run") as told:
         told.start(PLAN)
         trained(told, clock)
-        assert len(read_telemetry(tmp_path / "run")) == 10  # while it goes on
+        assert len(read_telemetry(tmp_path / "run")) == 10  # while the run continues
         told.phase("validating")
         told.epoch({"epoch": 1, "steps": 100, "loss": 0.5, "val_loss": 0.7, "best": True, "seconds": 10.0})
         told.message("so far")
@@ -141,7 +141,7 @@ def test_samples_stand_beside_the_figures_and_end_with_their_first_failure(tmp_p
     assert "sample" not in (tmp_path / "telemetry.csv").read_text()
 
 
-def test_figures_that_are_no_numbers_are_null(tmp_path, clock):
+def test_figures_that_are_not_finite_become_null(tmp_path, clock):
     with Telemetry(Display(), tmp_path) as told:
         told.start(PLAN)
         told.epoch({"epoch": 1, "steps": 100, "loss": 0.5, "val_loss": math.nan, "seconds": math.inf})
@@ -151,7 +151,7 @@ def test_figures_that_are_no_numbers_are_null(tmp_path, clock):
     assert json.loads(line)["epoch/seconds"] is None
 
 
-def test_speed_leaves_out_what_is_between_two_epochs(tmp_path, clock):
+def test_speed_excludes_the_time_between_epochs(tmp_path, clock):
     with Telemetry(Display(), tmp_path) as told:
         told.start(PLAN)
         trained(told, clock)
@@ -165,7 +165,7 @@ def test_speed_leaves_out_what_is_between_two_epochs(tmp_path, clock):
     assert [row["step"] for row in rows[-3:]] == [101, 111, 121]
 
 
-def test_run_that_goes_on_adds_and_a_new_one_begins_anew(tmp_path, clock):
+def test_resumed_run_appends_and_a_new_run_starts_over(tmp_path, clock):
     with Telemetry(Display(), tmp_path) as told:
         told.start(PLAN)
         trained(told, clock, to_step=10)
@@ -181,7 +181,7 @@ def test_run_that_goes_on_adds_and_a_new_one_begins_anew(tmp_path, clock):
     assert read_telemetry(tmp_path / "nowhere") == []
 
 
-def test_trackers_get_the_figures_and_how_it_ended(tmp_path, clock, tracked):
+def test_trackers_get_the_figures_and_the_final_status(tmp_path, clock, tracked):
     with Telemetry(Display(), tmp_path, ["wandb"]) as told:
         told.start(PLAN)
         trained(told, clock)
@@ -200,7 +200,7 @@ def test_run_that_raises_has_failed(tmp_path, clock, tracked):
     assert tracked.ended == "failed"
 
 
-def test_run_goes_on_without_a_tracker_that_fails(tmp_path, clock, tracked):
+def test_run_continues_without_a_failed_tracker(tmp_path, clock, tracked):
     display = Heard()
     tracked.fails_at = 30
     with Telemetry(display, tmp_path, ["wandb"]) as told:
@@ -213,7 +213,7 @@ def test_run_goes_on_without_a_tracker_that_fails(tmp_path, clock, tracked):
     assert tracked.ended == "failed"
 
 
-def test_run_goes_on_where_telemetry_cannot_be_written(tmp_path, clock, tracked):
+def test_run_continues_if_telemetry_cannot_be_written(tmp_path, clock, tracked):
     display = Heard()
     (tmp_path / "telemetry.jsonl").mkdir()
     with Telemetry(display, tmp_path, ["wandb"]) as told:
@@ -238,7 +238,7 @@ def test_full_disk_at_the_end_leaves_the_run_and_its_trackers_whole(tmp_path, cl
     assert tracked.ended == "finished"
 
 
-def test_machine_that_cannot_be_read_ends_nothing(tmp_path, clock, monkeypatch):
+def test_unreadable_machine_figures_do_not_end_the_run(tmp_path, clock, monkeypatch):
     class Broken:
         def read(self):
             raise RuntimeError("the driver was updated")
@@ -254,7 +254,7 @@ def test_machine_that_cannot_be_read_ends_nothing(tmp_path, clock, monkeypatch):
     assert len([text for text in display.heard if isinstance(text, str) and "driver" in text]) <= 2
 
 
-def test_tracker_that_cannot_begin_ends_those_before_it(tmp_path, clock, tracked, monkeypatch):
+def test_tracker_that_cannot_start_ends_the_started_ones(tmp_path, clock, tracked, monkeypatch):
     def fail(*_):
         raise OSError("connection refused.")
 
@@ -269,7 +269,7 @@ def test_tracker_that_cannot_begin_ends_those_before_it(tmp_path, clock, tracked
     assert tracked.ended == "failed"
 
 
-def test_run_that_goes_on_has_the_trackers_key(tmp_path, monkeypatch):
+def test_resumed_run_keeps_its_tracker_key(tmp_path, monkeypatch):
     known = []
     monkeypatch.setitem(
         trackers._TRACKERS, "wandb", lambda folder, settings, key: known.append(key) or Tracked()

@@ -21,7 +21,7 @@ from cellerate.training.telemetry.records import read_telemetry
 
 pytestmark = [
     pytest.mark.keras,
-    # MLflow uses what SQLAlchemy will take away.
+    # MLflow uses functions that SQLAlchemy has deprecated.
     pytest.mark.filterwarnings("ignore:.*noload.*loader strategy is deprecated"),
 ]
 
@@ -101,7 +101,7 @@ def test_mlflow_holds_every_figure_and_setting(run, tmp_path):
         assert sorted((one.step, one.value) for one in history) == values, name
 
 
-def test_mlflow_goes_on_with_the_run_of_the_checkpoint(run, tmp_path, monkeypatch):
+def test_mlflow_continues_the_run_of_the_checkpoint(run, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/own.db")
@@ -115,7 +115,7 @@ def test_mlflow_goes_on_with_the_run_of_the_checkpoint(run, tmp_path, monkeypatc
     assert steps[-1] == 24
 
 
-def test_server_that_goes_away_ends_the_tracking_and_not_the_run(run, monkeypatch):
+def test_lost_tracking_server_does_not_end_the_run(run, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     class Heard(Display):
@@ -166,7 +166,7 @@ def test_wandb_offline_holds_every_figure_and_setting(run, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     result = run(["wandb"])
     found, config, ended = {}, {}, None
-    # Another process writes them, and may still be at it.
+    # Another process writes the records, perhaps still.
     deadline = time.monotonic() + 30
     while not any(one.HasField("exit") for one in offline_records(result.folder)):
         assert time.monotonic() < deadline
@@ -195,7 +195,7 @@ def test_wandb_offline_holds_every_figure_and_setting(run, monkeypatch):
     assert list(result.folder.glob(f"wandb/offline-run-*-{known['wandb']}"))
 
 
-def test_missing_package_is_named_before_anything_is_trained(run, monkeypatch, tmp_path):
+def test_missing_package_is_named_before_training(run, monkeypatch, tmp_path):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
     with pytest.raises(BackendError, match=r"pip install 'cellerate\[wandb\]'"):
@@ -203,7 +203,7 @@ def test_missing_package_is_named_before_anything_is_trained(run, monkeypatch, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_trackers_that_do_not_exist_are_refused():
+def test_unknown_trackers_are_refused():
     assert TrainingSettings(track="wandb,mlflow").track == ("wandb", "mlflow")
     assert TrainingSettings(track=["mlflow,wandb", "mlflow"]).track == ("mlflow", "wandb")
     with pytest.raises(ConfigError, match="track must be one of tensorboard, wandb, mlflow, not 'neptune'"):
