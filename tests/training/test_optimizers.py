@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from cellerate.errors import ConfigError
 from cellerate.training.optimizers import build_optimizer, current_learning_rate
 from cellerate.training.settings import TrainingSettings
 
@@ -25,6 +26,12 @@ def test_build_optimizer_by_name_gives_keras_own(name, wanted):
     assert isinstance(optimizer, getattr(keras.optimizers, wanted))
     assert optimizer.clipnorm == 1.0
     assert optimizer.weight_decay == 0.1
+
+
+@pytest.mark.parametrize("setting", ["weight_decay", "clipnorm", "clipvalue", "learning_rate"])
+def test_setting_of_an_optimizer_below_0_is_refused(setting):
+    with pytest.raises(ConfigError, match=f"{setting} .*-0.5"):
+        TrainingSettings(**{setting: -0.5})
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.5, True), (0.9, True)])

@@ -194,6 +194,7 @@ def test_second_process_is_refused_before_it_reads_anything(tmp_path):
 def test_failed_run_without_results_leaves_no_folder(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         run(tmp_path / "m.keras", resume=True)
-    with pytest.raises(ConfigError, match="choose one of the two"):
+    both = "resume=True goes on with a run, and overwrite=True replaces it: choose one of the two"
+    with pytest.raises(ConfigError, match=both):
         run(tmp_path / "m.keras", resume=True, overwrite=True)
     assert list(tmp_path.iterdir()) == []

@@ -103,6 +103,7 @@ def own_apply() -> keras.Model:
 
 REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "noise": (lambda: model_of(layers.AlphaDropout(0.1, noise_shape=(8, 1))), "has the noise_shape (8, 1)"),
+    "drops all inputs": (lambda: model_of(lstm=layers.LSTM(4, dropout=1.0)), "drops everything"),
     "drops all": (lambda: scored(layers.Attention(dropout=1.0)), "drops all its weights"),
     "batch normalization": (
         lambda: model_of(layers.BatchNormalization(renorm=True)),

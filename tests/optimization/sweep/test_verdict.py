@@ -3,6 +3,7 @@ import pytest
 
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
 from cellerate.optimization.sweep.verdict import (
+    _losses_at,
     best_of,
     difference_of_tests,
     equal_training,
@@ -155,3 +156,21 @@ def test_test_part_losses_are_compared_in_pairs():
     one.test = [[1.0 + n, 32.0] for n in range(5)]
     other.test = [[0.5 + n, 32.0] for n in range(5)]
     assert difference_of_tests(one, other, 1.0).low == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("steps", "loss"), [(5, 3.0), (10, 3.0), (15, 2.0), (18, 1.4), (20, 1.0), (40, 1.0)])
+def test_loss_between_two_judgements_lies_on_the_line_between_them(steps, loss):
+    found = PointRecord("a", {})
+    found.judged = [
+        {
+            "steps": done,
+            "seconds": float(done),
+            "losses": [value, None if done == 10 else value],
+            "weights": [1.0, 2.0],
+        }
+        for done, value in ((10, 3.0), (20, 1.0))
+    ]
+    at = _losses_at(found, "steps", steps)
+    assert at[0].tolist() == pytest.approx([loss, 1.0])
+    # A loss that was not finite counts only before the next judgement.
+    assert np.isnan(at[1, 0]) == (steps < 20)
