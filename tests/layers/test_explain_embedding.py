@@ -174,4 +174,6 @@ def test_explain_says_that_the_kernels_keep_xla_off() -> None:
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="said there")
 def test_explain_omits_xla_where_the_kernels_work_with_it() -> None:
-    assert not any("XLA" in note for note in explain(accelerate(text_model())).notes)
+    found = explain(accelerate(text_model()))
+    assert "cellerate-cpu" in str(found)
+    assert not any("XLA" in note for note in found.notes)

@@ -95,7 +95,7 @@ def most_connections(wanted: int) -> int:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return wanted if soft == resource.RLIM_INFINITY else max(8, min(wanted, soft - _OTHER_FILES))
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, max(8, soft - _OTHER_FILES))
 
 
 class _BoundedProtocol(HttpToolsProtocol):
