@@ -146,7 +146,7 @@ def test_changed_data_or_model_is_another_pass(lines):
 
 def test_files_without_lines_and_missing_ones_are_refused(lines):
     (lines / "empty.txt").write_text("")
-    with pytest.raises(DataError, match=r"empty\.txt: no line"):
+    with pytest.raises(DataError, match=r"empty\.txt has no lines"):
         bulk.embed_files(lines / "l.cell", LineFiles(lines / "empty.txt"), lines / "out")
     with pytest.raises(DataError, match=r"nowhere"):
         bulk.embed_files(lines / "l.cell", LineFiles([lines / "nowhere"]), lines / "out")

@@ -134,7 +134,7 @@ def test_detect_gives_rows_of_each_series_and_target_in_order(tmp_path):
 
 def test_detect_refuses_a_level_or_data_that_cannot_be(model, tmp_path):
     short = write(tmp_path / "d.csv", y=signal(WINDOW))
-    with pytest.raises(DataError, match="no row can be judged: the model reads 96 rows"):
+    with pytest.raises(DataError, match="no row can be judged: the model needs 96 rows"):
         cellerate.detect("m.keras", short)
     with pytest.raises(ConfigError, match=r"0.9999.*on 2,800 held-out rows.*validation_fraction of"):
         cellerate.detect("m.keras", short, level=0.9999)

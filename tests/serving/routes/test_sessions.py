@@ -139,7 +139,7 @@ def test_state_moves_to_another_session_and_not_to_another_model(http, files):
     )
     other = http.put("/v1/models/quantiles/sessions/to/state", json=state)
     assert other.status_code == 409
-    assert "of another model than quantiles" in other.json()["error"]
+    assert "belongs to another model than quantiles" in other.json()["error"]
     for wrong in ("????", "AAAA", "AAA"):
         answer = http.put("/v1/models/series/sessions/to/state", json=state | {"state": wrong})
         assert answer.status_code == 400, answer.text
