@@ -129,7 +129,7 @@ def test_cross_entropy_metrics_equal_keras() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=2e-5)
 
 
-def test_targets_without_the_last_axis_train_as_in_keras() -> None:
+def test_targets_without_the_last_axis_train_as_in_keras(misfits: None) -> None:
     def make() -> keras.Model:
         return _steps(layers.Dense(1, activation="sigmoid"))
 
