@@ -128,7 +128,7 @@ def test_covariates_that_are_too_short_say_how_many_rows_are_missing(with_covari
         with_covariates.predict(4, series=series(), past_covariates=past[-5:], future_covariates=future)
     with pytest.raises(DataError, match="ends 2 rows before the series"):
         with_covariates.predict(4, series=series(), past_covariates=past[:-2], future_covariates=future)
-    with pytest.raises(DataError, match="4 rows after the last one, and was given 2"):
+    with pytest.raises(DataError, match="4 rows after the last one, and got 2"):
         with_covariates.predict(
             4, series=series(), past_covariates=past, future_covariates=future[: ROWS + 2]
         )

@@ -75,7 +75,7 @@ def test_x_is_known_in_advance(y):
     rows = np.stack([target, x["x"][:120]], axis=1)[-6:]
     expected = model.trained_.model.forecast(rows, future=x.to_numpy()[120:])
     np.testing.assert_allclose(made, expected[[0, 3], 0], rtol=1e-5)
-    with pytest.raises(DataError, match="4 rows after the last one, and was given 2"):
+    with pytest.raises(DataError, match="4 rows after the last one, and got 2"):
         model._predict(model.fh, x[120:122])
 
 

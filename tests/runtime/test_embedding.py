@@ -122,7 +122,7 @@ def without_mask(nodes):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        (program(output="decode"), "no vectors"),
+        (program(output="decode"), "does not make vectors"),
         (program(table_rows=V + 1), f"reads {V + 1} different ids, its vocabulary has {V}"),
         (Program(without_mask(program().nodes), {"vector": 7}), "where a vector a line was expected"),
         (Program(program().nodes, {"vector": 0}), "where a vector a line was expected"),

@@ -239,7 +239,7 @@ def test_fine_tuning_keeps_the_vocabulary(tmp_path):
 def test_own_model_that_does_not_fit_raises(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("abc\nbca\n")
-    with pytest.raises(ModelError, match="writes 9 different ids, the lines have 7"):
+    with pytest.raises(ModelError, match="predicts 9 different ids, the lines have 7"):
         fit(path, model=build_autoencoder(9, embedding=3, units=4, latent=5))
     with pytest.raises(ModelError, match="not a line autoencoder"):
         fit(path, model=build_text_model(7, embedding=3, units=4))

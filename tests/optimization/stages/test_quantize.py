@@ -126,7 +126,7 @@ def test_int4_is_skipped_for_speed_if_the_model_fits_the_caches(made, tmp_path, 
     assert [one.id for one in found.candidates] == ["original", "float32", "int8"]
     (words,) = [words for name, words in found.passes[-1].facts if name == "int4"]
     assert words.startswith(
-        "not tried: int4 pays for weights that outgrow the caches or for a small file, and "
+        "not tried: int4 pays for weights that outgrow the caches or for a small file, but "
     )
 
 

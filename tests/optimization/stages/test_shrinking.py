@@ -42,7 +42,7 @@ def test_control_is_trained_once_and_survives_an_interruption(made, tmp_path, mo
     assert trained[2:] == []
     assert found.candidates[-1].control == "control-4-4e-03"
     (note, *_) = found.passes[-1].notes
-    assert note.startswith("Each model is held against the original and against a control")
+    assert note.startswith("Each model is compared with the original and with a control")
 
 
 def no_verdict(context):

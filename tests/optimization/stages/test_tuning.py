@@ -155,7 +155,7 @@ def test_training_with_contradicting_turns_is_reported_as_noise(tuned):
         }
 
     (_, doubt), _ = tuned(OfTraining(), rule)
-    assert "2.00x as fast as before, in 8 of 12 turns: that is noise" in doubt[0]
+    assert "2.00x as fast as the original one, in 8 of 12 turns: that is noise" in doubt[0]
 
 
 def test_busy_machine_is_reported_once_with_its_slowdown():

@@ -52,7 +52,7 @@ def test_folder_with_a_sweep_or_other_files_is_not_overwritten(tmp_path, monkeyp
         cellerate.sweep("series", "data.csv", tmp_path / "other", **OPTIONS)
     with pytest.raises(ConfigError, match="is a file"):
         cellerate.sweep("series", "data.csv", tmp_path / "other" / "mine.txt", **OPTIONS)
-    with pytest.raises(ConfigError, match="no sweep to go on with"):
+    with pytest.raises(ConfigError, match="does not hold a sweep to continue"):
         cellerate.sweep("series", "data.csv", tmp_path / "new", resume=True, **OPTIONS)
 
 
