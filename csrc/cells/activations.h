@@ -5,11 +5,9 @@
 
 #include <cmath>
 
-#include "cells/lstm.h"
+#include "products/words.h"
 
 namespace cellerate::CELLERATE_TARGET {
-
-using F = Simd::F;
 
 inline F set(float x) { return Simd::set(x); }
 inline F clamp(F x, float low, float high) {
@@ -90,13 +88,6 @@ inline F logistic(F x) { return Simd::div(set(1.0f), one_and_exponential(x)); }
 constexpr bool has_usual_gates(Activation activation, Activation recurrent_activation) {
   return activation == Activation::kTanh && recurrent_activation == Activation::kSigmoid;
 }
-
-// Forces inlining into the caller's loop. Without vectors, inlining would only enlarge the code.
-#if defined(__AVX2__) || defined(__ARM_NEON)
-#define CELLERATE_PART_OF_CALLER [[gnu::always_inline]]
-#else
-#define CELLERATE_PART_OF_CALLER
-#endif
 
 // The new state of some units of an LSTM.
 struct CellState {

@@ -32,9 +32,10 @@ class BackwardJob {
         plan_(plan),
         reserve_(in, const_cast<void*>(in.reserve)),
         rows_(round_up(plan.batch, kEach)),
-        chunk_(larger(1, smaller(plan.steps, kRowsAtOnce / rows_))),
-        depth_(words<kPairs>(chunk_ * rows_)),
-        packed_depth_(packed_depth<kPairs>(depth_)),
+        chunk_(steps_at_once(plan.steps, larger(1, kRowsAtOnce / rows_))),
+        panel_rows_((chunk_ + 1) * rows_),
+        depth_(words<kPairs>(panel_rows_)),
+        packed_depth_(packed_depth<kPairs>(words<kPairs>(chunk_ * rows_))),
         state_panels_(ceil_div(plan.units, kWidth)),
         input_panels_(ceil_div(plan.inputs, kWidth)),
         gates_deep_(plan.unit_panels * kRun),
@@ -52,7 +53,7 @@ class BackwardJob {
     if (in_.d_x != nullptr) d_x_ = {memory.take<float>(input_panels_ * chunk_rows * kWidth), chunk_rows};
     d_h_ = {memory.take<float>(state_panels_ * plan_.batch * kWidth), plan_.batch};
     d_c_ = memory.take<float>(plan_.unit_panels * plan_.batch * kLanes);
-    if (kPairs) d_gates_ = memory.take<float>((plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>)*kRun);
+    if (kPairs) d_gates_ = memory.take<float>((plan_.unit_panels * panel_rows_ + kRowsBeyond<kPairs>)*kRun);
     d_paired_ = memory.take<float>(plan_.unit_panels * depth_ * kWidth);
     if (!kPairs) d_gates_ = d_paired_;
     x_gate_ = packed_words<kPairs>(x_rows_, packed_depth_);
@@ -124,6 +125,11 @@ class BackwardJob {
   // few enough for dz to stay in the last-level cache.
   static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
 
+  // The steps of a chunk, about `wanted`, such that the last chunk is hardly smaller than the others.
+  static Index steps_at_once(Index steps, Index wanted) {
+    return ceil_div(steps, ceil_div(steps, wanted + wanted / 4));
+  }
+
   // The shares of a chunk's products: several for each thread while other programs want the cores.
   Index shares() const { return plan_.pieces > plan_.threads ? 4 * plan_.threads : plan_.threads; }
 
@@ -151,10 +157,11 @@ class BackwardJob {
   }
 
   void differentiate_all(Index step, Index step_of_chunk, Range rows, Range panels) {
-    add_output_gradients(step, rows, panels);
     for (Index panel = panels.begin; panel < panels.end; ++panel) {
-      usual_ ? differentiate<true>(step, step_of_chunk, panel, rows)
-             : differentiate<false>(step, step_of_chunk, panel, rows);
+      const bool last = panel + 1 == panels.end;
+      const Place ahead = last ? Place{step - 1, panels.begin} : Place{step, panel + 1};
+      usual_ ? differentiate<true>({step, panel}, step_of_chunk, rows, ahead)
+             : differentiate<false>({step, panel}, step_of_chunk, rows, ahead);
     }
   }
 
@@ -194,22 +201,35 @@ class BackwardJob {
                                plan_.units);
   }
 
-  // Adds the gradients of the outputs of a step to dh.
-  void add_output_gradients(Index step, Range rows, Range panels) {
-    if (in_.d_outputs == nullptr || (!in_.return_sequences && step + 1 < plan_.steps)) return;
-    for (Index row = rows.begin; row < rows.end; ++row) {
-      if (masked(row, step)) {
-        // The output of a masked step is not h, or it is an earlier h, whose gradient stays in dh for the step before.
-        if (in_.masked_output == MaskedOutput::kZero) continue;
-        if (in_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]) continue;
-      }
-      const Index position = in_.return_sequences ? row * plan_.steps + step : row;
-      const Type* from = static_cast<const Type*>(in_.d_outputs) + position * plan_.units;
-      for (Index panel = panels.begin; panel < panels.end; ++panel) {
-        const F more = load_upto<kStorage>(from, panel * kLanes, plan_.units);
-        Simd::store(d_h(panel, row), Simd::add(Simd::load(d_h(panel, row)), more));
-      }
-    }
+  // A step and a panel of units.
+  struct Place {
+    Index step, panel;
+  };
+  Index position(Place place, Index row) const {
+    return (place.step * plan_.unit_panels + place.panel) * plan_.batch + row;
+  }
+
+  // The gradients of a row's output at a step; null if nobody sees the output.
+  const Type* output_gradients(Index step, Index row) const {
+    if (in_.d_outputs == nullptr || (!in_.return_sequences && step + 1 < plan_.steps)) return nullptr;
+    const Index output = in_.return_sequences ? row * plan_.steps + step : row;
+    return static_cast<const Type*>(in_.d_outputs) + output * plan_.units;
+  }
+  // Whether the output of a masked step is an earlier h, whose gradient stays in dh for the step before.
+  bool shows_earlier(Index step, Index row) const {
+    return in_.masked_output != MaskedOutput::kZero &&
+           (in_.masked_output != MaskedOutput::kPreviousOutput || step >= first_[row]);
+  }
+
+  // Fetches what the gradients of a row's gates are computed from. It lies far from that of other panels and steps.
+  void fetch_row(Place place, Index row) const {
+    if (place.step < 0) return;
+    const Index at = position(place, row);
+    fetch(reserve_.gates + at * kWidth, kWidth * static_cast<Index>(sizeof *reserve_.gates));
+    fetch(reserve_.cells + at * kLanes, 1);
+    if (place.step > 0) fetch(reserve_.cells + (at - plan_.unit_panels * plan_.batch) * kLanes, 1);
+    const Type* outputs = output_gradients(place.step, row);
+    if (outputs != nullptr) fetch(outputs + place.panel * kLanes, 1);
   }
 
   struct Gates {
@@ -219,22 +239,29 @@ class BackwardJob {
   // The gradients of the gates of one row and panel of units. Leaves in d_c and d_h the gradients of the step before,
   // without the product dz·R^T.
   template <bool kUsual>
-  Gates differentiate_row(Index step, Index panel, Index row) {
-    if (masked(row, step)) return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
-    const Index position = (step * plan_.unit_panels + panel) * plan_.batch + row;
-    const auto* kept = reserve_.gates + position * kWidth;
+  CELLERATE_PART_OF_CALLER Gates differentiate_row(Place place, Index row) {
+    const auto [step, panel] = place;
+    F dh = Simd::load(d_h(panel, row));
+    const bool is_masked = masked(row, step);
+    const Type* outputs = output_gradients(step, row);
+    if (outputs != nullptr && (!is_masked || shows_earlier(step, row)))
+      dh = Simd::add(dh, load_upto<kStorage>(outputs, panel * kLanes, plan_.units));
+    if (is_masked) {
+      Simd::store(d_h(panel, row), dh);
+      return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
+    }
+    const Index at = position(place, row);
+    const auto* kept = reserve_.gates + at * kWidth;
     const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
     const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
     const Activation activation = kUsual ? Activation(Activation::kTanh) : in_.activation;
     const auto i = gate.at(Computed::load(kept)), f = gate.at(Computed::load(kept + kLanes));
     const auto g = candidate.at(Computed::load(kept + 2 * kLanes));
     const auto o = gate.at(Computed::load(kept + 3 * kLanes));
-    const F c = Simd::load(reserve_.cells + position * kLanes);
-    const F before = step > 0
-                         ? Simd::load(reserve_.cells + (position - plan_.unit_panels * plan_.batch) * kLanes)
-                         : given(in_.c0, row, panel);
+    const F c = Simd::load(reserve_.cells + at * kLanes);
+    const F before = step > 0 ? Simd::load(reserve_.cells + (at - plan_.unit_panels * plan_.batch) * kLanes)
+                              : given(in_.c0, row, panel);
     const F a = activate(activation, c);
-    const F dh = Simd::load(d_h(panel, row));
     const F dc = Simd::fma(Simd::mul(dh, o.value), derivative(activation, c, a), Simd::load(d_c(panel, row)));
     Simd::store(d_c(panel, row), Simd::mul(dc, f.value));
     // Only a masked row's dh survives this step; see multiply_back.
@@ -243,24 +270,25 @@ class BackwardJob {
              Simd::mul(Simd::mul(dc, i.value), g.slope), Simd::mul(Simd::mul(dh, a), o.slope)}};
   }
 
-  // Writes dz of one panel of units for the given rows.
+  // Writes dz at one place for the given rows, and fetches what the next place needs.
   template <bool kUsual>
-  void differentiate(Index step, Index step_of_chunk, Index panel, Range rows) {
+  void differentiate(Place place, Index step_of_chunk, Range rows, Place ahead) {
     const Index first = step_of_chunk * rows_;
     for (Index row = rows.begin; row < rows.end; row += kEach) {
-      float* paired = d_paired_ + (panel * depth_ + (first + row) / kEach) * kWidth;
-      const Gates even = differentiate_row<kUsual>(step, panel, row);
+      float* paired = d_paired_ + (place.panel * depth_ + (first + row) / kEach) * kWidth;
+      for (Index each = row; each < smaller(row + kEach, rows.end); ++each) fetch_row(ahead, each);
+      const Gates even = differentiate_row<kUsual>(place, row);
       Gates odd = {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
       if constexpr (kPairs) {
-        if (row + 1 < rows.end) odd = differentiate_row<kUsual>(step, panel, row + 1);
-        write_row(panel, first + row, even);
-        if (row + 1 < rows.end) write_row(panel, first + row + 1, odd);
+        if (row + 1 < rows.end) odd = differentiate_row<kUsual>(place, row + 1);
+        write_row(place.panel, first + row, even);
+        if (row + 1 < rows.end) write_row(place.panel, first + row + 1, odd);
       }
       for (int j = 0; j < 4; ++j) Simd::store(paired + j * kLanes, word<kPairs>(even.d[j], odd.d[j]));
     }
   }
 
-  float* d_gates(Index panel, Index row) const { return d_gates_ + (panel * chunk_ * rows_ + row) * kRun; }
+  float* d_gates(Index panel, Index row) const { return d_gates_ + (panel * panel_rows_ + row) * kRun; }
   void write_row(Index panel, Index row, const Gates& gates) {
     auto* to = reinterpret_cast<typename Computed::Type*>(d_gates(panel, row));
     for (int j = 0; j < 4; ++j) Computed::store(to + j * kLanes, gates.d[j]);
@@ -269,7 +297,7 @@ class BackwardJob {
   // The dh of the step before: dz·R^T, plus the dh of masked rows, which differentiate_row left in place.
   void multiply_back(Index step, Index step_of_chunk, Range rows, Range panels) {
     if (step == 0 && in_.d_h0 == nullptr) return;
-    const Index block = chunk_ * rows_ * kRun;
+    const Index block = panel_rows_ * kRun;
     const float* a = d_gates(0, step_of_chunk * rows_);
     const Range columns = state_panels(panels);
     const bool add = in_.mask != nullptr;
@@ -398,9 +426,12 @@ class BackwardJob {
   const LstmBackward& in_;
   const Plan& plan_;
   const Reserve<kStorage, kPairs> reserve_;
-  const Index rows_;          // of one step in a chunk: the batch, rounded up to whole words
-  const Index chunk_;         // steps taken together
-  const Index depth_;         // words along the rows of a chunk
+  const Index rows_;   // of one step in a chunk: the batch, rounded up to whole words
+  const Index chunk_;  // steps taken together
+  // Rows from panel to panel of dz: those of a chunk and one more step, so that a step's rows of all panels do not fall
+  // into the same sets of the cache.
+  const Index panel_rows_;
+  const Index depth_;         // words along these rows
   const Index packed_depth_;  // words along the rows of a chunk, in the packed left factors
   const Index state_panels_, input_panels_;
   const Index gates_deep_;  // words of K where K runs over the gates
@@ -414,7 +445,7 @@ class BackwardJob {
   Panels d_x_;                  // rows: (step of the chunk, row)
   Panels d_h_;                  // columns: units
   float* d_c_ = nullptr;        // [unit panel][row][kLanes]
-  float* d_gates_ = nullptr;    // dz as a left factor: [unit panel][(step of the chunk, row)][kRun]
+  float* d_gates_ = nullptr;    // dz as a left factor: [unit panel][panel_rows_][kRun]
   float* d_paired_ =
       nullptr;          // dz as a right factor: [unit panel][depth_][kWidth]; with floats the same memory
   float* x_ = nullptr;  // [x 1]^T as a packed left factor; with dropout one per gate

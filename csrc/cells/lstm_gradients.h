@@ -29,7 +29,7 @@ void BackwardJob<kStorage, kPairs>::clear_beyond_rows(int index, Index steps) {
 template <Storage kStorage, bool kPairs>
 void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Index end) {
   const Range rows = share((end - begin) * rows_, index, shares());
-  const Index block = chunk_ * rows_ * kRun;
+  const Index block = panel_rows_ * kRun;
   if (in_.dropout == nullptr) {
     multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels, tail_}, kernel_, nullptr, d_x_, rows,
                      {0, input_panels_});
@@ -93,6 +93,9 @@ void BackwardJob<kStorage, kPairs>::add_products(const float* left, Index gate_w
   }
 #endif
   for (Index row = 0; row < rows; row += kRows) {
+    for (Index r = row; !first && r < smaller(row + kRows, rows); ++r) {
+      for (Index gate = 0; gate < 4; ++gate) fetch(row_of(r) + gate * plan_.units + panel * kLanes, 1);
+    }
     const auto tile = product(left, gate_words, by_gate, row, d_gates, deep);
     for (int r = 0; r < smaller(kRows, rows - row); ++r)
       add_gates(tile.sum[r], row_of(row + r), panel, first);

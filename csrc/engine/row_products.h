@@ -147,15 +147,8 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
       sums[0][j] = product(x, w, sums[0][j]);
     }
   } else {
-    F w[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) w[j] = Simd::load_shared(weights + j * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const F x = Simd::set(words[r * row]);
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sums[r][j] = product(x, w[j], sums[r][j]);
-    }
+    add_outer_product<kCount, kVectors>([&](int r) { return Simd::set(words[r * row]); }, weights, sums,
+                                        product);
   }
 }
 

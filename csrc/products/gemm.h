@@ -20,42 +20,59 @@ inline F multiply_add(F a, F b, F sum) {
   }
 }
 
+// sums[r][j] = product(x(r), the weights' vector j, sums[r][j]). Loads each vector once for all rows; the compiler would
+// load it again for each product.
+template <int kCount, int kVectors, class X, class Sum, class Product>
+CELLERATE_PART_OF_CALLER inline void add_outer_product(X x, const float* weights, Sum& sums,
+                                                       Product product) {
+  F left[kCount];
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; ++r) left[r] = x(r);
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) {
+    const F w = kCount > 1 ? Simd::load_shared(weights + j * kLanes) : Simd::load(weights + j * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) sums[r][j] = product(left[r], w, sums[r][j]);
+  }
+}
+
 // kCount rows of four accumulators.
 template <bool kPairs, int kCount>
 struct Tile {
   F sum[kCount][4];
 
-  void clear() {
+  CELLERATE_PART_OF_CALLER void clear() {
     for (auto& row : sum) {
       for (F& part : row) part = Simd::set(0);
     }
   }
-  void load(int row, const float* p) {
+  CELLERATE_PART_OF_CALLER void load(int row, const float* p) {
     for (int j = 0; j < 4; ++j) sum[row][j] = Simd::load(p + j * kLanes);
   }
   // Adds four vectors to a row.
-  void add_to(int row, const float* p) {
+  CELLERATE_PART_OF_CALLER void add_to(int row, const float* p) {
     for (int j = 0; j < 4; ++j) sum[row][j] = Simd::add(sum[row][j], Simd::load(p + j * kLanes));
   }
-  void store(int row, float* p) const {
+  CELLERATE_PART_OF_CALLER void store(int row, float* p) const {
     for (int j = 0; j < 4; ++j) Simd::store(p + j * kLanes, sum[row][j]);
   }
 
   // Adds A·B, where A's row r lies at a + r * a_row, word after word.
-  void add_rows(const float* a, Index a_row, const float* b, Index k) {
+  CELLERATE_PART_OF_CALLER void add_rows(const float* a, Index a_row, const float* b, Index k) {
     for (Index i = 0; i < k; ++i, b += kWidth) add(b, [&](int r) { return Simd::set(a[r * a_row + i]); });
   }
   // Adds A·B, where A lies as [K][kRows].
-  void add_packed(const float* a, const float* b, Index k) {
+  CELLERATE_PART_OF_CALLER void add_packed(const float* a, const float* b, Index k) {
     for (Index i = 0; i < k; ++i, a += kRows, b += kWidth) add(b, [&](int r) { return Simd::set(a[r]); });
   }
   // Like the two above, with a separate A for each of the four vectors of B.
-  void add_rows_by_gate(const float* const (&a)[4], Index a_row, const float* b, Index k) {
+  CELLERATE_PART_OF_CALLER void add_rows_by_gate(const float* const (&a)[4], Index a_row, const float* b,
+                                                 Index k) {
     for (Index i = 0; i < k; ++i, b += kWidth) {
       add_by_gate(b, [&](int r, int j) { return Simd::set(a[j][r * a_row + i]); });
     }
   }
-  void add_packed_by_gate(const float* const (&a)[4], const float* b, Index k) {
+  CELLERATE_PART_OF_CALLER void add_packed_by_gate(const float* const (&a)[4], const float* b, Index k) {
     for (Index i = 0; i < k; ++i, b += kWidth) {
       add_by_gate(b, [&](int r, int j) { return Simd::set(a[j][i * kRows + r]); });
     }
@@ -63,17 +80,11 @@ struct Tile {
 
  private:
   template <class Broadcast>
-  void add(const float* b, Broadcast broadcast) {
-    const F weights[4] = {Simd::load(b), Simd::load(b + kLanes), Simd::load(b + 2 * kLanes),
-                          Simd::load(b + 3 * kLanes)};
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const F x = broadcast(r);
-      for (int j = 0; j < 4; ++j) sum[r][j] = multiply_add<kPairs>(x, weights[j], sum[r][j]);
-    }
+  CELLERATE_PART_OF_CALLER void add(const float* b, Broadcast broadcast) {
+    add_outer_product<kCount, 4>(broadcast, b, sum, multiply_add<kPairs>);
   }
   template <class Broadcast>
-  void add_by_gate(const float* b, Broadcast broadcast) {
+  CELLERATE_PART_OF_CALLER void add_by_gate(const float* b, Broadcast broadcast) {
     const F weights[4] = {Simd::load(b), Simd::load(b + kLanes), Simd::load(b + 2 * kLanes),
                           Simd::load(b + 3 * kLanes)};
 #pragma GCC unroll 8
@@ -90,28 +101,20 @@ struct Rows {
   static constexpr int value = kCount;
 };
 
-// Calls body(Rows<n>{}, first row) for tiles that cover the range.
+// Calls body(Rows<n>{}, first row) for n = `rows`, at most kMost.
+template <int kMost = kRows, class Body>
+CELLERATE_PART_OF_CALLER inline void for_tile(Index rows, Index row, const Body& body) {
+  if constexpr (kMost > 0) rows == kMost ? body(Rows<kMost>{}, row) : for_tile<kMost - 1>(rows, row, body);
+}
+
+// Calls body(Rows<n>{}, first row) for tiles that cover the range. The last two tiles share the rows that are left,
+// because a tile of one or two rows loads as many weights for less arithmetic.
 template <class Body>
-inline void for_tiles(Range rows, Body body) {
-  Index row = rows.begin;
-  for (; row + kRows <= rows.end; row += kRows) body(Rows<kRows>{}, row);
-  switch (rows.end - row) {
-    case 1:
-      return body(Rows<1>{}, row);
-    case 2:
-      if constexpr (kRows > 2) body(Rows<2>{}, row);
-      return;
-    case 3:
-      if constexpr (kRows > 3) body(Rows<3>{}, row);
-      return;
-    case 4:
-      if constexpr (kRows > 4) body(Rows<4>{}, row);
-      return;
-    case 5:
-      if constexpr (kRows > 5) body(Rows<5>{}, row);
-      return;
-    default:
-      return;
+inline void for_tiles(Range rows, const Body& body) {
+  for (Index row = rows.begin, count; row < rows.end; row += count) {
+    const Index left = rows.end - row;
+    count = left <= kRows ? left : left >= kRows + 4 || left >= 2 * kRows ? kRows : left - left / 2;
+    for_tile(count, row, body);
   }
 }
 
@@ -123,7 +126,7 @@ template <bool kPairs>
 void multiply(const Left& a, const float* b, const float* bias, const Panels& c, Range rows, Range panels,
               bool add = false) {
   // B passes through the first-level cache for every tile of rows; this many words of K stay in the second level.
-  constexpr Index kDeep = 512;
+  constexpr Index kDeep = 1024;
   const Index k = a.run * a.blocks;
   const Index blocks_at_once = larger(1, kDeep / a.run);
 #ifdef __AMX_BF16__

@@ -8,6 +8,13 @@
 
 #include "cells/lstm.h"
 
+// Forces inlining into the caller's loop. Without vectors, inlining would only enlarge the code.
+#if defined(__AVX2__) || defined(__ARM_NEON)
+#define CELLERATE_PART_OF_CALLER [[gnu::always_inline]]
+#else
+#define CELLERATE_PART_OF_CALLER
+#endif
+
 namespace cellerate::CELLERATE_TARGET {
 
 using F = Simd::F;
@@ -32,6 +39,11 @@ inline Range share(Index total, Index index, Index count, Index grain = 1) {
   const Index grains = ceil_div(total, grain);
   return {smaller(total, grains * index / count * grain),
           smaller(total, grains * (index + 1) / count * grain)};
+}
+
+// Fetches memory that is read soon into the cache, where the processor does not see in time that it is.
+inline void fetch(const void* from, Index bytes) {
+  for (Index at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
 }
 
 // A matrix of floats in panels: [panel][row][kWidth].

@@ -18,7 +18,12 @@ struct Simd {
 
   static F set(float x) { return _mm256_set1_ps(x); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
-  static F load_shared(const float* p) { return load(p); }
+  // See avx512.h.
+  static F load_shared(const float* p) {
+    F x = load(p);
+    asm("" : "+x"(x));
+    return x;
+  }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
   static void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
