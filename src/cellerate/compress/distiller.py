@@ -23,7 +23,7 @@ class SoftLabels(keras.distillation.DistillationLoss):
     loss is also wrong: Keras looks up a function by that name and passes it logits as probabilities.)
 
     Args:
-        outputs: What both models' outputs are.
+        outputs: The kind of both models' outputs.
         temperature: The number to divide logits by.
     """
 

@@ -223,7 +223,7 @@ def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
 
 
 def _own(data: Any) -> Any:
-    """Gives data with a position of their own, if they have one: walking them must not move the caller's."""
+    """Gives data with a separate position, if they have one: reading them must not move the caller's."""
     if isinstance(data, KerasBatches):
         return KerasBatches(data.source, start=data.start, stop=data.stop, epoch=data.epoch)
     return data
