@@ -87,7 +87,7 @@ class Distiller(keras.distillation.Distiller):
 
     Attributes:
         hard_losses: The loss on the true labels at each step; empty if its share is always 0.
-        soft_losses: The loss on the teacher's outputs, likewise.
+        soft_losses: The loss on the teacher's outputs at each step; empty if its share is always 0.
     """
 
     def __init__(

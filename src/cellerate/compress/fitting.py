@@ -262,7 +262,7 @@ def _dataset_batches(data: keras.utils.PyDataset) -> Iterator[tuple[Any, ...]]:
         raise DataError("data has no batch.")
 
     def walk() -> Iterator[tuple[Any, ...]]:
-        # In the order in which `fit` calls them, as a dataset may rely on it.
+        # The callbacks run in the order of `fit`, because a dataset may rely on it.
         data.on_epoch_end()
         while True:
             data.on_epoch_begin()

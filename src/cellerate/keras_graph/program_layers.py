@@ -228,7 +228,7 @@ def affine(call: ProgramCall, scale: Any, offset: Any, x: ProgramValue | None = 
 
 
 def _spread(part: Any, width: int) -> np.ndarray:
-    """A number, or one number for each feature, as a float32 array with one for each feature."""
+    """A single number, or one for each feature, as a float32 array with an entry for each feature."""
     return np.broadcast_to(np.asarray(part, "float64").ravel(), (width,)).astype("float32")
 
 

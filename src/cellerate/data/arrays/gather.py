@@ -359,7 +359,7 @@ def windows_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarra
 def plan_windows(
     values: np.ndarray, index: WindowIndex, seed: int | None, shuffle: Shuffle, mixing: int
 ) -> WindowFinder:
-    """The plan for an (N,) or (N, F) array; `shuffle` "auto" chooses by the array's size and place."""
+    """The plan for an (N,) or (N, F) array; `shuffle` "auto" shuffles in blocks only if it is a large file."""
     table = values.reshape(len(values), -1)
     large_file = mapped_root(values) is not None and values.nbytes > EXACT_BYTES
     if shuffle == "exact" or (shuffle == "auto" and not large_file):

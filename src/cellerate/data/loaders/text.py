@@ -1,4 +1,4 @@
-"""A text for a `fit` of one's own: windows of ids, or streams that go on from batch to batch."""
+"""A text for the user's own `fit`: windows of ids, or streams that continue from batch to batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def text_batches(
     exclude: str | Sequence[str] = (),
     **options: Unpack[TextBatchesKeywords],
 ) -> TextWindows:
-    """Make batches of a text for `fit`: ids in, and the same ids one place later as targets.
+    """Make batches of a text for `fit`: ids as inputs, and the same ids shifted by one as targets.
 
     The text is encoded once into a file that is mapped into memory, so it may have any size.
 

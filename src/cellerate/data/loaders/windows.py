@@ -1,4 +1,4 @@
-"""Windows of arrays and tables for a `fit` of one's own, in the words of Keras's `timeseries_dataset_from_array`."""
+"""Windows of arrays and tables for `fit`, with the arguments of Keras's `timeseries_dataset_from_array`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -79,8 +79,8 @@ class Windows(Loader):
         """Cut each series in time: training, then validation, then what is left as test part.
 
         Every row is the target of one part only; the inputs of the first windows of a part look back into the part
-        before it. Scaling is that of the training part. The validation and the test part are in order, and have all
-        windows.
+        before it. All parts are scaled as the training part. The validation and the test part are in order, and have
+        all windows.
 
         Args:
             train: The share of rows to train on.

@@ -19,7 +19,7 @@ _EARLIER = "Give the layers masked tensors, or use_causal_mask=True."
 
 
 def attention(call: ProgramCall) -> list[ProgramValue]:
-    """Attention whose scores are products, or sums behind a tanh."""
+    """Attention whose scores are products, or sums of a tanh over the features."""
     layer = call.layer
     query, value, key = query_value_key(call)
     scale = 1.0 if layer.scale is None else float(numpy(layer.scale))
@@ -32,7 +32,7 @@ def attention(call: ProgramCall) -> list[ProgramValue]:
 
 
 def additive_attention(call: ProgramCall) -> list[ProgramValue]:
-    """Attention whose scores are sums behind a tanh, each feature with its weight."""
+    """Attention whose scores are sums of a tanh over the features, each with its weight."""
     query, value, key = query_value_key(call)
     weights = call.weights(call.layer, "scale").get("scale")
     if weights is None:

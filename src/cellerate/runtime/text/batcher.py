@@ -307,7 +307,7 @@ class Batcher:
             else:
                 one._state, one._logits = found.state, found.logits
                 # A sequence that joins others should show its first words as soon as they did; one that waited for
-                # room since they began goes on with as many ids as they.
+                # room since they began continues with as many ids as they.
                 one._next_drawn = _FIRST_DRAWN if one._joins_others else self._next_drawn
                 read.append(one)
         with self._lock:

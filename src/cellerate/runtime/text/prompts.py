@@ -19,7 +19,7 @@ class Prompt:
         ids: (N,) int32.
         position: The number of ids read so far.
         state: (S,) float32, the state after them.
-        logits: (V,) float32, those of the next id once all are read.
+        logits: (V,) float32, the logits of the next id, once all ids are read.
     """
 
     def __init__(self, ids: np.ndarray, part: int, state: np.ndarray) -> None:
@@ -35,7 +35,7 @@ class Prompt:
 
     @property
     def is_read(self) -> bool:
-        """True if all of it is read."""
+        """True if the whole prompt is read."""
         return self.position == len(self.ids)
 
     @property
