@@ -1,7 +1,7 @@
 """The control of a compression: the same model, not compressed, trained as much further and on the same batches.
 
-A model that is trained while it is compressed may be better than the original for that alone. Only beside its
-control does it show what the compression itself costs.
+The training in a compression alone may make a model better than the original. Only a comparison with the control
+shows what the compression itself costs.
 """
 
 import dataclasses
@@ -45,15 +45,15 @@ class FineTuning:
 def train_further(model: keras.Model, data: Data, tuning: FineTuning, *, parts: int = 1) -> keras.Model:
     """Trains a copy of a model as `prune`, `distill` and `quantize` train theirs.
 
-    With the same settings it sees the same batches in the same order, at the same learning rates, and of four
-    stages of its training the best is kept, as theirs.
+    With the same settings the copy sees the same batches in the same order, at the same learning rates. As in those
+    functions, the best of four stages of its training is kept.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
         data: The training data, as `fitting.Data`.
         tuning: How to train.
-        parts: In how many stretches, each with an optimizer of its own: `quantize.STRETCHES` for a control of
-            that; 1 for the others.
+        parts: The number of stretches, each with its own optimizer: `quantize.STRETCHES` for a control of
+            `quantize`; 1 for the others.
 
     Returns:
         The copy, not compiled.
@@ -89,7 +89,7 @@ def stretches(steps: int, parts: int) -> list[int]:
 
 
 def pruning_rounds(rounds: int, steps: int) -> Iterator[tuple[float, int, bool]]:
-    """Gives for each round of pruning the share that is gone after it, its steps, and True for the last.
+    """Gives for each round of pruning the share removed by its end, its steps, and True for the last.
 
     The share follows the cubic schedule. Rounds share the steps equally; the last takes the remainder, too.
     """
@@ -111,7 +111,7 @@ def ahead(
 ) -> tuple[list[tuple[Any, ...]], Iterator[tuple[Any, ...]]]:
     """Looks at the next batches without taking them: gives them, and an iterator that replaces the given one.
 
-    What is looked at to choose units or scales is so trained on as well, and a control sees the same batches.
+    So the batches that choose units or scales are also trained on, and a control sees the same batches.
     """
     seen = list(itertools.islice(batches, count))
     return seen, itertools.chain(seen, batches)

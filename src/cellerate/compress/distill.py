@@ -90,7 +90,7 @@ def distill(
         loss: The Keras loss for the true labels; None for the one the student, or else the teacher, was
             compiled with.
         temperature: How much to soften probabilities; it has no effect on numbers. For next-character models,
-            1 was best: a small student has no room for how unlikely the unlikely characters are.
+            1 was best: a small student cannot also learn how unlikely the unlikely characters are.
         weight: The share of the soft loss at the start of training, from 0 to 1; the loss on the true labels
             gets the rest.
         final_weight: The share of the soft loss at the last step, reached in a straight line; None keeps

@@ -23,7 +23,7 @@ class SoftLabels(keras.distillation.DistillationLoss):
     loss is also wrong: Keras looks up a function by that name and passes it logits as probabilities.)
 
     Args:
-        outputs: What both models' outputs are.
+        outputs: The kind of both models' outputs.
         temperature: The number to divide logits by.
     """
 
@@ -87,7 +87,7 @@ class Distiller(keras.distillation.Distiller):
 
     Attributes:
         hard_losses: The loss on the true labels at each step; empty if its share is always 0.
-        soft_losses: The loss on the teacher's outputs, likewise.
+        soft_losses: The loss on the teacher's outputs at each step; empty if its share is always 0.
     """
 
     def __init__(

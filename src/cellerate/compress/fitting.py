@@ -223,7 +223,7 @@ def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
 
 
 def _own(data: Any) -> Any:
-    """Gives data with a position of their own, if they have one: walking them must not move the caller's."""
+    """Gives data with a separate position, if they have one: reading them must not move the caller's."""
     if isinstance(data, KerasBatches):
         return KerasBatches(data.source, start=data.start, stop=data.stop, epoch=data.epoch)
     return data
@@ -262,7 +262,7 @@ def _dataset_batches(data: keras.utils.PyDataset) -> Iterator[tuple[Any, ...]]:
         raise DataError("data has no batch.")
 
     def walk() -> Iterator[tuple[Any, ...]]:
-        # In the order in which `fit` calls them, as a dataset may rely on it.
+        # The callbacks run in the order of `fit`, because a dataset may rely on it.
         data.on_epoch_end()
         while True:
             data.on_epoch_begin()

@@ -1,4 +1,4 @@
-"""Models that take batches of one number of rows only, as stateful ones do."""
+"""Models that only take batches of a fixed number of rows, as stateful models do."""
 
 import keras
 
@@ -8,12 +8,12 @@ from cellerate.keras_graph.graph import functional_graph
 
 
 def rows_per_batch(model: keras.Model, batch_size: int, *data: Data | None) -> int:
-    """The rows of a batch of arrays: those that the model takes, if it takes one number only.
+    """The rows of a batch of arrays: the model's own number if it is fixed, else `batch_size`.
 
     Args:
         model: The model that reads the batches.
-        batch_size: The rows that are asked for.
-        data: All data that it reads; None and what is not a tuple of arrays has batches of its own.
+        batch_size: The requested rows.
+        data: All data that it reads; only tuples of arrays are checked, because other data come in batches.
 
     Raises:
         DataError: The arrays do not divide into batches that the model takes.

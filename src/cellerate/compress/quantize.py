@@ -387,9 +387,9 @@ def _clipped(program: Program, moments: _Moments, precision: str) -> Program:
 
 
 def _clip(kernel: np.ndarray, moment: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Clips each column of a kernel (K, N), of int4 of each group, so that Σ_k E[x_k²] (W_kn - q(W_kn))² is smallest.
+    """Clips each column of a kernel (K, N), for int4 each group, so that Σ_k E[x_k²] (W_kn - q(W_kn))² is smallest.
 
-    What is clipped tells a file all it needs to know: its scale is that of its largest remaining magnitude.
+    A file needs only the clipped kernel: each scale follows from the largest remaining magnitude.
     """
     moment = moment + _LEAST_MOMENT * moment.mean()
     rows = GROUP if dtype == INT4 else len(kernel)

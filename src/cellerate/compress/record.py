@@ -74,7 +74,7 @@ class QualityGate:
 
 
 def relative_loss(before: float, after: float) -> float:
-    """Gives how much worse a metric, where less is better, became, as a share of what it was.
+    """Gives the increase of a metric, where less is better, as a share of its value before.
 
     If the metric was exactly 0, anything above it is infinitely worse. The result is NaN if either value is.
     """

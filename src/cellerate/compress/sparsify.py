@@ -62,8 +62,8 @@ def sparsify(
 ) -> tuple[keras.Model, CompressionRecord]:
     """Sets the smallest weights of a model to zero, and trains the others.
 
-    This brings no speed: no kernel here skips zeros. It brings a file that a compressor, such as that of a
-    download or a zip archive, makes smaller; the record says by how much.
+    This brings no speed: no kernel here skips zeros. It makes the file smaller once it is compressed, as in a
+    download or a zip archive; the record says by how much.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.

@@ -14,7 +14,7 @@ from cellerate.settings import check_number
 
 
 def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8, seed: int = 0) -> keras.Model:
-    """Gives a model like another with a share of the units of its LSTM layers, and new weights.
+    """Gives a copy of a model that has a share of the units in its LSTM layers, and new weights.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.

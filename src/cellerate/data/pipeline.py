@@ -124,7 +124,7 @@ class KerasBatches(keras.utils.PyDataset):
             self._restart(within=False)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the current epoch in order, which `fit` is not disturbed by."""
+        """The batches of the current epoch in order; `fit` is not disturbed."""
         return iterate(self.source, self.epoch, self.start, self.stop)
 
     def as_tf_dataset(self, epoch: int = 0, *, cache: bool = False) -> Any:
@@ -174,7 +174,7 @@ class KerasBatches(keras.utils.PyDataset):
         """The batch that Keras gets before an epoch, when it looks at batches to learn their shapes.
 
         With TensorFlow, Keras assumes that all batches have the shapes of the first two. So if lengths differ
-        between batches, the first two must differ as well. Of a single batch it sees no other.
+        between batches, the first two must differ as well. If there is only one batch, Keras gets that batch.
         """
         extremes = getattr(self.source, "extremes", None)
         if extremes is None or index > 1 or len(self) == 1:

@@ -15,20 +15,20 @@ from cellerate.activations import ACTIVATIONS, PARAMETERS
 from cellerate.errors import ConfigError
 from cellerate.kernels.lstm.reference_activations import activation_of
 
-# Where Keras counts the layers and operations that it has named by their class.
+# The key of Keras's counters for the automatic names of layers and operations.
 _COUNTS = "object_name_uids"
-# A recognized activation differs by less from what Keras computes: by the rounding of float32.
+# A recognized activation differs from Keras's values by less: by float32 rounding.
 _LIMIT = 1e-5
 _ATTRIBUTES = ("activation", *sorted({name for names in PARAMETERS.values() for name in names}))
 _REACH, _POINTS = 4.0, 801
 RANGE = f"x from {-_REACH:g} to {_REACH:g}"
-"""Where activations are compared, in words."""
-# The activations that a layer was found to compute, by what decides which.
+"""The range in which activations are compared, in words."""
+# The recognized activations of each layer, by the attributes or the operation that decide which it is.
 _known: weakref.WeakKeyDictionary[keras.Layer, dict[Any, str]] = weakref.WeakKeyDictionary()
 
 
 def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None:
-    """The activation that a function or a layer of Keras is, as `cellerate.activations` writes it, or None.
+    """The activation that a function or layer of Keras computes, as `cellerate.activations` writes it, or None.
 
     Recognized are the functions of `keras.activations` and `keras.ops`; layers such as `keras.layers.ReLU`; and any
     function that is one call of these, such as a `functools.partial` or a lambda.
@@ -52,14 +52,14 @@ def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None
 
 
 def _of_layer(layer: keras.Layer) -> str | None:
-    """The activation that a layer is now: its attributes may change. What it was found to compute is remembered.
+    """The activation that a layer computes now. It is cached by the layer's attributes, which may change.
 
-    A call on torch asks each time, and tracing takes 0.2 ms. While a backend traces a model, nothing can be computed to
-    compare the layer.
+    Every call on torch asks for it, and tracing takes 0.2 ms. While a backend traces a model, the layer cannot be
+    computed for comparison.
     """
     known = _known.setdefault(layer, {})
     own = type(layer).__module__.startswith("keras.")
-    # What decides in a layer of Keras itself; of others, the operation that they call.
+    # The attributes decide in Keras's own layers; in other layers, the operation that they call.
     key = tuple(getattr(layer, name, None) for name in _ATTRIBUTES) if own else _candidate(layer.call)
     if key not in known:
         found = _candidate(layer.call)
@@ -86,7 +86,7 @@ def _candidate(function: Callable[..., Any]) -> str | None:
 
 
 def _named(function: Callable[..., Any]) -> str | None:
-    """The activation by whose name Keras knows a function."""
+    """The name by which Keras knows an activation function."""
     for name in ACTIVATIONS:
         if keras.activations.get(name) is function and name != "threshold":
             return name
@@ -94,7 +94,7 @@ def _named(function: Callable[..., Any]) -> str | None:
 
 
 def operation_activation(operation: Any) -> str | None:
-    """The activation that an operation of a Keras graph is, or None."""
+    """The activation that an operation of a Keras graph computes, or None."""
     name = _names().get(type(operation))
     if name is None:
         return None
@@ -109,7 +109,7 @@ def operation_activation(operation: Any) -> str | None:
 
 
 def _only_call(function: Callable[..., Any]) -> Any:
-    """The one operation of Keras that a function applies to its argument: "linear" if it returns that, None if not."""
+    """The one Keras operation that a function applies to its argument; "linear" if it returns the argument, or None."""
     counts = copy.copy(global_state.get_global_attribute(_COUNTS))
     given = keras.KerasTensor((2, 3))
     try:
@@ -122,7 +122,7 @@ def _only_call(function: Callable[..., Any]) -> Any:
     except Exception:
         return None
     finally:
-        # Operations that were made for a look must not change the names of the layers that follow.
+        # The operations made here must not change the automatic names of later layers.
         global_state.set_global_attribute(_COUNTS, counts)
 
 
@@ -141,7 +141,7 @@ def _names() -> dict[type, str]:
 
 
 def _canonical(name: str, parameters: dict[str, float]) -> str:
-    """An activation written as the simplest one that is the same."""
+    """The simplest way to write an activation."""
     found = activations.written(name, parameters)
     if name == "relu":
         slope = parameters["negative_slope"]
@@ -154,7 +154,7 @@ def _canonical(name: str, parameters: dict[str, float]) -> str:
 
 
 def _computes(function: Callable[..., Any], activation: str) -> bool:
-    """Return True if a function gives what an activation gives."""
+    """Return True if a function has the values of an activation."""
     x = np.linspace(-8, 8, 97, dtype=np.float32)
     try:
         found = np.asarray(keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(x))), np.float64)
@@ -174,8 +174,8 @@ def nearest_activation(function: Callable[..., Any]) -> tuple[str, float] | None
         function: Any activation: a function, or a layer.
 
     Returns:
-        The name, and the largest difference on a grid in `RANGE`; None for what is not element-wise, draws random
-        numbers, is a layer that is not built, or does not run on an array of any shape.
+        The name, and the largest difference on a grid in `RANGE`; None for a function that is not element-wise, draws
+        random numbers, is an unbuilt layer, or does not run on an array of any shape.
     """
     values = _on_grid(function)
     if values is None:
@@ -199,11 +199,11 @@ def _on_grid(function: Callable[..., Any]) -> np.ndarray | None:
             np.asarray(keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(grid.reshape(shape)))))
             for shape in ((1, -1), (-1, 1))
         )
-    except Exception:  # anything: it is somebody else's code, on a shape that it may not be made for
+    except Exception:  # any error: this is the user's code, and it may not support this shape
         return None
     if row.size != _POINTS or column.size != _POINTS:
         return None
     values = row.astype("float64").ravel()
-    # What depends on the neighbours, such as softmax, has other values in a column.
+    # A function that depends on neighbours, such as softmax, has other values in a column.
     equal = np.allclose(values, column.astype("float64").ravel(), rtol=1e-5, atol=1e-6)
     return values if equal and np.isfinite(values).all() else None

@@ -39,7 +39,7 @@ def compile_as(model: keras.Model, source: keras.Model) -> keras.Model:
 
 
 def _own(value: Any) -> Any:
-    """A copy of what has a state; anything else as it is."""
+    """A fresh copy of an optimizer or metric; any other value unchanged."""
     if isinstance(value, keras.optimizers.Optimizer | keras.Metric):
         return type(value).from_config(value.get_config())
     return value

@@ -117,7 +117,7 @@ class _Tensor:
 
     Attributes:
         mask: What makes the mask on it; None without one.
-        embedding: The Embedding that it is the output of.
+        embedding: The Embedding whose output it is; None for other tensors.
     """
 
     mask: str | None = None
@@ -135,7 +135,7 @@ class _TimeLayers(Visitor[_Tensor]):
         self.found: dict[int, TimeLayer] = {}
 
     def add(self, layer: keras.Layer, path: str, arriving: _Tensor, steps: int | None) -> None:
-        """Notes a layer, or a further call of it."""
+        """Records a layer, or a further call of it."""
         known = self.found.get(id(layer))
         mask, embedding = arriving.mask, arriving.embedding
         if known is not None:
@@ -174,14 +174,14 @@ class _TimeLayers(Visitor[_Tensor]):
             if isinstance(operation, keras.Layer):
                 self.look_into(operation, f"{call.path}/")
             mask = _mask_after(operation, node, [tensor.mask for tensor in inputs])
-            # Of its subclasses nobody knows what they make of the table.
+            # A subclass may use its table differently.
             if type(operation) is keras.layers.Embedding and len(node.input_tensors[0].shape) == 2:
                 embedding = operation
         return _of_length([_Tensor(mask, embedding)], len(call.outputs))
 
 
 def _of_length(tensors: Sequence[_Tensor], length: int) -> list[_Tensor]:
-    """The tensors, cut or padded to a length with those of which nothing is known."""
+    """The tensors, cut or padded to a length; nothing is known about a padding tensor."""
     return [*tensors, *[_Tensor()] * length][:length]
 
 

@@ -11,14 +11,14 @@ _P = ParamSpec("_P")
 
 
 def at_once(build: Callable[_P, keras.Model]) -> Callable[_P, keras.Model]:
-    """Has a function that builds a model draw all its weights at once.
+    """Make a function that builds a model draw all its weights at once.
 
     JAX compiles a program for each operation of each initialiser and each shape: about 25 for a model of one LSTM,
-    which take as long as importing JAX and Keras. In one program they have the same bits in half of the time. The
-    other backends compile nothing here.
+    which take as long as importing JAX and Keras. One program draws the same bits in half the time. The other backends
+    compile nothing here.
 
     Args:
-        build: Gives a new model, whose initialisers have their seeds and read no other variable.
+        build: Returns a new model, whose initialisers are seeded and read no other variable.
 
     Returns:
         A function that gives the same model.
@@ -28,7 +28,7 @@ def at_once(build: Callable[_P, keras.Model]) -> Callable[_P, keras.Model]:
     def built(*arguments: _P.args, **options: _P.kwargs) -> keras.Model:
         if keras.config.backend() != "jax":
             return build(*arguments, **options)
-        # Keras puts off creating weights in such a scope, and makes up for it at its end.
+        # In such a scope Keras postpones the creation of weights to the scope's end.
         with keras.StatelessScope():
             model = build(*arguments, **options)
             _draw(model.variables)

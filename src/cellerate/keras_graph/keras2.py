@@ -1,4 +1,4 @@
-"""Recognises the models and layers of Keras 2, which look like those of Keras 3, without importing it."""
+"""Recognises the models and layers of Keras 2, which look like those of Keras 3, without importing Keras 2."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _MODULES = ("tf_keras.", "keras.src.engine.", "keras.engine.", "tensorflow.pytho
 
 
 def refuse(value: Any) -> None:
-    """Raises `ModelError` for a model or layer of Keras 2, and says how it becomes one of Keras 3."""
+    """Raises `ModelError` for a model or layer of Keras 2, and says how to convert it to Keras 3."""
     found = next((kind for kind in type(value).__mro__ if kind.__module__.startswith(_MODULES)), None)
     if found is None:
         return

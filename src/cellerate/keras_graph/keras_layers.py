@@ -56,7 +56,7 @@ class LayerFacts:
 
 
 ROWS: dict[type, LayerFacts] = {
-    # Recurrent layers, and what wraps a layer.
+    # Recurrent layers and wrappers.
     layers.RNN: LayerFacts(CELL, recurrent.recurrent),
     layers.LSTM: LayerFacts(CELL, recurrent.recurrent, ties.lstm),
     layers.GRU: LayerFacts(CELL, recurrent.recurrent),
@@ -72,7 +72,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.Identity: LayerFacts(ALIKE, program.dropped, ties.passes, per_step=True),
     layers.Masking: LayerFacts(ALIKE, program.masking),
     layers.Rescaling: LayerFacts(ALIKE, program.rescaling, per_step=True),
-    # What does something only in training.
+    # Layers that act only in training.
     layers.Dropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
     layers.GaussianDropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
     layers.AlphaDropout: LayerFacts(ALIKE, program.dropped, ties.dropout, per_step=True),
@@ -97,7 +97,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.RMSNormalization: LayerFacts(LAST_AXIS, normalizations.rms_normalization),
     layers.UnitNormalization: LayerFacts(LAST_AXIS, normalizations.unit_normalization),
     layers.GroupNormalization: LayerFacts(MIXED, normalizations.group_normalization),
-    # What joins tensors.
+    # Layers that join tensors.
     layers.Concatenate: LayerFacts(LAST_AXIS, program.concatenate, ties.joined),
     layers.Add: LayerFacts(ALIKE, program.merge("add"), ties.merged),
     layers.Subtract: LayerFacts(ALIKE, program.merge("subtract"), ties.merged),
@@ -113,7 +113,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.Cropping1D: LayerFacts(MIXED, program.cropping, ties.over_time),
     layers.ZeroPadding1D: LayerFacts(MIXED, program.padding, ties.over_time),
     layers.UpSampling1D: LayerFacts(MIXED, program.up_sampling, ties.over_time),
-    # What looks across time steps: the bases stand for all their kinds.
+    # Layers that look across time steps; a base class stands for all its subclasses.
     layers.GlobalAveragePooling1D: LayerFacts(MIXED, program.average_pooling, ties.over_time, per_step=True),
     layers.GlobalMaxPooling1D: LayerFacts(MIXED, program.max_pooling, ties.over_time, per_step=True),
     layers.AveragePooling1D: LayerFacts(
@@ -146,7 +146,7 @@ class OperationRow:
         program: Adds its nodes to a program.
         ties: Says what it does with features.
         mask: For an operation that gives booleans: the mask that Keras makes with it.
-        numbers: For one that gives booleans: adds the nodes that give them as numbers.
+        numbers: For an operation that gives booleans: adds the nodes that compute them as numbers.
     """
 
     steps: TimeSteps | None = None
@@ -157,7 +157,7 @@ class OperationRow:
 
 
 def _moves(read: Read, ties: Tie | None = None, mask: ReadOne | None = None) -> OperationRow:
-    """The row of an operation that moves what there is, numbers and booleans alike."""
+    """The row of an operation that only moves entries, numbers and booleans alike."""
     return OperationRow(None, read, ties, mask, read)
 
 
@@ -243,7 +243,7 @@ OPERATIONS: dict[str, OperationRow] = {
     "OnesLike": OperationRow(mask=operations.constant_mask(counts=True)),
     "ZerosLike": OperationRow(mask=operations.constant_mask(counts=False)),
 }
-"""By the names of the operations' classes, as Keras exports no classes for them."""
+"""By class name, because Keras does not export the classes of its operations."""
 
 
 def treats_steps(layer: object, *how: TimeSteps) -> bool:

@@ -48,7 +48,7 @@ class KerasStepper:
 
         Args:
             model: The model.
-            batch_size: How many sequences `initial_state` is for, unless it is told.
+            batch_size: The number of sequences for which `initial_state` makes a state by default.
         """
         if not isinstance(model, keras.Model):
             raise ModelError(f"model must be a keras.Model, not {type(model).__name__}.")
@@ -68,7 +68,7 @@ class KerasStepper:
         """The state before the first token.
 
         Args:
-            batch_size: How many sequences; None for the stepper's own.
+            batch_size: The number of sequences; None for the stepper's own.
 
         Returns:
             A tuple of arrays of zeros, one or two for each call of a recurrent layer.

@@ -29,7 +29,7 @@ from cellerate.keras_graph.program_nodes import (
 
 
 def dropped(call: ProgramCall) -> list[ProgramValue]:
-    """No node: the layer does something only in training."""
+    """The inputs, without a node: the layer acts only in training."""
     return list(tree.flatten(call.x))
 
 
@@ -82,7 +82,7 @@ def dense(call: ProgramCall) -> ProgramValue:
 
 
 def einsum_dense(call: ProgramCall) -> ProgramValue:
-    """An EinsumDense that is a Dense, or one Dense for each place on an axis."""
+    """An EinsumDense that computes one Dense, or a separate Dense at each index of an axis."""
     equation, bias_axes = call.layer.equation, call.layer.bias_axes
     found = re.fullmatch(r"(\.\.\.|[A-Za-z]+)([A-Za-z]),\2([A-Za-z])->\1\3", equation)
     if found is not None and found[3] not in found[1] + found[2] and bias_axes in (None, found[3]):
@@ -96,7 +96,7 @@ def einsum_dense(call: ProgramCall) -> ProgramValue:
 
 
 def _dense_each(call: ProgramCall) -> ProgramValue:
-    """(B, N, K) → (B, N, M), with a kernel of its own at each of the N places."""
+    """(B, N, K) → (B, N, M), with a separate kernel at each of the N indices."""
     layer = call.layer
     if layer.lora_enabled:
         raise Refused("has a low-rank update", "Merge it into the kernel first.")
@@ -210,7 +210,7 @@ def affine(call: ProgramCall, scale: Any, offset: Any, x: ProgramValue | None = 
         call: The call.
         scale: One number, or one for each feature.
         offset: The same.
-        x: What is scaled; None for the call's first argument.
+        x: The value to scale; None for the call's first argument.
     """
     x = call.x if x is None else x
     width = x.shape[-1] if len(x.shape) > 1 else None
@@ -228,7 +228,7 @@ def affine(call: ProgramCall, scale: Any, offset: Any, x: ProgramValue | None = 
 
 
 def _spread(part: Any, width: int) -> np.ndarray:
-    """A number, or one number for each feature, as a float32 array with one for each feature."""
+    """A single number, or one for each feature, as a float32 array with an entry for each feature."""
     return np.broadcast_to(np.asarray(part, "float64").ravel(), (width,)).astype("float32")
 
 
@@ -265,7 +265,7 @@ def reshape(call: ProgramCall) -> ProgramValue:
 
 
 def check_changes(call: ProgramCall) -> None:
-    """Refuses a masked tensor that is given back: on JAX, which gives the same object, it keeps its mask."""
+    """Refuses a call that returns its masked input unchanged: on JAX it is the same object and keeps its mask."""
     if call.x.mask is not None and tuple(call.x.shape) == call.shapes[0]:
         raise Refused(
             "leaves a masked tensor as it is, and backends differ in what becomes of its mask",
@@ -318,7 +318,7 @@ def up_sampling(call: ProgramCall) -> ProgramValue:
 
 
 def average_pooling(call: ProgramCall) -> ProgramValue:
-    """The mean over the steps that count."""
+    """The mean over the unmasked steps."""
     check_data_format(call)
     if call.time_axis == 2:
         return call.add("mean", axis=2, keepdims=call.layer.keepdims)
@@ -349,7 +349,7 @@ def merge(op: str) -> Read:
 
 
 def product(call: ProgramCall) -> ProgramValue:
-    """The product of the inputs, where each counts where its mask is True; zeros where no mask is."""
+    """The product of the unmasked inputs at each step; zeros where all are masked."""
 
     def joined(left: ProgramValue, right: ProgramValue, left_counts: Any, right_counts: Any) -> ProgramValue:
         both = call.add("multiply", numbered([left, right]))
@@ -361,7 +361,7 @@ def product(call: ProgramCall) -> ProgramValue:
 
 
 def extreme(op: str) -> Read:
-    """A reader of Maximum and Minimum, where an input takes the number of the other where its mask is False."""
+    """A reader of Maximum and Minimum; at a masked step of one input, the other's value replaces it."""
 
     def read(call: ProgramCall) -> ProgramValue:
         def joined(
@@ -378,13 +378,13 @@ def extreme(op: str) -> Read:
 def _joined_by_masks(
     call: ProgramCall, joined: Callable[[ProgramValue, ProgramValue, Any, Any], ProgramValue]
 ) -> tuple[ProgramValue, ProgramValue | None]:
-    """The inputs joined two by two, and the mask that is True where any of theirs is; None if one has no mask.
+    """The inputs joined pairwise, and the OR of their masks; None if an input has no mask.
 
     Args:
         call: The call of a layer that joins its inputs.
         joined: Joins two values, each with its mask or None.
 
-    Source: `keras.src.layers.merging`, as these rules are in no documentation.
+    Source: `keras.src.layers.merging`, because these rules are not documented.
     """
     most = max(len(value.shape) for value in call.x)
     # A value that gets more axes loses its mask.
@@ -415,7 +415,7 @@ def summed_products(call: ProgramCall, both: Sequence[ProgramValue], axes: Seque
     Args:
         call: The call.
         both: The tensors.
-        axes: Their axes, each as Keras counts.
+        axes: The axis of each tensor, as Keras counts it.
     """
     ranks = [len(value.shape) for value in both]
     if max(ranks) > 3:
@@ -425,7 +425,7 @@ def summed_products(call: ProgramCall, both: Sequence[ProgramValue], axes: Seque
 
 
 def concatenate(call: ProgramCall) -> ProgramValue:
-    """Its inputs side by side."""
+    """The inputs side by side."""
     return call.add("concatenate", numbered(call.x), axis=inner_axis(call.layer.axis, len(call.x[0].shape)))
 
 

@@ -53,7 +53,7 @@ def take(call: ProgramCall) -> ProgramValue:
 
 
 def get_item(call: ProgramCall) -> ProgramValue:
-    """x[key], where key picks numbers and ranges of axes behind the batch, and makes axes of size 1."""
+    """x[key], where key selects indices and ranges of axes after the batch, and adds axes of size 1."""
     key = call.arguments["key"]
     parts = list(key) if isinstance(key, tuple | list) else [key]
     places = [place for place, part in enumerate(parts) if part is Ellipsis]
@@ -74,7 +74,7 @@ def get_item(call: ProgramCall) -> ProgramValue:
 
 
 def _part(call: ProgramCall, x: ProgramValue, axis: int, part: Any) -> ProgramValue:
-    """The entries of x at a number or in a range of an axis, which stays."""
+    """The entries of x at an index or in a range of an axis; the axis stays."""
     size = call.x.shape[axis]
     ends = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
     if not all(end is None or type(end) is int for end in ends):
@@ -102,7 +102,7 @@ def roll(call: ProgramCall) -> ProgramValue:
 
 
 def tile(call: ProgramCall) -> ProgramValue:
-    """The input several times beside itself, along any axes behind the batch."""
+    """The input repeated side by side, along any axes after the batch."""
     repeats, rank = list(tree.flatten(call.layer.repeats)), len(call.x.shape)
     repeats = [1] * (rank - len(repeats)) + repeats
     if len(repeats) > rank or repeats[0] != 1 or min(repeats) < 1:
@@ -118,7 +118,7 @@ def tile(call: ProgramCall) -> ProgramValue:
 
 
 def repeat(call: ProgramCall) -> ProgramValue:
-    """The input with each entry of an axis several times."""
+    """The input with each entry of an axis repeated."""
     count = call.layer.repeats
     if not isinstance(count, int) or count < 1:
         raise Refused(f"repeats entries {count} times, where programs repeat each as often, at least once")
@@ -175,7 +175,7 @@ def arithmetic(op: str, left: Callable[[Any], Any], right: Callable[[Any], Any] 
     Args:
         op: The operation of programs for two tensors.
         left: Gives (scale, offset) from the constants if the tensor is on the left.
-        right: The same if the tensor is on the right; None for a division, by the tensor.
+        right: The same if the tensor is on the right; None for a division, whose divisor is then the tensor.
     """
 
     def read(call: ProgramCall) -> ProgramValue:
@@ -206,7 +206,7 @@ def activation(call: ProgramCall) -> ProgramValue:
 
 
 def extreme(op: str) -> ReadOne:
-    """A reader of operations that choose between two tensors, or a tensor and a number, one by one."""
+    """A reader of the elementwise maximum or minimum of two tensors, or of a tensor and a number."""
     limited = at_least if op == "maximum" else _at_most
 
     def read(call: ProgramCall) -> ProgramValue:
@@ -221,15 +221,15 @@ def extreme(op: str) -> ReadOne:
 
 
 def clip(call: ProgramCall) -> ProgramValue:
-    """The input within two numbers; the upper one where they cross."""
+    """The input limited to a range; the upper limit if the limits cross."""
     return _at_most(call, at_least(call, call.x, call.layer.x_min), call.layer.x_max)
 
 
 def at_least(call: ProgramCall, x: ProgramValue, limit: Any) -> ProgramValue:
-    """The value x, and a number where it is less."""
+    """The larger of x and a number, elementwise."""
     number = _single(limit)
     raised = written("threshold", {"threshold": number, "default_value": number})
-    # A threshold would make a NaN the number, and of both the larger one is still a NaN.
+    # The threshold alone would replace a NaN by the number; the maximum with x keeps the NaN.
     return call.add("maximum", numbered([call.add("activation", {"x": x}, activation=raised), x]))
 
 
@@ -270,7 +270,7 @@ def einsum(call: ProgramCall) -> ProgramValue:
 
 
 def reduce(op: str) -> ReadOne:
-    """A reader of operations that make one number of those along one axis or several."""
+    """A reader of operations that reduce one axis or several."""
 
     def read(call: ProgramCall) -> ProgramValue:
         rank, keepdims = len(call.x.shape), bool(call.layer.keepdims)
@@ -279,7 +279,7 @@ def reduce(op: str) -> ReadOne:
         if getattr(call.layer, "initial", None) is not None:
             raise Refused("has an initial value", "Leave it out.")
         found = call.x
-        # From the last axis on, so that the others keep their numbers.
+        # The last axis first, so that the other axes keep their numbers.
         for axis in sorted((inner_axis(axis, rank) for axis in tree.flatten(call.layer.axis)), reverse=True):
             found = call.add(op, {"x": found}, axis=axis, keepdims=keepdims)
         return found
@@ -312,7 +312,7 @@ def matmul(call: ProgramCall) -> ProgramValue:
 
 
 def reshape(call: ProgramCall) -> ProgramValue:
-    """The input in another shape, of as many rows."""
+    """The input in another shape with the same number of rows."""
     if call.x.shape[:1] != call.shapes[0][:1]:
         raise Refused("makes another number of rows", "Leave the batch as it is.")
     check_changes(call)
@@ -325,7 +325,7 @@ def transpose(call: ProgramCall) -> ProgramValue:
 
 
 def swapaxes(call: ProgramCall) -> ProgramValue:
-    """The input with two axes in each other's place."""
+    """The input with two axes swapped."""
     rank = len(call.x.shape)
     axes = list(range(rank))
     first, second = call.layer.axis1 % rank, call.layer.axis2 % rank

@@ -121,7 +121,7 @@ class _Step(keras.Layer):
 
     def __init__(self, model: keras.Model, graph: StepGraph) -> None:
         super().__init__(name="step", dtype="float32", autocast=False)
-        self.model = model  # its variables are those of this layer
+        self.model = model  # so that this layer tracks the model's variables
         self._graph = graph
 
     def build(self, input_shape: Any) -> None:

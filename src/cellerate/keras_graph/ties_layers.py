@@ -109,7 +109,7 @@ class Features:
             self._reasons.setdefault(self._set_of(feature), reason)
 
     def reason(self, features: Array) -> str | None:
-        """Why these features must stay: the reason of the first that must; None if none must."""
+        """The reason why the first pinned one of these features must stay; None if none is pinned."""
         found = (self._reasons.get(self._set_of(feature)) for feature in features.tolist())
         return next((reason for reason in found if reason is not None), None)
 
@@ -166,12 +166,12 @@ Tie = Callable[[FeatureMap, TiesCall], list[Array]]
 
 
 def passes(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone."""
+    """The features of the input, unchanged."""
     return [value.features for value in tree.flatten(call.x)]
 
 
 def dropout(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, unless the shape of the noise makes them differ."""
+    """The features of the input, unless the noise shape fixes their number."""
     shape = getattr(call.layer, "noise_shape", None)
     if shape is not None and shape[-1] not in (None, 1):
         raise Mixes
@@ -179,21 +179,21 @@ def dropout(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def activation(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, if the function is elementwise."""
+    """The features of the input, if the function is elementwise."""
     if not _is_elementwise(call.layer.activation):
         raise Mixes
     return passes(found, call)
 
 
 def over_time(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, over the axis before the last."""
+    """The features of the input, from a layer that works along the axis before the last."""
     if getattr(call.layer, "data_format", "channels_last") != "channels_last":
         raise Mixes
     return passes(found, call)
 
 
 def normalized(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, each with its own weights."""
+    """The features of the input, each with its own weights."""
     axes = tree.flatten(call.layer.axis)
     if [axis % call.x.rank for axis in axes] != [call.x.rank - 1]:
         raise Mixes
@@ -289,7 +289,7 @@ def arithmetic(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def along_axis(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, if the operation works along other axes than the last."""
+    """The features of the input, if the operation works along axes other than the last."""
     axis, rank = call.layer.axis, call.x.rank
     # A new axis is counted among the axes of the output.
     rank += type(call.layer).__name__ == "ExpandDims"
@@ -299,7 +299,7 @@ def along_axis(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def item(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, for x[key] that keeps the whole last axis."""
+    """The features of the input, if x[key] keeps the whole last axis."""
     key = call.arguments["key"]
     parts = list(key) if isinstance(key, tuple | list) else [key]
     if not all(part is Ellipsis or isinstance(part, int | slice) for part in parts):

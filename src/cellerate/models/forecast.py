@@ -57,11 +57,11 @@ class ForecastNetwork:
             NLinear (Zeng et al. 2023, "Are Transformers Effective for Time Series Forecasting?"), which no LSTM should
             lose to. It starts at zero; `tasks.series.linear_start` gives it the least squares solution.
         shared_linear: Whether all targets have the same linear map; otherwise each has its own.
-        absolute: The positions of input columns that are read as they are all the same, because their level means
-            something: the hour, a price that is known in advance.
+        absolute: The positions of input columns that are read unchanged even with `residual`, because their level
+            means something: the hour, a price that is known in advance.
         future: K, the number of values that are known in advance of each step to predict; the model then has an
             input "future" (B, horizon, K) beside "series". A small head sees a step's values and a summary of the
-            window, and what it says is added to each step.
+            window; its output is added to each step.
         series: The number of series that the model tells apart, if it has a `series_embedding`.
         series_embedding: E, the size of the vector that stands for a series; the LSTM reads it with every step. The
             model then has an input "series_id" (B, 1) int32, from 1 on; 0 stands for an unknown series.
@@ -283,7 +283,7 @@ def _head(
     made = keras.layers.Reshape(shape, dtype="float32", name=f"{name}_steps")(flat)
     if steps is None:
         return made
-    # It begins at zero, so that an untrained model is what it would be without the future.
+    # It starts at zero, so that an untrained model predicts as it would without the future.
     more = seeded_dense(
         targets * depth, seeds, name=f"{name}_of_future", kernel_initializer="zeros", dtype="float32"
     )(steps)

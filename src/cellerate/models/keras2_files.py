@@ -1,7 +1,7 @@
 """Files of Keras 2 (tf.keras before TensorFlow 2.16, tf_keras): what Keras 3 no longer reads in them, and what to do.
 
-Each recurrent layer of Keras 2 stores `time_major`, which Keras 3 refuses. `translated` leaves out what makes no
-difference, makes plain layers of those of cuDNN, and turns a model that is time-major throughout.
+Each recurrent layer of Keras 2 stores `time_major`, which Keras 3 refuses. `translated` leaves out entries without
+effect, replaces cuDNN layers by plain ones, and makes a model that is time-major throughout batch-major.
 """
 
 import json
@@ -28,7 +28,7 @@ _CLASSES = {
 }
 
 
-# The gates of the layers of cuDNN, and what else their plain ones have to be told.
+# For each cuDNN layer: the plain layer, its number of gates, and the options that the plain layer needs.
 _OF_CUDNN: dict[str, tuple[str, int, dict[str, Any]]] = {
     "CuDNNLSTM": ("LSTM", 4, {}),
     "CuDNNGRU": ("GRU", 3, {"reset_after": True}),
@@ -36,7 +36,7 @@ _OF_CUDNN: dict[str, tuple[str, int, dict[str, Any]]] = {
 _TURNED = "was built with time_major=True: it reads (batch, time, features) now, and gives sequences so"
 _MODELS = ("Sequential", "Functional", "Model")
 _RECURRENT = ("LSTM", "GRU", "SimpleRNN")
-# Layers that do the same at every place of a batch and every time.
+# Layers that compute the same at every row of a batch and every time step.
 _PLACE_BY_PLACE = (
     *("InputLayer", "Embedding", "Dense", "Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "Dropout"),
     *("GaussianNoise", "GaussianDropout", "AlphaDropout", "LayerNormalization", "Masking"),
@@ -45,9 +45,9 @@ _PLACE_BY_PLACE = (
 
 
 def translated(source: Path, folder: Path) -> tuple[Path, str]:
-    """Gives a file that Keras 3 reads, and what is to be told of it or "".
+    """Return a file that Keras 3 reads, and a note on it for the user, "" if there is none.
 
-    It is the file itself, or a copy of it in a folder without what only Keras 2 knew.
+    It is the file itself, or a copy of it in a folder without the entries that only Keras 2 knew.
 
     Args:
         source: A `.keras` or HDF5 file.
@@ -85,10 +85,10 @@ def translated(source: Path, folder: Path) -> tuple[Path, str]:
 
 
 def advice(failure: str) -> str | None:
-    """Says what to write in place of what Keras 3 refuses; None if its message names nothing of Keras 2.
+    """Return advice on a class or option that Keras 3 refuses; None if its message names none of Keras 2.
 
     Args:
-        failure: What Keras says.
+        failure: Keras's message.
     """
     refused = re.search(r"(?:arguments passed to (\w+)|Argument\(s\) not recognized): \{([^{}]*)\}", failure)
     if refused is not None:
@@ -138,10 +138,10 @@ def _translate(config: Any, *, shapes: bool = True) -> bool:
 
 
 def _turn(config: Any) -> bool:
-    """Makes a model batch-major that is time-major from its inputs on, and says whether it was.
+    """Makes a model that is time-major from its inputs on batch-major, and returns whether it was.
 
-    Its layers then do the same at every place of a batch and every time, but for recurrent layers that are time-major
-    all of them; so the other order of the first two axes changes no number.
+    In such a model every recurrent layer is time-major, and every other layer computes the same at each row of a batch
+    and each time step; so swapping the first two axes changes no number.
     """
     nodes = list(_layers(config))
     recurrent = [node for node in nodes if node["class_name"] in _RECURRENT]
@@ -152,7 +152,7 @@ def _turn(config: Any) -> bool:
     for node in nodes:
         node["config"].pop("time_major", None)
         if node["class_name"] not in _MODELS:
-            # Its layers are built again by what goes into them.
+            # The layers are built again from their inputs.
             node.pop("build_config", None)
         for where, name in (
             (node["config"], "batch_shape"),
@@ -177,7 +177,7 @@ def _is_turned_with_them(node: dict[str, Any]) -> bool:
 
 
 def _make_plain(config: Any) -> bool:
-    """Makes plain layers of those of cuDNN, and says whether there were any."""
+    """Replaces cuDNN layers by plain layers, and returns whether there were any."""
     changed = False
     for node in _layers(config):
         if node["class_name"] in _OF_CUDNN:
@@ -195,12 +195,12 @@ def _make_plain(config: Any) -> bool:
 
 
 def _lay_out_anew(file: Any) -> None:
-    """Rewrites the weights of layers of cuDNN in an HDF5 file as those of plain layers.
+    """Rewrites the weights of cuDNN layers in an HDF5 file in the layout of plain layers.
 
-    They are told by their biases, of which cuDNN has two for each gate.
+    cuDNN layers are recognised by their biases, two for each gate.
 
     Source:
-        The layers of cuDNN give each gate's (inputs, units) numbers to cuDNN as they lie, and cuDNN reads them as
+        The cuDNN layers pass each gate's (inputs, units) matrix to cuDNN as it lies in memory, and cuDNN reads it as
         (units, inputs): NVIDIA, "cuDNN Developer Guide", on `cudnnGetRNNLinLayerMatrixParams`.
     """
     for group in file["model_weights"].values():
@@ -222,7 +222,7 @@ def _lay_out_anew(file: Any) -> None:
 
 
 def _of_gates(matrix: np.ndarray, gates: int) -> np.ndarray:
-    """(inputs, gates * units) as a plain layer has it, of a matrix as cuDNN reads it."""
+    """Converts a matrix from cuDNN's layout to a plain layer's, (inputs, gates * units)."""
     rows, width = matrix.shape
     parts = np.split(matrix, gates, axis=1)
     return np.concatenate([part.reshape(width // gates, rows).T for part in parts], axis=1)

@@ -15,7 +15,7 @@ from cellerate.models.quantiles import check_quantiles
 
 
 def middle_place(quantiles: Sequence[float]) -> int:
-    """The place of the quantile nearest to 0.5, which is the point forecast."""
+    """The index of the quantile nearest to 0.5, which is the point forecast."""
     return min(range(len(quantiles)), key=lambda place: abs(quantiles[place] - 0.5))
 
 

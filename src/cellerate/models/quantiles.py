@@ -15,7 +15,7 @@ def check_quantiles(quantiles: Sequence[float], name: str = "quantiles") -> tupl
         name: The argument that they were given as.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: The quantiles are not such numbers.
     """
     try:
         values = tuple(float(q) for q in quantiles)

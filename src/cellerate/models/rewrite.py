@@ -129,7 +129,7 @@ def rebuild(
         )
     copy.set_weights(values)
     for layer in _adapted(copy):
-        # It computes by copies of its weights, which only reading a file would renew.
+        # The layer computes with copies of its weights, which otherwise only loading a file renews.
         layer.finalize_state()
     return copy
 
@@ -137,7 +137,7 @@ def rebuild(
 def reinitialized(model: keras.Model, *, seed: int) -> keras.Model:
     """A model of the same layers with new weights, drawn by their initializers.
 
-    What a `Normalization` has learnt of the data with `adapt` stays.
+    The moments that a `Normalization` has learnt with `adapt` stay.
 
     Args:
         model: A Functional or Sequential model. It is not changed.
@@ -189,7 +189,7 @@ def _built(model: keras.Model, description: dict[str, Any]) -> keras.Model:
 
 
 def _adapted(model: keras.Model) -> list[keras.layers.Normalization]:
-    """The layers of a model, nested ones too, that scale by what `adapt` has seen."""
+    """The layers of a model, nested ones too, that scale by the moments that `adapt` has learnt."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)]
 
 

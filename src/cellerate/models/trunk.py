@@ -1,7 +1,7 @@
 """The trunk of a Keras model: the chain of layers that runs along the time axis and can be cut between two layers.
 
-Each layer of the trunk needs of an earlier time step only its own states, so a chunk of time can go through the whole
-trunk before the next one begins. What comes before it and after it sees the whole sequence at once.
+Each layer of the trunk needs only its own states from earlier time steps, so a chunk of time can go through the whole
+trunk before the next chunk begins. The parts before and after the trunk see the whole sequence at once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from cellerate.keras_graph.walk import ordered_nodes
 from cellerate.messages import argument
 
 _RECURRENT = (layers.LSTM, layers.GRU, layers.SimpleRNN)
-# What each of them makes of a time step depends on that step alone, and so does its gradient.
+# The output of each at a time step depends on that step alone, and so does its gradient.
 _STEP_BY_STEP = (
     layers.Embedding,
     layers.Dense,
@@ -33,15 +33,15 @@ _REMEDY = f"Train in one stage, or share the rows of each batch instead ({argume
 
 @dataclasses.dataclass(frozen=True)
 class Trunk:
-    """A model as its trunk and what is around it.
+    """A model as its trunk and the parts around it.
 
     Attributes:
         layers: The layers of the trunk, in order.
         before: The model from the inputs to the trunk; None if the trunk begins with an input.
         entry: The input of the trunk, a symbolic tensor (B, T, ...).
         tensors: The output of each layer of the trunk, a symbolic tensor.
-        after: The model from what the trunk gives, and the inputs `after_inputs`, to the outputs; None if the trunk
-            gives the output.
+        after: The model from the trunk's output, and the inputs `after_inputs`, to the outputs; None if the trunk's
+            output is the model's.
         after_inputs: The numbers of the model's inputs that `after` also takes.
         before_inputs: The numbers of the inputs that `before` takes; without `before`, of the trunk's input.
     """
@@ -202,7 +202,7 @@ def _chain(graph: Any, nodes: Sequence[Any], first: Any) -> list[Any]:
 
 
 def _ends_early(chain: Sequence[Any]) -> bool:
-    """True if a layer before the last one gives no sequence."""
+    """True if a layer before the last one does not return a sequence."""
     return any(not _over_time(node.outputs[0]) for node in chain[:-1])
 
 

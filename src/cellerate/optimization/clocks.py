@@ -16,7 +16,7 @@ import numpy as np
 from cellerate.report.record import Speed
 
 MEASURED_S = 1.0
-"""The seconds to measure each figure, about."""
+"""About the seconds to measure each figure."""
 BRIEFLY_S = 0.2
 """The same for a figure that only has to be roughly right, because turns decide the comparison."""
 TURNS = 6

@@ -142,11 +142,11 @@ class GatheredBatches:
         return tuple([joined(list(arrays)) for arrays in zip(*parts, strict=True)])
 
     def _rows(self, epoch: int, first: int, last: int) -> Batch:
-        """Windows `first` to `last - 1`; with `_pad`, weights too, and copies of the last window behind the end."""
+        """Windows `first` to `last - 1`; with `_pad`, weights too, and copies of the last window after the end."""
         if not self._pad:
             return self._read(epoch, first, min(last, self._windows))
         full = min(last, self._windows)
-        # A share may be nothing but copies.
+        # A share may consist of copies only.
         arrays = self._read(epoch, min(first, full - 1), full)
         weight = np.ones(last - first, np.float32)
         weight[max(0, full - first) :] = 0

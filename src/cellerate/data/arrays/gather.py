@@ -80,7 +80,7 @@ class FileRows:
         path: The file.
         offset: Where the first row begins, in bytes.
         shape: (N, F).
-        dtype: Of the elements.
+        dtype: The type of the elements.
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, int], dtype: np.dtype) -> None:
@@ -152,7 +152,7 @@ def open_rows(values: np.ndarray) -> Rows:
 
 
 class WindowFinder(Protocol):
-    """Finds the windows at places `first` to `last - 1` of an epoch's order."""
+    """Finds the windows at positions `first` to `last - 1` of an epoch's order."""
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
         """Rows and first rows, in order, in one or more parts; `shift` is added to every first row."""
@@ -336,7 +336,7 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int,
 
 
 def windows_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """Copies `length` rows from each start on; those of neighbours in a large file are read and not mapped.
+    """Copies `length` rows from each start on; in a large file, starts close together are read and not mapped.
 
     Args:
         values: (N, F) array or memory map.
@@ -359,7 +359,7 @@ def windows_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarra
 def plan_windows(
     values: np.ndarray, index: WindowIndex, seed: int | None, shuffle: Shuffle, mixing: int
 ) -> WindowFinder:
-    """The plan for an (N,) or (N, F) array; `shuffle` "auto" chooses by the array's size and place."""
+    """The plan for an (N,) or (N, F) array; `shuffle` "auto" shuffles in blocks only if it is a large file."""
     table = values.reshape(len(values), -1)
     large_file = mapped_root(values) is not None and values.nbytes > EXACT_BYTES
     if shuffle == "exact" or (shuffle == "auto" and not large_file):

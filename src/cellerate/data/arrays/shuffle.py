@@ -20,7 +20,7 @@ _SLICE = 16384
 
 
 def derive_seed(seed: int, *keys: int) -> int:
-    """A 64-bit seed made of `seed` and of each key and its place, by the SplitMix64 finaliser.
+    """A 64-bit seed made from `seed`, each key and its position, by the SplitMix64 finaliser.
 
     Args:
         seed: Any integer.
@@ -75,16 +75,16 @@ class Permutation:
         self._keys = [np.uint64(derive_seed(seed, n, turn)) for turn in range(_ROUNDS)]
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers at places `indices` of the order.
+        """The numbers at positions `indices` of the order.
 
         Args:
-            indices: Places in [0, n), any shape, any integer dtype.
+            indices: Positions in [0, n), any shape, any integer dtype.
 
         Returns:
             int64 numbers in [0, n), same shape.
 
         Raises:
-            IndexError: A place lies outside [0, n).
+            IndexError: A position lies outside [0, n).
         """
         places = np.asarray(indices)
         if places.size and not (int(places.min()) >= 0 and int(places.max()) < self.n):
@@ -123,7 +123,7 @@ class ShuffledRuns:
         self._recent: tuple[int, np.ndarray] | None = None
 
     def run(self, first: int, last: int) -> np.ndarray:
-        """The numbers at places `first` to `last - 1`, int64 and read-only by contract. Any thread may call it."""
+        """The numbers at positions `first` to `last - 1`, int64 and read-only by contract. Any thread may call it."""
         parts = []
         for number in range(first // _SLICE, -(-last // _SLICE)):
             recent = self._recent

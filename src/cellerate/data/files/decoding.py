@@ -21,11 +21,11 @@ Errors = Literal["strict", "replace"]
 READ_AS = ("encoding", "field", "strip_gutenberg")
 CHUNK_BYTES = 1 << 20  # with its decoded forms about 20 MB, which also roughly fits the processor's caches
 _LOOK_BYTES = 4096
-# Fewer bytes may have zeros at every other place by chance.
+# Fewer bytes may have zeros at every other offset by chance.
 _FEWEST_BYTES = 64
 _SHOWN_BYTES = 20
 _FEWEST_WIDE = 3
-# What reads any text in UTF-8, and makes several characters of one.
+# Encodings that read nearly any UTF-8 without an error, but each character beyond ASCII as several.
 _ONE_BYTE = ("cp1252", "iso8859-1", "iso8859-15")
 
 
@@ -72,7 +72,7 @@ def decoded(chunks: Iterable[bytes], path: Path, errors: Errors, encoding: str =
         except UnicodeError as error:
             # From Python 3.13 on a missing byte-order mark is a UnicodeDecodeError, too.
             if isinstance(error, UnicodeDecodeError) and "BOM" not in error.reason:
-                # Before the chunk stand the bytes of a character that the last one began.
+                # `error.object` begins with the bytes of a character that the previous chunk left unfinished.
                 offset = taken + len(chunk) - len(error.object)
                 raise _undecodable(path, error, offset, encoding) from error
             raise DataError(
@@ -116,7 +116,7 @@ def is_wide(encoding: str) -> bool:
 
 
 def _check_likely(path: Path, data: bytes, encoding: str) -> None:
-    """Raises `DataError` for the beginning of a file that another encoding would read without an error, and wrongly.
+    """Raises `DataError` for the beginning of a file that `encoding` would read without an error, but wrongly.
 
     UTF-16 is valid UTF-8, too, where each second byte is a zero; and nearly every byte is valid Windows-1252.
     """
@@ -137,7 +137,7 @@ def _check_likely(path: Path, data: bytes, encoding: str) -> None:
 
 
 def _is_utf8(data: bytes) -> bool:
-    """True if bytes are UTF-8 with several characters beyond ASCII, which other bytes are by chance hardly ever."""
+    """True if bytes are UTF-8 with several characters beyond ASCII; other encodings hardly ever look so by chance."""
     try:
         text, _ = codecs.utf_8_decode(data, "strict", False)
     except UnicodeDecodeError:

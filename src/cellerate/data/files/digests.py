@@ -17,7 +17,7 @@ _SETTLED_S = 2.0
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content.
 
-    Of a large file it is kept in the cache folder, for as long as its size, inode and time of change stay.
+    The digest of a large file stays in the cache folder until the file's size, inode or time of change differs.
 
     Raises:
         DataError: The file cannot be read.

@@ -74,7 +74,7 @@ def check_paths(paths: Paths, expected: str = "files, folders or globs") -> list
 def check_exist(paths: Sequence[str | os.PathLike[str]]) -> None:
     """Raise `DataError` if there is nothing to read, before anything that takes long.
 
-    One of the paths is neither there nor a glob, or all are files without a byte.
+    That is, a path does not exist and is not a glob, or all paths are empty files.
     """
     for path in map(Path, paths):
         if not path.exists() and not glob.has_magic(str(path)):
@@ -151,7 +151,7 @@ def _is_text(path: Path, encoding: str) -> bool:
     with path.open("rb") as file:
         head = file.read(_BINARY_PROBE_BYTES)
     wide = is_wide(encoding)
-    # A file that says it is UTF-16 is a text, too: reading it then says which encoding to ask for.
+    # A file with UTF-16's byte-order mark is a text file, too: the error on reading it names the encoding to pass.
     if wide or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return bool(head) and "\0" not in head.decode(encoding if wide else "utf-16", "ignore")
     return bool(head) and b"\0" not in head

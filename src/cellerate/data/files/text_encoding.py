@@ -1,4 +1,4 @@
-"""Says which encoding a file seems to have that is not the one it was read with."""
+"""Guesses the encoding of a file from its beginning."""
 
 import codecs
 
@@ -8,7 +8,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Bytes of which half are zero, at even or at odd places, are of two to a character.
+# The least share of zeros at even or at odd offsets in text of two bytes a character.
 _ZEROS = 0.3
 
 
@@ -19,7 +19,7 @@ def likely_encoding(data: bytes) -> str | None:
         data: The beginning of a file.
 
     Returns:
-        A name for `open`, or None if they look like no text.
+        A name for `open`, or None if they do not look like text.
     """
     for mark, name in _MARKS.items():
         if data.startswith(mark):

@@ -1,1 +1,1 @@
-"""Batches for a `fit` of one's own: `cellerate.windows` and `cellerate.text_batches`."""
+"""Batches for the user's own `fit`: `cellerate.windows` and `cellerate.text_batches`."""

@@ -22,7 +22,7 @@ class Loader(KerasBatches):
     """Batches that `fit`, `evaluate` and `predict` take as they are, on each backend.
 
     `len()` is the number of batches, `loader[k]` batch `k`, and a loop over it gives all batches of an epoch. Each
-    epoch of `fit` is one of the source: `loader.epoch` says which comes next, and may be set to go on with a training.
+    epoch of `fit` is one of the source: `loader.epoch` is the next one, and may be set to continue a training.
     The order is that of the source, whatever `fit(shuffle=...)` says.
     """
 
@@ -42,7 +42,7 @@ class Loader(KerasBatches):
 
 
 def is_array(data: Any) -> bool:
-    """True for an `ArrayLike`; not for tables, some of which become one, too."""
+    """True for an `ArrayLike`; False for tables, although some convert to an array."""
     if isinstance(data, np.ndarray):
         return data.dtype.names is None
     return hasattr(data, "__array__") and not hasattr(data, "columns")

@@ -1,4 +1,4 @@
-"""A text for a `fit` of one's own: windows of ids, or streams that go on from batch to batch."""
+"""A text for the user's own `fit`: windows of ids, or streams that continue from batch to batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -67,8 +67,8 @@ class TextWindows(Loader):
             validation: Its share of the text, above 0 and below 1.
 
         Returns:
-            The training part, and the validation part, in order. Unless states are carried, each id of that but the
-            first is predicted once, and weights make its loss the mean over them.
+            The training part, and the validation part, in order. Unless states are carried, each id of the validation
+            part but the first is predicted once, and weights make the loss the mean over these ids.
 
         Raises:
             ConfigError: The share is out of range.
@@ -99,7 +99,7 @@ def text_batches(
     exclude: str | Sequence[str] = (),
     **options: Unpack[TextBatchesKeywords],
 ) -> TextWindows:
-    """Make batches of a text for `fit`: ids in, and the same ids one place later as targets.
+    """Make batches of a text for `fit`: ids as inputs, and the same ids shifted by one as targets.
 
     The text is encoded once into a file that is mapped into memory, so it may have any size.
 
@@ -110,7 +110,7 @@ def text_batches(
         shuffle: Draws the windows of each epoch in a new order, and cuts the text at another place.
         seed: The seed of that order; None draws one.
         stride: Ids between the starts of two windows; None is `length`, so that windows do not overlap.
-        carry_states: Makes each row of a batch go on where that of the batch before ended, for stateful layers.
+        carry_states: Makes each row of a batch continue the same row of the previous batch, for stateful layers.
         drop_last: Leaves out the ids that do not fill a batch. False predicts each id but the first once: batches are
             `(x, y, sample_weight)` then, whose loss is the mean over ids.
         tokenizer: "characters" (the vocabulary is the text's own), "bytes", or the path of a `tokenizer.json`.
@@ -120,7 +120,7 @@ def text_batches(
 
     Returns:
         A `keras.utils.PyDataset` for `fit`, `evaluate` and `predict`: x and y are (B, T) int32. `split(validation)`
-        cuts off the end to validate on, `tokenizer.vocabulary_size` is the number of ids, and the rest is as of
+        cuts off the end to validate on, `tokenizer.vocabulary_size` is the number of ids, and the rest is as for
         `cellerate.windows`.
 
     Raises:
@@ -155,9 +155,9 @@ def text_batches(
 
 
 def _ids_of(data: object) -> np.ndarray:
-    """Ids of one's own. Raises an error in words if one is below 0, or beyond what batches of int32 hold."""
+    """The user's own ids. Raises an error in words if one is below 0, or too large for int32."""
     ids = numbers_of("data", data)
-    # Other types are refused where windows are made, and short unsigned ones hold nothing else.
+    # Other types are refused where windows are made, and the short unsigned types hold only such ids.
     if ids.dtype.kind == "i" or ids.dtype in (np.uint32, np.uint64):
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= 1 << 31:

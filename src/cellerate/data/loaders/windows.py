@@ -1,4 +1,4 @@
-"""Windows of arrays and tables for a `fit` of one's own, in the words of Keras's `timeseries_dataset_from_array`."""
+"""Windows of arrays and tables for `fit`, with the arguments of Keras's `timeseries_dataset_from_array`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class _Form:
     """The form of windows, for each part of a series.
 
     Attributes:
-        settings: Of the windows and batches.
+        settings: The settings of the windows and batches.
         scale: True to scale by the part, or a scaler.
         inner: The shape of a row, if rows are single numbers or arrays of several axes; None for columns.
         targets: (N, ...) the target of the window that begins at each row; None for rows of the series.
@@ -39,7 +39,7 @@ class _Form:
 
 
 class _FormedWindows(SeriesBatches):
-    """Windows of a part of a series with rows of any shape, and with targets of their own if there are any."""
+    """Windows of a part of a series with rows of any shape, and with separate targets if the user gave any."""
 
     def __init__(self, part: SeriesPart, form: _Form, scaler: Scaler | None) -> None:
         super().__init__(part, form.settings, scaler)
@@ -79,8 +79,8 @@ class Windows(Loader):
         """Cut each series in time: training, then validation, then what is left as test part.
 
         Every row is the target of one part only; the inputs of the first windows of a part look back into the part
-        before it. Scaling is that of the training part. The validation and the test part are in order, and have all
-        windows.
+        before it. All parts are scaled as the training part. The validation and the test part are in order, and have
+        all windows.
 
         Args:
             train: The share of rows to train on.
@@ -90,7 +90,7 @@ class Windows(Loader):
             The parts that have a share of the rows.
 
         Raises:
-            ConfigError: The shares are out of range, or targets were given as an array of their own, whose rows have no
+            ConfigError: The shares are out of range, or targets were given as a separate array, whose rows have no
                 known time.
             DataError: A part is too short for a window.
         """
@@ -143,9 +143,9 @@ def windows(
 ) -> Windows:
     """Make batches of windows for `fit` of series, a few million windows a second, in bounded memory.
 
-    The arguments are those of `keras.utils.timeseries_dataset_from_array`, and so are the windows: a call of that
-    becomes a call of this by its name. Beside it, series are read from tables, targets are named, and the next rows to
-    forecast are `horizon`. A window is an index; nothing is copied before its batch is made.
+    The arguments and the windows are those of `keras.utils.timeseries_dataset_from_array`: to switch, change only the
+    function's name. In addition, series can be read from tables, targets named by column, and the number of rows to
+    forecast given as `horizon`. A window is an index; nothing is copied before its batch is made.
 
     Args:
         data: (N,), (N, F) or (N, ...) numbers, a memory map too; or tables: files (CSV, Parquet, Arrow, Excel, JSON
@@ -161,7 +161,7 @@ def windows(
         shuffle: Draws the windows of each epoch in a new order.
         seed: The seed of that order; None draws one.
         start_index: The first row of an array to use.
-        end_index: The row of an array after the last to use.
+        end_index: The row of an array after the last one to use.
         horizon: Rows of the target, which continue the window; None is 1 if columns are named.
         features: Columns of the input; None for all columns of numbers.
         scale: Scales each column to mean 0 and deviation 1 over all rows, or over the training part after a `split`;
@@ -175,7 +175,7 @@ def windows(
         x is (B, sequence_length, F), y (B, horizon, targets), or (B, ...) of an array of targets. Floats are float32.
         `split(train, validation)` cuts it in time, `unscale(y)` takes predictions back to the units of the data,
         `input_shape` is that of `keras.Input`, `as_tf_dataset(epoch)` and `as_torch_dataset(epoch)` are the same
-        batches for loops of your own. `epoch` is the next epoch: set it to go on with a training.
+        batches for loops of your own. `epoch` is the next epoch: set it to continue a training.
 
     Raises:
         ConfigError: An argument cannot be used.
@@ -244,7 +244,7 @@ def _array_windows(
                 f"{argument('horizon')} is {settings.horizon}, and the targets are an array, whose row i is the whole "
                 "target of the window that begins at row i: leave one of the two out."
             )
-        # A window that begins behind the last target has none.
+        # A window that begins after the last target has none.
         stop = min(stop, len(own) + (settings.window - 1) * settings.sampling_rate)
     inner = None if values.ndim == 2 else values.shape[1:]
     table = values.reshape(len(values), -1)

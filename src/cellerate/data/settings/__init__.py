@@ -1,6 +1,6 @@
-"""Settings of how data are read, as a user writes them, with their checks.
+"""The settings for reading data, as a user writes them, with their checks.
 
-The command line makes its options of them, so nothing here imports NumPy.
+The command line makes its options from them, so nothing here imports NumPy.
 """
 
 from cellerate.data.settings.calendar import PARTS, CalendarPart, check_calendar

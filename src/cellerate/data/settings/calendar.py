@@ -1,4 +1,4 @@
-"""The names of what a calendar may say of a time; without NumPy, because the command line reads settings first."""
+"""The names of calendar features; without NumPy, because the command line reads settings first."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""The choices that a user has where data are read, each said once."""
+"""The choices that a user has in reading data, each defined once."""
 
 from typing import Literal
 

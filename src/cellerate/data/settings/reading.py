@@ -1,4 +1,4 @@
-"""The settings that make a series of tables: which columns, and what to do with rows that do not fit."""
+"""The settings for reading tables as a series: which columns, and what to do with rows that do not fit."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ class Reading:
     Attributes:
         targets: Columns to forecast.
         features: Columns to forecast from; None for every column of numbers except time and series.
-        missing_marks: What stands for a missing number beside the usual words, unless the options of tables say it.
+        missing_marks: Marks of missing numbers besides the usual words, unless the options of tables give them.
         time_column: The column of times; without it, it is found by its name or type.
         series_column: The columns that tell several series apart; no window crosses from one to another.
         wide: Whether each column of numbers beside the times is a series of its own; the target is then "value".
         missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate".
         gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore".
-        duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean".
-        time_zone: The zone of times that say none, such as Europe/Berlin, and that forecasts are written in.
+        duplicates: What to do with rows of the same time: "error", keep the "first" or "last", or their "mean".
+        time_zone: The zone of times that name none, such as Europe/Berlin, in which forecasts are written, too.
         frequency: How often there is a row: 15min, hour, day, business-day, trading-day, week, month, quarter, year;
             without it, it is found from the times.
         storage: How values are stored: "float32" (float64 where it would lose digits) or "float16".

@@ -1,4 +1,4 @@
-"""The settings of reading tables: what cannot be seen in files, or is to be read in another way than it looks."""
+"""The settings for reading tables: facts that files do not show, or that override how a file looks."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -22,10 +22,10 @@ class TableOptions:
     """The form of tables. It is a property of files, not of a model, so a model does not remember it.
 
     Attributes:
-        separator: What stands between the columns of a CSV file, such as ";" or "tab"; without it, it is found.
-        decimal: The decimal mark of a CSV file, "." or ","; without it, it is found.
-        thousands: What groups the digits of a CSV file's numbers: ",", ".", "space", "'" or "none"; without it, it is
-            found.
+        separator: The separator of the columns of a CSV file, such as ";" or "tab"; found if left out.
+        decimal: The decimal mark of a CSV file, "." or ","; found if left out.
+        thousands: The mark that groups the digits of a CSV file's numbers: ",", ".", "space", "'" or "none"; found if
+            left out.
         date_order: The order in dates such as 03/04/2024: "ymd", "mdy", "dmy", or "auto" to find it.
         encoding: The encoding of a CSV file, of JSON lines, or of a text that a model is judged on; without it, UTF-8,
             UTF-16 and Windows-1252 are told apart in tables, and texts are read as in training.
@@ -33,8 +33,8 @@ class TableOptions:
             to find it. Without names, the columns are 0, 1, ...
         skip_lines: Lines of a CSV file, or rows of a sheet, before the table begins.
         sheet: The sheet of an Excel file; without it, the first one.
-        missing_values: What stands for a missing number beside the usual words: numbers such as -999, or words; several
-            with commas between them. A model remembers these.
+        missing_values: Marks of missing numbers besides the usual words: numbers such as -999, or words, separated by
+            commas. A model remembers these.
     """
 
     separator: str | None = None
@@ -48,7 +48,7 @@ class TableOptions:
     missing_values: Sequence[str] = dataclasses.field(default=(), metadata={"accepts": Sequence[str | float]})
 
     def __post_init__(self) -> None:
-        """Checks every field, and puts marks in the place of their names.
+        """Checks every field, and replaces the names of marks by the marks.
 
         Raises:
             ConfigError: A field cannot be used.
@@ -101,7 +101,7 @@ class TableOptions:
 
 
 def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
-    """The marks of missing values, a word each; one text may hold several between commas.
+    """The marks of missing values, a word each; one text may hold several, separated by commas.
 
     Raises:
         ConfigError: It is not a list of words and numbers.
@@ -116,6 +116,6 @@ def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
 
 
 def with_missing(table: TableOptions | None, missing_values: Sequence[str]) -> TableOptions:
-    """The options of tables, with what stands for missing values unless they say so."""
+    """The options of tables, with the given marks of missing values unless the options have some."""
     table = table or TableOptions()
     return table if table.missing_values else dataclasses.replace(table, missing_values=missing_values)

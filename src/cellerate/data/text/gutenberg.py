@@ -13,7 +13,7 @@ _START = re.compile(
     r"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^*]{0,400}\*\*\*[^\n]*\n", re.MULTILINE
 )
 _END = re.compile(r"^\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG EBOOK", re.MULTILINE)
-# As long as what `_END` needs to see at once.
+# The most characters that `_END` needs to see at once.
 _HELD = 64
 
 
@@ -23,7 +23,7 @@ def has_licence(head: bytes) -> bool:
 
 
 def without_licence(chunks: Iterable[str]) -> Iterator[str]:
-    """The text between the marks of Project Gutenberg, without the blank lines at its ends; else the text as it is.
+    """The text between the marks of Project Gutenberg, without blank lines at its ends; without marks, all of it.
 
     Args:
         chunks: The text of a file, cut anywhere.

@@ -1,6 +1,6 @@
 """Lines as a program has them: lists, arrays of NumPy and Arrow, and columns of pandas, polars and Arrow tables.
 
-None of these packages is imported: what a caller has brings its own.
+None of these packages is imported here: the caller has imported the one that is needed.
 """
 
 from collections.abc import Iterable
@@ -27,11 +27,11 @@ def given_lines(lines: TextLines, column: str | None = None) -> list[str]:
 
     Args:
         lines: Texts, or a table with a column of them.
-        column: The column of a table; without it, its only one of texts.
+        column: The column of a table; without it, its only column of texts.
 
     Raises:
-        ConfigError: `lines` is a single text or nothing of this kind, one of them is not a text, or a column is
-            named of something that has no columns.
+        ConfigError: `lines` is a single text or of another type, one of them is not a text, or `column` is given for
+            lines without columns.
         DataError: The column of a table is missing or ambiguous.
     """
     if isinstance(lines, str):

@@ -39,7 +39,7 @@ def field_texts(chunks: Iterable[str], path: Path, field: str | None, errors: Er
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            # From its line on, the message of the parser counts within the record.
+            # The parser's message ends with a line number within the record, which would mislead.
             reason = str(error).partition(": line ")[0]
             raise DataError(
                 f"{place} is not JSON ({reason}): {_short(line)}. Each line must be an object."

@@ -112,8 +112,8 @@ def line_blocks(
         encoding: See `read_lines`.
 
     Yields:
-        What gives the lines of a block, empty ones included. Blocks that are not asked for cost little; ask before the
-        next one comes.
+        A function that returns the lines of a block, empty ones included. A block whose function is not called costs
+        little; call it before taking the next block.
 
     Raises:
         ConfigError: See `read_lines`.
@@ -180,7 +180,7 @@ def _parquet_blocks(path: Path, column: str | None, size: int) -> Iterator[Calla
             chosen = _string_column(path, file.schema_arrow, column)
             held: list[Any] = []
             missing = size
-            # A batch may have fewer rows than were asked for.
+            # A batch may have fewer rows than requested.
             for batch in file.iter_batches(min(size, _READ_LINES), columns=[chosen]):
                 values = batch.column(0)
                 while len(values) >= missing:
@@ -197,7 +197,7 @@ def _parquet_blocks(path: Path, column: str | None, size: int) -> Iterator[Calla
 
 
 def _string_column(path: Path, schema: Any, column: str | None) -> str:
-    """The column of a Parquet file that is meant. Raises `DataError` if there is none, or more than one."""
+    """The column of a Parquet file to read. Raises `DataError` if there is none, or more than one."""
     strings = [field.name for field in schema if _is_string(field.type)]
     listed = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
     if column is None:
@@ -213,7 +213,7 @@ def _string_column(path: Path, schema: Any, column: str | None) -> str:
 
 
 def _is_hidden(path: Path, given: Path) -> bool:
-    """True if a name is hidden, as "." and "_" do it by custom in folders of data."""
+    """True if a name is hidden: it begins with "." or "_", as is the custom in folders of data."""
     names = path.relative_to(given).parts if path.is_relative_to(given) else (path.name,)
     return any(name.startswith((".", "_")) for name in names)
 

@@ -203,7 +203,7 @@ def open_text(
 
 
 class _Source:
-    """The files of a text, which are read twice; it reports the progress as if that were one pass, in bytes.
+    """The files of a text, which are read twice; progress is reported in bytes as if there were one pass.
 
     Attributes:
         paths: The files.

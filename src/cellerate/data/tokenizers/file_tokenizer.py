@@ -20,9 +20,9 @@ _VOCABULARY_LIMIT = 1 << 24
 
 @contextlib.contextmanager
 def _told(message: str) -> Iterator[None]:
-    """Turns an error of the package into a `DataError` with a message: it raises plain ones, and panics that are none.
+    """Turns an error of the package, a plain `Exception` or a panic, which is not one, into a `DataError`.
 
-    A pattern that needs too many steps back for a text, for example, is a panic.
+    For example, a pattern that backtracks too often on a text panics.
     """
     try:
         yield

@@ -6,7 +6,7 @@ It only serves messages: nothing is replaced without being asked for.
 import unicodedata
 from collections.abc import Iterator
 
-# Which signs of ASCII stand for those of typesetters, by a part of their Unicode names.
+# The ASCII signs for typographic ones, by a part of their Unicode names.
 _PLAIN = {
     "APOSTROPHE": "'",
     "SINGLE": "'",
@@ -30,7 +30,7 @@ def nearest_known(character: str, known: str) -> str | None:
         known: The vocabulary.
 
     Returns:
-        Its base letter or its expansion ("e" for "é", "fi" for the ligature), the other case, the plain sign, or of a
+        Its base letter or its expansion ("e" for "é", "fi" for the ligature), the other case, the plain sign, or for a
         digit the nearest digit; None if there is none.
     """
     has = set(known)

@@ -83,7 +83,7 @@ class Tokenizer(abc.ABC):
         return with_newlines(text)
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """As `encode`, of `prompt_text`."""
+        """The ids of `prompt_text(text)`."""
         return self.encode(self.prompt_text(text))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -122,7 +122,7 @@ class CharacterTokenizer(Tokenizer):
         in_order: Whether the order given is that of the ids; then each character comes once.
 
     Raises:
-        DataError: There is no character, one of them is a lone surrogate, or one comes again `in_order`.
+        DataError: There is no character, one is a lone surrogate, or with `in_order` one comes twice.
     """
 
     kind = "characters"
@@ -161,8 +161,8 @@ class CharacterTokenizer(Tokenizer):
 
         Args:
             text: The text.
-            place: The place of the first of them.
-            position: The place that the user would count.
+            place: The index of the first of them in `text`.
+            position: The position of that character as the user counts.
         """
         others = text[place:]
         unknown = self.lookup(others) == self.vocabulary_size

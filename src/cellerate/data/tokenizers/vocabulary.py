@@ -40,7 +40,7 @@ def open_vocabulary(spec: Vocabulary, size: int) -> Tokenizer:
     Args:
         spec: What the ids mean, in one of these forms:
 
-            - the path of the text that the model was trained on: ids are places in sorted(set(text)), or in
+            - the path of the text that the model was trained on: ids are positions in sorted(set(text)), or in
               sorted(set(text.lower())) where only that has as many entries as the model has ids;
             - a list of characters in the order of their ids; "[UNK]" and "", as Keras's lookup layers have them,
               stand for U+FFFD and U+0000;

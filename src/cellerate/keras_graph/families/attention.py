@@ -19,7 +19,7 @@ _EARLIER = "Give the layers masked tensors, or use_causal_mask=True."
 
 
 def attention(call: ProgramCall) -> list[ProgramValue]:
-    """Attention whose scores are products, or sums behind a tanh."""
+    """Attention whose scores are products, or sums of a tanh over the features."""
     layer = call.layer
     query, value, key = query_value_key(call)
     scale = 1.0 if layer.scale is None else float(numpy(layer.scale))
@@ -32,7 +32,7 @@ def attention(call: ProgramCall) -> list[ProgramValue]:
 
 
 def additive_attention(call: ProgramCall) -> list[ProgramValue]:
-    """Attention whose scores are sums behind a tanh, each feature with its weight."""
+    """Attention whose scores are sums of a tanh over the features, each with its weight."""
     query, value, key = query_value_key(call)
     weights = call.weights(call.layer, "scale").get("scale")
     if weights is None:
@@ -48,7 +48,7 @@ def _width(x: ProgramValue) -> int:
 
 
 def query_value_key(call: ProgramCall) -> tuple[ProgramValue, ProgramValue, ProgramValue]:
-    """The tensors that a layer is called on; the key is the value where none is given."""
+    """The query, value and key of a call; without a key the value is the key."""
     query, value, *key = call.x
     return query, value, key[0] if key else value
 
@@ -59,7 +59,7 @@ def attended(
     scale: float = 1.0,
     additive: np.ndarray | None = None,
 ) -> list[ProgramValue]:
-    """The result of a layer that is called on a list, and the weights of the values if they are asked for.
+    """The output of an attention layer, and its attention scores if the call returns them.
 
     Args:
         call: The call.
@@ -94,7 +94,7 @@ def attended(
 
 
 def multi_head_attention(call: ProgramCall) -> ProgramValue:
-    """Attention in heads, between dense layers of which each has the features of all heads side by side."""
+    """Attention in heads, between dense layers that hold the features of all heads side by side."""
     layer, given = call.layer, call.arguments
     query, value = given["query"], given["value"]
     key = value if given.get("key") is None else given["key"]
@@ -122,7 +122,7 @@ def multi_head_attention(call: ProgramCall) -> ProgramValue:
         heads=layer.num_heads,
         scale=float(layer._inverse_sqrt_key_dim),
         causal=bool(given.get("use_causal_mask")),
-        # With dropout Keras computes the scores one by one, and gives zeros where none counts.
+        # With dropout Keras computes the scores itself, and returns zeros where all are masked.
         zeros=layer.dropout > 0,
     )
     if getattr(layer, "_use_gate", False):
@@ -146,7 +146,7 @@ def _check_heads(call: ProgramCall, tensors: tuple[ProgramValue, ...]) -> None:
 
 
 def _dense(call: ProgramCall, layer: Any, x: ProgramValue, inputs: int) -> ProgramValue:
-    """An EinsumDense whose kernel has so many axes of inputs, as one product."""
+    """An EinsumDense whose kernel has `inputs` input axes, as one product."""
     if layer.lora_enabled:
         raise Refused("has a low-rank update", "Merge it into the kernel first.")
     width = int(np.prod(layer.kernel.shape[:inputs]))

@@ -21,7 +21,7 @@ _MIRRORED = {
 
 
 def function(name: str) -> ReadOne:
-    """A reader of operations that are one of the functions of programs."""
+    """A reader of operations that programs compute as a function."""
 
     def read(call: ProgramCall) -> ProgramValue:
         if getattr(call.layer, "decimals", 0):
@@ -93,7 +93,7 @@ def logical_not(call: ProgramCall) -> ProgramValue:
 
 
 def where(call: ProgramCall) -> ProgramValue:
-    """Numbers of one tensor where a condition holds, and of another elsewhere; each may be one number, too."""
+    """One tensor where a condition holds, another elsewhere; a single number can replace either tensor."""
     condition, *given = (call.arguments.get(name) for name in ("condition", "x1", "x2"))
     if not isinstance(condition, ProgramValue) or any(each is None for each in given):
         raise Refused(
@@ -106,7 +106,7 @@ def where(call: ProgramCall) -> ProgramValue:
 
 
 def truth(call: ProgramCall, x: ProgramValue) -> ProgramValue:
-    """The booleans that numbers are; booleans stay as they are."""
+    """True where a number is not 0; booleans stay as they are."""
     if x.boolean:
         return x
     return dataclasses.replace(function_of(call, "not_equal", x), shape=x.shape, boolean=True)
@@ -120,7 +120,7 @@ def squared(call: ProgramCall, x: ProgramValue) -> ProgramValue:
 def check_ranks(values: list[ProgramValue]) -> None:
     """Refuse tensors of different numbers of axes.
 
-    With fewer axes a tensor of operations gets them at the front, before the batch, and one of layers behind it.
+    Operations give a tensor with fewer axes new ones before the batch, layers after it.
     """
     if len({len(value.shape) for value in values}) > 1:
         shapes = " and ".join(str(value.shape) for value in values)
@@ -128,7 +128,7 @@ def check_ranks(values: list[ProgramValue]) -> None:
 
 
 def function_of(call: ProgramCall, name: str, x: ProgramValue, number: float = 0.0) -> ProgramValue:
-    """A function of programs of each number of x, or its comparison with a number."""
+    """One of the functions of programs, of each number of x, or a comparison of it with a number."""
     return call.add("function", {"x": x}, function=name, number=number)
 
 

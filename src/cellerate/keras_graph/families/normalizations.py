@@ -1,4 +1,4 @@
-"""The nodes of a program for normalisations that no operation of programs is: means, roots and products."""
+"""The nodes of a program for normalisations that are not single operations: means, roots and products."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from cellerate.keras_graph.program_layers import (
 from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused
 from cellerate.keras_graph.program_operations import at_least
 
-# UnitNormalization divides by no less than this.
+# The smallest norm by which UnitNormalization divides.
 _LEAST_NORM = 1e-12
 
 
@@ -88,7 +88,7 @@ def _inverse_deviation(call: ProgramCall, variance: ProgramValue) -> ProgramValu
 
 
 def _scaled(call: ProgramCall, x: ProgramValue, scale: str, offset: str = "") -> ProgramValue:
-    """The product with a weight of the layer for each feature, and another one added, as far as it has them."""
+    """x, scaled and offset by the layer's weights for each feature, if it has them."""
     width, arrays = call.x.shape[-1], call.weights(call.layer, scale, *[offset] * bool(offset))
     if not arrays:
         return x

@@ -32,7 +32,7 @@ def recurrent(call: ProgramCall) -> list[ProgramValue]:
     """The output of a layer with one cell or a stack of them, and its last states if it returns them."""
     layer, x = call.layer, call.x
     cells = layer.cell.cells if type(layer.cell) is layers.StackedRNNCells else [layer.cell]
-    # All that is in the way is found before anything is refused.
+    # All obstacles are found before anything is refused.
     *_, mask, masked_output, given = each(
         *(functools.partial(_check_cell, cell) for cell in cells),
         lambda: _check_input(layer, x),
@@ -130,7 +130,7 @@ def _check_cell(cell: Any) -> None:
 
 
 def _activation(cell: Any, which: str) -> str:
-    """The name of an activation of a cell; a softmax over the units is none that programs compute."""
+    """The name of an activation of a cell; programs do not compute a softmax over the units."""
     function = getattr(cell, which)
     known = activation_name(function, fixed_weights=True)
     if known is None:
@@ -166,11 +166,11 @@ def _last_states(call: ProgramCall, kind: _Cell, outputs: ProgramValue) -> list[
 
 
 def _masked_output(layer: layers.RNN, *, masked: bool) -> str:
-    """The output at a masked step, on the backend that runs."""
+    """The output at a masked step on the active backend."""
     jax = keras.backend.backend() == "jax"
     if layer.unroll and masked:
-        # In unrolled layers JAX ignores zero_output_for_mask. Backwards, TensorFlow puts the zeros by the mask in its
-        # original order, and torch fails.
+        # In unrolled layers JAX ignores zero_output_for_mask. If they go backwards, TensorFlow places the zeros by the
+        # mask in its original order, and torch fails.
         if layer.go_backwards and not jax:
             raise Refused("is unrolled, goes backwards and is given a mask", "Build it with unroll=False.")
         return "zero" if layer.zero_output_for_mask and not jax else "previous_output"

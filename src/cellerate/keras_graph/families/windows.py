@@ -78,14 +78,14 @@ def _windows(call: ProgramCall, size: int, features: int) -> ProgramValue:
 
 
 def _kernel(call: ProgramCall, name: str, groups: int, features: int) -> np.ndarray:
-    """A kernel whose groups look at so many features each, (size, features, N) in memory."""
+    """The kernel of a convolution in groups of `features` features each, (size, features, N) in memory."""
     variable = getattr(call.layer, name)
     make = functools.partial(_flat_kernel, variable, groups, features)
     return call.nodes.array(call.layer, name, make, Weight(variable, groups=groups))
 
 
 def _flat_kernel(variable: Any, groups: int, features: int) -> np.ndarray:
-    """The kernel as (size·F, N); that of groups with zeros where a filter does not look."""
+    """The kernel as (size·F, N), with zeros for features outside a filter's group."""
     kernel = numpy(variable)
     return in_blocks(kernel.reshape(len(kernel), features, -1), groups)
 
@@ -107,7 +107,7 @@ def pooling(op: str) -> Read:
 
 
 def _check_same_on_torch(size: int, strides: int, steps: int | None) -> None:
-    """Refuses means that no other backend gives: of an odd number of steps of padding, torch repeats the last step."""
+    """Refuses average pooling where torch alone differs: if the padding is odd, it counts the last step twice."""
     if size <= 2 or (strides == 1 and size % 2):
         return
     if steps is None or max((-(-steps // strides) - 1) * strides + size - steps, 0) % 2:

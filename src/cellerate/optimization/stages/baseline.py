@@ -108,7 +108,7 @@ def _facts(hardware: Hardware | None) -> tuple[tuple[str, str], ...]:
 
 
 def _judged(context: Context) -> tuple[Judged, Hardware | None]:
-    """Judge the original on our kernels if a check shows that Keras judges it alike; else in Keras.
+    """Judge the original on our kernels if a check shows that Keras judges it the same; else in Keras.
 
     Returns:
         The quality, and the speed of the model's largest layer, which is measured after the check.

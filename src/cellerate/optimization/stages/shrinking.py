@@ -53,7 +53,7 @@ _WITH_CONTROL = (
 class Quantize(Stage):
     """The original in 8 bits; if that loses too much, in 16 bits, and in 8 bits after a little training.
 
-    In 4 bits, too, if that may pay.
+    If it may pay, the original is also tried in 4 bits.
     """
 
     name = "quantize"

@@ -25,7 +25,7 @@ def training_step(
         policy: Keras's dtype policy.
         batch_size: Rows per batch.
         length: Time steps per row; None if the task has no choice of length.
-        options: Options of `Probe.ask`, and those of the question: "seconds", "steps".
+        options: Options of `Probe.ask`, and options of the question: "seconds", "steps".
 
     Raises:
         ProbeError: The training failed.

@@ -1,4 +1,4 @@
-"""Sweeps: what other settings of a training would bring, measured beside each other; `sweep` is the door.
+"""Sweeps: the effects of other training settings, measured side by side; `sweep` is the entry point.
 
 A sweep is not a stage of `optimize`, which begins with a trained model and keeps its settings of training.
 """

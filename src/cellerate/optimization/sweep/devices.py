@@ -1,4 +1,4 @@
-"""Where points are trained: the variables that have a process see the CPU alone or the GPU, on each backend."""
+"""Where points are trained: the variables that make a process see only the CPU, or the GPU, on each backend."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,13 +8,13 @@ from cellerate.messages import argument
 
 _VARIABLES: Mapping[str, Mapping[str, str | None]] = {
     "auto": {},
-    # TensorFlow and torch see no GPU then, and JAX does not look for one.
+    # With these, TensorFlow and torch see no GPU, and JAX does not look for one.
     "cpu": {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
     # JAX takes the GPU by itself, unless a variable names other platforms.
     "gpu": {"JAX_PLATFORMS": None, "JAX_PLATFORM_NAME": None},
 }
 CPU_WORDS = "CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu"
-"""The words before a command that is to run on the CPU where there is a GPU."""
+"""The variables before a command, to run it on the CPU of a machine with a GPU."""
 
 
 def environment_of(device: str) -> Mapping[str, str | None]:
@@ -23,7 +23,7 @@ def environment_of(device: str) -> Mapping[str, str | None]:
 
 
 def check_devices(devices: Iterable[str], backend: str) -> None:
-    """Raises `BackendError` if the GPU is asked for, and the backend cannot use one here."""
+    """Raises `BackendError` if the GPU is requested and the backend cannot use one here."""
     if "gpu" not in devices:
         return
     reason = gpu.diagnose(backend, gpu.facts())

@@ -50,7 +50,7 @@ class Base:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One of the settings that are compared.
+    """One of the combinations of settings to compare.
 
     Attributes:
         values: The values of the swept settings, by name.

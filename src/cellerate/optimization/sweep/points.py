@@ -15,7 +15,7 @@ from cellerate.optimization.sweep.record import PointRecord, SweepRecord
 
 _MODULE = "cellerate.optimization.sweep.point_process"
 STATES = "points"
-"""The folder, inside that of the sweep, for the states of unfinished points."""
+"""The folder, inside the sweep's folder, for the states of unfinished points."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,7 +98,7 @@ class PointRecord:
 
     @property
     def item_s(self) -> tuple[float, float]:
-        """The interval of the seconds that an item takes: of the medians of the turns."""
+        """The interval of the seconds that an item takes, from the median of each turn."""
         medians = tuple(as_timing(turn["times_s"]).median_s / max(1, self.items) for turn in self.turns)
         return Order(medians).interval
 
@@ -167,7 +167,7 @@ class SweepRecord:
             beside.write_text(json.dumps(self.as_json(), indent=1) + "\n")
 
     def as_json(self) -> dict[str, Any]:
-        """The record as JSON has it."""
+        """The record as JSON values."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
 

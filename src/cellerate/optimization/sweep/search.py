@@ -170,7 +170,7 @@ class Search:
             if time.time() + self._start_s > self.study.facts["ends"]:
                 break
             if not self._trial():
-                # A space of few values is exhausted at some point, or all of it that looks promising.
+                # A small space, or its promising part, is exhausted at some point.
                 repeated += 1
                 if repeated == _MOST_REPEATED:
                     self.listener.message("no point is left that was not tried before, so the search ends")

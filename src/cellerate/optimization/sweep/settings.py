@@ -27,9 +27,9 @@ class SweepSettings:
         steps: Steps that each point trains for, in place of seconds.
         rounds: In how many turns each point trains; all points take a turn in each round, in changing order.
         time_budget: About how many seconds the whole sweep may take; points then train for less, and points that do
-            not fit are left out, and said. Default: no limit; 600 with `search`, unless `trials` are given.
-        beside_stock: Whether each point is also trained by stock Keras. Default: only where batch sizes are all that
-            is swept, on whichever devices.
+            not fit are left out and listed. Default: no limit; 600 with `search`, unless `trials` are given.
+        beside_stock: Whether each point is also trained by stock Keras. Default: only if no setting but the batch size
+            and the device is swept.
         search: Whether to look for the best settings in place of training all of them; needs Optuna.
         trials: The most points that a search tries; without it, as many as the time allows.
         study: Where a search keeps what it has tried, as SQLAlchemy writes it, to share it between machines;
@@ -70,12 +70,12 @@ class SweepSettings:
 
     @property
     def point_s(self) -> float:
-        """Seconds that a point trains for, where it is not by steps."""
+        """The seconds that a point trains for if `steps` is unset."""
         return self.seconds if self.seconds is not None else _SEARCH_S if self.search else DEFAULT_S
 
     @property
     def budget_s(self) -> float | None:
-        """Seconds that the whole may take; None without a limit."""
+        """The seconds that the whole sweep may take; None without a limit."""
         if self.time_budget is None and self.search and self.trials is None:
             return _SEARCH_BUDGET_S
         return self.time_budget

@@ -16,7 +16,7 @@ RESAMPLES = 2000
 """The number of bootstrap resamples of the judging batches, for an interval."""
 _SURE = (0.025, 0.975)
 _MOST_NAMED = 3
-_ALIKE = 0.1  # how much the items of two parts may differ that are compared batch by batch
+_ALIKE = 0.1  # the items of two parts that are compared batch by batch may differ by this share
 _FEW = 0.25  # of the control's steps
 _LEAST_BATCHES = 2  # that an interval needs
 

@@ -38,9 +38,9 @@ class Update:
 
     Attributes:
         ticket: The sequence.
-        ids: (N,) int32, drawn in this step; those behind a stop text are left out.
+        ids: (N,) int32, drawn in this step, without ids after a stop text.
         log_probabilities: (N,) float32, ln of each id's probability under the model itself, before sampling rules.
-        text: What can be shown now, beyond what was shown before; empty without a tokenizer.
+        text: The new text that can be shown now; empty without a tokenizer.
         reason: Why the sequence ended; None while it goes on.
     """
 
@@ -155,9 +155,10 @@ class Batcher:
     Steps wait for each other, so one thread is enough to drive the batcher. A server submits and cancels from its
     handlers, and calls `step` in a separate thread while the batcher is not `idle`.
 
-    Prompts are read in parts of the model's `most_drawn`, so that the sequences beside a long one go on. Of those
-    submitted before the same step the longest begin first: prompts of similar length are then read together, and
-    those that take longest begin first. What is left of a long one is read behind the prompts that wait already.
+    Prompts are read in parts of the model's `most_drawn` ids, so that a long prompt does not stop the other sequences.
+    Of the prompts submitted before the same step, the longest begin first: prompts of similar length are then read
+    together, and those that take longest begin first. The rest of a long prompt is read after the prompts that already
+    wait.
 
     Args:
         steps: The model.
@@ -165,8 +166,8 @@ class Batcher:
         most_active: How many sequences may be drawn at once. Beyond the model's `rows_at_once` they take turns, those
             that waited longest first, so that all go on and none waits for the end of another; None for
             `rows_at_once`, which is quickest for all together.
-        prompt_cache_bytes: What the states after prompts may take, so that a prompt that begins like an earlier one is
-            read from there on; 0 for none. Prompts that are read in the same step share what they share anyway.
+        prompt_cache_bytes: The memory for the states after prompts, so that a prompt that begins like an earlier one is
+            read only from there on; 0 for none. Prompts read in the same step share equal beginnings in any case.
 
     Example:
         >>> batcher = Batcher(steps, tokenizer)
@@ -193,7 +194,7 @@ class Batcher:
         self._submitted: list[Ticket] = []
         self._waiting: list[Ticket] = []
         self._active: list[Ticket] = []
-        # As many ids as those drawn last get next.
+        # The number of ids that the sequences drawn last get next.
         self._next_drawn = _FIRST_DRAWN
         # The sequences drawn last, with the states and logits of all of them.
         self._together: tuple[list[Ticket], np.ndarray, np.ndarray] | None = None
@@ -306,7 +307,7 @@ class Batcher:
             else:
                 one._state, one._logits = found.state, found.logits
                 # A sequence that joins others should show its first words as soon as they did; one that waited for
-                # room since they began goes on with as many ids as they.
+                # room since they began continues with as many ids as they.
                 one._next_drawn = _FIRST_DRAWN if one._joins_others else self._next_drawn
                 read.append(one)
         with self._lock:

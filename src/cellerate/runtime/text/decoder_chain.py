@@ -14,7 +14,7 @@ from cellerate.program import Node, Program
 
 # Recurrent layers that run over whole sequences only.
 _WITHOUT_STEPS = {"gru": "a GRU", "simple_rnn": "a SimpleRNN", "windows": "a convolution over time"}
-# What may stand between the embedding and the logits.
+# The operations that may stand between the embedding and the logits.
 _LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
 
 # Weights that layers share are packed once for each layer. The packed arrays may be this many times as large as
@@ -85,17 +85,17 @@ def _nodes(program: Program) -> tuple[list[Node], int]:
 
 
 def _counts_all(program: Program, node: Node, source: int) -> bool:
-    """True if the mask of a node is of a Masking of one-hot vectors: all count, as a 0 and a 1 are never one value."""
+    """True if a node's mask is a Masking of one-hot vectors, which masks none: each vector has both a 0 and a 1."""
     mask = program.nodes[node.inputs["mask"]]
     return mask.op == "features_mask" and mask.inputs["x"] == source and program.nodes[source].op == "input"
 
 
 def _looked_up(chain: list[dict[str, Any]], shape: Any) -> list[dict[str, Any]]:
-    """A chain of one-hot vectors with an embedding of ids before it, which gives its first layer the same products.
+    """A chain for one-hot vectors, made to read ids: an embedding before it gives its first layer the same products.
 
     Args:
         chain: The layers; the last gives the logits.
-        shape: That of the input.
+        shape: The shape of the input.
 
     Raises:
         ModelError: The input is not one of one-hot vectors as wide as the logits, or no kernel reads it.

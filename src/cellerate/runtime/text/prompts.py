@@ -1,4 +1,4 @@
-"""Prompts while they are read: in parts, so that nobody waits for the end of a long one, and equal beginnings once."""
+"""Reads prompts in parts, so that no sequence waits for the end of a long one, and equal beginnings only once."""
 
 import hashlib
 from collections import OrderedDict
@@ -8,18 +8,18 @@ import numpy as np
 
 from cellerate.kernels.decoder.contract import Steps
 
-# What an entry of the memory takes besides its numbers: two arrays, a tuple, a key and its place.
+# The bytes of a remembered state besides its numbers: two arrays, a tuple, a key and its entry.
 _ENTRY_BYTES = 600
 
 
 class Prompt:
-    """A prompt and what of it is read. `PromptReader.begin` makes it.
+    """A prompt and its progress. `PromptReader.begin` makes it.
 
     Attributes:
         ids: (N,) int32.
-        position: How many of them are read.
+        position: The number of ids read so far.
         state: (S,) float32, the state after them.
-        logits: (V,) float32, those of the next id once all are read.
+        logits: (V,) float32, the logits of the next id, once all ids are read.
     """
 
     def __init__(self, ids: np.ndarray, part: int, state: np.ndarray) -> None:
@@ -27,7 +27,7 @@ class Prompt:
         self.logits = np.empty(0, np.float32)
         self._part = part
         digest = hashlib.blake2b(digest_size=16)
-        # Of each part: a key of everything up to its end.
+        # For each part, a key of everything up to its end.
         self._keys: list[bytes] = []
         for begin in range(0, len(ids), part):
             digest.update(ids[begin : begin + part].tobytes())
@@ -35,7 +35,7 @@ class Prompt:
 
     @property
     def is_read(self) -> bool:
-        """True if all of it is read."""
+        """True if the whole prompt is read."""
         return self.position == len(self.ids)
 
     @property
@@ -55,35 +55,35 @@ class Prompt:
         return list(zip(ends, self._keys[first:], strict=True))[::-1]
 
     def reaches(self, position: int, state: np.ndarray, logits: np.ndarray | None) -> None:
-        """Notes that it is read up to a position."""
+        """Records that the prompt is read up to a position."""
         self.position, self.state = position, state
         if logits is not None:
             self.logits = logits
 
 
 class PromptReader:
-    """Reads prompts a part at a time. Those that begin alike share what they share.
+    """Reads prompts a part at a time, and equal beginnings only once.
 
-    Equal parts after equal beginnings are read once if they are read in the same call. What was read in earlier calls
-    is remembered within a bound, the least recently used forgotten first; for an LSTM that is one state, however long
-    the text before it. A remembered state has the bits that reading gives.
+    Equal parts after equal beginnings are read once if they are read in the same call. The states of earlier calls are
+    remembered within a limit, and the least recently used is forgotten first. An LSTM needs one state, however long
+    the text before it. A remembered state has the same bits as reading gives.
 
     Args:
         steps: The model.
-        most_bytes: What the remembered states may take; 0 for none.
+        most_bytes: The memory for remembered states; 0 for none.
     """
 
     def __init__(self, steps: Steps, most_bytes: int = 0) -> None:
         self._steps, self._most_bytes = steps, most_bytes
         self._initial = steps.initial_state()[0]
-        # States after beginnings of prompts; the logits only where a prompt ended, for they may be many.
+        # States after beginnings of prompts; logits only where a prompt ended, because there may be many.
         self._known: OrderedDict[bytes, tuple[np.ndarray, np.ndarray | None]] = OrderedDict()
         self._bytes = 0
         self.recalled = 0
         """The number of ids that did not have to be read, because their state was remembered."""
 
     def begin(self, ids: np.ndarray) -> Prompt:
-        """A prompt of (N,) int32 ids of which nothing is read yet; N is at least 1."""
+        """An unread prompt of (N,) int32 ids; N is at least 1."""
         return Prompt(ids, self._steps.most_drawn, self._initial)
 
     def read(self, prompts: Sequence[Prompt]) -> None:
@@ -113,7 +113,7 @@ class PromptReader:
             self._remember(key, states[row], logits[row] if any(prompt.is_read for prompt in same) else None)
 
     def _recall(self, prompt: Prompt) -> None:
-        """Goes on from the longest beginning that is remembered."""
+        """Continues from the longest remembered beginning."""
         for end, key in prompt.ends():
             state, logits = self._known.get(key, (None, None))
             if state is None or (logits is None and end == len(prompt.ids)):
@@ -127,7 +127,7 @@ class PromptReader:
         size = _size(state, logits)
         if size > self._most_bytes:
             return
-        # Copies, for a row would keep all the rows that were read with it.
+        # Copies, because a view of a row would keep all rows that were read with it.
         self._forget(key)
         self._known[key] = state.copy(), None if logits is None else logits.copy()
         self._bytes += size

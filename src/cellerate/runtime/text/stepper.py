@@ -29,7 +29,7 @@ class Stepper:
     Args:
         steps: The model.
         batch_size: How many sequences, from 0; more can `join`.
-        fingerprint: Tells the model from others, in saved files; None if the stepper need not be saved.
+        fingerprint: Identifies the model in saved files; None if the stepper need not be saved.
 
     Attributes:
         state: (B, S) float32, h and c of each LSTM; must not be changed in place.
@@ -111,7 +111,7 @@ class Stepper:
             For each sequence the ids, and their log probabilities under the model itself.
 
         Raises:
-            ConfigError: There are not B of something, or a number is out of range.
+            ConfigError: An argument does not have B entries, or a number is out of range.
             ModelError: A logit is a NaN or an infinity.
         """
         rows = self.batch_size
@@ -151,7 +151,7 @@ class Stepper:
         self.logits = np.concatenate([self.logits, other.logits])
 
     def leave(self, rows: Sequence[int] | np.ndarray) -> "Stepper":
-        """Takes sequences out; those behind them move up.
+        """Takes sequences out; the sequences after them move up.
 
         Args:
             rows: (N,) which sequences, each in [0, B) and none twice.
@@ -227,7 +227,7 @@ def chosen_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
 
 
 def distinct_rows(rows: Sequence[int] | np.ndarray, count: int, kind: str) -> np.ndarray:
-    """As `chosen_rows`, each of them once; a row is a `kind`."""
+    """As `chosen_rows`, but refuses repeated rows; the message calls a row a `kind`."""
     chosen = chosen_rows(rows, count)
     if len(np.unique(chosen)) != len(chosen):
         raise ConfigError(f"rows is {chosen.tolist()}; expected each {kind} once.")

@@ -51,7 +51,7 @@ class NextTokenModel:
     """The part of `PackedModel` that reads and writes texts.
 
     Args:
-        cell: What the file of a packed model holds.
+        cell: The contents of a packed model's file.
         device: Where it runs step by step: "cpu", "cuda", or "cuda:N" with the number of an NVIDIA GPU.
 
     Attributes:
