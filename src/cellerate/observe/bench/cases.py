@@ -1,4 +1,4 @@
-"""The cases of `bench` and their contestants: a table with a row a contestant, ours and every peer that we know."""
+"""The cases of `bench` and their contestants: a table with a row for each, ours and every known peer."""
 
 import dataclasses
 import importlib.util
@@ -13,7 +13,7 @@ CASES = {
     "generate": "One text, character by character",
 }
 """The cases in order, each with a description."""
-# Backward takes twice the products of forward.
+# The backward pass takes twice the products of the forward pass.
 _TRAINING = 3
 
 
@@ -54,7 +54,7 @@ def contestants(case: str, backends: Sequence[str] = BACKENDS, against: str = ""
     """
     here = _contestants(case, backends)
     there = (dataclasses.replace(one, python=against) for one in here if one.ours and against)
-    # Both versions of a contestant have their turns one right after the other.
+    # Both versions of a contestant take their turns in direct succession.
     beside = {one.name: one for one in there}
     return tuple(each for one in here for each in (one, *([beside[one.name]] if one.name in beside else [])))
 
