@@ -22,7 +22,7 @@ from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
 
 # Each graph is built for two lengths: a size that differs between them is free. With strides, one step more may not
-# # change a size, so those lengths lie far apart.
+# change a size, so those lengths lie far apart.
 _LENGTH, _LONGER = 8, 9
 _FOR_STRIDES = 1 << 10, 1 << 11
 

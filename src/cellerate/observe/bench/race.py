@@ -145,7 +145,7 @@ class Race:
                     self._try(case, one, process, jobs)
             for turn in range(self.plan.rounds):
                 # The order is reversed from round to round, and with an odd number of rounds each session begins
-                # # at the other end.
+                # at the other end.
                 for one, process, jobs in racing if (session + turn) % 2 == 0 else reversed(racing):
                     if (case, one) not in self._gone:
                         self._turn(case, one, process, jobs, yardstick, session, turn)

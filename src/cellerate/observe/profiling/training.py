@@ -202,7 +202,7 @@ def _timed(model: keras.Model, feed: Feed, seconds: float) -> tuple[Found, list[
     step_s = first.step_s
     if not is_cold(first.disk_bytes, batch_bytes):
         # The machine's speed may have changed in between. The loader's cost shows in both turns, so the smaller
-        # # difference counts. Data from storage are in the page cache by now, and are not measured again.
+        # difference counts. Data from storage are in the page cache by now, and are not measured again.
         again_s, kept_again_s = (timed_steps(model, each, seconds / 2).step_s for each in (feed, in_memory))
         waited_s = max(0.0, min(step_s - kept_s, again_s - kept_again_s))
         kept_s = min(kept_s, kept_again_s)
