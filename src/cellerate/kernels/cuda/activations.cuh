@@ -1,5 +1,6 @@
 // The element-wise activations of Keras and their derivatives, for one number at a time: those of
 // csrc/cells/activations.h.
+//
 // Here, tanh and sigmoid are only as exact as the storage type, and the activation is a compile-time parameter.
 #pragma once
 

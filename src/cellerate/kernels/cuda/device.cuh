@@ -1,4 +1,5 @@
 // The kernels' interface to the hardware: matrix products of a warp, and the copies and barriers of a cluster.
+//
 // All PTX is here and in wide_products.cuh. tests/support/kernels/cuda_emulated.h has the same functions in plain C++,
 // so that the kernels can be run and tested without a GPU.
 #pragma once

@@ -7,6 +7,7 @@
 // reads the rest from the second-level cache in each step. Blocks exchange h as in lstm_forward.cuh, and the logits in
 // the same way. Then every block draws the ids of all rows itself, which costs no time, because it would wait
 // otherwise, and saves a third exchange. All blocks draw the same ids, because they have the same numbers.
+//
 // A step: logits of h → (meanwhile recurrent_kernel·h of the first layer) → ids → first layer → (meanwhile
 // recurrent_kernel·h of the second) → second layer → … So a block computes while an exchange is on its way.
 #pragma once

@@ -1,4 +1,5 @@
 // The backward recurrence of one LSTM layer for many rows, in 16-bit numbers; see `lstm_tiles.cuh`.
+//
 // A chunk has the gradients of one gate of a block's units. In every step a block receives the chunks of all units, and
 // computes the gradient of the previous h of its own units as one sum; `lstm_backward.cuh` sends parts of sums instead.
 #pragma once

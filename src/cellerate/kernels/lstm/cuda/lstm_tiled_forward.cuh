@@ -1,4 +1,5 @@
 // The forward recurrence of one LSTM layer for many rows, in 16-bit numbers; see `lstm_tiles.cuh`.
+//
 // A chunk has the h of a block's units.
 #pragma once
 

@@ -3,6 +3,7 @@
 // its own part of the weights from memory. Each block also reads its own units' part of the exchanged numbers, once for
 // the whole cluster. So the weights are read once for 152 rows; `lstm_forward.cuh` and `lstm_backward.cuh` read weights
 // that do not fit once for at most 40 rows.
+//
 // All numbers come in chunks that are 64 numbers deep in a product. All blocks receive the exchanged chunks in the same
 // order. The block whose chunk is next sends it when all blocks have room. Barriers count arrivals; blocks wait for
 // each other only for chunks and for room. Eight warps of a block multiply and compute, and four do everything else
