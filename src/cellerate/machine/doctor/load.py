@@ -80,7 +80,7 @@ class Others:
 
 
 def _own_s() -> float:
-    """The seconds of processors that this process has had, and its children that have ended."""
+    """The processor seconds of this process and of its ended children."""
     return sum(os.times()[:4])
 
 

@@ -23,7 +23,7 @@ _COUNTS = {
     "PJRT_NPROC": ("jax",),
 }
 _NAMES = TITLES | {"numpy": "NumPy"}
-# The one to set for each backend.
+# The variable to set for each backend.
 _OWN_COUNT = {"torch": "OMP_NUM_THREADS", "tensorflow": "TF_NUM_INTRAOP_THREADS", "jax": "NPROC"}
 # Each makes libgomp, torch's OpenMP, bind the thread that loads it to its first place.
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
@@ -57,7 +57,7 @@ class Processors:
 
     @property
     def best(self) -> int:
-        """The number of threads that speeds arithmetic up: one per core, as the native core chooses."""
+        """The most threads that speed arithmetic up: one per core, as the native core chooses."""
         return min(self.cores, self.most)
 
 

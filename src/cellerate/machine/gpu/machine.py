@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cellerate.machine.gpu.libraries import DRIVER, Answer, Card, Load, ask_driver, ask_management
 
-# Settings that decide whether and how GPUs are used, and what they mean.
+# The settings that decide whether and how GPUs are used, and their meanings.
 SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "the GPUs that CUDA may use",
     "JAX_PLATFORMS": "where JAX computes, the first one counts",

@@ -8,7 +8,7 @@ from typing import Any
 from cellerate.report.charts import canvas
 
 _DASHES = ("-", "--", "-.", ":")
-_WIDE = 300.0  # from the lowest value to the highest, from where on powers of ten are ticks enough
+_WIDE = 300.0  # the ratio of the highest to the lowest value from which powers of ten are enough ticks
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -32,7 +32,7 @@ class Curves:
 
 
 def draw_curves(path: str | Path, panels: Sequence[Curves], title: str, remark: str = "") -> None:
-    """Draws curves, lines of one name alike in all panels.
+    """Draw curves; lines of the same name look the same in all panels.
 
     Args:
         path: Ends in ".png" or ".svg".
