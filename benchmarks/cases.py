@@ -1,4 +1,4 @@
-"""The cases by their names: what each measures, and how long it takes."""
+"""The cases by their names, with a description and the expected time of each."""
 
 import dataclasses
 import os

@@ -313,7 +313,7 @@ def _excerpt(file: Path, folder: Path) -> Path:
 
 
 def speed(*, quick: bool) -> dict[str, Any]:
-    """Characters/s of one stream, of the original, pruned and student sizes; what they generate does not matter."""
+    """Characters/s of one stream, for the original, pruned and student sizes; the generated text does not matter."""
     import keras
     import numpy as np
 

@@ -1,6 +1,6 @@
 """The client of the serving case, a separate process with raw connections to take little processor time.
 
-`python -m benchmarks.serving.client '{"kind": "sessions", "port": 8000, ...}'` prints what it measured as JSON.
+`python -m benchmarks.serving.client '{"kind": "sessions", "port": 8000, ...}'` prints its measurements as JSON.
 """
 
 import asyncio

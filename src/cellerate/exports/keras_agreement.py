@@ -22,7 +22,7 @@ def check_against_keras(model: keras.Model, program: Program) -> None:
         program: Its program.
 
     Raises:
-        ModelError: The program gives other numbers than Keras.
+        ModelError: The results of the program differ from Keras's.
     """
     rows = model.inputs[0].shape[0] or _ROWS
     trials = trials_of(program, (rows,))

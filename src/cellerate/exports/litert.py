@@ -33,10 +33,10 @@ def litert_model(
     """A program as a LiteRT model.
 
     Args:
-        program: What to write.
+        program: The program to write.
         batch: The number of rows.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
-        precision: How matrices are kept: "float32", "float16" or "int8".
+        precision: The format of the matrices: "float32", "float16" or "int8".
 
     Raises:
         ModelError: LiteRT cannot hold it; the message names the layer.

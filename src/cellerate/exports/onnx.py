@@ -37,7 +37,7 @@ def onnx_model(
     """A program as ONNX.
 
     Args:
-        program: What to write.
+        program: The program to write.
         sizes: The shape of each output, with None for a size that depends on the input.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
         precision: "float32", or "int8": weights of LSTMs and products in 8 bits, one scale a column, and their inputs

@@ -50,10 +50,10 @@ class LstmValues(NamedTuple):
 
 
 def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
-    """Adds an LSTM.
+    """Add an LSTM.
 
     Args:
-        graph: What it is added to.
+        graph: The graph.
         node: The LSTM.
         given: The value of each of its inputs.
 

@@ -121,8 +121,8 @@ def deviation(trials: list[TrialBatch], run: Callable[[Arrays], Arrays]) -> Devi
         run: Returns the outputs by name.
 
     Returns:
-        The deviation; infinite if a shape differs, or one has a NaN or an infinity where the other has a number that
-        is far from the largest.
+        The deviation; infinite if a shape differs, or if one has a NaN or an infinity where the other's number is far
+        from overflow.
     """
     worst = 0.0
     for trial in trials:
@@ -138,7 +138,7 @@ def deviation(trials: list[TrialBatch], run: Callable[[Arrays], Arrays]) -> Devi
 
 
 def own_int8_error(program: Program, trials: list[TrialBatch]) -> float:
-    """The error of our own runtime with weights of 8 bits: what rounding costs this model."""
+    """The error of our own runtime with weights of 8 bits: the cost of rounding for this model."""
     return deviation(trials, Engine(narrowed(program, "int8"), "int8").run).error
 
 

@@ -62,7 +62,7 @@ def check_core(core: Core, found: Processors, root: Path) -> Iterator[Finding]:
     Args:
         core: The core's facts about itself.
         found: The processors to compute on.
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     if core.missing is not None:
         said, fix = parted(core.missing)

@@ -24,7 +24,7 @@ def check_disks(folders: Mapping[str, Path], usage: Usage, root: Path) -> Iterat
     Args:
         folders: The path of each folder, which need not exist, by its purpose ("the current folder").
         usage: Returns the size of a file system and its free space.
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     mounts = _mounts(read(root / "proc/mounts") or "")
     by_mount: dict[str, list[str]] = {}

@@ -99,7 +99,7 @@ def facts(
     Args:
         load: Loads the driver's library by its name; raises `OSError` if it cannot.
         environ: The environment variables.
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     driver, management = ask_driver(load), ask_management()
     hidden = _hidden(driver, management, environ)

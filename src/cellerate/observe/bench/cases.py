@@ -19,7 +19,7 @@ _TRAINING = 3
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """A contestant of a case, in a process of its own.
+    """A contestant of a case, in a separate process.
 
     Attributes:
         name: A short name; the part after a dash is the Keras backend.
@@ -48,7 +48,7 @@ def contestants(case: str, backends: Sequence[str] = BACKENDS, against: str = ""
     """Return the contestants of a case, ours first.
 
     Args:
-        case: Of `CASES`.
+        case: One of `CASES`.
         backends: The Keras backends to take.
         against: The interpreter of an environment with another version of Cellerate, which takes part beside ours.
     """

@@ -51,7 +51,7 @@ class Effect:
         high: The upper end.
         verdict: "slower" and "faster" beyond doubt and beyond the threshold; "unknown" where too few sessions were
             measured to tell.
-        note: What else differs; "" for nothing.
+        note: A further difference; "" for none.
     """
 
     entry: Entry

@@ -51,7 +51,7 @@ def jobs_of(case: str, name: str, folder: Path, sizes: Sizes) -> Jobs:
 
     Args:
         case: "train", "infer" or "generate".
-        name: Of the contestant, as `cases.contestants` has it.
+        name: The contestant's name in `cases.contestants`.
         folder: The folder with the truth.
         sizes: The sizes of the model.
     """
@@ -124,7 +124,7 @@ def key_of(work: str, precision: str, call: str) -> str:
 def allocator_found() -> str:
     """The allocator setting of this process, measured: "kept" if a large block comes out of the heap, else "stock".
 
-    "unknown" where the C library cannot tell.
+    "unknown" if the C library does not report it.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):

@@ -38,7 +38,7 @@ class Race:
     """A run of all cases.
 
     Args:
-        plan: What to run.
+        plan: The cases to run, and their times.
         say: Called with a sentence on the progress.
         table: The contestants of each case.
         command: Returns the command of a contestant.

@@ -55,7 +55,7 @@ class Pairing(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Our speed over that of the strongest opponent; None without one of either."""
+        """Our speed over the strongest opponent's; None if either is missing."""
         return self.ours[0].items_per_s / self.peers[0].items_per_s if self.ours and self.peers else None
 
     @property

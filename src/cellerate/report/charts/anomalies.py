@@ -22,7 +22,7 @@ class AnomalyPanel:
     Values that are not known (rows before the first window, gaps) are NaN.
 
     Attributes:
-        name: Of the series, the target, or both.
+        name: The name of the series, the target, or both.
         times: (N,) local times, or row numbers.
         values: (N,)
         expected: (N,)

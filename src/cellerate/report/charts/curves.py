@@ -20,7 +20,7 @@ class Curves:
         lines: The name of each line, and its points with ascending x.
         x_label: The label of x.
         y_label: The label of y, with its unit.
-        base: Of the logarithm that x is drawn by: 2 or 10; None for a linear axis.
+        base: The base of a logarithmic x axis, 2 or 10; None for a linear axis.
         log_y: Whether y is drawn by its logarithm.
     """
 

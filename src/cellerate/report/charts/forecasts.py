@@ -72,7 +72,7 @@ def _between(low: float, high: float) -> str:
 
 
 def middle(example: Example, n: int) -> tuple[str, np.ndarray]:
-    """The forecast of target `n` as one line, (horizon,), and what it is."""
+    """The forecast of target `n` as one line, (horizon,), and its label."""
     forecast = example.forecast[:, n]
     if not example.quantiles:
         return "forecast", forecast

@@ -155,7 +155,7 @@ def _shape_fits(shape: tuple[int | None, ...], row: tuple[int, ...]) -> bool:
 
 
 class _OneTarget(ChangedBatches):
-    """Drops the last axis of the targets, for a model that gives (B, horizon)."""
+    """Drops the last axis of the targets, for a model that returns (B, horizon)."""
 
     def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
         return x, y[..., 0], *weight

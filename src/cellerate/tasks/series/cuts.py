@@ -17,7 +17,7 @@ def lost_to_cuts(data: SeriesData, window: int, horizon: int) -> str:
         horizon: Rows to forecast.
 
     Returns:
-        A sentence with what helps; "" where next to nothing is lost.
+        A sentence on the loss and its remedies; "" if almost nothing is lost.
     """
     span = window + horizon
     rows: dict[str, int] = {}
