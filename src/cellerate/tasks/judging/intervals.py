@@ -117,7 +117,7 @@ def _reach_at(
     levels: Sequence[float],
     share: float,
 ) -> dict[float, np.ndarray]:
-    """For each level, the widths (N, horizon, targets) of intervals at the origins of `found`, a share of all."""
+    """For each level, the reach (N, horizon, targets) of intervals at the origins of `found`, a share of all."""
     kept = {level: calibration.reach_at(level) for level in levels}
     reach = {level: np.repeat(one[None], len(found.origins), axis=0) for level, one in kept.items()}
     if data.times is None or calibration.until is None or data.step is None:
