@@ -1,4 +1,4 @@
-"""The cases by their names: what each measures, and how long it takes."""
+"""The cases by their names, with a description and the expected time of each."""
 
 import dataclasses
 import os
@@ -29,10 +29,10 @@ class Case:
     """A measurement in a separate process, which gives one record.
 
     Attributes:
-        run: Measures; takes `quick`, whether a shorter run is enough.
-        says: What it measures.
-        expected_s: The time that it takes on the slowest machine seen so far with 2 cores, in seconds.
-        long: Whether it trains models to the end to see how good they become, or many; it runs only by its name.
+        run: Measures the case; takes `quick`, whether a shorter run is enough.
+        says: A description of the measurement.
+        expected_s: Its seconds on the slowest machine with 2 cores seen so far.
+        long: Whether it trains models to the end to judge them, or many models; such a case runs only by its name.
     """
 
     run: Callable[..., dict[str, Any]]

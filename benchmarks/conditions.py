@@ -1,6 +1,6 @@
 """The conditions of a measurement: allocator, threads, memory, the kernel that runs, and the load of the machine.
 
-A module of its own because it only reads what the system says; which of it a published figure needs is in `records`.
+This module only reads what the system reports; `records` decides which of it a published figure needs.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The code that each case measures, so that a record names it and a reader sees whether it has changed since."""
+"""The code that each case measures: a record names it, so that a reader sees whether it has changed since."""
 
 import hashlib
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     ),
     "smaller": (*_PACKED, "src/cellerate/models", *_PROCESSES, *_programs("quality/compression")),
 }
-"""The files and folders that each case measures; a case that is not here measures everything."""
+"""The files and folders that each case measures; a case that is not listed measures everything."""
 
 
 def paths_of(case: str) -> tuple[str, ...]:

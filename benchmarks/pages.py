@@ -1,7 +1,7 @@
 """Write the tables of README.md and docs/, and the chart: `python benchmarks/pages.py`.
 
-They are made of the publishable records in `results/` and of nothing else, so a copy without git makes the same. What
-would differ after each commit, namely which tables are of code that has changed since, is asked for: `--stale`.
+They are made of the publishable records in `results/` alone, so a copy without git makes the same pages. `--stale`
+lists the tables whose code has changed since, a list that would differ after each commit.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def first_tables(
     rows_of: Callable[[headline.Records], list[list[str]]] = headline.table,
     cases: Collection[str] = tuple(headline.ROWS),
 ) -> str:
-    """Tables of gains, one for each processor, with links to the newest records that they are made of."""
+    """Tables of gains, one for each processor, with links to the newest records that they use."""
     found = []
     for records in by_processor(list(cases), folder).values():
         newest = {case: repeats[0] for case, repeats in records.items()}
@@ -97,7 +97,7 @@ def first_tables(
 
 
 def worst_tables(page: Path, folder: Path = RESULTS) -> str:
-    """The worst result of each case, a row a case, the smallest ratio first; one table for each processor."""
+    """The worst result of each case, a row for each, the smallest ratio first; one table for each processor."""
     found = []
     for records in by_processor([*standings.CONTESTS], folder).values():
         pairs = {case: standings.worst(case, repeats[0]["result"]) for case, repeats in records.items()}
@@ -173,7 +173,7 @@ def by_processor(cases: list[str], folder: Path = RESULTS) -> dict[str, headline
 def pages(folder: Path = RESULTS) -> dict[Path, str]:
     """Each file made from the records, with its expected content.
 
-    In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
+    In a page, the content between `<!-- table: CASE -->` and `<!-- end -->` is replaced.
     """
     made = {CHART: headline.chart(by_processor([*headline.ROWS], folder))}
     special = {

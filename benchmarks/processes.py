@@ -1,7 +1,7 @@
 """A contestant: a process that takes requests line by line, so that many can take turns in one run.
 
-Every contestant of a contest, ours and theirs, starts with the same allocator setting (`ALLOCATORS`), and says which
-one it found; a race in which they differ ends with an error. A contestant that cannot run is kept with its reason.
+Every contestant, ours and theirs, starts with the same allocator setting (`ALLOCATORS`), and reports the setting that
+it found; a race with different settings ends with an error. A contestant that cannot run is kept with its reason.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class RefusedError(RuntimeError):
 def refusal(error: Exception) -> dict[str, str]:
     """The answer of a contestant that cannot run: the error's message; the traceback goes to stderr.
 
-    The record keeps it: what cannot run is never dropped silently.
+    The record keeps it: a contestant that cannot run is never dropped silently.
     """
     traceback.print_exception(error)
     words = (str(error).strip().splitlines() or [""])[0]
@@ -42,13 +42,13 @@ def refusal(error: Exception) -> dict[str, str]:
 
 
 class Process(process.Process):
-    """A contestant's process, in the group of the case: what ends a case ends its contestants.
+    """A contestant's process, in the group of the case, so that it ends with the case.
 
     Args:
-        command: What to start, in the folder `ROOT`.
-        name: How errors call it.
-        allocator: Of `ALLOCATORS`.
-        environment: More variables.
+        command: The command, run in the folder `ROOT`.
+        name: Its name in errors.
+        allocator: The setting, of `ALLOCATORS`.
+        environment: Further variables.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Process(process.Process):
         """The next line.
 
         Raises:
-            RefusedError: It takes longer than `limit_s`, and is ended; or it says why it cannot.
+            RefusedError: It takes longer than `limit_s`, and is ended; or it answers that it cannot run.
             RuntimeError: The process ended.
         """
         try:

@@ -1,6 +1,6 @@
 """The rules of docs/measured/method.md: which records may be published, and why the others may not.
 
-A module of its own because the pages ask it and `run.py` tells it to who measures.
+The pages show only these records, and `run.py` reports the reasons to the person who measures.
 """
 
 import json
@@ -26,7 +26,7 @@ FIELDS = (
 )
 """The fields that a record must hold; a dot leads into a field."""
 MAY_BE_NONE = ("machine.memory_speed", "threads.core")
-"""Fields that a system may be unable to fill: virtual machines hide the memory's speed, and a core may be missing."""
+"""Fields that may be empty: virtual machines hide the memory's speed, and a core may be missing."""
 MOST_OTHERS, MOST_STOLEN = 0.05, 0.02
 """The largest shares of processor time that other processes and other virtual machines may take."""
 UNTIMED = ("loss", "quality", "series", "embed", "compression")
@@ -34,7 +34,7 @@ UNTIMED = ("loss", "quality", "series", "embed", "compression")
 LOSS_APART = {"float32": 0.002, "mixed_bfloat16": 0.01}
 """The allowed relative difference between the losses on our kernels and on Keras's."""
 CHECKED_BY = {"step": "loss", "small": "loss", "variants": "loss"}
-"""Cases that another case checks."""
+"""Cases that are checked by another case."""
 
 
 def unpublishable(record: Record) -> list[str]:
@@ -138,8 +138,8 @@ def read(case: str, folder: Path = RESULTS) -> list[Record]:
 def published(case: str, folder: Path = RESULTS) -> dict[str, list[Record]]:
     """The publishable records of a case by processor, newest first; only those of the same code and versions.
 
-    So the first of each list is what a table shows, and all of them tell how far a figure varies. Where the check of
-    a case is a case of its own, a processor on which that one's newest record is red has none.
+    A table shows the first of each list, and the whole list shows how far a figure varies. If another case checks this
+    one, a processor on which the newest record of that check is red has no list.
     """
     found: dict[str, list[Record]] = {}
     for record in read(case, folder):

@@ -51,7 +51,7 @@ def _program(path: Path) -> list[str]:
 
 
 def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write a record into a file of its own, whole or not at all, and give its path."""
+    """Write a record into a new file, whole or not at all, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)  # a bundle does not contain the folder
     path = folder / f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     with atomic_write(path) as beside:
@@ -60,12 +60,12 @@ def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def as_json(record: dict[str, Any]) -> str:
-    """Strict JSON: null replaces NaN and infinity, and "not_finite" holds their words by path."""
+    """Strict JSON: null replaces NaN and infinity, and "not_finite" holds the originals by path."""
     return json.dumps(_finite(record), allow_nan=False)
 
 
 def in_rows(record: dict[str, Any]) -> str:
-    """The JSON with one line for each list or object that is flat or fits into a line."""
+    """The JSON, with each list or object that is flat or fits into a line on one line."""
 
     def rows(value: Any, depth: int) -> str:
         line = json.dumps(value, allow_nan=False)
@@ -103,7 +103,7 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 def commit_of(root: Path) -> str:
     """The commit of a copy, with "-dirty" at the end if files differ, or "unknown".
 
-    The first of these that there is: `CELLERATE_COMMIT`, the file `BUNDLE`, and git.
+    The first available source counts: `CELLERATE_COMMIT`, the file `BUNDLE`, git.
     """
     return state_of(root)[0]
 
@@ -111,8 +111,8 @@ def commit_of(root: Path) -> str:
 def state_of(root: Path) -> tuple[str, bool]:
     """The commit of a copy (`commit_of`), and True if the code certainly is that commit's.
 
-    With git it is if no file differs and none is added, records aside; in a bundle if the code is what was put there.
-    What `CELLERATE_COMMIT` says is taken for the name, but proves nothing.
+    With git, it is if no file but records differs or is added; in a bundle, if the code has not changed since it was
+    put there. `CELLERATE_COMMIT` gives the name, but proves nothing.
     """
     if told := os.environ.get("CELLERATE_COMMIT"):
         return told, False

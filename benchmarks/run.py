@@ -1,8 +1,8 @@
 """Measure this machine: `python benchmarks/run.py [case ...]`; one JSON a case and run in `results/`.
 
-Without cases it runs all but those that train models to the end, for 40 minutes at most. Each case runs in a process
-of its own, which is ended at the case's time limit. A case that fails or takes too long writes nothing, and the others
-go on.
+Without cases it runs all but those that train models to the end, for at most 40 minutes. Each case runs in a separate
+process, which is ended at the case's time limit. A case that fails or takes too long writes nothing, and the next one
+runs.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
 
 
 def finished(record: dict[str, Any], *, anyway: bool) -> dict[str, Any]:
-    """The record with the facts known at its end: forced by the user, and changes of the code meanwhile."""
+    """The record with the facts known at its end: whether the user forced it, and changes of the code meanwhile."""
     commit, clean = state_of(ROOT)
     if (commit, clean) != (record["commit"], record["clean"]):
         record |= {"commit": f"{record['commit'].removesuffix('-dirty')}-dirty", "clean": False}
@@ -112,9 +112,9 @@ def run(
         names: The cases.
         quick: Shorter runs that write nothing.
         anyway: Whether records of changed code are written, too.
-        limit_s: What each case may take in place of `limit_of`.
-        budget_s: What all may take together; a case for which no time is left writes nothing.
-        write: Writes a record and gives its path.
+        limit_s: The time limit of each case, in place of `limit_of`.
+        budget_s: The time limit of all cases; a case for which no time is left writes nothing.
+        write: Writes a record and returns its path.
 
     Returns:
         The exit status: 0, or 1 if a case gave no record.

@@ -1,7 +1,7 @@
 """The time of a backtest, Darts's and ours, with equal models: an LSTM and a dense layer with the same weights.
 
-Darts trains the model for a moment, ours takes its weights, so both must forecast the same, which is checked before
-anything is timed. Nothing is trained again between the folds.
+Darts trains its model briefly, and ours takes over the weights, so both must forecast the same, which is checked before
+anything is timed. No model is trained again between the folds.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def check(name: str, found: Any, theirs: Any, values: np.ndarray, scale: np.ndar
     """The largest difference of two backtests, in standard deviations.
 
     Raises:
-        RuntimeError: They have other origins, ours took another truth, or they forecast something else.
+        RuntimeError: Their origins, their true values or their forecasts differ.
     """
     if not np.array_equal(found["origins"], theirs["origins"]):
         raise RuntimeError(f"{name}: forecasts from other rows than Darts's")
@@ -57,7 +57,7 @@ def check(name: str, found: Any, theirs: Any, values: np.ndarray, scale: np.ndar
 
 
 def run(source: Path, *, quick: bool) -> dict[str, Any]:
-    """Checks, then times in turns.
+    """Check both, then time them in turns.
 
     Raises:
         RefusedError: The environment of the peers cannot be made, or Darts can't do it.
@@ -95,7 +95,7 @@ def compare(field: Field, *, rounds: int = ROUNDS) -> dict[str, Any]:
 
 
 def questions(origins: list[int], stride: int) -> Questions:
-    """The contestant and the question of each way to do a backtest."""
+    """The contestant and the request for each way to do a backtest."""
     asked: Questions = {}
     for batch in PREDICTED_AT_ONCE:
         for way in ("historical_forecasts", "backtest"):

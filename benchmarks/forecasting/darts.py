@@ -20,7 +20,7 @@ class Jobs:
     """The jobs of Darts.
 
     Args:
-        folder: Of the tasks.
+        folder: The folder of the tasks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +152,7 @@ def _judged(model: Any, series: Any, horizon: int, stride: int, batch: int) -> l
 
 
 def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Load Darts; give its jobs, and its versions."""
+    """Load Darts; return its jobs and its versions."""
     import darts
     import torch
 

@@ -1,6 +1,6 @@
 """The series of the forecasting cases: how ETTh1 is cut, the windows that are judged, and the errors.
 
-It imports NumPy alone, because the peers import it in an environment of their own.
+It imports only NumPy, because the peers import it in their own environment.
 """
 
 import csv
@@ -92,7 +92,7 @@ def errors(forecast: np.ndarray, truth: np.ndarray, scale: np.ndarray) -> dict[s
     """Mean errors of raw forecasts: in the units of the data, and in standard deviations of the training part.
 
     Raises:
-        ValueError: There are more or fewer forecasts than asked for, or one isn't a finite number.
+        ValueError: The number of forecasts is wrong, or one is not a finite number.
     """
     if forecast.shape != truth.shape:
         raise ValueError(f"forecasts of shape {forecast.shape}; expected {truth.shape}")

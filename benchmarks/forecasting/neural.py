@@ -26,7 +26,7 @@ def train(
 ) -> dict[str, Any]:
     """Train; with `into`, write the forecasts of every window of the test part, in the units of the data.
 
-    `cross_validation` without refit does both in one call: it trains on what is before the validation and test parts,
+    `cross_validation` without refit does both in one call: it trains on the rows before the validation and test parts,
     and forecasts from each row of the test part.
     """
     import pandas as pd
@@ -58,7 +58,7 @@ def train(
     told = watch.told()
     told |= {"seconds": seconds, "windows": told["steps"] * settings["windows_batch_size"]}
     if into is not None:
-        # A column a model, between the key columns and the truth.
+        # The columns of the models lie between the key columns and the truth.
         (name,) = set(found.columns) - {"unique_id", "ds", "cutoff", "y"}
         ordered = found.sort_values(["unique_id", "cutoff", "ds"])[name].to_numpy(np.float64)
         made = ordered.reshape(len(rows.names), -1, horizon).transpose(1, 2, 0)
@@ -67,7 +67,7 @@ def train(
 
 
 def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Load NeuralForecast; give its jobs, and its versions."""
+    """Load NeuralForecast; return its jobs and its versions."""
     import neuralforecast
     import neuralforecast.models
     import torch

@@ -42,7 +42,7 @@ class Jobs:
     """The jobs of Cellerate.
 
     Args:
-        folder: Of the tasks.
+        folder: The folder of the tasks.
         backend: The Keras backend of this process.
     """
 
@@ -73,7 +73,7 @@ class Jobs:
         return told | {"forecast_s": time.monotonic() - start}
 
     def begin(self, task: str, horizon: int, units: int, weights: str) -> dict[str, Any]:
-        """Make the peer's model and give it the peer's weights; also packed.
+        """Make the peer's model with the peer's weights, in Keras and packed.
 
         Darts's `BlockRNNModel` puts the outputs of the window's last `horizon` steps through one dense layer each.
         """
@@ -196,7 +196,7 @@ def _whole_call(model: Any, record: Any, path: Path) -> Way:
 
 
 def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
-    """Load Keras and Cellerate; give the jobs, and the versions."""
+    """Load Keras and Cellerate; return the jobs and the versions."""
     os.environ["KERAS_BACKEND"] = backend
     os.environ["CELLERATE_CACHE"] = str(folder / f"cache-{backend}")
     import keras  # noqa: F401 (loaded before the first job)

@@ -1,8 +1,8 @@
 """The separate environment of the forecasting peers Darts and NeuralForecast.
 
-It is made once, in `build/forecasters`, of the dependency group `forecasters`; `CELLERATE_BENCH_FORECASTERS` names
-another one. Torch comes first, in the version that we are measured with: what the two would take by themselves may be
-a build for GPUs, of some gigabytes.
+It is made once, in `build/forecasters`, from the dependency group `forecasters`; `CELLERATE_BENCH_FORECASTERS` names
+another one. Torch is installed first, in the version that we are measured with: the peers alone might pull in a build
+for GPUs, of some gigabytes.
 """
 
 import json
@@ -26,10 +26,10 @@ def requirements() -> list[str]:
 
 
 def peers_python(place: Path = PLACE) -> str:
-    """The Python of the environment, which is made first if it is missing or holds something else.
+    """The Python of the environment, which is made first if it is missing or has other packages.
 
     Raises:
-        RuntimeError: It cannot be made.
+        RuntimeError: The environment cannot be made.
     """
     python, stamp, wanted = place / "bin" / "python", place / STAMP, requirements()
     if not stamp.exists() or json.loads(stamp.read_text()) != wanted:

@@ -1,8 +1,8 @@
 """The errors of forecasters that all trained for the same time: Cellerate, Darts and NeuralForecast on ETTh1.
 
 Each contestant first tries a few settings for a third of the time, on each task at the shorter horizon, and keeps the
-one that its own validation part likes best. Then all train from several seeds, one after another in turns, and every
-window of the test part is judged by the same code. No contestant sees the test part before.
+one with the smallest error on its own validation part. Then all train from several seeds, in turns, and every window
+of the test part is judged by the same code. No contestant sees the test part before.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ GRIDS: dict[str, list[Settings]] = {
 
 
 class Field:
-    """The contestants' processes, each of which is started when it is first asked.
+    """The contestants' processes, each of which is started at its first request.
 
     Args:
         folder: Where `write_series` wrote the tasks.
@@ -115,7 +115,7 @@ class Field:
             raise
 
     def close(self) -> None:
-        """End all."""
+        """End all processes."""
         for process in self._processes.values():
             process.close()
 
@@ -165,9 +165,9 @@ class Race:
     """Train the contestants for the same time, and judge them.
 
     Args:
-        field: Whom to ask.
+        field: The contestants' processes.
         budget_s: Seconds of training.
-        contestants: Their names.
+        contestants: The names of the contestants.
     """
 
     def __init__(self, field: Field, budget_s: float, contestants: Sequence[str] = tuple(GRIDS)) -> None:

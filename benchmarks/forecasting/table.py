@@ -53,7 +53,7 @@ def ranked(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def forecasting(result: Result) -> list[list[str]]:
-    """A row a model and horizon: its errors, and its training in the same time."""
+    """A row for each model and horizon: its errors, and the amount of training in the same time."""
     head = f"ETTh1, window {result['window']}, {result['budget_s']:g} s of training each"
     rows = [[head, "MSE, scaled", "of its seeds", "MAE, scaled", "Windows/s trained", "Best after", "In all"]]
     for task, horizon, found in contests(result):
@@ -100,7 +100,7 @@ def where_we_lose(result: Result) -> str:
 
 
 def backtest(result: Result) -> list[list[str]]:
-    """A row a contestant and way, a column a backtest; times, with the factor to the fastest of Darts."""
+    """A row for each contestant and way, a column for each backtest: times, and the factor to Darts's fastest way."""
     columns = [
         f"{one['what']}, {one['forecasts']:,} forecasts of {result['horizon']} hours"
         for one in result["backtests"]

@@ -1,7 +1,7 @@
-"""Train a peer for so many seconds and keep its best weights: a callback of Lightning, for Darts and NeuralForecast.
+"""Train a peer for some seconds and keep its best weights: a callback of Lightning, for Darts and NeuralForecast.
 
 Both can stop after a time by Lightning's own `max_time`; the callback does the same, keeps the best weights in memory
-in place of files, and counts.
+instead of files, and counts the steps.
 """
 
 import copy
@@ -12,11 +12,11 @@ from pytorch_lightning.callbacks import Callback
 
 
 class Watch(Callback):
-    """End a fit so many seconds after its first batch began, and give the model the weights that validated best.
+    """End a fit some seconds after the start of its first batch, with the weights of the best validation.
 
     Args:
         budget_s: Seconds, validation included.
-        monitor: What Lightning calls the validation loss.
+        monitor: Lightning's name of the validation loss.
     """
 
     def __init__(self, budget_s: float, monitor: str) -> None:

@@ -1,6 +1,6 @@
 """The loop of a contestant of the forecasting cases: a line of JSON in, a line of JSON out (`processes.Process`).
 
-It imports nothing but the standard library, because the peers run it in an environment of their own.
+It imports only the standard library, because the peers run it in their own environment.
 """
 
 import json
@@ -17,7 +17,7 @@ def serve(open_jobs: Callable[[], tuple[Mapping[str, Job], dict[str, Any]]]) -> 
     """Answer questions until there are no more.
 
     Args:
-        open_jobs: Loads what is needed; gives the jobs by name, and what to say of oneself first.
+        open_jobs: Loads the libraries; returns the jobs by name, and the first answer, which describes the contestant.
     """
     # Redirect the output of libraries: standard output is for answers only.
     answers = os.fdopen(os.dup(1), "w", buffering=1)

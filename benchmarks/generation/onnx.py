@@ -1,4 +1,4 @@
-"""The peers of text generation that run ONNX: the model as one graph each of a step, a sequence and a decoding loop."""
+"""The peers of text generation that run ONNX: one graph each for a step, a sequence and a decoding loop."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ OPERATORS = ["LSTM", "MatMul"]
 
 
 def gates(array: np.ndarray) -> np.ndarray:
-    """A kernel, or a bias, as ONNX wants it: the gates first, in its own order."""
+    """A kernel or a bias in ONNX's layout: the gates on the first axis, in ONNX's order."""
     i, f, c, o = np.split(array, 4, axis=-1)
     return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
 
@@ -52,10 +52,10 @@ def _value(name: str, shape: list[Any], kind: str = "FLOAT") -> Any:
 
 
 class _Graphs:
-    """The model as graphs, all around the same nodes: ids (T,), h and c (1, H) → logits (T, V), h and c.
+    """The model as graphs that share their nodes: ids (T,), h and c (1, H) → logits (T, V), h and c.
 
     Args:
-        folder: Of the truth, and of the files.
+        folder: The folder of the truth and of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,12 +92,12 @@ class _Graphs:
         ]
 
     def step(self) -> Path:
-        """A step: its logits, and the state after it."""
+        """The graph of a step: the logits, and the state after it."""
         inputs = [_value("ids", [1], "INT64"), *self._state]
         return self._saved("step", self._core, inputs, [_value("logits", [1, V]), *self._new], self._arrays)
 
     def sequence(self) -> Path:
-        """A sequence: the log-likelihood of the ids that follow, and the state after it."""
+        """The graph of a sequence: the log-likelihood of the next ids, and the state after it."""
         node = self._node
         judged = [
             *self._core,
@@ -110,7 +110,7 @@ class _Graphs:
         return self._saved("sequence", judged, inputs, [_value("likelihood", []), *self._new], self._arrays)
 
     def loop(self) -> Path:
-        """A loop that draws `CHUNK` ids."""
+        """The graph of a loop that draws `CHUNK` ids."""
         from onnx import numpy_helper
 
         node, units = self._node, self._units
@@ -174,13 +174,13 @@ class _Graphs:
 
 
 def onnx_files(folder: Path) -> dict[str, Path]:
-    """The model as ONNX: a step, a sequence with its likelihood, and a loop that draws."""
+    """Write the model as ONNX: a step, a sequence with its likelihood, and a loop that draws."""
     graphs = _Graphs(folder)
     return {"step": graphs.step(), "sequence": graphs.sequence(), "loop": graphs.loop()}
 
 
 def session_of(path: Path, threads: int) -> Any:
-    """A session of ONNX Runtime on so many threads."""
+    """A session of ONNX Runtime on a number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -199,7 +199,7 @@ def quantized(path: Path, into: Path, **options: Any) -> Path:
 
 
 def request_of(core: Any, model: Any, precision: str, threads: int) -> Any:
-    """A request to a model of OpenVINO's, compiled for so many threads, with the hint to compute in a precision."""
+    """A request to an OpenVINO model, compiled for a number of threads, with the hint to compute in a precision."""
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
@@ -242,7 +242,7 @@ def onnxruntime_jobs(folder: Path) -> Jobs:
     )
     about = {"version": onnxruntime.__version__, "settings": settings}
     jobs, about = jobs_of(found, np.load(folder / "truth.npz"), about)
-    # Its best case too: only the LSTM node, "float32" and "int8".
+    # ONNX Runtime's best case as well: the LSTM node alone, as "float32" and "int8".
     alone, about_alone = _node_jobs(folder)
     for key in ("errors", "ways"):
         about[key] |= about_alone[key]

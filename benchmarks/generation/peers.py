@@ -1,7 +1,6 @@
 """Stock Keras on each backend as a peer of text generation, and the timing and checking of all peers' calls.
 
-A module of its own because each is run as its own users would run it; the race is in `race`, and the other
-runtimes are in `runtimes`.
+Each peer runs as its own users would run it. The race is in `race`, and the other runtimes are in `runtimes`.
 """
 
 import functools
@@ -15,12 +14,12 @@ import numpy as np
 EMBEDDING, TEMPERATURE = 256, 0.8
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 V = len(CHARACTERS)
-# Characters of one call of a compiled loop, whose length is compiled in.
+# The characters of a call of a compiled loop, which fixes its length.
 CHUNK = 500
-# Characters of a text that is judged in one call.
+# The characters of a text that is judged in one call.
 TEXT = 1000
 
-# Makes about this many characters; returns the seconds of each call and the characters of one call.
+# Generates about the given number of characters; returns the seconds of each call and the characters of one call.
 Job = Callable[[int], tuple[list[float], int]]
 
 
@@ -45,7 +44,7 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
         name: (step, zeros) for name, step in steps.items()
     }
     if backend == "jax":
-        # On JAX Keras 3.15 loses a stateful layer's state between calls, so the state goes in and out.
+        # On JAX Keras 3.15 loses a stateful layer's state between calls, so the state is an input and an output.
         ways["predict"] = lambda *given: explicit.predict(list(given), verbose=0), zeros
         ways["predict_on_batch"] = lambda *given: explicit.predict_on_batch(list(given)), zeros
     else:
@@ -118,7 +117,7 @@ def _with_column(way: Callable[..., Any], ids: np.ndarray, *state: Any) -> Any:
 
 
 def in_chunks(loop: Callable[..., Any], state: list[Any], count: int) -> int:
-    """Draw at least `count` characters, `CHUNK` a call of `loop`."""
+    """Draw at least `count` characters, `CHUNK` in each call of `loop`."""
     calls = -(-count // CHUNK)
     for _ in range(calls):
         drawn, *state = loop(*state)
@@ -221,13 +220,13 @@ def draw(logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def one_by_one(
     step: Callable[..., Any], state: list[Any], drawing: bool, count: int
 ) -> tuple[list[float], int]:
-    """`count` calls of a step, each from Python: the seconds of each, with the draw of the next character or without.
+    """Time `count` calls of a step from Python, with or without the draw of the next character.
 
     Args:
         step: ids (1,) int32 and the state → logits (1, V) and the new state.
-        state: Before the first.
-        drawing: Whether the next id is drawn from the logits, by NumPy; otherwise it is always 0.
-        count: How many.
+        state: The state before the first call.
+        drawing: Whether NumPy draws the next id from the logits; otherwise it is always 0.
+        count: The number of calls.
     """
     random, ids = np.random.default_rng(1), np.zeros(1, np.int32)
     seconds: list[float] = []

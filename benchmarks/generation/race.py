@@ -1,18 +1,18 @@
 """Generating text a character at a time: packed models, and every other way that can run the same model.
 
-A module of its own because a process holds one Keras backend: each contestant is this module run with
-its name, told over its standard input what to draw next, so that all take turns in one run.
+A process holds one Keras backend, so each contestant is this module, started with the contestant's name. It reads
+requests from its standard input, so that all take turns in one run.
 
-The model: embedding 256, one LSTM, a dense layer to 96 characters, the same seeded weights everywhere. What a job is
-called says what is in the timed call:
+The model: embedding 256, one LSTM, a dense layer to 96 characters, the same seeded weights everywhere. The name of a
+job says what the timed call contains:
 
 - `loop`: 500 characters a call, drawn inside. `generate`: ours, 20,000 and more in a call.
-- `drawn`: a call a character, drawn inside; of torch, which compiles no such loop.
+- `drawn`: a call a character, drawn inside; only torch, which does not compile the loop.
 - `draw`, `step`, `eager`, `predict`, `predict_on_batch`: a call a character, drawn outside by NumPy.
 - `logits` (ours: `step`): a call a character, nothing drawn.
 - `sequence`: a text of 1000 characters judged in one call, one character after the other. `score`: ours, a long text
   in 64 parts side by side.
-- "float32" and "int8" of ONNX Runtime: its LSTM node alone, without embedding, head and draw, which leans to it.
+- "float32" and "int8" of ONNX Runtime: its LSTM node alone, without embedding, head and draw, which favours it.
 """
 
 import argparse
@@ -54,7 +54,7 @@ STREAMS = 64
 # The allowed error, relative to the root mean square. bfloat16 and int8 as in tests/runtime/test_packed.py,
 # where the rounded weights of the file are the reference.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-7, "int8": 2.0**-5}
-# Keras keeps c in bfloat16 too: the root of the 40 steps read is 6 times as much as the rounding of one.
+# Keras keeps c in bfloat16, too: over the 40 steps, the rounding grows by their root, a factor of 6.
 KERAS_BFLOAT16 = 2.0**-5
 CONTESTANTS = ("cellerate", *RUNTIMES, *BACKENDS)
 # The time limit to compile everything and to try one thread and two.
@@ -104,7 +104,7 @@ def cellerate_jobs(folder: Path, _: str) -> tuple[dict[str, Job], dict[str, Any]
     for precision in PRECISIONS:
         model = cellerate.load(folder / f"{precision}.cell")
         state, (logits,) = model.steps.read(model.steps.initial_state(), truth["ids"][None])
-        # For rounded weights the weights of the file are the reference.
+        # In a narrower precision, the rounded weights of the file are the reference.
         rounded = truth if precision == "float32" else truth_of(_weights(model))
         errors[precision] = error_of(logits, rounded["logits"])
         text = model.generate("The ", max_tokens=20_000, temperature=TEMPERATURE, seed=1)
@@ -132,7 +132,7 @@ def cellerate_jobs(folder: Path, _: str) -> tuple[dict[str, Job], dict[str, Any]
 
 
 def _weights(model: Any) -> dict[str, np.ndarray]:
-    """The weights of a packed file, as `truth_of` takes them."""
+    """The weights of a packed file, in the form for `truth_of`."""
     arrays = {node.op: node.arrays for node in model.cell.program.nodes}
     lstm, dense = arrays["lstm"], arrays["dense"]
     names = ("kernel", "recurrent_kernel", "bias")
@@ -141,7 +141,7 @@ def _weights(model: Any) -> dict[str, np.ndarray]:
 
 
 def _loop(steps: Any) -> Any:
-    """Draw as many characters a call as the loops of the peers."""
+    """Draw as many characters in a call as the loops of the peers."""
     positions = itertools.count(step=CHUNK)
 
     def loop(state: np.ndarray, logits: np.ndarray) -> Any:
@@ -185,7 +185,7 @@ class Contestant:
 
     Raises:
         RefusedError: It cannot take part.
-        RuntimeError: It ended, or what it computes is not what it should be.
+        RuntimeError: It ended, or its results are wrong.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -196,7 +196,7 @@ class Contestant:
         check(name, self.about)
 
     def run(self, job: str, count: int) -> tuple[list[float], int]:
-        """Make about `count` characters; the seconds of each call, and the characters of one."""
+        """Generate about `count` characters; return the seconds of each call, and the characters of one."""
         done = self._process.ask([job, count])
         return done["seconds"], done["characters"]
 
@@ -214,13 +214,13 @@ def bound(key: str) -> float:
 
 
 def check(name: str, about: dict[str, Any]) -> None:
-    """Take the jobs that compute something else, or that nothing has checked, out of "jobs" into "left_out".
+    """Move wrong or unchecked jobs from "jobs" to "left_out".
 
-    A job is checked by the error of its own name, of its precision, and of the logits of a step in its precision: over
-    a whole text what is wrong averages out.
+    A job is checked by the error under its own name, under its precision, and of a step's logits in its precision: over
+    a whole text, errors would average out.
 
     Raises:
-        RuntimeError: It is ours.
+        RuntimeError: Such a job is ours.
     """
     errors, left_out = about["errors"], about.setdefault("left_out", {})
     for job in [*about["jobs"]]:
@@ -242,7 +242,7 @@ def check(name: str, about: dict[str, Any]) -> None:
 
 
 def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Let contestants take turns, each job for about `seconds` in all, and give the records of the jobs."""
+    """Let contestants take turns, each job for about `seconds` in all, and return the records of the jobs."""
     from cellerate.measure import as_timing
 
     same_allocator(each.about["allocator"] for each in contestants)
@@ -263,10 +263,9 @@ def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[
 
 
 def record_of(contestant: str, job: str, timing: Any, characters: int) -> dict[str, Any]:
-    """The entry of a job in a result, from the `Timing` of its calls, each of so many characters.
+    """The entry of a job in a result, from the `Timing` of its calls of `characters` characters each.
 
-    A latency is the time of one call that returns one character; a call of more has none, and what it takes is not
-    divided into one.
+    Only a call that returns one character has a latency; the time of a longer call is not divided.
     """
     record = {"contestant": contestant, "job": job, "characters": characters, **timing.summary()}
     record["characters_per_s"] = characters / timing.median_s

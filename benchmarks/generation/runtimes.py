@@ -1,7 +1,7 @@
 """The peers of text generation besides Keras: ONNX Runtime, OpenVINO, LiteRT, and torch for oneDNN's LSTM.
 
-A module of its own because each runs one graph that says what the model computes: the same step, the same whole
-sequence and the same decoding loop, by the runtime's own means. Each tries one thread and two, and keeps the faster.
+Each runs graphs of the model (the same step, the same whole sequence and the same decoding loop) by its own means,
+tries one thread and two, and keeps the faster.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def _saved_functions(truth: Any, folder: Path) -> dict[str, tuple[list[str], str
 
 
 def interpreted(takes: list[str], path: str, small: bool, threads: int) -> Callable[..., Any]:
-    """A saved function, converted and interpreted on so many threads."""
+    """A saved function, converted and interpreted on a number of threads."""
     import tensorflow as tf
     from ai_edge_litert.interpreter import Interpreter
 
@@ -89,7 +89,7 @@ def interpreted(takes: list[str], path: str, small: bool, threads: int) -> Calla
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     interpreter = Interpreter(model_content=converter.convert(), num_threads=threads)
     interpreter.allocate_tensors()
-    # By position, because a signature's runner looks up names in every call.
+    # Inputs go by position, because a signature's runner looks up names in every call.
     runner = interpreter.get_signature_runner()
     places = {one: about["index"] for one, about in runner.get_input_details().items()}
     given = [places[one] for one in takes]
@@ -150,7 +150,7 @@ def _torch_model(truth: Any) -> Any:
 
 
 def _torch_ways(model: Any, dtype: Any, threads: int) -> Ways:
-    """The calls of torch in a type, on so many threads."""
+    """The calls of torch in a type, on a number of threads."""
     import copy
 
     import torch

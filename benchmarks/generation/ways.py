@@ -27,7 +27,7 @@ class Ways(NamedTuple):
 
     Attributes:
         step: ids (1,), h, c → logits (1, V), h, c.
-        sequence: ids (T,), the ids that follow (T,) → the sum of their log-likelihoods, from a state of zeros.
+        sequence: ids (T,), the next ids (T,) → the sum of their log-likelihoods, from a state of zeros.
         loop: h, c → `CHUNK` ids drawn by the graph itself, h, c.
     """
 
@@ -40,9 +40,9 @@ def jobs_of(ways: dict[str, dict[int, Ways]], truth: Any, about: dict[str, Any])
     """The jobs of each precision with its faster number of threads on this machine, and their errors.
 
     Args:
-        ways: By precision and number of threads.
-        truth: What float64 says.
-        about: Gets "errors", "ways" and "about_s", what a character roughly takes, added.
+        ways: The calls, by precision and number of threads.
+        truth: The results in float64.
+        about: Receives "errors", "ways" and "about_s", the rough time of a character.
     """
     jobs: dict[str, Job] = {}
     about |= {"errors": {}, "ways": {}, "about_s": {}}

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.bundle FOLDER [--seconds 590] [--carry pyarrow] [--with PYTHON]
 
 For a machine with CPython 3.12 on x86-64 Linux, torch and CUDA's compiler for Python, but without a network: the folder
-has the project, and the wheels of what it needs beyond that. With a Python of that version that has NumPy and the NVRTC
-of that machine, the package and the kernels are built here: that machine's minutes are for other things.
+has the project, and the wheels of its further requirements. With `--with PYTHON`, an interpreter of that version that
+has NumPy and that machine's NVRTC, the package and the kernels are built here, which saves minutes there.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.records import BUNDLE, ROOT, commit_of, digest_of
 
 PROJECT = ("src", "csrc", "cmake", "benchmarks", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
 _NOT_COPIED = ("__pycache__", "*.so", "*.egg-info", "results")
-# Packages that such a machine has, and that are too large to carry.
+# Packages that such a machine has, which are too large to carry.
 THERE = ("numpy", "torch", "jax", "jaxlib", "nvidia-cuda-nvrtc", "pyarrow", "cmake")
 # Packages that the machine has but perhaps too old: installed only in that case.
 CUDA = ("cuda-core", "cuda-bindings", "cuda-pathfinder")
@@ -35,9 +35,9 @@ _FOR = [
     *(word for n in range(17, 29) for word in ("--platform", f"manylinux_2_{n}_x86_64")),
 ]
 BUILT, KERNELS = "built", "kernels.tar.xz"
-# The folder; its wheels; the CUDA wheels if the installed ones are too old; the kernels and the package if built
-# beforehand, otherwise the package, with its native core if that compiles in time; and the suite, in the time that is
-# left.
+# Enter the folder; install its wheels, and the CUDA wheels if the installed ones are too old; install the prebuilt
+# kernels and package, or else build the package, with its native core if that compiles in time; and run the suite in
+# the remaining time.
 _COMMAND = """\
 B=$PWD/{folder}; T=$(mktemp -d); OUT=${{OUT:-$PWD/gpu-results}}
 I="python3 -m pip install -q --no-index --no-deps --no-compile --disable-pip-version-check --root-user-action ignore"
@@ -120,8 +120,8 @@ def command(folder: Path, seconds: float) -> str:
     """The shell command to run in the folder that holds the bundle; results go to $OUT.
 
     Args:
-        folder: The bundle's.
-        seconds: What the command may take.
+        folder: The folder of the bundle.
+        seconds: The most seconds of the command.
     """
     return _COMMAND.format(folder=folder.name, seconds=f"{seconds:g}", built=BUILT, kernels=KERNELS)
 
@@ -130,11 +130,11 @@ def build_beforehand(folder: Path, python: Path) -> None:
     """Put the package as a wheel, and all kernels of the suite, into a bundle with its project and wheels.
 
     Args:
-        folder: The bundle's.
+        folder: The folder of the bundle.
         python: An interpreter of the machine's version, with NumPy and the machine's NVRTC.
 
     Raises:
-        subprocess.CalledProcessError: Something cannot be built; what it said stands above.
+        subprocess.CalledProcessError: Something cannot be built; the output above says why.
     """
     with tempfile.TemporaryDirectory() as temporary:
         site, cache = Path(temporary) / "site", Path(temporary) / "cache"

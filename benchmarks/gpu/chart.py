@@ -1,7 +1,7 @@
 """Training time against the size of the batch: `python -m benchmarks.gpu.chart [-o FILE]`.
 
 It draws the newest `gpu-*.json` that has such times: one panel for each kind of layer, with Keras's own code and
-Cellerate's on the CPU and the GPU, and the batch from which on the GPU is the faster of the two.
+Cellerate's on the CPU and the GPU, and the batch from which the GPU is faster than the CPU.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Points = list[tuple[int, float]]
 
 
 def lines_of(found: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, str], Points]:
-    """The batches and milliseconds a step of each line, ascending."""
+    """The batches, ascending, and the milliseconds of a step, for each line."""
     lines: dict[tuple[str, str], Points] = {}
     for one in found:
         if one["variant"] == kind:

@@ -25,7 +25,7 @@ _SANITIZED_S = 600
 
 
 def checks() -> list[Item]:
-    """Every variant at a small size, and the plain layer at every number of units and more rows than fit."""
+    """Every variant at a small size, and the plain layer at every number of units, with more rows than fit at once."""
     varied = (sizes.CHECKED_VARIANT_BATCH, sizes.CHECKED_VARIANT_UNITS)
     found = [
         Item(f"{precision} {name}", partial(checked, precision, *varied, **variant))
@@ -77,7 +77,7 @@ def arrays(
     with_: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
 ) -> dict[str, np.ndarray]:
-    """The arguments of a layer, drawn; as float32."""
+    """The arguments of a layer, drawn in float32."""
     rng = np.random.default_rng(0)
     every: dict[str, Callable[[], np.ndarray]] = {
         "x": lambda: rng.normal(size=(batch, steps, inputs)),
@@ -115,7 +115,7 @@ def check(
     options: LstmOptions = LstmOptions(),  # noqa: B008 (frozen)
     **variant: tuple[str, ...],
 ) -> dict[str, float]:
-    """The errors of a layer and its gradients against the oracle, as shares of what is allowed."""
+    """The errors of a layer and its gradients against the oracle, as shares of the allowed errors."""
     dtype = getattr(torch, precision)
     given = arrays(batch, 7, 24, units, **variant)
     for name, array in given.items():
@@ -138,7 +138,7 @@ def check(
 
 
 def error(found: torch.Tensor, expected: np.ndarray) -> float:
-    """The root mean square of the difference, as a share of that of what is expected."""
+    """The root mean square of the difference, as a share of the expected values' root mean square."""
     difference = found.double().cpu().numpy() - expected
     return float(np.sqrt((difference**2).mean() / (expected**2).mean()))
 

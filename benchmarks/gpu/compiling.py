@@ -1,7 +1,7 @@
 """Compile all kernels of the GPU suite beforehand: `compiled`, a part whose items several processes share.
 
-It needs no GPU. What is compiled stays in the cache on disk, where the other parts find it.
-`python -m benchmarks.gpu.compiling` does the same without the suite and its limit of time.
+It needs no GPU. The compiled kernels stay in the cache on disk, where the other parts find them.
+`python -m benchmarks.gpu.compiling` does the same without the suite and its time limit.
 """
 
 import os
@@ -17,11 +17,11 @@ from cellerate.kernels.decoder.cuda.plan import Generator
 from cellerate.machine.environment import processors
 
 ARCHITECTURE = "GPU_SUITE_ARCHITECTURE"
-"""The variable with the architecture; without it, that of Hopper."""
+"""The variable with the architecture; Hopper's if it is not set."""
 
 
 def compiled() -> list[Item]:
-    """A kernel an item."""
+    """One item for each kernel."""
     if reason := build.why_unavailable():
         raise LeftOutError(reason)
     return [Item(_name(kernel), partial(_compile, kernel)) for kernel in sizes.kernels()]
@@ -42,7 +42,7 @@ def _compile(kernel: Kernel) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compile them in as many processes as there are processors."""
+    """Compile all kernels in as many processes as there are processors."""
     with ProcessPoolExecutor(processors()) as pool:
         list(pool.map(_compile, sizes.kernels(), chunksize=8))  # raises the errors of the processes
 

@@ -24,12 +24,12 @@ _ASKED = (
 
 
 def device() -> list[Item]:
-    """The device for the kernels, and the facts recorded beside the figures."""
+    """The device of the kernels, with the facts recorded beside the figures."""
     return [Item(KERNELS, _kernels), Item("nvidia-smi", _nvidia_smi, 20), Item("torch", _torch)]
 
 
 def selfcheck() -> list[Item]:
-    """The cases that `accelerate` checks before it uses a GPU, and those before it uses ways other than the plain."""
+    """The cases that `accelerate` checks before it uses a GPU, and before it uses a way other than the plain one."""
     return [
         Item(
             f"{way}, {case.precision} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",

@@ -11,7 +11,7 @@ _PASSES = ("forward", BOTH)
 
 
 def layers(result: dict[str, Any]) -> Table:
-    """A layer in bfloat16 beside cuDNN, by units and batch: microseconds a step, and how many times faster."""
+    """A layer in bfloat16 beside cuDNN, by units and batch: microseconds a step, and the speed-up."""
     head = ["H", "B"]
     for name in _PASSES:
         head += [f"{name}, µs a step", "times cuDNN in bfloat16", "in float16"]
@@ -64,7 +64,7 @@ def generation(result: dict[str, Any]) -> Table:
 
 
 def variants(result: dict[str, Any]) -> Table:
-    """The factors over the time of the plain layer."""
+    """The times of the variants, relative to the plain layer."""
     found = {(one["variant"], one["number"]): one["times"] for one in result["variants"]}
     numbers = list(dict.fromkeys(number for _, number in found))
     rows = []
@@ -100,7 +100,7 @@ TABLES = {
     generation: ("generation",),
     variants: ("variants",),
 }
-"""Each table, with the parts of a record that it is made of."""
+"""Each table, with the parts of a record that it needs."""
 
 
 def _millions(characters_per_s: float | None) -> str:

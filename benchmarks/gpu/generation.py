@@ -1,6 +1,7 @@
 """Characters a second that a GPU generates, from Python: `generation`, a part of the GPU suite.
 
-It needs no framework: the models are made by hand, an embedding 64, one LSTM, and a dense layer to 96 characters.
+It needs no framework: the models are built by hand from an embedding of 64, one LSTM, and a dense layer to 96
+characters.
 """
 
 import functools
@@ -19,7 +20,7 @@ from cellerate.kernels.decoder.cuda.model import CudaStepModel
 from cellerate.kernels.decoder.sampling import Request, SamplingRules
 
 PRECISION, SECONDS = "bfloat16", 2.0
-# The characters of all rows together, and of one row.
+# The most characters of all rows together, and of one row.
 CHARACTERS, MOST_STEPS, LEAST_STEPS = 1 << 24, 16384, 512
 CHECKED_STEPS = 200
 
@@ -75,7 +76,7 @@ def check(units: int) -> dict[str, Any]:
 
 
 def measure(units: int, batch: int) -> dict[str, Any]:
-    """Characters a second of so many rows, drawn at temperature 1, from the call to its results."""
+    """Characters a second of `batch` rows, drawn at temperature 1, from the call to its results."""
     model = model_of(units)
     steps = min(MOST_STEPS, max(LEAST_STEPS, CHARACTERS // batch))
     state, logits = model.read(model.initial_state(batch), np.full((batch, 1), 7))
@@ -86,7 +87,7 @@ def measure(units: int, batch: int) -> dict[str, Any]:
         start = time.perf_counter()
         model.generate_rows(state, logits, requests)
         taken = time.perf_counter() - start
-        # The first compiles the kernel and takes the memory.
+        # The first call compiles the kernel and allocates the memory.
         if run > 0:
             rates.append(batch * steps / taken)
         if run > 1 and time.perf_counter() - began > SECONDS:

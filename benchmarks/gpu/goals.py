@@ -1,4 +1,4 @@
-"""The goals of the GPU suite, and which of them the figures of a run reach; needs no framework."""
+"""The goals of the GPU suite, compared with the figures of a run; needs no framework."""
 
 import itertools
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Goal = dict[str, Any]
 
 
 def goals(result: dict[str, Any]) -> Iterator[Goal]:
-    """Each goal with the figure of this run, and whether that reaches it; a figure that is missing does not."""
+    """Each goal, the figure of this run, and whether it reaches the goal; a missing figure does not."""
     yield from _recurrence(result)
     yield from _beside_cudnn(result)
     varied = {(one["number"], one["variant"]): one for one in result.get("variants", ())}
@@ -94,7 +94,7 @@ def _beside_cudnn(result: dict[str, Any]) -> Iterator[Goal]:
 
 
 def losses_apart(one: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """The largest difference between the losses of two contestants, as a share; None where one has no losses."""
+    """The largest difference between the losses of two contestants, as a share; None if one has no losses."""
     if not one.get("losses") or not other.get("losses"):
         return None
     return float(np.max(np.abs(np.divide(one["losses"], other["losses"]) - 1)))  # a NaN, if there is one

@@ -1,7 +1,7 @@
 """Items of the GPU suite, and the journals in which its processes record the outcome of each.
 
-A journal is a file of lines, each a JSON object that is on the disk before anything else happens: whatever ends a
-process, or the machine, leaves all that was found.
+A journal is a file of lines, each a JSON object that is on the disk before anything else happens: no result is lost if
+a process, or the machine, ends.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ class Item:
     """A single check or measurement, whose failure does not affect other items.
 
     Attributes:
-        name: The same in each run, of one part no two the same.
-        run: Gives what was found, as JSON has it; where "right" is False in it, the item has failed.
-        limit_s: One that takes longer hangs. The kernels' own limit for a barrier is 20 s.
+        name: Its name, the same in each run and unique in its part.
+        run: Returns the findings as JSON values; "right": False marks a failure.
+        limit_s: The seconds after which it counts as hanging. The kernels' own limit for a barrier is 20 s.
     """
 
     name: str
@@ -38,7 +38,7 @@ class LeftOutError(Exception):
 
 
 def journal(folder: Path, module: str) -> Path:
-    """The journal of the parts that a module has."""
+    """The journal of a module's parts."""
     return folder / f"{module.rpartition('.')[2]}.jsonl"
 
 
@@ -60,10 +60,10 @@ class Reader:
     """Read a journal that grows.
 
     Args:
-        file: It; it need not be there yet.
+        file: The journal, which may not exist yet.
 
     Attributes:
-        damaged: How many lines were none.
+        damaged: The number of damaged lines.
     """
 
     def __init__(self, file: Path) -> None:
@@ -71,7 +71,7 @@ class Reader:
         self.damaged = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """The whole lines that came since the last time."""
+        """The complete lines since the last call."""
         try:
             with self._file.open("rb") as file:
                 file.seek(self._at)

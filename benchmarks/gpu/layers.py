@@ -1,7 +1,7 @@
 """Keras models on a GPU through `model.fit`; parts of the GPU suite: `fit`, `tensorflow` and `crossover`.
 
-`fit` is the character model beside stock Keras on the same backend, `tensorflow` beside stock Keras on TensorFlow, and
-`crossover` is training time against the size of the batch, what `chart` draws. Each contestant is a process with
+`fit` trains the character model beside stock Keras on the same backend, `tensorflow` beside stock Keras on TensorFlow,
+and `crossover` measures training time against the size of the batch, for `chart`. Each contestant is a process with
 Keras (`training.race.Contestant`).
 """
 
@@ -40,7 +40,7 @@ BESIDE_TENSORFLOW = (
 )
 # The steps of the curve and of each turn, and the number of turns.
 STEPS, ROUNDS, ROUND_S = 50, 3, 1.5
-# The step time above which larger batches are left out.
+# If a step takes longer than this, larger batches are left out.
 SLOW_S = 0.5
 # The time to load a framework and Keras, to compile, and to measure the faster implementation.
 _LIMIT_S = 150
@@ -48,7 +48,7 @@ Settings = dict[str, Any]
 
 
 def fit() -> list[Item]:
-    """Each backend and policy an item, the fastest policy first."""
+    """An item for each backend and policy, the fastest policy first."""
     _prepare()
     return [
         Item(f"{backend} {policy}", partial(character_model, backend, policy), _LIMIT_S)
@@ -58,7 +58,7 @@ def fit() -> list[Item]:
 
 
 def tensorflow() -> list[Item]:
-    """Each kind of layer and policy an item."""
+    """An item for each kind of layer and policy."""
     _prepare("tensorflow", "torch")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return [
@@ -68,7 +68,7 @@ def tensorflow() -> list[Item]:
 
 
 def crossover() -> list[Item]:
-    """An item a batch and contestant: layer by layer, ours and Keras's, on the GPU and the CPU."""
+    """An item for each batch and contestant: layer by layer, ours and Keras's, on the GPU and the CPU."""
     _prepare()
     held = Held()
     found = []
@@ -94,7 +94,7 @@ def python_text() -> Path:
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
     text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
     with atomic_write(book) as beside:
-        # A vocabulary as large as that of English text.
+        # As many different characters as in English text.
         beside.write_text("".join(c for c in text if c == "\n" or " " <= c <= "~"), encoding="utf-8")
     return book
 
@@ -160,7 +160,7 @@ class _Racer:
     """A contestant of a race, which may drop out.
 
     Attributes:
-        record: What a result file keeps.
+        record: Its entry in a result file.
     """
 
     def __init__(self, book: Path, settings: Settings) -> None:
@@ -169,14 +169,14 @@ class _Racer:
         self._count = 0
 
     def begin(self) -> None:
-        """Run the steps of the curve, and some to learn how long one takes."""
+        """Run the steps of the loss curve, and some to learn the time of a step."""
         self._run(STEPS, timed=False)
         if "error" not in self.record:
             self.record = {**self.record, "losses": list(self._contestant.losses)}
         self._run(4)
 
     def turn(self) -> None:
-        """Run as many steps as take a turn."""
+        """Run the steps of a turn."""
         if self._count == 0 and self._contestant.seconds:
             (seconds,) = self._contestant.seconds.values()
             self._count = max(3, min(200, round(ROUND_S / as_timing(seconds).median_s)))
@@ -194,7 +194,7 @@ class _Racer:
             self.record = {**self.record, "error": f"{type(error).__name__}: {error}", "log": log_tail()}
 
     def close(self) -> None:
-        """End it."""
+        """End the contestant."""
         with contextlib.suppress(OSError):
             self._contestant.close()
 
@@ -208,7 +208,7 @@ class Held:
         self._too_slow = False
 
     def point(self, settings: Settings, batch: int) -> dict[str, Any]:
-        """Milliseconds of a training step of such a batch."""
+        """The milliseconds of a training step with a batch."""
         if settings != self._settings:
             self._close()
             self._settings, self._too_slow = settings, False
@@ -223,7 +223,7 @@ class Held:
             each.seconds.clear()
             each.steps(3, timed=False, batch=batch)
             each.steps(4, batch=batch)
-            # The first times show if there is time for more.
+            # The first times show whether there is time for more.
             if sum(each.seconds[batch]) < 1:
                 each.steps(31, batch=batch)
         except (RuntimeError, OSError):

@@ -1,8 +1,8 @@
 """A part of the GPU suite, in a process of its own: `python -m benchmarks.gpu.part MODULE PART FOLDER [NTH OF]`.
 
-It runs the items that `MODULE.PART()` gives, one by one, but for those that the journal in FOLDER knows already. One
-that raises is written down, and the next begins; if CUDA is what failed, in a new process (`watch` starts it),
-since nothing can be believed in this one any more.
+It runs the items of `MODULE.PART()` one by one, without those already in the journal in FOLDER. If an item raises, that
+is recorded and the next one starts; after a failure of CUDA it starts in a new process (by `watch`), because results
+of this one are no longer reliable.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu.journal import Item, LeftOutError, Reader, append, ended, journal, log_tail
 
 ANEW = 75
-"""The exit status of a process that needs another process to continue."""
+"""The exit status of a process after which a new process must continue."""
 _CUDA = re.compile(
     r"cuda error|cuda_error|cuda driver|cudnn|cublas|illegal memory|launch failure", re.IGNORECASE
 )
@@ -29,7 +29,7 @@ _TOLD_CHARACTERS, _PR_SET_PDEATHSIG = 2000, 1
 
 
 def run(module: str, part: str, folder: Path, nth: int = 0, of: int = 1) -> int:
-    """Run each `of`-th item of a part, from the `nth` on; give what the process is to end with."""
+    """Run each `of`-th item of a part, from the `nth` on; return the exit status."""
     file = journal(folder, module)
     tell = partial(append, file, part=part, worker=nth)
     known = ended(Reader(file).lines(), part)
@@ -71,21 +71,21 @@ def _ran(item: Item, tell: Any) -> bool:
 
 
 def _ours(error: Exception) -> bool:
-    """True if a required module is missing."""
+    """True if the error is a missing module of ours."""
     return isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(
         ("cellerate", "benchmarks")
     )
 
 
 def _of_cuda(error: BaseException | None) -> bool:
-    """True if CUDA is what failed, or what made the error."""
+    """True if CUDA failed, or caused the error."""
     while error is not None and not _CUDA.search(f"{type(error).__name__}: {error}"):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _wait_for_gpu() -> None:
-    """Wait for the GPU, so that a failure of an item appears in that item and not in the next."""
+    """Wait for the GPU, so that a failure appears in its own item and not in the next."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

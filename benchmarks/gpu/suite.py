@@ -1,9 +1,9 @@
 """Check and time the GPU kernels: `python -m benchmarks.gpu.suite -o FOLDER [--minutes 9]`.
 
-For a machine with an NVIDIA GPU from Hopper on that one has for minutes: whatever fails, hangs or breaks the GPU's
-state loses one item, and whatever ends the run leaves all that was found, in journals and in `gpu-<date>.json`, which
+For a machine with an NVIDIA GPU, Hopper or newer, that is available for minutes: a failure, a hang or a broken state of
+the GPU loses one item, and if the run ends early, all findings stay in journals and in `gpu-<date>.json`, which
 `--summarise` makes anew from the journals. The parts with Keras models need Keras. Ends with 1 if something failed,
-with 2 if there is no GPU; whether the goals are reached stands in the record.
+with 2 if there is no GPU; the record says whether the goals are reached.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PARTS = (
     Part("sizes", "benchmarks.gpu.timings", 60, 150),
     Part("variants", "benchmarks.gpu.timings", 12, 60),
     Part("robustness", "benchmarks.gpu.checks", 8, 60),
-    # The whole part takes 250 s; lines without time are missing in the chart.
+    # The whole part takes 250 s; the chart lacks the lines for which no time is left.
     Part("crossover", "benchmarks.gpu.layers", 40, 600),
 )
 # Parts that only run by name: for rare machines, and for compute-sanitizer, under which all others
@@ -45,12 +45,12 @@ NAMED = (
 )
 # The time to end processes and to write the record; a tenth of a short run.
 _ENDING_S = 12.0
-# Of the hundreds of compiled kernels, one in this many is shown.
+# One of this many compiled kernels is printed; there are hundreds.
 _COMPILED_TOLD = 25
 
 
 def planned(parts: Sequence[Part], seconds: float) -> list[Part]:
-    """Of the parts, the first ones first, those that likely fit into so many seconds."""
+    """The parts, in their order, that probably fit into `seconds`."""
     found: list[Part] = []
     for part in parts:
         if sum(one.expected_s for one in [DEVICE, *found, part]) <= seconds:
@@ -59,7 +59,7 @@ def planned(parts: Sequence[Part], seconds: float) -> list[Part]:
 
 
 def share(part: Part, after: Sequence[Part], left_s: float) -> float:
-    """The time limit of a part: its expected time, plus, up to its most, what no later part is expected to need."""
+    """The time limit of a part: its expected time, plus the time that later parts are not expected to need."""
     spare = left_s - sum(one.expected_s for one in after)
     return min(left_s, part.most_s, max(part.expected_s, spare))
 
@@ -68,13 +68,13 @@ class Suite:
     """A run.
 
     Args:
-        folder: Of the journals and the record.
-        parts: What is to run, in this order.
-        left_out: The names of those that do not fit.
-        seconds: After so many no process runs any more.
+        folder: The folder of the journals and the record.
+        parts: The parts to run, in this order.
+        left_out: The names of the parts that do not fit.
+        seconds: The time limit, after which no process runs.
 
     Attributes:
-        record: What was found so far.
+        record: The findings so far.
     """
 
     def __init__(self, folder: Path, parts: Sequence[Part], left_out: Sequence[str], seconds: float) -> None:
@@ -91,7 +91,7 @@ class Suite:
         self.write()
 
     def run(self) -> bool:
-        """Run the parts; give whether there is a GPU, if they need one."""
+        """Run the parts; return False if they need a GPU and there is none."""
         if any(part.gpu for part in self._parts):
             self._run(DEVICE, self._parts)
             kernels = [one for one in self.record["result"].get("device", ()) if one["item"] == KERNELS]
@@ -123,7 +123,7 @@ class Suite:
             _say(f"{time.monotonic() - self._began:6.1f} s  {told}")
 
     def write(self) -> Path:
-        """Write the record of what there is so far."""
+        """Write the record of the findings so far."""
         head = self.record | {"seconds": time.monotonic() - self._began}
         self.record = summary.summarised(self._folder, head)
         return write_record(self.record, self._folder)

@@ -18,8 +18,8 @@ def summarised(folder: Path, head: Record | None = None) -> Record:
     """The record made from the journals of a folder.
 
     Args:
-        folder: It.
-        head: How the record begins; None for that of the record that stands there, or of a new one.
+        folder: The folder.
+        head: The first fields of the record; None for those of the folder's record, or new ones.
     """
     parts: dict[str, dict[str, Any]] = {}
     result: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def _add(line: dict[str, Any], part: dict[str, Any], found: list[dict[str, Any]]
         part["known"].add(item)
     if event == "done":
         part["done"] += 1
-        # The sizes of hundreds of compiled kernels are of no use to readers.
+        # Readers have no use for the sizes of hundreds of compiled kernels.
         if line["part"] != "compiled":
             words = {name: line[name] for name in ("not_finite",) if name in line}
             found.append({"item": item, **line["found"], **words})
@@ -96,7 +96,7 @@ def failures(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def report_lines(record: Record) -> Iterator[str]:
-    """The lines that are printed of a record: parts, failures, and goals."""
+    """The printed lines of a record: parts, failures, and goals."""
     for name, part in record["parts"].items():
         ended = f"{part.get('ended', 'it was cut off')}, {part.get('seconds', 0):.0f} s"
         counts = f"{part['done']} of {part['items']} items, {len(part['failed'])} failed"
@@ -113,7 +113,7 @@ def report_lines(record: Record) -> Iterator[str]:
 
 
 def _some(lines: list[str]) -> list[str]:
-    """The printed ones; the record has all."""
+    """The failures to print; the record has all."""
     more = len(lines) - _MOST_TOLD
     return lines if more <= 0 else [*lines[:_MOST_TOLD], f"  and {more} more"]
 

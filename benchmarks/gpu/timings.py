@@ -1,6 +1,6 @@
 """The speed of the GPU kernels and of cuDNN in the same run.
 
-Parts of the GPU suite: `recurrence`, `sizes`, `variants`. Works are timed in turn, as CUDA graphs: what the GPU takes,
+Parts of the GPU suite: `recurrence`, `sizes`, `variants`. Works are timed in turn, as CUDA graphs: the time on the GPU,
 without the Python that starts it.
 """
 
@@ -54,7 +54,7 @@ def variants() -> list[Item]:
 
 
 def _items(every: list[tuple[str, int, int]]) -> list[Item]:
-    """Each size beside cuDNN, and after all of them each kernel alone: a profiler slows down what comes after it."""
+    """Each size beside cuDNN, then each kernel alone, last because a profiler slows down later measurements."""
     names = [f"{precision} H{units} B{batch}" for precision, units, batch in every]
     both = [Item(name, partial(beside_cudnn, *size)) for name, size in zip(names, every, strict=True)]
     alone = [
@@ -94,7 +94,7 @@ def beside_cudnn(precision: str, units: int, batch: int) -> dict[str, Any]:
 def kernels_alone(precision: str, units: int, batch: int) -> dict[str, Any]:
     """Microseconds of a step of the recurrences: in a whole pass, and for the rows that the GPU runs at once.
 
-    The latter of every kernel that there is to choose from.
+    The latter are measured for every available kernel.
     """
     call, works = layer_works(precision, units, batch)
     full = {
@@ -164,7 +164,7 @@ def layer_works(
 
 
 def cudnn_works(precision: str, units: int, batch: int) -> dict[str, Work]:
-    """The same of cuDNN, through torch."""
+    """The same works by cuDNN, through torch."""
     dtype = getattr(torch, precision)
     cudnn = torch.nn.LSTM(units, units, batch_first=True, device="cuda", dtype=dtype)
     x = torch.randn(batch, STEPS, units, device="cuda", dtype=dtype, requires_grad=True)

@@ -1,7 +1,7 @@
-"""Run the parts of the GPU suite, each in processes of its own that are ended when their time is over.
+"""Run the parts of the GPU suite, each in separate processes that are ended when their time is over.
 
-Where a process dies or an item hangs, that item has failed, and another process goes on behind it. Nothing here touches
-CUDA: a kernel that hangs holds up every process that waits for it.
+If a process dies or an item hangs, that item has failed, and another process continues after it. This program does not
+touch CUDA: a kernel that hangs blocks every process that waits for it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from benchmarks.gpu.journal import ENDS, Reader, append, journal, log_tail
 from benchmarks.gpu.part import ANEW
 from benchmarks.processes import program
 
-# Python and a framework load before the first item; the time between two items is negligible.
+# The time to load Python and a framework before the first item; between two items it is negligible.
 STARTUP_S = 120.0
 _POLL_S, _DYING_S, _TELLING_S = 0.05, 3.0, 0.3
 Line = dict[str, Any]
@@ -31,12 +31,12 @@ class Part:
     """Items that run in one process, or in several.
 
     Attributes:
-        name: The function that gives them.
-        module: Whose that is.
-        expected_s: How long it likely takes.
-        most_s: The longest that it may take.
-        workers: How many processes share the items out; more than one only where nothing is timed.
-        gpu: Whether it needs one.
+        name: The function that returns the items.
+        module: The module of that function.
+        expected_s: The expected time.
+        most_s: The time limit.
+        workers: The number of processes that share the items; more than one only if nothing is timed.
+        gpu: Whether it needs a GPU.
     """
 
     name: str
@@ -51,13 +51,13 @@ def run(part: Part, folder: Path, seconds: float, tell: Callable[[Line], None]) 
     """Run a part for at most the given seconds.
 
     Args:
-        part: It.
-        folder: Where its journal is.
-        seconds: When all of its processes are killed.
-        tell: Is given each line of the journal that is new.
+        part: The part.
+        folder: The folder of its journal.
+        seconds: The time after which all of its processes are killed.
+        tell: Called with each new line of the journal.
 
     Returns:
-        Why it ended, in words: "done", if it came to the end of its items.
+        The reason why it ended: "done" after its last item.
     """
     began = time.monotonic()
     reader, why = Reader(journal(folder, part.module)), "done"
@@ -97,7 +97,7 @@ class _Worker:
     """The process of a part, and its successors.
 
     Attributes:
-        broken: Why no other process went on, where the part is not at its end.
+        broken: The reason why no other process continued, if the part is not finished.
     """
 
     def __init__(self, part: Part, folder: Path, nth: int) -> None:
@@ -133,8 +133,8 @@ class _Worker:
         """Check the progress of the process and act on it; return True while more may come.
 
         Args:
-            code: What it ended with, if it has.
-            lines: What is new in the journal, up to then at least.
+            code: Its exit status, if it has ended.
+            lines: The new lines of the journal, at least up to that moment.
         """
         self._follow(lines)
         if code is None and time.monotonic() < self._due:
@@ -183,7 +183,7 @@ class _Worker:
         append(file, part=self._part.name, event=event, item=self._item, **more)
 
     def _dump_traceback(self) -> None:
-        """Make the process print its stack."""
+        """Have the process print its stack."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
             time.sleep(_TELLING_S)

@@ -1,9 +1,9 @@
 """One step of one stream through a stack of LSTMs, from Python: packed models and peers, in turn.
 
-Each contestant is this module run with `--contestant`, told over its standard input what to run next. It keeps the
-states as its users would, gets a NumPy array and gives one. Where it has several ways or numbers of threads, it runs
-the one that was fastest in a trial. All take turns twice: on the quiet machine, and while another process keeps a core
-busy. Ours is also timed without Python around it, and beside the time that reading its weights takes at least.
+Each contestant is this module run with `--contestant`; it reads requests from its standard input. It keeps the states
+as its users would, takes a NumPy array and returns one. If it has several ways or numbers of threads, it runs the
+fastest of a trial. All take turns twice: on the quiet machine, and while another process keeps a core busy. Ours is
+also timed without Python around it, and compared with the least time to read its weights.
 """
 
 import argparse

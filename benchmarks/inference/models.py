@@ -19,9 +19,9 @@ class Layer(NamedTuple):
 
     Attributes:
         kind: The kind of layer.
-        units: The width of what it gives; a bidirectional one's are twice as many.
-        sequences: Of an LSTM, whether it gives all steps.
-        activation: Of a dense layer, "linear" or "sigmoid".
+        units: The width of the output; that of a bidirectional layer is twice as large.
+        sequences: For an LSTM, whether it returns all steps.
+        activation: For a dense layer, "linear" or "sigmoid".
     """
 
     kind: str
@@ -31,13 +31,13 @@ class Layer(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model: its layers, what goes in.
+    """A model: its input and its layers.
 
     Attributes:
         steps: T.
         width: The features of the input; with ids, the vocabulary.
         ids: Whether the input is (B, T) ids and not (B, T, width) numbers.
-        layers: In order.
+        layers: The layers, in order.
     """
 
     steps: int
@@ -87,12 +87,12 @@ STREAMED = {
     )
 }
 """The model of many streams, which run a step at a time."""
-# The most bytes of a table that our core makes of embeddings and kernel (csrc/engine/program_graph.cpp).
+# The most bytes of the table that our core makes of embeddings · kernel (csrc/engine/program_graph.cpp).
 _LARGEST_TABLE = 16 << 20
 
 
 def products(model: Model) -> int:
-    """Multiplications of a row, without those that our core replaces by a table."""
+    """The multiplications of a row, without those that our core replaces by a table."""
     found, steps, before = 0, model.steps, Layer("input")
     for layer, width in widths(model):
         ways = {"lstm": 1, "bidirectional": 2}.get(layer.kind, 0)
@@ -107,7 +107,7 @@ def products(model: Model) -> int:
 
 
 def widths(model: Model) -> Iterator[tuple[Layer, int]]:
-    """Each layer with the width of what it reads."""
+    """Each layer with the width of its input."""
     width = model.width
     for layer in model.layers:
         yield layer, width
@@ -140,7 +140,7 @@ def weights_of(model: Model) -> list[Weights]:
 
 
 def batch_of(model: Model, batch: int) -> np.ndarray:
-    """The input, the same rows at the beginning of each batch."""
+    """The input; all batches begin with the same rows."""
     random = np.random.default_rng(1)
     if model.ids:
         return random.integers(0, model.width, (256, model.steps)).astype(np.int32)[:batch]
@@ -207,5 +207,5 @@ def build(folder: Path) -> None:
 
 
 def cell_file(folder: Path, name: str, precision: str) -> Path:
-    """Where a model is packed."""
+    """The path of a packed model."""
     return folder / f"{name.replace(' ', '-')}-{precision}.cell"

@@ -1,4 +1,4 @@
-"""The peers of the inference contest: how each runs a model, with each precision and number of threads it has."""
+"""The peers of the inference contest: the ways in which each runs a model, by precision and number of threads."""
 
 from collections.abc import Callable
 from importlib import metadata
@@ -12,7 +12,7 @@ from benchmarks.precisions import PRECISIONS
 
 THREADS = (1, 2)
 Run = Callable[[np.ndarray], Any]
-# How a model is run, by precision and in words.
+# The ways to run a model, by precision and in words.
 Ways = dict[str, dict[str, Run]]
 
 
@@ -47,7 +47,7 @@ def keras_ways(name: str, model: Model, folder: Path) -> Ways:
 
 
 def torch_ways(name: str, model: Model, folder: Path) -> Ways:
-    """torch: float32 and bfloat16 through oneDNN's LSTM, as it is and compiled; int8 by its dynamic quantisation."""
+    """torch: float32 and bfloat16 through oneDNN's LSTM, eager and compiled; int8 by its dynamic quantisation."""
     import torch
 
     torch.set_grad_enabled(False)
@@ -107,7 +107,7 @@ def _torch_layer(layer: Layer, width: int) -> Any:
 
 
 def _fill(part: Any, weights: list[np.ndarray]) -> None:
-    """Copy Keras's weights; torch has kernels transposed and a second bias, which stays at zero."""
+    """Copy Keras's weights; torch transposes kernels and has a second bias, which stays at zero."""
     import torch
 
     arrays = [array.T if array.ndim == 2 else array for array in weights]
@@ -124,7 +124,7 @@ def _fill(part: Any, weights: list[np.ndarray]) -> None:
 
 
 def onnx_file(name: str, model: Model, folder: Path) -> Path:
-    """The model as ONNX, of any batch."""
+    """The model as ONNX, for any batch."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -203,7 +203,7 @@ def onnxruntime_ways(name: str, model: Model, folder: Path) -> Ways:
 
 
 def openvino_ways(name: str, model: Model, folder: Path) -> Ways:
-    """OpenVINO: float32, bfloat16 by its hint, and int8 by nncf, calibrated on the rows that it is asked for."""
+    """OpenVINO: float32, bfloat16 by its hint, and int8 by nncf, calibrated on the rows of the contest."""
     import openvino
 
     from benchmarks.generation.onnx import nncf_quantized, request_of

@@ -1,9 +1,9 @@
 """Whole batches through a model in one call: packed models, and every other runtime for the same model.
 
-A module of its own because a process holds one Keras backend: each contestant is this module run with `--contestant`,
-told over its standard input what to run next, so that all take turns in one run. Each gets the same weights and the
-same rows, as NumPy arrays, and gives NumPy arrays back; what is in the timed call is what its user would call. Where a
-contestant has several ways or numbers of threads, it runs the one that was fastest in a trial of the same size.
+A process holds one Keras backend, so each contestant is this module run with `--contestant`; it reads requests from its
+standard input, so that all take turns in one run. Each gets the same weights and the same rows as NumPy arrays, and
+returns NumPy arrays; the timed call is the one that its users would make. If a contestant has several ways or numbers
+of threads, it runs the fastest of a trial of the same size.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from benchmarks.processes import Process, in_turn, program, refusal, same_alloca
 from cellerate.observe.bench.contestant import allocator_found
 
 # The allowed error of up to four layers, relative to the root mean square in float64: float32 as for one layer over
-# 100 steps; bfloat16's 2^-9 and int8's 1/254 of each factor, of 8 products whose errors have no common sign, with a
-# little for what earlier steps leave in a state.
+# 100 steps; for 8 products whose errors have no common sign, bfloat16's 2^-9 and int8's 1/254 of each factor, with a
+# little for the errors of earlier steps in a state.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-6, "int8": 2.0**-5}
 START_LIMIT_S = 240
 

@@ -1,6 +1,6 @@
-"""The models of the case `latency`: stacks of LSTMs and a dense layer, of which a call computes one step of one row.
+"""The models of the case `latency`: stacks of LSTMs and a dense layer; a call computes one step of one row.
 
-The sizes are those that the makers of low-latency accelerators publish: as many inputs as units, 32 outputs.
+The sizes are those published by makers of low-latency accelerators: as many inputs as units, 32 outputs.
 """
 
 from pathlib import Path
@@ -19,8 +19,8 @@ class Stack(NamedTuple):
     """A stack.
 
     Attributes:
-        layers: How many LSTMs.
-        units: Of each, and the features of the input.
+        layers: The number of LSTMs.
+        units: The units of each, and the features of the input.
     """
 
     layers: int
@@ -28,7 +28,7 @@ class Stack(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As "2x128"."""
+        """The name, such as "2x128"."""
         return f"{self.layers}x{self.units}"
 
     @property
@@ -40,7 +40,7 @@ class Stack(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """The number of weights in the matrices, all of which a step reads."""
+        """The number of weights in all matrices; a step reads them all."""
         return self.units * (self.layers * 8 * self.units + OUTPUTS)
 
 
@@ -65,7 +65,7 @@ def head_of(stack: Stack) -> list[np.ndarray]:
 
 
 def inputs_of(stack: Stack) -> np.ndarray:
-    """(CHECKED_STEPS, units) float32: the steps that are checked; the first of them is pushed when timed."""
+    """(CHECKED_STEPS, units) float32: the checked steps; the timed calls push the first of them."""
     return np.ascontiguousarray(batch_of(stack.model, 1)[0])
 
 

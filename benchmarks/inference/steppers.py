@@ -1,6 +1,6 @@
-"""The contestants of the case `latency`: how each keeps the states of a stack, and takes one step from Python.
+"""The contestants of the case `latency`: each keeps the states of a stack, and takes one step from Python.
 
-A way is a function without arguments that gives a step: (1, units) float32 to (OUTPUTS,), from zero states on.
+A way is a function without arguments that returns a step: (1, units) float32 to (OUTPUTS,), starting at zero states.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from benchmarks.inference.peers import THREADS
 from benchmarks.inference.stacks import OUTPUTS, Stack, head_of, inputs_of, lstms_of
 
 Step = Callable[[np.ndarray], Any]
-# By precision and in words.
+# The ways of a contestant, by precision and in words.
 Ways = dict[str, dict[str, Callable[[], Step]]]
 
 
@@ -44,7 +44,7 @@ def cellerate_ways(stack: Stack, folder: Path) -> Ways:
 
 
 def onnx_file(stack: Stack, folder: Path) -> Path:
-    """The step as ONNX: x (1, 1, units) and the states h0, c0, … → y (1, OUTPUTS) and the states after it."""
+    """The step as ONNX: x (1, 1, units) and the states h0, c0, … → y (1, OUTPUTS) and the new states."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -86,7 +86,7 @@ def _zeros(stack: Stack) -> list[np.ndarray]:
 
 
 def onnxruntime_ways(stack: Stack, folder: Path) -> Ways:
-    """ONNX Runtime: float32, and int8 by its own dynamic quantisation; states handed back, or bound to two places."""
+    """ONNX Runtime: float32, and int8 by its own dynamic quantisation; states returned, or bound to two buffers."""
     from onnxruntime import OrtValue
 
     from benchmarks.generation.onnx import OPERATORS, quantized, session_of
@@ -148,7 +148,7 @@ def _output() -> np.ndarray:
 
 
 def openvino_ways(stack: Stack, folder: Path) -> Ways:
-    """OpenVINO: states handed back, or kept by it as variables; float32, bfloat16 by its hint, int8 by nncf."""
+    """OpenVINO: states returned, or kept as its own variables; float32, bfloat16 by its hint, int8 by nncf."""
     import openvino
     from openvino.passes import MakeStateful, Manager
 
@@ -253,7 +253,7 @@ def litert_ways(stack: Stack, folder: Path) -> Ways:
 
 
 def torch_ways(stack: Stack, folder: Path) -> Ways:
-    """torch.nn.LSTM with its states, as it is and compiled: float32, bfloat16, int8 by its dynamic quantisation."""
+    """torch.nn.LSTM with its states, eager and compiled: float32, bfloat16, int8 by its dynamic quantisation."""
     import torch
 
     torch.set_grad_enabled(False)

@@ -1,12 +1,11 @@
 """The quality and the speed of smaller models: pruned, quantised and distilled, for each task.
 
-A module of its own because a process holds one Keras backend: each part is this module run alone, by hand too:
-`python -m benchmarks.quality.compression text --quick`. The part "speed" is the only one that another
-program on the machine disturbs.
+A process holds one Keras backend, so each part is this module run alone, which also works by hand:
+`python -m benchmarks.quality.compression text --quick`. Other programs on the machine disturb only the part "speed".
 
-Models are judged on what training held out. All of them go on learning while they are made smaller, so each figure
-stands beside its controls: the original trained on for as many steps, and a model of half the size that was trained
-for as long in all.
+Models are judged on the data that training held out. All of them go on learning while they are made smaller, so each
+figure stands beside its controls: the original trained for as many further steps, and a model of half the size trained
+for the same total time.
 """
 
 import argparse
@@ -41,11 +40,11 @@ class Part:
 
     Attributes:
         file: The data.
-        options: Of `cellerate train`.
-        epochs: Of the original.
-        units: Of the original.
-        student: Units of the student.
-        pruned: How pruning is tried: how many steps of training, and which units go.
+        options: The options of `cellerate train`.
+        epochs: The epochs of the original.
+        units: The units of the original.
+        student: The units of the student.
+        pruned: The ways to prune: the number of training steps, and the choice of the units.
     """
 
     file: str
@@ -88,10 +87,10 @@ def measure(task: str, data: Path, folder: Path, *, quick: bool) -> dict[str, An
     """Train a model of a task and compress it in every way.
 
     Args:
-        task: Of `_TASKS`.
+        task: The task, of `_TASKS`.
         data: The folder of the inputs.
-        folder: Where the models go.
-        quick: Small models, few steps.
+        folder: The folder for the models.
+        quick: Use small models and few steps.
     """
     part = _TASKS[task]
     seeds: Sequence[int] = SEEDS
@@ -116,7 +115,7 @@ def measure(task: str, data: Path, folder: Path, *, quick: bool) -> dict[str, An
     found["student_units"] = part.student
     found["distilled"] = []
     for seed in seeds:
-        # The batches have another order too.
+        # The order of the batches differs, too.
         ordered = _Work(model, file, work.steps, seed)
         student = _untrained(task, work.workload.model, part.student, seed)
         found["distilled"].append(ordered.distilled(student, seed))
@@ -130,13 +129,13 @@ def measure(task: str, data: Path, folder: Path, *, quick: bool) -> dict[str, An
 
 
 class _Work:
-    """A trained model and what is done with it.
+    """A trained model, its data, and the ways to make it smaller.
 
     Args:
         path: The model.
         file: Its data.
-        steps: How many batches the controls are trained on.
-        seed: Of the order of the batches.
+        steps: The number of batches that the controls are trained on.
+        seed: The seed of the order of the batches.
     """
 
     def __init__(self, path: Path, file: Path, steps: int, seed: int = 0) -> None:
@@ -149,8 +148,8 @@ class _Work:
         self.batches = len(source)
         self.data = KerasBatches(source)
         self.loss = self.workload.loss(self.workload.model)
-        # The kept epoch of a training. A short series chooses it on another part than the one that
-        # models are compared on; for the other tasks the last epoch is the best.
+        # The epoch that a training keeps. A short series chooses it on another part than that on which
+        # models are compared; for the other tasks the last epoch is the best.
         validation = _validation(self.workload, file)
         self.judging: dict[str, Any] = {"validation": validation} if validation else {"judge": self.judge}
         self._sign = -1.0 if self.workload.metric.higher_is_better else 1.0
@@ -187,7 +186,7 @@ class _Work:
         print(f"{name:<44} {self.workload.metric.name} {quality:.4f}{worse}", flush=True)
 
     def quantized(self) -> dict[str, Any]:
-        """int8, evaluated in Keras and as a packed model."""
+        """The original in int8, evaluated in Keras and as a packed model."""
         from cellerate.compress.quantize import quantize
         from cellerate.tasks.packing import packed
 
@@ -203,7 +202,7 @@ class _Work:
         )
 
     def pruned(self, steps: int, importance: Any) -> dict[str, Any]:
-        """Half of the units, trained for the given number of steps."""
+        """The original with half of the units, trained for the given number of steps."""
         from cellerate.compress.prune import prune
 
         small, record = prune(
@@ -314,7 +313,7 @@ def _excerpt(file: Path, folder: Path) -> Path:
 
 
 def speed(*, quick: bool) -> dict[str, Any]:
-    """Characters/s of one stream, of the original, pruned and student sizes; what they generate does not matter."""
+    """Characters/s of one stream, for the original, pruned and student sizes; the generated text does not matter."""
     import keras
     import numpy as np
 

@@ -1,6 +1,6 @@
 """`cellerate optimize` on a trained model of each task: from the model as Keras runs it to the verdict, recorded.
 
-A module of its own because everything is measured by the program itself; what is added is whether it is enough.
+The program itself measures everything; this module only checks whether the gains are sufficient.
 """
 
 import json
@@ -20,9 +20,9 @@ class Task(NamedTuple):
 
     Attributes:
         data: The file.
-        options: Of training, which leads to a model that has finished learning or nearly so.
-        batch_size: Of training and of optimizing.
-        budget_s: What optimizing may take.
+        options: The options of a training after which the model has finished learning, or nearly so.
+        batch_size: The batch size of training and of optimizing.
+        budget_s: The time limit of optimizing.
     """
 
     data: str

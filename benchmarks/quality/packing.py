@@ -1,8 +1,8 @@
 """The quality that packing costs: a text model is trained, packed in each precision, and judged on the held-out tail.
 
-A module of its own because it asks how well a packed model predicts, where `generation` asks how fast.
-Packed models read the tail from end to end, their state carried; Keras judges windows, each from a state of
-zeros, and so does the float32 packed model once more, which must agree with it.
+This case measures how well a packed model predicts, `generation` how fast. Packed models read the tail from end to end
+and carry their state; Keras judges windows, each from a state of zeros. The packed model in float32 also judges these
+windows, and must agree with Keras.
 """
 
 import tempfile
@@ -37,7 +37,7 @@ def run(book: Path, *, quick: bool) -> dict[str, Any]:
     """Train, pack and evaluate; a quick run trains a small model on a small part of the book.
 
     Raises:
-        RuntimeError: The packed model judges the tail's windows otherwise than Keras does.
+        RuntimeError: The packed model's result for the tail's windows differs from Keras's.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

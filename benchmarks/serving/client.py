@@ -1,6 +1,6 @@
 """The client of the serving case, a separate process with raw connections to take little processor time.
 
-`python -m benchmarks.serving.client '{"kind": "sessions", "port": 8000, ...}'` prints what it measured as JSON.
+`python -m benchmarks.serving.client '{"kind": "sessions", "port": 8000, ...}'` prints its measurements as JSON.
 """
 
 import asyncio
@@ -92,10 +92,10 @@ class Texts:
     """The characters and times of streams of text.
 
     Attributes:
-        firsts: From when a request was due to its first characters, in seconds.
-        refused: From when a request was due to its refusal, in seconds.
+        firsts: The seconds from the moment a request was due to its first characters.
+        refused: The seconds from the moment a request was due to its refusal.
         found: The texts by their seeds.
-        events: How many parts they came in.
+        events: The number of parts in which the texts came.
     """
 
     prompt: str
@@ -143,7 +143,7 @@ class Texts:
         return first
 
     def results(self) -> dict[str, Any]:
-        """The measurement, with only some of the texts."""
+        """The measurements, with only some of the texts."""
         return {
             "texts": len(self.found),
             "characters": sum(map(len, self.found.values())),
@@ -175,7 +175,7 @@ async def arrivals(
 ) -> dict[str, Any]:
     """Requests of texts at random moments, `rate` a second, whether or not earlier ones are answered.
 
-    Then single ones, ten a second for `after_s`, to see when all is as before.
+    Then single requests, ten a second for `after_s`, to see when the server has recovered.
     """
     found, probes = Texts(prompt), Texts(prompt)
     # Idle connections and the start of their idle time: the server closes them after five seconds.

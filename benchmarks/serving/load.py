@@ -3,11 +3,11 @@
 - Sessions: 10,000 streams of a forecaster of two layers of 64 in int8, a row a second each, beside 100,000 idle ones.
   A request carries the pushes of 100 streams, as a gateway of sensors would send them; its time counts from the
   moment when it was due.
-- Texts: 256 streams of one layer of 512 in int8. Some are compared with what the model draws alone.
+- Texts: 256 streams of one layer of 512 in int8. Some are compared with the texts that the model draws alone.
 - The same texts, fewer, through a server that people write around Keras: `predict_on_batch` a character.
 - 1,000 streams open at once.
-- Texts asked for at random moments, twice as often as can be drawn: how soon the others are refused, whether those
-  that are drawn are right, and when all is as before.
+- Requests for texts at random moments, twice as often as they can be drawn: the time until the surplus is refused, the
+check of the drawn texts, and the time until the server has recovered.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     """Run all five measurements.
 
     Args:
-        quick: Fewer and shorter; to see that it works.
+        quick: Run fewer and shorter ones, to check that it works.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -146,7 +146,7 @@ def many(folder: Path, *, quick: bool, streams: int = 1000) -> dict[str, Any]:
 
 
 def overload(folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Texts asked for at random moments, twice as often as can be drawn; then single ones."""
+    """Requests for texts at random moments, twice as often as they can be drawn; then single ones."""
     places, tokens = 256, 500
     with server(folder, "text.cell", "--sequences", str(places)) as port:
         asked: dict[str, Any] = {"port": port, "tokens": tokens, "prompt": PROMPT}
@@ -171,7 +171,7 @@ def overload(folder: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _checked(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """The times of texts, after a check that none was refused and that some equal what the model draws alone."""
+    """The times of texts, after a check that none was refused and that some equal the texts drawn alone."""
     model = load(folder / "text.cell")
     for seed, text in found["some"].items():
         if text != model.generate(PROMPT, max_tokens=len(text), seed=int(seed)) or not text:

@@ -6,7 +6,7 @@ from cellerate.format import short
 
 
 def served(result: dict[str, Any]) -> list[list[str]]:
-    """A row a question."""
+    """A row for each measurement."""
     sessions, texts, keras, overload = (result[name] for name in ("sessions", "texts", "keras", "overload"))
     many = result["many"]
     best = max(keras["characters_per_s"], key=keras["characters_per_s"].get)

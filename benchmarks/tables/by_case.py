@@ -1,4 +1,4 @@
-"""The rows of each case's table, made of its result; `pages` puts them where they belong."""
+"""The rows of each case's table, made of its result; `pages` puts them into the pages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +85,7 @@ def step(result: dict[str, Any]) -> list[list[str]]:
 def _contest(
     columns: dict[str, list[dict[str, Any]]], more: Callable[[dict[str, Any]], str], digits: int
 ) -> list[list[str]]:
-    """Thousand characters/s: a row a contestant, a column a race; a contestant that cannot run shows the reason."""
+    """Thousand characters/s: a row for each contestant, a column for each race; or the reason why one cannot run."""
     cells: dict[str, dict[str, str]] = {}
     for column, race in columns.items():
         for one in race:
@@ -348,8 +348,8 @@ def smaller(result: dict[str, Any]) -> list[list[str]]:
 def inference(result: dict[str, Any]) -> list[list[str]]:
     """A row a model and batch; for each precision our time, its share of the peak, and the fastest peer.
 
-    What follows the share is how many times our time the fastest other one takes, and who that is. The last row is of
-    many streams, a step a call.
+    After the share come the fastest peer's time, as a multiple of ours, and its name. The last row is for many streams,
+    a step a call.
     """
     rows = [["Model", "Batch", *[f"{precision}, a call" for precision in PRECISIONS]]]
     for cell in result["cells"]:

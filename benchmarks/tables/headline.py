@@ -1,8 +1,8 @@
 """The first table and the chart of the README, and the table of all gains, one for each processor.
 
-Each figure stands beside the fastest way that Keras alone has to do the same with the same model in the same precision,
-whichever backend and way that is; what a narrower precision or a pruned model adds are rows of their own. A `predict`
-a character is one row, because it is what many people do.
+Each figure stands beside the fastest way, on any backend, in which Keras alone does the same with the same model in the
+same precision; the gains of a narrower precision or a pruned model have rows of their own. A `predict` a character is
+one row, because many people do that.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def table(records: Records) -> list[list[str]]:
-    """A row a promise from the newest records, with the range over all records."""
+    """A row for each promise from the newest records, with the range over all records."""
     rows = [["", "before", "after", "times better"]]
     for case, rows_of in ROWS.items():
         if repeats := records.get(case):
@@ -62,7 +62,7 @@ FIRST = {
 }
 """The rows of the long table that the README shows, in plain words."""
 AVX2 = ", with AVX2 alone"
-"""The end of the name of a row in which nobody used wider instructions."""
+"""The end of the name of a row in which no contestant used wider instructions."""
 
 
 def first(records: Records) -> list[list[str]]:
@@ -217,10 +217,10 @@ class Panel(NamedTuple):
     """Bars under a head.
 
     Attributes:
-        head: What was done.
-        unit: Of the bars.
+        head: The work, in words.
+        unit: The unit of the bars.
         bars: The bars.
-        alike: Whether all did the same work, so that all have one scale; else each group has its own.
+        alike: Whether all bars are for the same work and share one scale; else each group has its own.
     """
 
     head: str
@@ -230,7 +230,7 @@ class Panel(NamedTuple):
 
 
 def chart(by_processor: dict[str, Records]) -> str:
-    """The chart, an SVG in the colours of the page's theme: two panels of each processor that was measured."""
+    """The chart, an SVG in the colours of the page's theme: two panels for each measured processor."""
     parts: list[str] = []
     top = 0
     for processor, records in by_processor.items():
@@ -255,7 +255,7 @@ def chart(by_processor: dict[str, Records]) -> str:
 
 
 def _drawn(panels: list[Panel], processor: str, top: int) -> tuple[list[str], int]:
-    """The panels of one processor from `top` on, and how tall they are."""
+    """The panels of one processor from `top` on, and their height."""
     parts = []
     lowest = top
     for place, (head, unit, bars, alike) in enumerate(panels):

@@ -1,7 +1,6 @@
 """The standings in a result: ours and the peers, by precision, so that only equal work is compared.
 
-A module of its own because the tables of gains take from it the fastest way that Keras has, and
-docs/measured/method.md where Cellerate loses.
+The tables of gains take Keras's fastest way from here, and docs/measured/method.md the cases where Cellerate loses.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -59,8 +58,8 @@ class Entry(NamedTuple):
         side: "ours", "keras" or "other".
         who: Its name.
         precision: One of `PRECISIONS`.
-        value: What was measured.
-        way: Of generating, the job's first word.
+        value: The measured value.
+        way: For generating, the job's first word.
     """
 
     side: str
@@ -77,7 +76,7 @@ class Contest(NamedTuple):
         what: The work.
         entries: The contestants.
         told: Writes a value with its unit.
-        higher_is_better: Of the values.
+        higher_is_better: Whether higher values are better.
     """
 
     what: str
@@ -140,7 +139,7 @@ def _trainer(one: dict[str, Any], value: float) -> Entry:
 
 
 def generating(found: dict[str, Any]) -> Contest:
-    """All that was done with a model of one size."""
+    """All contests of generating with a model of one size."""
     entries = []
     for one in found["records"]:
         name, words = one["contestant"], one["job"].split()

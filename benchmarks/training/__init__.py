@@ -1,4 +1,4 @@
-"""Training: single steps, whole epochs, the kernel alone, and what feeds and distributes it."""
+"""Training: single steps, whole epochs, the kernel alone, loaders, and training in several processes."""
 
 __all__ = [
     "kernel",

@@ -1,7 +1,7 @@
 """A contestant's process in the training contest: it trains one model with Keras, Cellerate or torch.
 
-A module of its own because a process holds one Keras backend. `race` starts it and tells it over its standard
-input how many steps to run next.
+A process holds one Keras backend. `race` starts this module for each contestant, and sends the number of steps to run
+next to its standard input.
 """
 
 import argparse
@@ -72,8 +72,8 @@ def initial_weight(name: str, shape: Sequence[int], random: Any) -> Any:
     """A weight drawn like Keras's, the same on every backend.
 
     Args:
-        name: Keras's: "embeddings", "kernel", "recurrent_kernel" or "bias".
-        shape: Of the weight; a bias as long as four gates of a layer begins with its forget gate at 1.
+        name: Keras's name: "embeddings", "kernel", "recurrent_kernel" or "bias".
+        shape: The shape of the weight; a bias of four gates begins with the forget gate at 1.
         random: NumPy's generator.
     """
     import numpy as np

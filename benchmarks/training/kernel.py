@@ -1,8 +1,8 @@
 """The native core and oneDNN's LSTM, forward and backward, as a share of the peak of this machine.
 
-A module of its own because both are called with nothing around them; each is this module run with `--contestant`, so
-that neither disturbs the other's threads, and all take turns. torch is the way to oneDNN from Python: a record says
-what of oneDNN ran. It gets its inputs as it likes them, (T, B, D) and weights in the type of the row.
+Both are called directly. Each is this module run with `--contestant`, so that neither disturbs the other's threads, and
+all take turns. oneDNN is called through torch, and a record names the primitives that ran. It gets its inputs in its
+preferred form: (T, B, D), and weights in the type of the row.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BOUNDS = {"float32": 5e-5, "bfloat16": 2.0**-5}
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """All sizes in both types, ours and oneDNN's in turn; oneDNN is left out where its results are wrong."""
+    """All sizes in both types, ours and oneDNN's in turn; oneDNN is left out if its results are wrong."""
     import ml_dtypes  # noqa: F401  (a clear error here rather than from the contestant)
 
     peaks = {"float32": native.measure_peak(), "bfloat16": native.measure_peak("bfloat16")}
@@ -69,7 +69,7 @@ def _race(
     peaks: dict[str, float],
 ) -> None:
     """One size: each contestant and type in turn, for about `budget_s` in all, but 3 times at least and 9 at most."""
-    # oneDNN does not have lookups, so `dense` times a product with all inputs.
+    # oneDNN has no lookups, so `dense` times a product with all inputs.
     names = [name for name in contestants if name == "cellerate" or kind == "dense"]
     seconds: dict[tuple[str, str, str], list[float]] = {}
     errors: dict[tuple[str, str], float] = {}
@@ -126,7 +126,7 @@ def check(name: str, dtype: str, error: float | None) -> float:
 def _record(
     units: int, batch: int, kind: str, dtype: str, timings: dict[str, Timing], peak: float
 ) -> dict[str, Any]:
-    """Only the products that cannot be avoided count as work: with lookups none of the inputs."""
+    """Only unavoidable products count as work: with lookups, none of the inputs."""
     wide = units + (0 if kind == "lookup" else units)
     operations = 3 * 2.0 * batch * STEPS * wide * 4 * units
     rate = operations / (timings["forward"].median_s + timings["backward"].median_s)

@@ -3,7 +3,7 @@
 Windows of 50 rows of 5 float32, batches of 64, shuffled, from memory-mapped files of 0.1, 1 and 4 GB; on the
 smallest file the same work through `tf.data` `window().flat_map()` and
 `keras.utils.timeseries_dataset_from_array`. Batches are compared with naive slices before anything is timed.
-Each size runs in a process of its own, so that its resident memory is its own. One core makes the windows.
+Each size runs in a separate process, for its own resident memory. One core makes the windows.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def drawer(batches: Iterator[Any], count: int) -> Callable[[], None]:
 
 
 def measure_size(path: Path, repeats: int) -> dict[str, Any]:
-    """Run in a process of its own: speed of `batches` and of `batch`, and resident memory."""
+    """Measure the speed of `batches` and of `batch`, and the resident memory, in a separate process."""
     check(
         source_of(path), path
     )  # the check's memory map is closed afterwards, which frees its resident pages

@@ -1,4 +1,4 @@
-"""The primitives of oneDNN that torch calls for an LSTM, so that a contestant is what its name says."""
+"""The primitives of oneDNN that torch calls for an LSTM, which prove that the contestant is oneDNN."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def onednn_calls(source: str = _SAY_PRIMITIVES) -> list[str]:
     """The primitives that oneDNN logs for an LSTM of torch's: code and pass, such as "brgemm:avx512_core".
 
     Raises:
-        RuntimeError: oneDNN computed none: then the contestant is not what its name says.
+        RuntimeError: oneDNN computed nothing, so the contestant is not oneDNN.
     """
     done = subprocess.run(
         [sys.executable, "-c", source],

@@ -1,4 +1,4 @@
-"""The plan of `cellerate plan` for a forecaster on 8, 64 and 512 devices, and its error for two processes here."""
+"""The plan of `cellerate plan` for a forecaster on 8, 64 and 512 devices, and its error for two local processes."""
 
 import tempfile
 from pathlib import Path
@@ -61,7 +61,7 @@ def _plan(series: Path, output: Path, backend: str, quick: bool) -> dict[str, An
 
 
 def planned(result: dict[str, Any]) -> list[list[str]]:
-    """A row a backend and number of devices: the step, then epochs of more and more rows."""
+    """A row for each backend and number of devices: the step, then epochs of more and more rows."""
     from cellerate.format import duration, milliseconds, percent, size
 
     epochs = next(iter(result["backends"].values()))["epochs_s"]

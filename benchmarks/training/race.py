@@ -1,7 +1,7 @@
-"""A race of training steps: contestants take turns in one run, so that a drift of the machine's speed hits all alike.
+"""A race of training steps: contestants take turns in one run, so that a drift of the machine's speed affects them all.
 
-Before any is timed, its first losses are compared with those in float64: torch's, and on TensorFlow, where Keras takes
-other steps, those of stock Keras there.
+Before a contestant is timed, its first losses are compared with losses in float64: torch's, or, on TensorFlow, where
+Keras takes other steps, those of stock Keras there.
 """
 
 import functools
@@ -67,7 +67,7 @@ class Contestant:
         return list(done["losses"])
 
     def record(self, batch: int, error: float | None = None) -> dict[str, Any]:
-        """The entry of its steps of one batch in a result file; `error` is that of its first losses."""
+        """The entry of its steps at one batch size in a result file; `error` is the error of its first losses."""
         timing = as_timing(self.seconds[batch])
         return {
             **self.settings,
@@ -119,7 +119,7 @@ class Contest:
         quick: A small model and short turns.
 
     Attributes:
-        refused: Settings of what could not take part, each with "refused", its reason.
+        refused: The settings of contestants that could not take part, each with its reason, "refused".
     """
 
     def __init__(self, book: Path, *, quick: bool) -> None:
@@ -140,16 +140,16 @@ class Contest:
         """Let contestants take turns, each for about `seconds` in all.
 
         Args:
-            contestants: Their settings; all have one size, variants aside.
-            seconds: For each, and each batch.
-            rounds: Turns of each.
-            batches: Sizes of batches; those of the settings if there are none.
+            contestants: The settings of each; all have one size, variants aside.
+            seconds: The seconds for each contestant and batch size.
+            rounds: The turns of each contestant.
+            batches: The batch sizes; without any, those of the settings.
 
         Returns:
-            The records, a list a batch.
+            The records, a list for each batch size.
 
         Raises:
-            RuntimeError: Ours computes something else than torch in float64, or somebody has another allocator.
+            RuntimeError: Our losses differ from torch's in float64, or a contestant has another allocator.
         """
         if self.quick:
             contestants = [one | QUICK for one in contestants]
@@ -187,7 +187,7 @@ class Contest:
     def _in_float64(
         self, variant: str, own: bool, like: Settings, batches: Sequence[int]
     ) -> dict[int, list[float]]:
-        """The first losses by batch: torch's; Keras's on jax where torch does not have the variant."""
+        """The first losses by batch size: torch's, or Keras's on jax if torch lacks the variant."""
         implementation = "torch.nn.LSTM" if variant == "plain" and not own else "keras"
         backend = "tensorflow" if own else "torch" if variant == "plain" else "jax"
         settings = settings_of(backend, like["units"], implementation, "float64")
@@ -250,7 +250,7 @@ def _judged_by(settings: Settings) -> tuple[str, bool]:
     """The variant, and whether the steps may be those of Keras on TensorFlow.
 
     There the gradient of an embedding is sparse, and Keras's Adam takes other steps with it than elsewhere: after the
-    first, the losses of stock Keras and of ours differ from those on torch by up to 1 %, in float64 too.
+    first step, the losses of stock Keras and of ours differ from those on torch by up to 1 %, in float64, too.
     """
     return settings.get("variant", "plain"), settings["backend"] == "tensorflow"
 
@@ -261,7 +261,7 @@ def _dense(contestants: Sequence[Settings]) -> list[Settings]:
 
 
 def check(settings: Settings, losses: Sequence[float], truth: Sequence[float]) -> float:
-    """The largest error of a contestant's first losses, as a share of those of float64.
+    """The largest error of a contestant's first losses, as a share of the losses in float64.
 
     Raises:
         RuntimeError: It is above the bound, or there is nothing to compare; no time is taken then.
@@ -282,7 +282,7 @@ def check(settings: Settings, losses: Sequence[float], truth: Sequence[float]) -
 
 
 def name_of(settings: Settings) -> str:
-    """A contestant in a line."""
+    """A contestant in one line."""
     return (
         f"{settings.get('variant', 'plain'):<18} {settings['backend']:<11} {settings['implementation']:<14} "
         f"{settings['policy']:<15} {in_words(settings)}"

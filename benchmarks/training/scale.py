@@ -1,9 +1,9 @@
 """A hundred million rows on the disk: packing them, the first step of a training, windows a second, and memory.
 
-Several thousand series of unequal length, generated from a seed, in partitioned Parquet files. Each part runs in a
-process of its own, so that its memory is its own. Beside Cellerate: what users of Keras and torch do with such a
-series, in order of convenience, given the matrix ready in a memory map, which leans their way: they need not read the
-tables, nor keep series apart.
+Several thousand series of unequal length, generated from a seed, are in partitioned Parquet files. Each part runs in a
+separate process, for its own memory. Beside Cellerate stand the usual ways in Keras and torch, the most convenient
+first. They get the matrix ready in a memory map, which favours them: they need not read the tables, nor keep series
+apart.
 """
 
 import argparse
@@ -278,7 +278,7 @@ PARTS: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
 
 
 def part(name: str, data: Path, output: Path) -> dict[str, Any]:
-    """Run one part in a process of its own."""
+    """Run one part in a separate process."""
     found = result_of("training.scale", name, str(data), str(output))
     print(name, json.dumps(found), flush=True)
     return found

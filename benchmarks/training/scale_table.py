@@ -6,7 +6,7 @@ from cellerate.format import percent, rounded, short
 
 
 def scaled(result: dict[str, Any]) -> list[list[str]]:
-    """A row a step of the way, then the huge one, then the peers."""
+    """A row for each part, then the huge file, then the peers."""
     packed, whole, small = (result[name] for name in ("pack whole", "train whole", "train small"))
     load, huge = result["load"], result["huge"]
     span = result["window"] + result["horizon"]

@@ -1,7 +1,7 @@
 """A stack of LSTMs in one process, and divided over two: by its layers, in stages, or by the rows of a batch.
 
-Every way is `cellerate train text` with the same settings and seed, so all have the same curve; the case ends if they
-do not. A machine of two cores has room for two processes, each of which has one of them.
+Every way is `cellerate train text` with the same settings and seed, so all must have the same curve; otherwise the case
+ends. On a machine of two cores, each of two processes has one core.
 """
 
 import csv
@@ -98,7 +98,7 @@ def check(backend: str, ways: Mapping[str, Mapping[str, Any]]) -> None:
     """End the case unless all ways have the curve of one process.
 
     Raises:
-        SystemExit: They do not.
+        SystemExit: A curve differs.
     """
     expected = ways[ALONE]["curve"]
     for way, found in ways.items():

@@ -2,7 +2,7 @@
 
 The model: embedding 256, one LSTM, a dense layer to V characters; 128 windows of 100 characters of a real book,
 Adam 0.001, each gradient clipped to a norm of 1. All contestants start from the same weights and see the same batches,
-one a call (`steps_per_execution` 1), and each step ends with its loss. float32 and bfloat16 are a race each: ratios
+one a call (`steps_per_execution` 1), and each step ends with its loss. float32 and bfloat16 are separate races: ratios
 are quoted within a precision.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.training.race import BATCH, BOUNDS, LENGTH, Contest, Contestant,
 def contestants_of(units: int, policy: str, allocator: str = "kept") -> list[Settings]:
     """All contestants that can train the model in a precision, in every way that may be their fastest."""
     ways: dict[str, list[dict[str, Any]]] = {
-        # By itself Keras compiles no LSTM for XLA on TensorFlow; jax always compiles, torch never.
+        # By default Keras does not compile LSTMs with XLA on TensorFlow; it always compiles on jax, and never on torch.
         "tensorflow": [{}, {"jit_compile": True}, {"jit_compile": True, "unroll": True}],
         "jax": [{}, {"unroll": True}],
         "torch": [{}, {"jit_compile": True}],
@@ -38,7 +38,7 @@ def plain_ways(found: Iterable[Settings]) -> list[Settings]:
 
 
 def main_race(book: Path, *, quick: bool) -> dict[str, Any]:
-    """Every contestant of one size against the others, and what the allocator alone brings."""
+    """Every contestant of one size against the others, and the gain of the allocator alone."""
     contest = Contest(book, quick=quick)
     seconds = 0.3 if quick else 3
     found: dict[str, Any] = {"batch": BATCH, "length": LENGTH, "embedding": EMBEDDING, "races": []}

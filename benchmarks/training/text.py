@@ -1,9 +1,9 @@
 """The speed and quality with which each backend trains the classic character model, beside plain Keras `fit`.
 
-A module of its own because a process holds one Keras backend: each contestant is this module run with a backend's name.
-The model is the same for both: embedding 256, one LSTM of 256 units, batches of 128 windows of 100
-characters, Adam 0.002, gradients clipped to a norm of 1. Plain `fit` keeps freed memory, as `cellerate train` does;
-what it does with the allocator as it comes is recorded beside.
+A process holds one Keras backend, so each contestant is this module run with a backend's name. The model is the same
+for both: embedding 256, one LSTM of 256 units, batches of 128 windows of 100 characters, Adam 0.002, gradients clipped
+to a norm of 1. Plain `fit` keeps freed memory, as `cellerate train` does; its result with the default allocator is
+recorded, too.
 """
 
 import argparse

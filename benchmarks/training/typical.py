@@ -54,7 +54,7 @@ class Contestant:
 
 def contestants_of(name: str, batch: int) -> list[Settings]:
     """All contestants that can train a model, in every way that may be their fastest."""
-    # By itself Keras compiles no LSTM for XLA on TensorFlow; jax always compiles, torch never.
+    # By default Keras does not compile LSTMs with XLA on TensorFlow; it always compiles on jax, and never on torch.
     ways: list[tuple[str, str, Any]] = [
         ("tensorflow", "keras", "auto"),
         ("tensorflow", "keras", True),
@@ -84,7 +84,7 @@ def settings_of(name: str, batch: int, backend: str, implementation: str, jit_co
 
 
 def with_avx2(*, quick: bool) -> dict[str, Any]:
-    """The races of the small models, with every contestant kept to AVX2; the process is the case's own."""
+    """The races of the small models, with every contestant limited to AVX2, in the case's own process."""
     os.environ.update(AVX2)
     return {"environment": dict(AVX2)} | run(quick=quick, names=SMALL)
 
@@ -146,7 +146,7 @@ def _race(name: str, batch: int, seconds: float) -> tuple[list[dict[str, Any]], 
 
 
 def _turns(running: Sequence[Contestant], seconds: float) -> list[list[float]]:
-    """The times of the steps of each, in seconds, which take turns."""
+    """The times of the steps of each contestant, in seconds; all take turns."""
     counts = []
     for each in running:
         middle = as_timing(each.steps(4)["seconds"][1:]).median_s
@@ -188,7 +188,7 @@ def _record(each: Contestant, error: float, quiet: list[float], busy: list[float
         "settings": in_words(each.settings),
         **timing.summary(),
         "busy_median_s": as_timing(busy).median_s,
-        # Backward takes twice the products of forward, and each is a multiplication and an addition.
+        # The backward pass has twice the products of the forward pass, each a multiplication and an addition.
         "operations": 6 * each.settings["batch"] * model.products,
         "error_of_losses": error,
         "allocator_found": each.allocator,

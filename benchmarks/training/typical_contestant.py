@@ -1,7 +1,7 @@
 """A contestant's process in the contest of typical models: it trains one model in one way.
 
-`typical` starts it, and tells it over its standard input what to do next: how many steps of how many rows, and whether
-they are checked, for which nothing is dropped.
+`typical` starts it, and sends requests to its standard input: the number of steps, the rows of a batch, and whether the
+steps are checked, for which dropout is switched off.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Models that people train, of tutorials and of `cellerate train`, in plain Keras and as loops of torch.nn.LSTM.
 
-Data are drawn from a fixed seed: the time of a step does not depend on what they mean, but for words that repeat.
+Data are drawn from a fixed seed: the time of a step does not depend on their content, except for repeated words.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ class Typical:
     """A model that people train.
 
     Attributes:
-        title: In words, with the shape (T, D) of an input.
-        batches: Rows of a batch, a race each.
+        title: The model in words, with the shape (T, D) of an input.
+        batches: The batch sizes, with a race for each.
         steps: T.
         loss: Keras's name of the loss; "next id" is the sparse cross-entropy of logits.
-        layers: A row a layer: its name in `LAYERS`, and what it takes. Both frameworks build the model from them.
+        layers: For each layer its name in `LAYERS` and its arguments, from which both frameworks build the model.
         features: D of a series; 0 for ids.
         vocabulary: V of ids.
     """
@@ -47,9 +47,9 @@ class Typical:
 
     @property
     def products(self) -> int:
-        """The multiplications of a row's forward pass that cannot be avoided.
+        """The unavoidable multiplications of a row's forward pass.
 
-        A row of an embedding, and what a kernel makes of it, can be looked up: both are not counted.
+        A row of an embedding, and its product with a kernel, can be looked up: neither is counted.
         """
         width, looked_up, total = self.features, False, 0
         steps = self.steps
@@ -103,7 +103,7 @@ class Lines(Typical):
 
     @property
     def products(self) -> int:
-        """Count as for other models; the decoder reads a table row and the same vector at each step."""
+        """As for other models; the decoder reads a table row and the same vector at each step."""
         recurrent = 3 * self.steps * 4 * self.units * self.units
         dense = 2 * self.units * self.latent + self.latent * (self.embedding + 2 * self.units)
         return recurrent + dense + self.embedding * 4 * self.units + self.steps * self.units * self.vocabulary

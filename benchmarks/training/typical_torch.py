@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.training.contestant import EPSILON, LEARNING_RATE
 from benchmarks.training.typical_models import Lines, Typical, weight_of
 
-# Keras's LayerNormalization has it.
+# The default of Keras's LayerNormalization.
 _NORM_EPSILON = 1e-3
 
 
@@ -59,7 +59,7 @@ def torch_steps(
 
 
 class _Lines:
-    """The sequence autoencoder with the initial weights of Keras's, drawn in the same order."""
+    """The sequence autoencoder with Keras's initial weights, drawn in the same order."""
 
     def __init__(self, model: Lines) -> None:
         import numpy as np
@@ -82,7 +82,7 @@ class _Lines:
         )
 
     def inputs(self, x: Any) -> Any:
-        """A batch as `forward` takes it."""
+        """A batch in the form for `forward`."""
         import torch
 
         return torch.from_numpy(x["source"].copy()), torch.from_numpy(x["target_in"].copy())
@@ -179,7 +179,7 @@ class _Stack:
         self.module = torch.nn.ModuleList([layer for _, layer, _ in self._rows])
 
     def inputs(self, x: Any) -> Any:
-        """A batch as the layers take it."""
+        """A batch in the form for the layers."""
         import torch
 
         return torch.from_numpy(x).to(torch.get_default_dtype() if self._features else torch.int32)

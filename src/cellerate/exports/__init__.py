@@ -1,1 +1,1 @@
-"""Models as other runtimes read them, each written from the program of a packed model."""
+"""Exports for other runtimes, each written from the program of a packed model."""

@@ -43,6 +43,6 @@ class ExportedModel:
         return next(iter(results.values())) if len(results) == 1 else results
 
     def _filled(self, array: np.ndarray) -> np.ndarray:
-        """Return the array filled up to the model's number of rows, with its last row repeated."""
+        """Return the array padded to the model's number of rows by repeating its last row."""
         missing = (self._rows or len(array)) - len(array)
         return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) if missing else array

@@ -9,7 +9,7 @@ from cellerate.keras_graph.graph import forget_states, functional_graph, outputs
 from cellerate.program import Program
 from cellerate.runtime.program import Engine
 
-# Keras's backends sum and round in orders of their own. In 16 bits each of its operations rounds, too.
+# Each backend of Keras sums in its own order. In 16 bits, each operation of Keras rounds, too.
 _TOLERANCE, _TOLERANCE_16_BITS = 1e-4, 0.1
 _ROWS, _STEPS = 5, 9
 
@@ -22,7 +22,7 @@ def check_against_keras(model: keras.Model, program: Program) -> None:
         program: Its program.
 
     Raises:
-        ModelError: The program gives other numbers than Keras.
+        ModelError: The results of the program differ from Keras's.
     """
     rows = model.inputs[0].shape[0] or _ROWS
     trials = trials_of(program, (rows,))
@@ -48,7 +48,7 @@ def check_against_keras(model: keras.Model, program: Program) -> None:
 
 
 def _with_numbers_of(model: keras.Model, trial: TrialBatch, engine: Engine) -> TrialBatch:
-    """A trial with numbers that the inputs of a model in Keras can hold, which cut others off."""
+    """The trial, with each number replaced by the nearest one that the dtype of the model's input can hold."""
     graph = functional_graph(model)
     dtypes = [] if graph is None else [tensor.dtype for tensor in graph.inputs]
     if not any("int" in dtype or dtype == "bool" for dtype in dtypes):
@@ -60,7 +60,7 @@ def _with_numbers_of(model: keras.Model, trial: TrialBatch, engine: Engine) -> T
 
 
 def _held(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest numbers of a dtype; negative ones without their sign where it has none, booleans as 0 and 1."""
+    """The nearest numbers of a dtype; an unsigned dtype gets absolute values, and booleans become 0 and 1."""
     if dtype == "bool":
         return (array > 0).astype(array.dtype)
     if "int" not in dtype:

@@ -2,9 +2,10 @@
 
 An LSTM is LiteRT's fused operator for sequences, which XNNPACK and the interpreter compute at once, where a converter
 leaves a loop. It knows tanh and sigmoid and no mask, its number of rows is fixed when the file is written, and it
-remembers its states: the caller resets them before each new sequence, or goes on with the last one.
+remembers its states: the caller resets them before each new sequence, or continues the last sequence.
 
-A model whose states go in and out (`runtime.program.stepping`) takes one step, and is written in plain operators.
+A model with its states as inputs and outputs (`runtime.program.stepping`) takes one step; its LSTMs are written in
+plain operators.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,8 @@ from cellerate.exports.litert_operations import activate, add_operation, crop, f
 from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
 
-# Two lengths: what differs between them is free. Strides make of one step more none more.
+# Each graph is built for two lengths: a size that differs between them is free. With strides, one step more may not
+# change a size, so those lengths lie far apart.
 _LENGTH, _LONGER = 8, 9
 _FOR_STRIDES = 1 << 10, 1 << 11
 
@@ -31,10 +33,10 @@ def litert_model(
     """A program as a LiteRT model.
 
     Args:
-        program: What to write.
+        program: The program to write.
         batch: The number of rows.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
-        precision: How matrices are kept: "float32", "float16" or "int8".
+        precision: The format of the matrices: "float32", "float16" or "int8".
 
     Raises:
         ModelError: LiteRT cannot hold it; the message names the layer.
@@ -54,7 +56,7 @@ class LiteRt:
     """
 
     def __init__(self, path: Path, outputs: Iterable[str]) -> None:
-        # Not by its signature: while that is held, the interpreter lets no tensor be resized.
+        # Not through its signature: while a signature is held, the interpreter refuses to resize tensors.
         self._interpreter = interpreter.Interpreter(model_content=path.read_bytes())
         self._inputs = {each["name"]: each["index"] for each in self._interpreter.get_input_details()}
         found = (each["index"] for each in self._interpreter.get_output_details())
@@ -79,7 +81,7 @@ class _Built(NamedTuple):
 
 
 class _Lstm(NamedTuple):
-    """The tensors that an LSTM gives; c is missing where LiteRT does not give it."""
+    """The outputs of an LSTM; c is None if LiteRT does not return it."""
 
     result: Value
     h: Value
@@ -107,7 +109,7 @@ def _build(program: Program, batch: int, length: int, precision: str) -> _Built:
     outputs: dict[str, Value] = {}
     for name, number in program.outputs.items():
         value = values[number]
-        # An input, or a tensor that is an output already, needs one of its own.
+        # An input, or a tensor that is an output already, is copied: each output needs its own tensor.
         if value in (*inputs.values(), *outputs.values()):
             sizes = (batch, -1, *value.shape[2:]) if len(value.shape) > 1 else (batch,)
             value = graph.reshape(value, value.shape, sizes)

@@ -1,4 +1,4 @@
-"""A LiteRT model while it is built: operators, and tensors with the shapes that they have for one batch.
+"""A LiteRT model under construction: operators, and tensors with their shapes for one batch.
 
 Written with the classes that LiteRT generates from its schema, which is part of its package.
 """
@@ -18,7 +18,7 @@ _TYPES = {
     "int8": schema.TensorType.INT8,
     "bool": schema.TensorType.BOOL,
 }
-# Operators from here on are named by a second, wider field; the first one then holds this number.
+# An operator from this number on is named in a second, wider field; the first field then holds this number.
 _WIDE = 127
 
 
@@ -31,7 +31,7 @@ class Value(NamedTuple):
 
 
 Given = Mapping[str, Value]
-"""The inputs of an operation: the name of an input → its tensor."""
+"""The tensors of an operation's inputs, by name."""
 
 
 class LiteRtGraph:
@@ -39,8 +39,8 @@ class LiteRtGraph:
 
     Args:
         free_length: Whether axis 1 of an input may have another size later.
-        precision: How matrices are kept: "float32"; "float16", which are widened when the model is loaded; or "int8"
-            with one scale each, which LiteRT multiplies by inputs that it rounds to int8, too.
+        precision: The format of the matrices: "float32"; "float16", widened when the model is loaded; or "int8" with
+            one scale a matrix, whose inputs LiteRT rounds to int8, too.
     """
 
     def __init__(self, free_length: bool, precision: str = "float32") -> None:
@@ -51,7 +51,7 @@ class LiteRtGraph:
         self._codes: dict[tuple[str, int], int] = {}
         self._buffers: list[Any] = [schema.BufferT()]  # the first one is empty, for tensors that are computed
         self._constants: dict[Any, Value] = {}
-        # So that no array is freed and its `id` given to another.
+        # Held, because the `id` of a freed array may be given to another.
         self._kept: list[np.ndarray] = []
 
     def input(self, name: str, shape: tuple[int, ...], dtype: str) -> Value:
@@ -59,15 +59,15 @@ class LiteRtGraph:
         return self._tensor(name, shape, dtype)
 
     def state(self, shape: tuple[int, ...]) -> Value:
-        """A tensor of zeros that an operator changes and that keeps its value between calls."""
+        """A variable that starts as zeros, is changed by an operator, and keeps its value between calls."""
         value = self._tensor(f"state_{len(self._tensors)}", shape, "float32")
         self._tensors[value.number].isVariable = True
         return value
 
     def weight(self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None) -> Value:
-        """An array, in another form if need be; it is written once however often it is asked for.
+        """The tensor of an array, transformed by `form` if given; written once, however often it is requested.
 
-        In int8 a matrix is a tensor of int8, which products and LSTMs take as it is; `rows_of` reads tables.
+        In int8 a matrix is a tensor of int8, which products and LSTMs accept directly; `rows_of` reads tables.
         """
         key = (id(array), form)
         if key not in self._constants:
@@ -82,7 +82,7 @@ class LiteRtGraph:
         return self._constants[key]
 
     def constant(self, values: float | bool | Sequence[Any] | np.ndarray, dtype: str = "float32") -> Value:
-        """Numbers: a scalar, sizes, or axes."""
+        """A constant: a scalar, sizes, or axes."""
         array = np.array(values, dtype)
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
@@ -104,12 +104,12 @@ class LiteRtGraph:
 
         Args:
             op: A name in `schema.BuiltinOperator`.
-            inputs: What it reads; None where an optional one is missing.
+            inputs: Its inputs; None for a missing optional one.
             shape: The shape of each output.
             options: Its options: an object of its class in the schema.
             dtype: The type of its outputs.
-            outputs: How many it has.
-            version: Of the operator, the first one that has what is asked of it.
+            outputs: The number of outputs.
+            version: The first version of the operator with the needed features.
 
         Returns:
             Its output, or a tuple if there are several.
@@ -147,18 +147,18 @@ class LiteRtGraph:
         return widened
 
     def unary(self, op: str, x: Value, options: Any = None) -> Value:
-        """An operator of one tensor that keeps its shape."""
+        """An operator of one input, whose output has the input's shape."""
         return self.add(op, [x], x.shape, options, dtype=x.dtype)
 
     def binary(self, op: str, x: Value, y: Value | float) -> Value:
-        """An operator of two tensors of numbers, of which sizes of 1 stretch to the other's."""
+        """An operator of two tensors of numbers, broadcast over sizes of 1."""
         y = y if isinstance(y, Value) else self.constant(y)
-        # What is left out is not always a default.
+        # Options that are left out do not always mean the defaults.
         options = getattr(schema, f"{op.capitalize()}OptionsT", lambda: None)()
         return self.add(op, [x, y], np.broadcast_shapes(x.shape, y.shape), options, dtype=x.dtype)
 
     def reduce(self, op: str, x: Value, axis: int, *, keep: bool) -> Value:
-        """An operator that makes one number of those along an axis, which goes or becomes 1."""
+        """A reduction over an axis, which is dropped or becomes 1."""
         options = schema.ReducerOptionsT()
         options.keepDims = keep
         place = axis % len(x.shape)
@@ -166,7 +166,7 @@ class LiteRtGraph:
         return self.add(op, [x, self.constant([place], "int32")], shape, options)
 
     def reshape(self, x: Value, shape: Sequence[int], shape_written: Sequence[int]) -> Value:
-        """Another shape; `shape_written` is the same with one -1 where a size depends on the input."""
+        """Reshape; `shape_written` is `shape` with one -1 where a size depends on the input."""
         return self.add("RESHAPE", [x, self.constant(shape_written, "int32")], shape, dtype=x.dtype)
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -185,7 +185,7 @@ class LiteRtGraph:
         Args:
             inputs: The tensors of the signature, by name.
             outputs: The same.
-            longer: The shapes of all tensors for longer sequences: what differs is free.
+            longer: The shapes of all tensors for longer sequences: a size that differs is free.
             metadata: Plain JSON.
         """
         for tensor, other in zip(self._tensors, longer, strict=True):
@@ -210,14 +210,14 @@ class LiteRtGraph:
         return bytes(builder.Output())
 
     def _halved(self, array: np.ndarray) -> Value:
-        # A number beyond float16 becomes its largest one.
+        # A number beyond the range of float16 becomes the largest float16.
         largest = np.finfo(np.float16).max
         value = self._constant(np.clip(array, -largest, largest).astype(np.float16))
         widened: Value = self.add("DEQUANTIZE", [value], value.shape)
         return widened
 
     def _rounded(self, array: np.ndarray) -> Value:
-        # As LiteRT's own dynamic range: symmetric, so that 0 stays 0.
+        # As in LiteRT's own dynamic-range quantization: symmetric, so that 0 stays 0.
         scale = float(np.abs(array).max(initial=0)) / 127 or 1.0
         value = self._constant(np.clip(np.round(array / scale), -127, 127).astype(np.int8))
         quantization = schema.QuantizationParametersT()

@@ -1,4 +1,4 @@
-"""Each operation of a program as operators of LiteRT. What an operation means is in `cellerate.program`."""
+"""Each operation of a program as operators of LiteRT. `cellerate.program` defines the operations."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ from cellerate.program import MASKS, RELATIONS, Node, named_activation
 
 
 def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    """Adds an operation, not an "input", "lstm" or "lstm_state".
+    """Add any operation but "input", "lstm" and "lstm_state".
 
     Raises:
         ModelError: LiteRT has no operators for it.
     """
-    # LiteRT's LSTM has no mask, and without one the others have nothing to say.
+    # LiteRT's LSTM takes no mask, so no node with a mask is written.
     if node.op in MASKS or any(name.startswith("mask") for name in given):
         raise masks_refused(node)
     return _OPERATIONS[node.op](graph, node, given)
@@ -72,7 +72,7 @@ def _where(
 
 
 def _softplus(graph: LiteRtGraph, x: Value) -> Value:
-    # max(x, 0) + log(1 + e^-|x|), which overflows nowhere.
+    # max(x, 0) + log(1 + e^-|x|), which never overflows.
     small = graph.unary("EXP", graph.unary("NEG", graph.unary("ABS", x)))
     return graph.binary("ADD", graph.unary("RELU", x), graph.unary("LOG", graph.binary("ADD", small, 1.0)))
 
@@ -205,7 +205,7 @@ def _all(given: Given) -> list[Value]:
 
 
 def _merge(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
-    """Joins all inputs, two by two."""
+    """Merge all inputs, two at a time."""
 
     def merge(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         merged, *others = _aligned(graph, given)
@@ -217,7 +217,7 @@ def _merge(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
 
 
 def _aligned(graph: LiteRtGraph, given: Given) -> list[Value]:
-    """The inputs with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    """The inputs with equally many axes: those with fewer get axes of size 1 after the batch, as in Keras."""
     most = max(len(value.shape) for value in given.values())
     values = []
     for value in _all(given):
@@ -267,7 +267,7 @@ def crop(graph: LiteRtGraph, x: Value, begin: int, end: int | None) -> Value:
     """The steps from `begin` to `end` on axis 1, as in NumPy."""
     axes = range(len(x.shape))
     options = schema.StridedSliceOptionsT()
-    # Bits of the axes that are taken whole.
+    # The bits of the axes that are not cut.
     options.beginMask = sum(1 << axis for axis in axes if axis != 1)
     options.endMask = options.beginMask | (2 if end is None else 0)
     ends = [0 if end is None or axis != 1 else end for axis in axes]
@@ -294,7 +294,7 @@ def _function(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def _relation(graph: LiteRtGraph, name: str, left: Value, right: Value) -> Value:
-    """1 where two numbers are so, and 0 elsewhere."""
+    """1 where the comparison holds, and 0 elsewhere."""
     shape = np.broadcast_shapes(left.shape, right.shape)
     found = graph.add(name.upper(), [left, right], shape, dtype="bool")
     return graph.add("CAST", [found], shape)
@@ -340,7 +340,7 @@ def _cumsum(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def flip(graph: LiteRtGraph, x: Value, axis: int) -> Value:
-    """An axis backwards."""
+    """Reverse an axis."""
     return graph.add(
         "REVERSE_V2", [x, graph.constant([axis % len(x.shape)], "int32")], x.shape, dtype=x.dtype
     )

@@ -1,4 +1,4 @@
-"""The operations of a program that look across steps, as operators of LiteRT: windows, pooling, attention."""
+"""The operations across steps (windows, pooling, attention) as operators of LiteRT."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def windows(graph: LiteRtGraph, node: Node, given: Given) -> Value:
     reach, strides = (size - 1) * dilation + 1, options["strides"]
     count, before = window_steps(node, x.shape[axis])
     behind = max((count - 1) * strides + reach - x.shape[axis] - before, 0)
-    # With strides of 1 the padding is the same at all lengths, and without padding steps may be left over.
+    # The padding must not depend on the length: with strides of 1 it does not, and without padding there is none.
     if before or behind:
         x = _padded(graph, x, axis, (before, behind))
     taps = []
@@ -41,7 +41,7 @@ def _padded(graph: LiteRtGraph, x: Value, axis: int, sides: tuple[int, int]) -> 
 
 
 def _part(graph: LiteRtGraph, x: Value, axis: int, part: tuple[int, int | None, int]) -> Value:
-    """The steps from one place to before another, with strides."""
+    """A slice of the steps: from the first to before the second, with strides."""
     begin, end, strides = part
     axes = range(len(x.shape))
     options = schema.StridedSliceOptionsT()
@@ -66,14 +66,14 @@ def _side_by_side(graph: LiteRtGraph, values: Sequence[Value]) -> Value:
 
 
 def pool(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
-    """Pooling by LiteRT's own operator, of images that are one pixel wide."""
+    """Pooling by LiteRT's own operator, on images that are one pixel wide."""
 
     def write(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         chosen = node.options
         x, count = given["x"], window_steps(node, given["x"].shape[-2])[0]
         *outer, steps, features = x.shape
         rows = math.prod(outer)
-        # Only one size may be free, and with an axis more it is not that of the steps.
+        # Only one size may be free: the steps, or the rows if x has a further axis before the steps.
         free = (rows, _FREE, 1) if len(outer) == 1 else (_FREE, steps, 1)
         image = graph.reshape(x, (rows, steps, 1, features), (*free, features))
         options = schema.Pool2DOptionsT()
@@ -95,7 +95,7 @@ def flatten_steps(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def reduce(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
-    """Sums and their like along an axis."""
+    """Reductions along an axis: sums, means, extremes."""
 
     def write(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         return graph.reduce(op, given["x"], node.options["axis"], keep=bool(node.options["keepdims"]))
@@ -119,12 +119,12 @@ def last_softmax(graph: LiteRtGraph, x: Value) -> Value:
 
 
 def _turned(graph: LiteRtGraph, x: Value, order: Sequence[int]) -> Value:
-    """The axes in another order."""
+    """Transpose the axes."""
     return graph.add("TRANSPOSE", [x, graph.constant(order, "int32")], [x.shape[axis] for axis in order])
 
 
 def _products(graph: LiteRtGraph, x: Value, y: Value, turned: tuple[bool, bool]) -> Value:
-    """Products of matrices, each of which may be turned."""
+    """Products of matrices, each of which may be transposed."""
     options = schema.BatchMatMulOptionsT()
     options.adjX, options.adjY = turned
     shape = (*x.shape[:-2], x.shape[-1 if turned[0] else -2], y.shape[-2 if turned[1] else -1])
@@ -132,7 +132,7 @@ def _products(graph: LiteRtGraph, x: Value, y: Value, turned: tuple[bool, bool])
 
 
 def dot(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    """The sums of products over an axis of each of two values."""
+    """The dot products of two values over one axis of each."""
     axes = node.options["axes"]
     sides, rests = [], []
     for name in "01":
@@ -150,7 +150,7 @@ def dot(graph: LiteRtGraph, node: Node, given: Given) -> Value:
 
 
 def attention(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    """The mean of the values by the softmax of each query's scores."""
+    """The mean of the values, weighted by the softmax of each query's scores."""
     options = node.options
     heads = options["heads"]
     query, key, value = (_heads(graph, given[name], heads) for name in ("query", "key", "value"))
@@ -165,7 +165,7 @@ def attention(graph: LiteRtGraph, node: Node, given: Given) -> Value:
         scores = _products(graph, query, key, (False, True))
     scores = graph.binary("MUL", scores, options["scale"])
     if options["causal"]:
-        # The numbers of the steps: sums of ones, in the shape of the scores whatever it is.
+        # The indices of the steps, as cumulative sums of ones: so they have the shape of the scores at any length.
         ones = graph.binary("ADD", graph.unary("ZEROS_LIKE", scores), 1.0)
         rows, columns = (
             graph.add("CUMSUM", [ones, graph.constant(axis, "int32")], scores.shape, schema.CumsumOptionsT())

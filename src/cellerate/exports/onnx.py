@@ -1,6 +1,7 @@
 """Models as ONNX, written from the program and its weights without a converter, and tried in ONNX Runtime.
 
-The graph has true `LSTM` nodes, any number of rows and, where the model has it, of steps. Masks may be of any pattern.
+The graph has true `LSTM` nodes and takes any number of rows and, if the model does, of steps. A mask may have any
+pattern.
 """
 
 import json
@@ -20,10 +21,10 @@ from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
 from cellerate.runtime.program import result_type
 
-# What every runtime of these years reads: ONNX Runtime 1.14, OpenVINO 2023, Triton 23.
+# The versions that every runtime since 2023 reads: ONNX Runtime 1.14, OpenVINO 2023, Triton 23.
 _OPSET, _IR_VERSION = 17, 9
 _TYPES = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32, "bool": TensorProto.BOOL}
-# The most bytes of a file without weights beside it, a limit of protocol buffers.
+# The most bytes of a file that holds its own weights, a limit of protocol buffers.
 _MOST_BYTES = 2**31 - 1
 
 
@@ -36,17 +37,17 @@ def onnx_model(
     """A program as ONNX.
 
     Args:
-        program: What to write.
-        sizes: The shape of each output, with None where it depends on the input.
+        program: The program to write.
+        sizes: The shape of each output, with None for a size that depends on the input.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
         precision: "float32", or "int8": weights of LSTMs and products in 8 bits, one scale a column, and their inputs
-            rounded to 8 bits as they come, by operators of ONNX Runtime.
+            rounded to 8 bits at run time, by operators of ONNX Runtime.
 
     Returns:
         The model; its inputs and outputs have the names and types of the program's.
 
     Raises:
-        ModelError: ONNX cannot hold it: an LSTM has an activation that ONNX's does not have, or it has more than 2 GB.
+        ModelError: An LSTM has an activation that ONNX's LSTM lacks, or the model has more than 2 GB.
     """
     graph = OnnxGraph(precision)
     values: dict[int, str] = {}
@@ -118,7 +119,7 @@ class OnnxRuntime:
 
 def _input(node: Node, *, alone: bool) -> onnx.ValueInfoProto:
     shape = node.options["shape"]
-    # Sizes of one name are taken for equal, and two inputs may have different lengths.
+    # Each input has its own name for its steps: sizes of one name must be equal, and inputs may differ in length.
     time = "time" if alone else f"{node.name} time"
     free = ["batch", time, *(f"{node.name} {axis}" for axis in range(2, len(shape)))]
     sizes = tuple(free[axis] if size == -1 else size for axis, size in enumerate(shape))
@@ -126,7 +127,7 @@ def _input(node: Node, *, alone: bool) -> onnx.ValueInfoProto:
 
 
 def _put_back(node: Node, lstms: Mapping[int, LstmValues]) -> str | None:
-    """The outputs of a backward LSTM in order, for a node that only turns them around."""
+    """The outputs of a backward LSTM in the order of its input, for a node that would only reverse them."""
     source = lstms.get(node.inputs["x"]) if node.op == "flip" and node.options["axis"] == 1 else None
     return None if source is None else source.in_order
 

@@ -1,4 +1,4 @@
-"""An ONNX graph while it is built: nodes, constants, and names that no two of its values share."""
+"""An ONNX graph under construction: nodes, constants, and a unique name for each value."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ from cellerate.exports.onnx_int8 import rounded
 RUNTIMES_OWN = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 TO_THE_END, BEFORE_THE_START = 2**63 - 1, -(2**63)
-"""Where a Slice ends that takes all there is, forwards and backwards."""
+"""The end of a Slice that goes to the end of an axis, forwards and backwards."""
 
 
 class Given(NamedTuple):
     """The inputs of an operation.
 
     Attributes:
-        values: The name of an input → its value.
-        axes: The same → how many axes it has.
+        values: The value of each input, by name.
+        axes: The number of axes of each input, by name.
     """
 
     values: Mapping[str, str]
@@ -33,7 +33,7 @@ class OnnxGraph:
         precision: The precision of the weights of products and LSTMs: "float32" or "int8".
 
     Attributes:
-        narrow: Whether those weights have 8 bits.
+        narrow: True if those weights have 8 bits.
         nodes: The nodes.
         constants: The constants.
     """
@@ -43,15 +43,15 @@ class OnnxGraph:
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self._names: dict[Any, str] = {}
-        # So that no array is freed and its `id` given to another.
+        # Held, because the `id` of a freed array may be given to another.
         self._kept: list[np.ndarray] = []
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node of one output, and gives that one's name.
+        """Add a node with one output, and return the output's name.
 
         Args:
             op: An operator of ONNX.
-            inputs: The names of its inputs; "" where an optional one is missing.
+            inputs: The names of its inputs; "" for a missing optional one.
             attributes: Its attributes.
         """
         name = f"{op}_{len(self.nodes)}"
@@ -59,14 +59,14 @@ class OnnxGraph:
         return name
 
     def add_three(self, op: str, *inputs: str, **attributes: Any) -> list[str]:
-        """As `add`, of a node of three outputs."""
+        """As `add`, for a node with three outputs."""
         name = f"{op}_{len(self.nodes)}"
         names = [f"{name}_{n}" for n in range(3)]
         self.nodes.append(helper.make_node(op, inputs, names, name=name, **attributes))
         return names
 
     def weight(self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None) -> str:
-        """The name of an array, in another form if need be; it is written once however often it is asked for."""
+        """The name of an array, transformed by `form` if given; written once, however often it is requested."""
         key = (id(array), form)
         if key not in self._names:
             self._kept.append(array)
@@ -76,14 +76,14 @@ class OnnxGraph:
     def columns(
         self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> tuple[str, str, str]:
-        """A matrix (..., K, N) in 8 bits.
+        """Add a matrix (..., K, N) in 8 bits.
 
         Args:
             array: The matrix.
-            form: Another form of it, if need be.
+            form: Transforms the matrix first, if given.
 
         Returns:
-            The names of its values, of the scales (..., N) of its columns, and of their zero points, all 0.
+            The names of its values, of the scales (..., N) of its columns, and of the columns' zero points, all 0.
         """
         keys = (id(array), form, "values"), (id(array), form, "scales")
         made = array if form is None else form(array)
@@ -97,34 +97,34 @@ class OnnxGraph:
     def product(
         self, x: str, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> str:
-        """A value times a matrix, which may be in another form."""
+        """A value times a matrix, which `form` transforms first, if given."""
         if not self.narrow:
             return self.add("MatMul", x, self.weight(array, form))
         columns, scales, _ = self.columns(array, form)
-        # The four nodes that ONNX Runtime computes as one.
+        # ONNX Runtime fuses these four nodes.
         values, scale, zero = self.add_three("DynamicQuantizeLinear", x)
         sums = self.cast(self.add("MatMulInteger", values, columns, zero), TensorProto.FLOAT)
         return self.add("Mul", sums, self.add("Mul", scale, scales))
 
     def number(self, value: float | bool, dtype: type = np.float32) -> str:
-        """The name of a single number."""
+        """The name of a scalar constant."""
         return self._small(np.array(value, dtype))
 
     def sizes(self, *values: int) -> str:
-        """The name of a list of whole numbers: axes, or a shape."""
+        """The name of a constant list of whole numbers: axes, or a shape."""
         return self._small(np.array(values, np.int64))
 
     def slice(self, x: str, begin: int, end: int, axis: int, step: int = 1) -> str:
-        """A part of an axis, as in NumPy."""
+        """Slice an axis, as in NumPy."""
         each = (self.sizes(value) for value in (begin, end, axis, step))
         return self.add("Slice", x, *each)
 
     def flip(self, x: str, axis: int) -> str:
-        """An axis backwards."""
+        """Reverse an axis."""
         return self.slice(x, -1, BEFORE_THE_START, axis, -1)
 
     def cast(self, x: str, dtype: int) -> str:
-        """Another type: one of `onnx.TensorProto`."""
+        """Cast to a type of `onnx.TensorProto`."""
         return self.add("Cast", x, to=dtype)
 
     def output(self, x: str, name: str) -> None:
@@ -144,5 +144,5 @@ class OnnxGraph:
 
 
 def value_info(name: str, dtype: int, shape: tuple[int | str, ...]) -> ValueInfoProto:
-    """The description of an input or an output; strings name sizes that are free."""
+    """The description of an input or an output; a string names a free size."""
     return helper.make_tensor_value_info(name, dtype, shape)

@@ -1,8 +1,8 @@
 """Weights of 8 bits that every processor multiplies exactly, and the proof that a file has no others.
 
 ONNX Runtime multiplies inputs of 0 to 255 by weights of -127 to 127. Processors with VNNI add four such products in
-32 bits. On others an instruction (`vpmaddubsw`) first adds two, of neighbouring rows of the weights, in 16 bits, and
-what is beyond 32767 becomes 32767. So the weights of a pair must not exceed 128 together.
+32 bits. Other processors (`vpmaddubsw`) first add two products, of neighbouring rows of the weights, in 16 bits, and
+a sum beyond 32767 becomes 32767. So the weights of a pair must not exceed 128 together.
 """
 
 from pathlib import Path
@@ -17,9 +17,9 @@ from cellerate.errors import ModelError
 MOST_IN_16_BITS = 2**15 - 1
 _LARGEST_INPUT = 255
 _LARGEST_WEIGHT = 127
-# Rounding adds up to a half to each of two weights: these become at most 128.
+# Rounding adds up to a half to each of the two weights, so that their sum is at most 128.
 _LARGEST_SUM = 127.9
-# Which inputs of an operator are weights.
+# The inputs of each operator that are weights.
 _WEIGHTS = {"DynamicQuantizeLSTM": (1, 2), "MatMulInteger": (1,)}
 
 
@@ -27,8 +27,8 @@ class Rounded(NamedTuple):
     """A matrix of 8 bits.
 
     Attributes:
-        values: int8 (..., K, N).
-        scales: float32 (..., N): a column's values times its scale are about the original numbers.
+        values: (..., K, N), int8.
+        scales: (..., N), float32: a column's values times its scale approximate the original numbers.
     """
 
     values: np.ndarray
@@ -47,7 +47,7 @@ def proved_pair(path: Path) -> int:
     """The largest sum of two products that the weights of a file allow.
 
     Raises:
-        ModelError: 16 bits do not hold it.
+        ModelError: The sum does not fit 16 bits.
     """
     found = largest_pair(onnx.load(path))
     if found > MOST_IN_16_BITS:
@@ -67,7 +67,7 @@ def largest_pair(model: onnx.ModelProto) -> int:
 
 
 def _pairs(matrix: np.ndarray) -> np.ndarray:
-    """The largest sum of two neighbouring rows' numbers of one sign in each column, without the sign."""
+    """The largest absolute sum of two neighbours of one sign in each column."""
     rows = np.concatenate([matrix, np.zeros_like(matrix[..., :1, :])], axis=-2)
     rows = rows[..., : rows.shape[-2] // 2 * 2, :]
     first, second = rows[..., ::2, :], rows[..., 1::2, :]

@@ -1,8 +1,8 @@
 """An LSTM of a program as ONNX's `LSTM` node, whatever its mask.
 
-Between the two, the order of the gates differs (i, o, f, c there), the bias (two there), the axes (time comes first
-there) and the mask (a length for each row there). So a masked LSTM runs on its live steps alone, moved to the front:
-then their number is the length, and each output comes from the last live step.
+ONNX orders the gates i, o, f, c; it has two biases, puts time first, and takes a length for each row where Keras takes
+a mask. So a masked LSTM runs on its live steps alone, moved to the front: their number is the length, and each output
+comes from the last live step.
 
 The attribute `layout=1`, which would put the batch first, is not used: ONNX Runtime refuses it, and OpenVINO reads it
 wrongly.
@@ -18,7 +18,7 @@ from cellerate.errors import ModelError
 from cellerate.exports.onnx_graph import RUNTIMES_OWN, OnnxGraph
 from cellerate.program import Node
 
-# ONNX's names, and what makes them Keras's: nothing, alpha, or alpha and beta; where they are parameters, their names.
+# ONNX's names, with the alpha and beta that make them Keras's; a string names a parameter of Keras's activation.
 _ACTIVATIONS: dict[str, tuple[str, tuple[float | str, ...]]] = {
     "linear": ("Affine", (1.0, 0.0)),
     "tanh": ("Tanh", ()),
@@ -34,13 +34,13 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float | str, ...]]] = {
 
 
 class LstmValues(NamedTuple):
-    """The values that an LSTM gives.
+    """The results of an LSTM.
 
     Attributes:
         result: Its outputs (B, T, H), or the last one (B, H).
         h: The last state (B, H).
-        c: The same.
-        in_order: Of one without a mask that runs backwards, the outputs in the order of its input, else None.
+        c: The last cell state (B, H).
+        in_order: The outputs in the order of the input, if the LSTM runs backwards without a mask; else None.
     """
 
     result: str
@@ -50,15 +50,15 @@ class LstmValues(NamedTuple):
 
 
 def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
-    """Adds an LSTM.
+    """Add an LSTM.
 
     Args:
-        graph: What it is added to.
+        graph: The graph.
         node: The LSTM.
         given: The value of each of its inputs.
 
     Raises:
-        ModelError: ONNX's LSTM does not know an activation.
+        ModelError: ONNX's LSTM lacks an activation.
     """
     x, mask = given["x"], given.get("mask")
     backwards = bool(node.options["go_backwards"])
@@ -71,10 +71,10 @@ def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
         x, mask = graph.flip(x, 1), graph.flip(mask, 1)
     live = _Live(graph, mask)
     outputs, _, c = _node(graph, node, live.first(x), given, lengths=live.lengths)
-    # From the outputs, for OpenVINO gives the states behind all steps, whatever the lengths.
+    # Taken from the outputs, because OpenVINO returns the state after all steps, whatever the lengths.
     h = live.last(outputs)
     zero = graph.number(0)
-    # Of a row without a live step, ONNX Runtime does not keep the state.
+    # ONNX Runtime does not keep the initial state of a row without a live step.
     any_live = graph.add("Unsqueeze", live.any, graph.sizes(1))
     h = graph.add("Where", any_live, h, given.get("h0", zero))
     c = graph.add("Where", any_live, c, given.get("c0", zero))
@@ -96,12 +96,12 @@ def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
 
 
 class _Live:
-    """The live steps of each row, in order at the front, and the way back.
+    """Moves the live steps of each row to the front, in order, and back.
 
     Attributes:
-        lengths: How many there are, int32 (B,); at least 1, as ONNX Runtime wants it.
-        any: Whether there are any, (B,).
-        begun: Whether there were any up to each step, (B, T).
+        lengths: The number of live steps, int32 (B,); at least 1, because ONNX Runtime needs one.
+        any: (B,), True if the row has a live step.
+        begun: (B, T), True from the row's first live step on.
     """
 
     def __init__(self, graph: OnnxGraph, mask: str) -> None:
@@ -117,7 +117,7 @@ class _Live:
         self._last = add("Unsqueeze", add("Sub", length, one), graph.sizes(1))
         places = add("Sub", counts, one)
         self._last_live = self._as_indices(add("Max", places, zero))
-        # Step t goes to its place among the live ones; steps that are not live share one place behind them all.
+        # A live step goes to its place among the live ones; the others share a place behind the end, which is cut off.
         zeros = add("Mul", counts, zero)
         steps = add("Sub", add("CumSum", add("Add", zeros, one), one), one)
         behind = add("Gather", add("Shape", mask), one, axis=0)
@@ -130,11 +130,11 @@ class _Live:
         return str(self._graph.add("GatherND", x, self._sources, batch_dims=1))
 
     def last(self, outputs: str) -> str:
-        """(B, H), the output of the last live step; of a row without one, that of its first step."""
+        """(B, H), the output of the last live step; for a row without one, the output of its first step."""
         return str(self._graph.add("GatherND", outputs, self._last, batch_dims=1))
 
     def restored(self, outputs: str) -> str:
-        """For each step the output of the last live one up to it."""
+        """For each step, the output of the last live step up to it."""
         return str(self._graph.add("GatherND", outputs, self._last_live, batch_dims=1))
 
     def _as_indices(self, steps: str) -> str:
@@ -154,7 +154,7 @@ def _node(
     ]
     if [name for name, _ in used] != ["Sigmoid", "Tanh", "Tanh"]:
         attributes["activations"] = [name for name, _ in used]
-    # Each list has an entry only for those activations that have such a number.
+    # Each list has entries only for the activations that have this parameter.
     for place, attribute in enumerate(("activation_alpha", "activation_beta")):
         if numbers := [own[place] for _, own in used if len(own) > place]:
             attributes[attribute] = numbers
@@ -196,17 +196,17 @@ def _activation(node: Node, activation: str) -> tuple[str, tuple[float, ...]]:
 
 
 def _columns(array: np.ndarray) -> np.ndarray:
-    """(1, K, 4H) in ONNX's order, of (K, 4H) in Keras's."""
+    """(K, 4H) in Keras's order of gates → (1, K, 4H) in ONNX's."""
     i, f, c, o = np.split(array, 4, axis=-1)
     return np.concatenate([i, o, f, c], axis=-1)[np.newaxis]
 
 
 def _gates(array: np.ndarray) -> np.ndarray:
-    """(1, 4H, K) in ONNX's order, of (K, 4H) in Keras's; of a bias (1, 4H)."""
+    """(K, 4H) in Keras's order of gates → (1, 4H, K) in ONNX's; a bias (4H,) → (1, 4H)."""
     return np.swapaxes(_columns(array), 1, -1)
 
 
 def _bias(array: np.ndarray) -> np.ndarray:
-    """(1, 8H), of (4H,): ONNX adds two, and the second is zero."""
+    """(4H,) → (1, 8H): ONNX adds two biases, and the second is zero."""
     gates = _gates(array)
     return np.concatenate([gates, np.zeros_like(gates)], axis=1)

@@ -1,4 +1,4 @@
-"""Each operation of a program as nodes of ONNX, all but the LSTM. What an operation means is in `cellerate.program`."""
+"""Each operation of a program but the LSTM, as nodes of ONNX. `cellerate.program` defines the operations."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from cellerate.program import RELATIONS, Node, named_activation
 
 
 def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
-    """Adds an operation, not an "input", "lstm" or "lstm_state", and gives the value of its result."""
+    """Add any operation but "input", "lstm" and "lstm_state", and return the name of its result."""
     return _OPERATIONS[node.op](graph, node, given)
 
 
@@ -159,7 +159,7 @@ def _all(given: Given) -> list[str]:
 
 
 def _aligned(graph: OnnxGraph, given: Given, names: Sequence[str]) -> list[str]:
-    """Inputs with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    """Inputs with equally many axes: those with fewer get axes of size 1 after the batch, as in Keras."""
     most = max(given.axes[name] for name in names)
     aligned = []
     for name in names:
@@ -172,7 +172,7 @@ def _aligned(graph: OnnxGraph, given: Given, names: Sequence[str]) -> list[str]:
 
 
 def _merge(op: str) -> Callable[[OnnxGraph, Node, Given], str]:
-    """Joins all inputs, two by two."""
+    """Merge all inputs, two at a time."""
 
     def merge(graph: OnnxGraph, node: Node, given: Given) -> str:
         merged, *others = _aligned(graph, given, list(map(str, range(len(given.values)))))
@@ -226,7 +226,7 @@ _RELATIONS = {
 
 
 def _relation(graph: OnnxGraph, name: str, left: str, right: str) -> str:
-    """1 where two numbers are so, and 0 elsewhere."""
+    """1 where the comparison holds, and 0 elsewhere."""
     found = graph.add(_RELATIONS[name], left, right)
     found = graph.add("Not", found) if name == "not_equal" else found
     return graph.cast(found, TensorProto.FLOAT)
@@ -287,7 +287,7 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     "maximum": _merge("Max"),
     "minimum": _merge("Min"),
     "concatenate": lambda graph, node, given: graph.add("Concat", *_all(given), axis=node.options["axis"]),
-    # A size of 0 stays as it is.
+    # In ONNX a size of 0 keeps the axis's size.
     "reshape": lambda graph, node, given: graph.add(
         "Reshape", given.values["x"], graph.sizes(0, *node.options["shape"])
     ),

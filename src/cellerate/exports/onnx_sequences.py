@@ -1,4 +1,4 @@
-"""The operations of a program that look across steps, as nodes of ONNX: windows, pooling, attention."""
+"""The operations across steps (windows, pooling, attention) as nodes of ONNX."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ def max_pool(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 
 def average_pool(graph: OnnxGraph, node: Node, given: Given) -> str:
-    """The mean of each window, over the steps that there are."""
+    """The mean of each window, without the steps of padding."""
     x, rank = given.values["x"], given.axes["x"]
     total = graph.add("Sum", *_taps(graph, node, x, rank, 0.0))
-    # Numbers of each step by which those beyond the ends can be told from the others.
+    # Ones at the true steps: the padding adds zeros, so their sum counts the true steps of a window.
     first = graph.add("Slice", x, graph.sizes(0), graph.sizes(1), graph.sizes(rank - 1))
     ones = graph.add("ConstantOfShape", graph.add("Shape", first), value=_one())
     return graph.add("Div", total, graph.add("Sum", *_taps(graph, node, ones, rank, 0.0)))
@@ -53,10 +53,10 @@ def _taps(graph: OnnxGraph, node: Node, x: str, rank: int, padding: float) -> li
 
 
 def _same(graph: OnnxGraph, x: str, axis: int, reach: int, strides: int) -> tuple[str, str]:
-    """The steps of padding before and behind, [1] each, where they depend on the length."""
+    """The numbers of steps to pad before and behind, [1] each, if they depend on the length."""
     steps = graph.slice(graph.add("Shape", x), axis, axis + 1, 0)
     rest = graph.add("Mod", graph.add("Sub", steps, graph.sizes(1)), graph.sizes(strides))
-    # The last window begins so many steps before the end.
+    # The last window begins `rest` + 1 steps before the end.
     total = graph.add("Max", graph.add("Sub", graph.sizes(reach - 1), rest), graph.sizes(0))
     before = graph.add("Div", total, graph.sizes(2))
     return before, graph.add("Sub", total, before)
@@ -72,7 +72,7 @@ def _padded(graph: OnnxGraph, x: str, place: tuple[int, int], sides: tuple[str, 
 
 
 def reduce(op: str) -> Any:
-    """A writer of sums and their like along an axis."""
+    """Reductions along an axis: sums, means, extremes."""
 
     def write(graph: OnnxGraph, node: Node, given: Given) -> str:
         options = node.options
@@ -85,7 +85,7 @@ def reduce(op: str) -> Any:
 
 
 def dot(graph: OnnxGraph, node: Node, given: Given) -> str:
-    """The sums of products over an axis of each of two values."""
+    """The dot products of two values over one axis of each."""
     axes = node.options["axes"]
     sides, rests = [], []
     for name, axis in zip("01", axes, strict=True):
@@ -93,7 +93,7 @@ def dot(graph: OnnxGraph, node: Node, given: Given) -> str:
         if given.axes[name] == 2:
             x = graph.add("Unsqueeze", x, graph.sizes(1))
         elif (axis == 2) != (name == "0"):
-            # Summed over are the last axis of the first and the one before of the second.
+            # MatMul sums over the last axis of the first and the last but one of the second.
             x = graph.add("Transpose", x, perm=[0, 2, 1])
         if name == "1" and given.axes[name] == 2:
             x = graph.add("Transpose", x, perm=[0, 2, 1])
@@ -107,7 +107,7 @@ def dot(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 
 def attention(graph: OnnxGraph, node: Node, given: Given) -> str:
-    """The mean of the values by the softmax of each query's scores."""
+    """The mean of the values, weighted by the softmax of each query's scores."""
     options = node.options
     split = graph.sizes(0, 0, options["heads"], -1)
     query, key, value = (
@@ -136,7 +136,7 @@ def attention(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 
 def _counts(graph: OnnxGraph, node: Node, given: Given) -> str | None:
-    """The keys that count for each query, in a shape that stretches to (B, heads, T, S); None if all do."""
+    """The mask of keys for each query, in a shape that broadcasts to (B, heads, T, S); None if all keys count."""
     found = []
     for name, axes in (("mask", (1, 2)), ("mask_of_queries", (1, 3))):
         if name in given.values:
@@ -153,6 +153,6 @@ def _counts(graph: OnnxGraph, node: Node, given: Given) -> str | None:
 
 
 def _range(graph: OnnxGraph, x: str) -> str:
-    """The numbers of the steps of a value."""
+    """The indices of the steps of a value."""
     steps = graph.add("Squeeze", graph.slice(graph.add("Shape", x), 1, 2, 0), graph.sizes(0))
     return graph.add("Range", graph.number(0, np.int64), steps, graph.number(1, np.int64))

@@ -1,6 +1,6 @@
-"""Tries an ONNX file in OpenVINO: a process of its own, for OpenVINO forks when it is imported.
+"""Tries an ONNX file in OpenVINO, in its own process, because OpenVINO forks when it is imported.
 
-`python -m cellerate.exports.openvino_trial FILE` reads the trials from stdin, and writes what it found as JSON.
+`python -m cellerate.exports.openvino_trial FILE` reads the trials from stdin, and writes the outcome as JSON.
 """
 
 import importlib.util
@@ -15,12 +15,12 @@ import numpy as np
 
 from cellerate.exports.trials import Arrays, TrialBatch, deviation
 
-# It takes about two seconds.
+# A trial takes about two seconds.
 _PATIENCE_S = 120
 
 
 def tried_in_openvino(path: Path, trials: list[TrialBatch]) -> str:
-    """The outcome of OpenVINO on an ONNX file, in words; "" where it is not installed."""
+    """The outcome of a trial of an ONNX file in OpenVINO, in words; "" if it is not installed."""
     if importlib.util.find_spec("openvino") is None:
         return ""
     command = [sys.executable, "-m", "cellerate.exports.openvino_trial", str(path)]

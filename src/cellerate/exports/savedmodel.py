@@ -1,7 +1,7 @@
-"""Models as TensorFlow's SavedModel, as TensorFlow Serving loads it, and tried as it would.
+"""Models as TensorFlow's SavedModel, for TensorFlow Serving, tried in TensorFlow.
 
-A folder has the signature "serving_default" and, if the model's layers only look back, "step": the same with the
-states of the LSTMs going in and out. It also has requests to warm up with.
+A folder has the signature "serving_default" and, if no layer looks ahead, "step": the same model with the states of
+the LSTMs as inputs and outputs. It also has requests to warm up with.
 """
 
 import json
@@ -26,13 +26,13 @@ def write_saved_model(
     metadata: Mapping[str, Any],
     folder: str | os.PathLike[str],
 ) -> None:
-    """Writes programs into one SavedModel; weights that they share are written once.
+    """Write programs into one SavedModel; shared weights are written once.
 
     Args:
         programs: The program of each signature.
-        trials: For each signature batches to warm up with.
-        metadata: Plain JSON, for a file of its own.
-        folder: Where to; it is made.
+        trials: For each signature, the batches to warm up with.
+        metadata: Plain JSON, for a separate file.
+        folder: The folder, which is created.
     """
     module, weights = tf.Module(), _Weights()
     signatures = {name: _function(program, weights) for name, program in programs.items()}
@@ -56,7 +56,7 @@ class SavedModel:
     """
 
     def __init__(self, folder: str | os.PathLike[str], signature: str) -> None:
-        # Kept, for its signatures do not keep it.
+        # Held, because its signatures do not hold it.
         self._loaded = tf.saved_model.load(os.fspath(folder))
         self._run = self._loaded.signatures[signature]
 
@@ -70,7 +70,7 @@ class _Weights:
     """The weights of programs as variables, each array once."""
 
     def __init__(self) -> None:
-        # With the arrays, so that none is freed and its `id` given to another.
+        # With the arrays, because the `id` of a freed array may be given to another.
         self._made: dict[int, tuple[np.ndarray, Any]] = {}
 
     def of(self, array: np.ndarray) -> Any:

@@ -1,4 +1,4 @@
-"""Each operation of a program in TensorFlow's own operations, of which none is cuDNN's or XLA's."""
+"""Each operation of a program in TensorFlow's own operations, without cuDNN and XLA."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +12,14 @@ from cellerate.program import RELATIONS, Node, named_activation
 
 
 def run(node: Node, given: Given) -> Any:
-    """The result of an operation, not an "input", "lstm" or "lstm_state"."""
+    """The result of any operation but "input", "lstm" and "lstm_state"."""
     return _OPERATIONS[node.op](node, given)
 
 
 def lstm(node: Node, given: Given) -> tuple[Any, Any, Any]:
-    """The result of an LSTM, which is its outputs or the last one, and its last states h and c.
+    """The result of an LSTM (all outputs, or the last one) and its last states h and c.
 
-    A loop over the steps; the products of all inputs with the kernel are one product before it.
+    One product projects the inputs of all steps; a loop over the steps follows.
     """
     options, H = node.options, node.arrays["recurrent_kernel"].shape[0]
     x, recurrent = given["x"], given["recurrent_kernel"]
@@ -153,7 +153,7 @@ def _layer_norm(node: Node, given: Given) -> Any:
 
 
 def _aligned(values: Sequence[Any]) -> list[Any]:
-    """The values with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    """The values with equally many axes: those with fewer get axes of size 1 after the batch, as in Keras."""
     axes = max(len(value.shape) for value in values)
     aligned = []
     for value in values:
@@ -164,7 +164,7 @@ def _aligned(values: Sequence[Any]) -> list[Any]:
 
 
 def _merge(function: Callable[[Any, Any], Any]) -> Callable[[Node, Given], Any]:
-    """Joins all inputs, two by two."""
+    """Merge all inputs, two at a time."""
 
     def merge(node: Node, given: Given) -> Any:
         merged, *others = _aligned(_all(given))
@@ -206,7 +206,7 @@ def _compare(node: Node, given: Given) -> Any:
 
 
 def _relation(name: str, left: Any, right: Any) -> Any:
-    """1 where two numbers are so, and 0 elsewhere."""
+    """1 where the comparison holds, and 0 elsewhere."""
     return tf.cast(getattr(tf, name)(left, right), tf.float32)
 
 

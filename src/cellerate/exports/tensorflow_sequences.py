@@ -1,4 +1,4 @@
-"""The operations of a program that look across steps, in TensorFlow: windows, pooling, attention."""
+"""The operations across steps (windows, pooling, attention) in TensorFlow."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ import tensorflow as tf
 from cellerate.program import Node
 
 Given = Mapping[str, Any]
-"""The inputs of an operation: the name of an input → its tensor; and of a weight → its variable."""
+"""The tensors of an operation's inputs and the variables of its weights, by name."""
 
 
 def taps(node: Node, x: Any, padding: float) -> list[Any]:
@@ -18,7 +18,7 @@ def taps(node: Node, x: Any, padding: float) -> list[Any]:
     Args:
         node: The node.
         x: (..., T, F).
-        padding: The number that stands where there is no step.
+        padding: The value of the steps of padding.
     """
     options = node.options
     size, strides, dilation = options["size"], options["strides"], options["dilation"]
@@ -48,7 +48,7 @@ def max_pool(node: Node, given: Given) -> Any:
 
 
 def average_pool(node: Node, given: Given) -> Any:
-    """The mean of each window, over the steps that there are."""
+    """The mean of each window, without the steps of padding."""
     x = given["x"]
     there = tf.ones_like(x[..., :1])
     return tf.add_n(taps(node, x, 0.0)) / tf.add_n(taps(node, there, 0.0))
@@ -66,14 +66,14 @@ def softmax(node: Node, given: Given) -> Any:
 
 
 def reduce(function: Callable[..., Any]) -> Callable[[Node, Given], Any]:
-    """Sums and their like along an axis."""
+    """Reductions along an axis: sums, means, extremes."""
     return lambda node, given: function(
         given["x"], axis=node.options["axis"], keepdims=node.options["keepdims"]
     )
 
 
 def dot(node: Node, given: Given) -> Any:
-    """The sums of products over an axis of each of two values."""
+    """The dot products of two values over one axis of each."""
     axes = node.options["axes"]
     flat = [len(given[name].shape) == 2 for name in "01"]
     x, y = (given[name][:, tf.newaxis] if one else given[name] for name, one in zip("01", flat, strict=True))
@@ -84,7 +84,7 @@ def dot(node: Node, given: Given) -> Any:
 
 
 def attention(node: Node, given: Given) -> Any:
-    """The mean of the values by the softmax of each query's scores."""
+    """The mean of the values, weighted by the softmax of each query's scores."""
     options = node.options
     query, key, value = (_heads(given[name], options["heads"]) for name in ("query", "key", "value"))
     if "additive" in given:
@@ -110,7 +110,7 @@ def _heads(x: Any, heads: int) -> Any:
 
 
 def _counts(node: Node, given: Given) -> Any:
-    """The keys that count for each query, in a shape that stretches to (B, heads, T, S); None if all do."""
+    """The mask of keys for each query, in a shape that broadcasts to (B, heads, T, S); None if all keys count."""
     found = []
     if "mask" in given:
         found.append(given["mask"][:, tf.newaxis, tf.newaxis])

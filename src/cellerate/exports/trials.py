@@ -11,23 +11,23 @@ from cellerate.program import Program
 from cellerate.runtime.cell import narrowed
 from cellerate.runtime.program import Engine
 
-# Steps where they are free. No format is written for one of them alone.
+# The lengths tried if the steps are free.
 _LENGTHS = (1, 2, 9, 40)
 _WHERE_FREE = 2**31 - 1
 ANY_ROWS = (1, 5)
 """The rows of batches for a model that takes any number."""
-# Inputs are drawn smaller where results grow beyond this, as those of a model of ReLUs may, step by step.
+# If results grow beyond this, as with ReLUs they may from step to step, smaller inputs are drawn.
 _CALM, _SCALES = 1e6, (1.0, 0.1, 0.01)
-# Two runtimes that round differently do not leave the range of float32 at the same number.
+# Beyond this, one runtime may overflow float32 where another that rounds differently does not.
 _NEAR_OVERFLOW = 1e30
 Arrays = Mapping[str, np.ndarray]
 
 
 class TrialBatch(NamedTuple):
-    """A batch.
+    """A batch of a trial.
 
     Attributes:
-        length: The size of axes that are free; None if none is but the batch.
+        length: The size of the free axes; None if only the batch axis is free.
         inputs: The array of each input by its name.
         expected: The array of each output by its name.
     """
@@ -41,10 +41,10 @@ class Deviation(NamedTuple):
     """The distance of an exported model from ours.
 
     Attributes:
-        error: The largest difference of two numbers, as a share of the largest number of that output, or of 1 where
-            all are smaller.
-        trials: How many batches were compared.
-        shapes: What they were: rows and steps.
+        error: The largest difference of two numbers, as a share of the output's largest number, or of 1 if that is
+            larger.
+        trials: The number of batches compared.
+        shapes: Their rows and steps, in words.
     """
 
     error: float
@@ -53,17 +53,17 @@ class Deviation(NamedTuple):
 
 
 def trials_of(program: Program, batches: Sequence[int] = ANY_ROWS) -> list[TrialBatch]:
-    """Batches that a program takes, with its results in float32.
+    """Batches that a program accepts, with its results in float32.
 
-    Masked inputs have masked steps anywhere, a row without any other step among them. Lengths at which the results
-    run away are left out if there are others.
+    Masked inputs have masked steps anywhere; one of several rows is masked whole. Lengths at which the results run away
+    are left out if there are others.
 
     Args:
         program: The program.
-        batches: How many rows, one after the other.
+        batches: The numbers of rows to try.
 
     Raises:
-        ModelError: It takes none of the sizes that are tried.
+        ModelError: The program accepts none of the sizes.
     """
     engine = Engine(program)
     found: list[TrialBatch] = []
@@ -76,11 +76,11 @@ def trials_of(program: Program, batches: Sequence[int] = ANY_ROWS) -> list[Trial
 
 
 def _tried(engine: Engine, batches: Sequence[int], scale: float) -> list[TrialBatch]:
-    """Batches of all lengths that the program takes, whose numbers have the standard deviation `scale`."""
+    """Batches of all lengths that the program accepts, of random numbers with the standard deviation `scale`."""
     program = engine.program
     found, reason = [], ""
     for batch, length in itertools.product(batches, _LENGTHS if _has_free_length(program) else (None,)):
-        # Inputs of different lengths first, if the model takes them.
+        # Inputs of different lengths first, if the model accepts them.
         for apart in (True, False) if len(program.inputs) > 1 and length is not None else (False,):
             inputs = _inputs(program, batch, length or 1, scale, apart=apart)
             try:
@@ -94,13 +94,13 @@ def _tried(engine: Engine, batches: Sequence[int], scale: float) -> list[TrialBa
 
 
 def _is_calm(trial: TrialBatch) -> bool:
-    # NaN is the mean over a row that is masked whole, and runs away from nowhere.
+    # NaN, the mean over a row that is masked whole, counts as calm.
     return all(not (np.abs(array) > _CALM).any() for array in trial.expected.values())
 
 
 def sizes_of(program: Program, trials: list[TrialBatch]) -> dict[str, tuple[int | None, ...]]:
-    """The shape of each output, with None for the batch and for what depends on the length of an input."""
-    # Of one length alone nothing can be told.
+    """The shape of each output, with None for the batch and for a size that depends on the length of an input."""
+    # A single length does not show which sizes depend on it.
     known = len({trial.length for trial in trials}) > 1 or not _has_free_length(program)
     sizes = {}
     for name in trials[0].expected:
@@ -118,11 +118,11 @@ def deviation(trials: list[TrialBatch], run: Callable[[Arrays], Arrays]) -> Devi
 
     Args:
         trials: The batches.
-        run: Gives the outputs by name.
+        run: Returns the outputs by name.
 
     Returns:
-        The deviation; infinite if a shape differs, or one has a NaN or an infinity where the other has a number that
-        is far from the largest.
+        The deviation; infinite if a shape differs, or if one has a NaN or an infinity where the other's number is far
+        from overflow.
     """
     worst = 0.0
     for trial in trials:
@@ -138,7 +138,7 @@ def deviation(trials: list[TrialBatch], run: Callable[[Arrays], Arrays]) -> Devi
 
 
 def own_int8_error(program: Program, trials: list[TrialBatch]) -> float:
-    """The error of our own runtime with weights of 8 bits: what rounding costs this model."""
+    """The error of our own runtime with weights of 8 bits: the cost of rounding for this model."""
     return deviation(trials, Engine(narrowed(program, "int8"), "int8").run).error
 
 
@@ -165,12 +165,12 @@ def _difference(found: np.ndarray, right: np.ndarray) -> float:
 
 
 def _in_range(array: np.ndarray) -> np.ndarray:
-    """True where a number is so far from the largest that every runtime has it."""
+    """True where a number is so small that it overflows in no runtime."""
     return np.isfinite(array) & (np.abs(array) < _NEAR_OVERFLOW)
 
 
 def _inputs(program: Program, batch: int, length: int, scale: float, *, apart: bool) -> dict[str, np.ndarray]:
-    """The arrays of a trial; `apart`: each of another length, and none of 1, which would stretch to any other."""
+    """The arrays of a trial; with `apart` each has another length, and none has 1, which would broadcast."""
     random = np.random.default_rng(batch * 1000 + length)
     mask_values: dict[int, Any] = {
         node.inputs["x"]: node.options["mask_value"] for node in program.nodes if node.op == "features_mask"
@@ -196,7 +196,7 @@ def _inputs(program: Program, batch: int, length: int, scale: float, *, apart: b
 
 
 def _rows_of_tables(program: Program) -> dict[int, int]:
-    """For inputs that are looked up, how many rows the smallest table has."""
+    """For inputs that are ids, the number of rows of the smallest table that they index."""
     found: dict[int, int] = {}
     for node in program.nodes:
         if node.op == "embedding":

@@ -48,7 +48,7 @@ _INTEL = {
     "Arrow Lake": (0xB5, 0xC5, 0xC6),
     "Lunar Lake": (0xBD,),
 }
-# The first cores that have AMX are those of Sapphire Rapids. A virtual machine may give the model of an older one.
+# Sapphire Rapids has the first cores with AMX. A virtual machine may report an older model.
 _OF_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids")
 # (implementer, part)
 _ARM = {

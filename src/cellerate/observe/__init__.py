@@ -1,1 +1,1 @@
-"""Looking at runs: what they do now, and what they did."""
+"""Watches, profiles and measures runs."""

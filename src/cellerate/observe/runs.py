@@ -1,4 +1,4 @@
-"""Finds trainings and reads their telemetry while they go on."""
+"""Finds trainings and reads their telemetry while they run."""
 
 import dataclasses
 import glob
@@ -10,9 +10,9 @@ from typing import Any
 from cellerate.errors import DataError
 from cellerate.training.telemetry import LIVE, telemetry_lines
 
-# A run that validates or compiles says nothing for a while.
+# A run that validates or compiles writes nothing for a while.
 _SILENT_S = 60.0
-# What a page first gets of a long run; it has fewer points across.
+# The most lines of a long run that a page gets at first; its charts have fewer points across.
 _MOST_LINES = 4000
 
 
@@ -21,11 +21,11 @@ class Page:
     """A part of a run's telemetry.
 
     Attributes:
-        began: When the run wrote its first line, in seconds since 1970; 0 if it has none. Another one is another run.
-        end: Where the next part begins, in bytes.
+        began: The time of the run's first line, in seconds since 1970; 0 without one. Another time means another run.
+        end: The position of the next part, in bytes.
         rows: The figures, oldest first; thinned out if there are very many.
         status: "training", "silent", or how it ended.
-        heard: When it last wrote, in seconds since 1970; 0 if never.
+        heard: The time of the last line, in seconds since 1970; 0 without one.
     """
 
     began: float
@@ -36,10 +36,10 @@ class Page:
 
 
 def find_runs(paths: Sequence[str | Path]) -> dict[str, Path]:
-    """The folders of runs: given themselves, by their models (`book.keras`), by a pattern, or in a folder.
+    """The folders of runs. A path may be a run, its model (`book.keras`), a pattern, or a folder of runs.
 
     Returns:
-        Folders by names: those of the models, or as much of the path as tells them apart.
+        The folders by name: the model's name, or as much of the path as tells the runs apart.
 
     Raises:
         DataError: A path names no run.
@@ -48,7 +48,7 @@ def find_runs(paths: Sequence[str | Path]) -> dict[str, Path]:
 
 
 def run_folders(given: str | Path) -> list[Path]:
-    """The folders of the runs that one path stands for; a folder may hold none yet.
+    """The folders of the runs that a path stands for; there may be none yet.
 
     Raises:
         DataError: The path names no run.
@@ -58,7 +58,7 @@ def run_folders(given: str | Path) -> list[Path]:
         path = path.with_suffix(".run")
     found: list[Path] = []
     if glob.has_magic(str(path)) and not path.exists():
-        # Any path, and not within one folder.
+        # Not `Path.glob`, whose patterns must lie within a folder.
         found = [Path(hit).with_suffix(".run") for hit in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
     elif path.suffix == ".run":
         found = [path]
@@ -74,7 +74,7 @@ def run_folders(given: str | Path) -> list[Path]:
 
 
 def named(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders of runs by the names of their models, or by as much of their paths as tells them apart."""
+    """The folders of runs by their models' names, or by as much of the path as tells them apart."""
     folders = list(dict.fromkeys(folders))
     names: dict[str, Path] = {}
     for folder in folders:
@@ -88,12 +88,12 @@ def named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_run(folder: Path, began: float = 0.0, start: int = 0) -> Page:
-    """Reads what a run has written.
+    """Read the new telemetry of a run.
 
     Args:
         folder: Its folder.
-        began: What the last page said.
-        start: Where that page ended.
+        began: `began` of the last page.
+        start: `end` of the last page.
     """
     try:
         with (folder / LIVE).open("rb") as file:
@@ -105,10 +105,10 @@ def read_run(folder: Path, began: float = 0.0, start: int = 0) -> Page:
                 start = 0
             file.seek(start)
             content = file.read()
-            # The last line of all says how it ended, or when it last wrote.
+            # The last line says how the run ended, or when it last wrote.
             file.seek(max(0, file.tell() - 8192))
             last = telemetry_lines(file.read())
-    except OSError:  # not begun, gone, or not for us
+    except OSError:  # not begun, removed, or not readable
         return Page(0.0, 0, (), "silent", 0.0)
     whole = content[: content.rfind(b"\n") + 1]
     rows = [line for line in telemetry_lines(whole) if "step" in line]
@@ -120,7 +120,7 @@ def read_run(folder: Path, began: float = 0.0, start: int = 0) -> Page:
 
 
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every k-th row, so that not many more than `_MOST_LINES` are left; those of epochs and samples all stay."""
+    """Every k-th row, so that about `_MOST_LINES` are left; all rows of epochs and samples stay."""
     every = -(-len(rows) // _MOST_LINES)
     return [
         row

@@ -1,4 +1,4 @@
-"""A page on this machine that shows runs as they go on: `cellerate watch`."""
+"""A page on this machine that shows runs while they train: `cellerate watch`."""
 
 import contextlib
 import dataclasses
@@ -37,17 +37,17 @@ def watch(
     port: int,
     started: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serves the page until SIGINT or SIGTERM.
+    """Serve the page until SIGINT or SIGTERM.
 
     Args:
-        paths: Runs, their models, or folders of runs, which are looked into again and again.
+        paths: Runs, their models, or folders of runs, which are searched again and again.
         host: The address to listen on.
         port: The port; 0 for a free one.
         started: Called with the page's address once it can be opened.
 
     Raises:
         DataError: A path names no run.
-        OutputError: It cannot listen there.
+        OutputError: The server cannot listen on this address.
     """
     find_runs(paths)
     try:
@@ -65,19 +65,19 @@ def watch(
 
 
 def make_app(paths: Sequence[str | Path], host: str = "127.0.0.1") -> Starlette:
-    """The application: the page, and what it asks for."""
+    """The application: the page, and the answers to its requests."""
     routes = [*file_routes(_FOLDER, _FILES), Route("/runs", functools.partial(_runs, paths))]
-    # A page elsewhere could otherwise read this one, by a name that it lets point to this machine.
+    # Otherwise another site could read the page, under a host name of its own that it points to this machine.
     known = [host, f"[{host}]", "127.0.0.1", "localhost", "[::1]"]
     allowed = ["*"] if host in ("0.0.0.0", "::") else known  # noqa: S104 (the user opened it to the network)
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)])
 
 
 def _runs(paths: Sequence[str | Path], request: Request) -> Response:
-    """The news of each run: `?name=began,end` says what the page has of one."""
+    """The new figures of each run: `?name=began,end` says which figures the page has."""
     folders: list[Path] = []
     for path in paths:
-        # A run may be removed while it is watched, and may come back.
+        # A run may be removed and come back while it is watched.
         with contextlib.suppress(DataError):
             folders += run_folders(path)
     found = []

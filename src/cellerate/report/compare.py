@@ -226,7 +226,7 @@ def _row(
     change: Change,
     intervals: tuple[Interval | None, Interval | None] = (None, None),
 ) -> SharedFigure:
-    # What a report calls unchanged is the same, even if the two certainly differ.
+    # A change that a report calls unchanged counts as none, even if the two certainly differ.
     tone = effect(change)[1]
     differs, within = True, shown.percent(margin(change))
     one, two = intervals

@@ -303,7 +303,7 @@ def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[GainRow]) -> 
 
 
 def _units(run: Run, rows: Sequence[GainRow]) -> list[str]:
-    """Says what the speeds count."""
+    """Name the items that the speeds count."""
     counted = {row.gain.quantity for row in rows if row.gain.unit.endswith("/s")}
     trained, made = training_item(run.item), run.item
     if counted == {"training"}:

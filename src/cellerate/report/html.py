@@ -95,7 +95,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(path: Path, content: str) -> Path:
-    """Writes a text file, whole or not at all; what UTF-8 cannot encode becomes "?"."""
+    """Write a text file, whole or not at all; characters that UTF-8 cannot encode become "?"."""
     with atomic_write(path) as beside:
         beside.write_bytes(content.encode(errors="replace"))
     return path

@@ -1,6 +1,6 @@
-"""The part of a report's record that says how good a model is: on what it was judged, and how sure that is.
+"""The part of a report's record on the quality of a model: its measure, its value and its uncertainty.
 
-A module of its own because the optimizer's judging needs nothing else of the record.
+It is a separate module because the optimizer's judging needs only this part of the record.
 """
 
 from typing import Literal
@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""The rules by which every record of a report is read."""
+"""The validation rules for all records of a report."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -20,8 +20,8 @@ class Metric:
         name: Such as "bits per character".
         unit: The unit shown after a value, or "".
         higher_is_better: Whether more is better.
-        source: What candidates were chosen on: "80,231 characters of the validation part".
-        test_source: What the verdict was given on, which no choice has seen; "" without such a part.
+        source: The data on which candidates were chosen: "80,231 characters of the validation part".
+        test_source: The data of the verdict, which no choice has used; "" without such a part.
     """
 
     name: str

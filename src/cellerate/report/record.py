@@ -39,8 +39,8 @@ class Speed:
         way: How the model was called: "predict", "predict_on_batch", "packed".
         latency_p50_ms: Median time of one call that gives one item: a character, a forecast, a line's vector.
         latency_p99_ms: The 99th percentile of such calls.
-        per_s: Items per second, one after another. A packed text model is called for many characters at once,
-            as it is used; every other way for one item at a time.
+        per_s: Items per second, one after another. A packed text model is called for many characters at once, as in
+            normal use; every other way for one item at a time.
         throughput_per_s: Items per second, many at a time; None if not measured.
         batch: How many items at a time.
     """
@@ -67,8 +67,8 @@ class TrainingStep:
         items_per_s: Items (characters, windows, lines) per second.
         peak_memory_bytes: Peak memory of the process; None if the system does not report it.
         loss: Mean over the measured steps; None if it was not read.
-        race: The name of the race that it was timed in: steps of one race were timed in turns, and can be compared;
-            "" for a step that was timed by itself.
+        race: The name of its race: steps of one race were timed in turns, and can be compared; "" for a step that was
+            timed alone.
     """
 
     way: str
@@ -152,7 +152,7 @@ class StageRecord:
         facts: Further rows to show, each a label and a value.
         notes: Sentences to show, such as remarks and warnings.
         needs_s: If it was skipped for lack of time, about how many seconds it needs at least.
-        expected_s: What it was expected to take when it began; None if it was not begun.
+        expected_s: The time that it was expected to take when it began; None if it did not begin.
     """
 
     name: str
@@ -187,8 +187,8 @@ class SampleOutput:
     """The output of a model for the sample input, which is the same for all models.
 
     Attributes:
-        prompt: For a text, what the model was given; for a line, the line.
-        text: What it made of it; "" for forecasts.
+        prompt: For a text, its beginning; for a line, the line.
+        text: The model's output; "" for forecasts.
         forecasts: The forecasts of a forecaster.
     """
 
@@ -212,10 +212,10 @@ class Candidate:
         loss: How much worse than the original it is, as a share of the original's value, with the 95 %
             interval of the paired difference; below 0 is better. None for the original.
         passes_gate: Whether the worse of its two losses is allowed.
-        speeds: How fast it is in each way to use it, the fastest first, by which models are compared.
+        speeds: The speed in each way to use it, the fastest first; models are compared by the first.
         on_front: Whether no other model is both better and faster.
         file: The path of the model, within the folder of the run; None if it was not kept.
-        sample: What it makes of the sample input.
+        sample: Its output for the sample input.
         error: Why it could not be packed or measured, or "".
         control: The id of the original trained for as many further steps; None if it was not trained further.
         control_loss: How much worse than that control it is, like `loss`.
@@ -240,7 +240,7 @@ class Candidate:
 
     @property
     def is_control(self) -> bool:
-        """True if others are held against it, and it is not itself one to choose."""
+        """True if it is only a reference for other models, and cannot be chosen."""
         return self.made_by == CONTROL
 
     @property
@@ -264,7 +264,7 @@ class Verdict:
         rows: Figures before and after, all from this run.
         files: The files to use: each a label and a path within the folder of the run.
         training: The command to train with from now on; "" where none is proposed.
-        warnings: What to know before relying on the result.
+        warnings: Warnings before relying on the result.
         tested: The quality on the test part.
         rejected: The id of the model that would have been chosen, and broke the promise there; or None.
     """
@@ -287,7 +287,7 @@ class Run:
         schema: The version of this format.
         model: The name of the model.
         task: "text", "series" or "embed".
-        item: What the task makes: "characters", "forecasts", "lines".
+        item: The output of the task: "characters", "forecasts", "lines".
         data: The data of the run, in words.
         started: The time of the start, ISO 8601 with the zone.
         seconds: The time it took, all sessions together.
@@ -354,7 +354,7 @@ def read_run(path: str | Path) -> Run:
         DataError: There is no such file, it is damaged, or a newer Cellerate wrote it.
     """
     source = Path(path)
-    with contextlib.suppress(OSError):  # said when it is read
+    with contextlib.suppress(OSError):  # `read_regular` reports it
         source = source / FILE_NAME if source.is_dir() else source
     content = read_regular(source, _LARGEST, "give the folder that `cellerate optimize` wrote with -o")
     try:

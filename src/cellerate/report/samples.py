@@ -37,7 +37,7 @@ class Samples:
     """All samples of a run; fields it has no samples for are empty.
 
     Attributes:
-        prompt: What all models were given, if it is the same.
+        prompt: The input of all models, if it is the same.
         texts: One for each model.
         lines: A table with a row for each line and a column for each model.
         forecasts: One group for each forecast.

@@ -12,11 +12,11 @@ from cellerate.report.quality import Metric
 from cellerate.report.svg import Chart
 
 NONE = "—"
-"""Shown where there is nothing else to show."""
+"""The text of an empty cell."""
 
 _Row = TypeVar("_Row")
 _MOST_ROWS = 40  # in a table beside a chart; report.json has all
-_LONG = 4000  # how many characters of a text are shown
+_LONG = 4000  # the characters of a text that are shown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ from cellerate.tasks.pieces import Pieces
 from cellerate.tasks.settings import LineFiles, SeriesFiles
 
 _Path = str | os.PathLike[str]
-# Half a minute's work for a small model of Keras, and a few megabytes of results.
+# The size of a piece: half a minute's work for a small Keras model, and a few megabytes of results.
 _LINES_A_PIECE = 32_768
 _SERIES_A_PIECE = 1_024
 _WINDOWS_A_PIECE = 131_072
@@ -208,7 +208,7 @@ def judge_files(
         notify: Called with a sentence for each noteworthy fact about the data.
 
     Returns:
-        The result of the pass; and once all pieces have results, the figures of all windows, as `evaluate` gives them.
+        The result of the pass, and the figures of all windows, as by `evaluate`, once all pieces have results.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
@@ -219,7 +219,7 @@ def judge_files(
     judged, about_errors = chosen.part, judging_of(forecaster, series)
     cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
     if not cut:
-        # Its errors name the missing columns.
+        # Called for its errors, which name the missing columns.
         raw_windows(judged, settings.window, settings.horizon, 1)
     about = {
         "task": "evaluate",
@@ -310,7 +310,7 @@ def _summed(table: dict[str, list[Any]], about: Judging) -> SeriesErrors:
     windows = np.array(table["windows"])
 
     def sums(names: Sequence[str]) -> np.ndarray:
-        """(S, T, names): of each target."""
+        """(S, T, names): the sums of each target."""
         found = np.empty((len(windows), len(about.targets), len(names)))
         for column, target in enumerate(about.targets):
             for place, name in enumerate(names):

@@ -351,7 +351,7 @@ def line_loss() -> keras.losses.Loss:
 
 
 def _greedy(stepper: tuple[keras.Model, keras.Model], vectors: np.ndarray, length: int) -> np.ndarray:
-    """(N, length) ids, each the likeliest after those before it."""
+    """(N, length) ids, each the likeliest after the previous ones."""
     start, step = stepper
     state = [np.asarray(part) for part in start.predict_on_batch(vectors)]
     ids = np.full((len(vectors), 1), BOS, np.int32)

@@ -33,7 +33,7 @@ def evaluate_model(
         name: What messages call the model.
         texts: How files of texts and lines are read.
         batch_size: Rows per batch.
-        asked: The part of the data, and what else is asked of a forecaster.
+        asked: The part of the data, and the further options of a forecaster.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.

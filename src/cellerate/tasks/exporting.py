@@ -1,4 +1,4 @@
-"""Exports a trained model for other runtimes, and tries it there before anyone else does."""
+"""Exports a trained model for other runtimes, and tries it there first."""
 
 import dataclasses
 import os
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     _Judge = Callable[[ExportedModel], "Quality"] | None
 
-# Of narrower weights: a larger error is not one of rounding.
+# The bound for narrower weights: a larger error does not come from rounding.
 _NARROW = 1.0
-# Other runtimes round inputs by one scale a batch, ours by one a row, and err up to 2.7 times as much with weights as
-# training makes them. Beyond, an input with a few large numbers has cost the others their digits.
+# Other runtimes round inputs by one scale a batch, ours by one a row: with trained weights their error is up to 2.7
+# times ours. Beyond this factor, a few large inputs have cost the other inputs their digits.
 _INT8_FREE, _INT8_TIMES = 0.05, 3.0
 
 
@@ -38,10 +38,10 @@ class Quality:
 
     Attributes:
         metric: Such as "bits per character".
-        before: Of the original.
-        after: Of the exported model, in its runtime.
-        loss: How much worse that is, as a share; below 0 it is better.
-        max_loss: How much worse it may be.
+        before: The quality of the original.
+        after: The quality of the exported model, in its runtime.
+        loss: The loss of quality, as a share; below 0 it is better.
+        max_loss: The largest allowed loss.
     """
 
     metric: str
@@ -56,17 +56,17 @@ class Exported:
     """The export that was written.
 
     Attributes:
-        path: Where.
-        format: Its format.
+        path: The written file or folder.
+        format: The name of the format.
         precision: "float32", "float16" or "int8".
         inputs: The names of its inputs.
         outputs: The names of its outputs.
-        error: The largest difference from our own runtime in float32, as a share of the largest number of the
-            output, or of 1 where all are smaller.
-        tolerance: What the error may be; None for narrower weights, which round on purpose.
-        tried: Where it was tried, and on what.
+        error: The largest difference from our own runtime in float32, as a share of the output's largest number, or
+            of 1 if that is larger.
+        tolerance: The largest allowed error; None for narrower weights, which round on purpose.
+        tried: The runtime and the batches of the trial, in words.
         quality: Its quality at its task; None if it was not judged.
-        elsewhere: What OpenVINO makes of an ONNX file, in words; "" if it is not installed.
+        elsewhere: The outcome of an ONNX file in OpenVINO, in words; "" if it is not installed.
         largest_pair: The largest sum of two products that the weights of an int8 ONNX file allow. Processors without
             VNNI add two in 16 bits, up to 32767; a file that allows more is not kept. None for other files.
         own_error: The error of our own runtime in int8; None for a file of another precision.
@@ -97,7 +97,7 @@ def export(
     record: "TaskRecord | None" = None,
     judge: Callable[[ExportedModel], Quality] | None = None,
 ) -> Exported:
-    """Writes a model for another runtime, whole or not at all, after it has given the right results there.
+    """Write a model for another runtime, whole or not at all, after its results there proved right.
 
     Args:
         model: A Keras model, its file, or a `.cell` file. It is not changed.
@@ -106,22 +106,22 @@ def export(
         precision: "float32"; for "onnx" also "int8", weights of 8 bits, one scale a column, by ONNX Runtime's dynamic
             quantisation, in ranges that every processor multiplies exactly; for "litert" also "float16", and "int8"
             by its dynamic range: one scale a matrix.
-        stateful: Whether the states of the LSTMs go in and out, so that a long sequence can be given in parts: two
-            inputs and two outputs more for each LSTM. In a SavedModel it is the signature "step", which is there
-            in any case if the model allows it; a LiteRT model then takes one step.
-        batch_size: The number of rows of a LiteRT model, which has no other; the other formats take any number.
+        stateful: Whether the states of the LSTMs are inputs and outputs, two of each for every LSTM, so that a long
+            sequence can be given in parts. In a SavedModel this is the signature "step", which is written anyway if the
+            model allows it; a LiteRT model then takes one step.
+        batch_size: The fixed number of rows of a LiteRT model; the other formats take any number.
         record: The record, as `load_model` returns it, of a model that is not given as a file.
-        judge: Says how good the exported model is in its runtime: `optimization.exported_quality.quality_judge`.
+        judge: Measures the quality of the exported model in its runtime: `optimization.exported_quality.quality_judge`.
 
     Returns:
-        What was written, with its error in the other runtime.
+        The written export, with its error in the other runtime.
 
     Raises:
         BackendError: A package that writes or tries the format is not installed.
-        ConfigError: An argument has a value it cannot have.
-        ModelError: The model cannot be read, the format cannot hold it (the message names the layer), the file
-            gives other results than the model, an int8 file errs far more than our own int8 and there is no `judge`
-            to say that it does not matter, or it is worse than `judge` allows.
+        ConfigError: An argument has an invalid value.
+        ModelError: The model cannot be read; the format cannot hold it (the message names the layer); the results of
+            the file differ from the model's; without `judge`, the error of an int8 file is far above that of our own
+            int8; or the quality is worse than `judge` allows.
         OutputError: The file could not be written.
 
     Example:
@@ -197,11 +197,11 @@ def _judged(judge: "_Judge", form: ExportFormat, source: ExportSource, path: Pat
 
 
 def check_export(target: Path, to: str, precision: str) -> ExportFormat:
-    """Find a format and raise, before a model or data are read, what an export would raise about it.
+    """Find a format, and raise the errors that an export would raise about it before a model or data are read.
 
     Raises:
         BackendError: A package that writes or tries the format is not installed.
-        ConfigError: There is no such format, or it has other names of files or other precisions.
+        ConfigError: The format, the suffix of the file or the precision is unknown.
     """
     check_choice("to", to, tuple(FORMATS))
     form = FORMATS[to]
@@ -238,7 +238,7 @@ def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | N
 
 
 def _exportable(cell: Cell) -> Cell:
-    """A packed model whose recurrent layers can be exported. Raises `ModelError` for others."""
+    """The packed model, whose recurrent layers can be exported. Raises `ModelError` otherwise."""
     others = [f"{node.name} ({node.op})" for node in cell.program.nodes if node.op in ("gru", "simple_rnn")]
     if others:
         raise ModelError(

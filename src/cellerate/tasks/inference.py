@@ -32,7 +32,7 @@ from cellerate.training.settings import Implementation
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
 
-# The defaults of the arguments that say how to draw.
+# The defaults of the sampling arguments.
 _UNDRAWN = (1.0, None, None, 0.0, 1.0, None)
 
 
@@ -268,7 +268,7 @@ def evaluate(
         errors: For text and lines: what to do with bytes that are not of the encoding and with a line's unknown
             characters.
         batch_size: Rows per batch, for Keras models.
-        by_step: Series: whether the result also has the errors of each step ahead.
+        by_step: Series: adds the errors of each step ahead to the result.
         statistical: Series: models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
             AutoARIMA). They see the rows before each window; AutoARIMA takes seconds to minutes for each series.
         notify: Called with a sentence for each noteworthy fact about how tables of series were read.

@@ -1,4 +1,4 @@
-"""Opens a trained model, whatever form it comes in. Keras is imported only if the model needs it."""
+"""Opens a trained model in any form. Keras is imported only if the model needs it."""
 
 import functools
 import os
@@ -33,7 +33,7 @@ def open_model(model: Model, record: "TaskRecord | None" = None, *, device: str 
         device: The device that a `.cell` file is loaded on.
 
     Returns:
-        A packed model; or a Keras model, its record, and what messages call it.
+        A packed model; or a Keras model, its record, and its name in messages.
 
     Raises:
         CellerateError: The file cannot be used, or the record is not for this model.
@@ -76,14 +76,14 @@ def record_for(
 
 
 def forecaster_of(opened: Opened, name: str = "this packed model") -> "SeriesForecaster":
-    """The forecaster that a model is.
+    """Return a model as a forecaster.
 
     Args:
         opened: The model.
         name: Its name in messages, if it is packed.
 
     Raises:
-        ModelError: It is none, or its record is damaged.
+        ModelError: It is not a forecaster, or its record is damaged.
     """
     from cellerate.tasks.judging import SeriesForecaster
 

@@ -35,10 +35,10 @@ def pack(
         output: Must end in ".cell".
         precision: How the matrices are kept: "float32", "bfloat16", "int8" or "int4".
         record: The record, as `load_model` returns it, of a model that is not given as a file.
-        vocabulary: What the ids, or the places of one-hot vectors, of your own text model mean, as
-            `cellerate.generate` takes it; kept in the file, which then needs nothing more to generate.
+        vocabulary: The meaning of the ids (or one-hot positions) of your own text model, as for
+            `cellerate.generate`; kept in the file, which then needs nothing more to generate.
         sign_key: A file with a private key (PEM, Ed25519, no password), whose signature is written beside the output,
-            as `book.cell.sig`; `cellerate.load(public_key=...)` asks for it.
+            as `book.cell.sig`; `cellerate.load(public_key=...)` checks it.
 
     Raises:
         BackendError: The package that signs is not installed.
@@ -100,12 +100,12 @@ def packed(
 
 
 def packable(model: keras.Model, record: TaskRecord | None) -> keras.Model:
-    """The model whose outputs are packed: of a model of lines its vectors are one, too."""
+    """The model to pack; for a line model, one that also outputs its vectors."""
     return with_vectors(model) if record is not None and record.task == "embed" else model
 
 
 def _with_vocabulary(program: Program, record: TaskRecord | None, vocabulary: Vocabulary) -> TaskRecord:
-    """The record of a text model that has none."""
+    """Make the record of a text model that has none."""
     if record is not None:
         raise ConfigError(HAS_OWN_VOCABULARY)
     ids, logits = widths(chain_of(program))

@@ -1,6 +1,6 @@
 """Results of a pass over much data: a folder of Parquet files, one for each piece of the data.
 
-    _about.json          what they are results of; readers of such folders leave out names that begin with "_"
+    _about.json          the origin of the results; readers of such folders skip names that begin with "_"
     part-000000.parquet  the results of the first piece
 
 The division into pieces depends on the data alone, and a piece whose file exists is done. So any number of processes
@@ -64,7 +64,7 @@ class Pieces:
                 f"{self.folder} holds results of another pass: {' and '.join(names)} differ{'s'[: len(names) == 1]}. "
                 "Remove it, or choose another name."
             )
-        # A killed process leaves what it was writing; others of the group may be writing now.
+        # A killed process leaves an unfinished file; other processes of the group may be writing theirs now.
         remove_unfinished(self.folder, ABANDONED_AFTER_S)
 
     def _about(self, whole: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Pieces:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if all(one.name.startswith(".") for one in self.folder.iterdir()):
-                # Several processes may begin at once, and perhaps not with the same: the first one's stays.
+                # Several processes may begin at once, perhaps with different arguments: the first description stays.
                 handle, name = tempfile.mkstemp(dir=self.folder, prefix=".about-")
                 beside = Path(name)
                 try:
@@ -84,7 +84,7 @@ class Pieces:
                     beside.chmod(0o644)
                     self._name(beside, path)
                 finally:
-                    # A disk that refuses changes keeps it; the failure was reported already.
+                    # A disk that refuses changes keeps the file; the failure was already reported.
                     with contextlib.suppress(OSError):
                         beside.unlink()
             found = json.loads(path.read_text())
@@ -97,13 +97,13 @@ class Pieces:
         raise ConfigError(f"{self.folder} exists and holds no results of a pass. Choose another name.")
 
     def _name(self, beside: Path, path: Path) -> None:
-        """Gives a file its name, unless another process was faster."""
+        """Give a file its final name, unless another process was faster."""
         try:
             path.hardlink_to(beside)
         except FileExistsError:
             pass
         except OSError:
-            # A file system without hard links, where two that begin in the same moment are not told apart.
+            # Without hard links, two processes that begin at the same moment may both succeed.
             with atomic_write(path) as other:
                 other.write_bytes(beside.read_bytes())
 

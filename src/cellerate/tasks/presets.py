@@ -1,6 +1,6 @@
 """Sizes of a text model, each with the settings that train it well: the presets.
 
-They are options like those that a user gives, so those that are given win. It imports nothing heavy.
+A preset only adds options: those that the user gives win. This module imports nothing heavy.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""The way that every training takes: open the data, build a model, cut batches, train, judge."""
+"""The steps of every training: open the data, build a model, cut batches, train, judge."""
 
 import abc
 import dataclasses
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 
 
 class Task(abc.ABC, Generic[Result]):
-    """A training of one kind. `train_task` calls its methods in the order in which they stand here.
+    """A training of one kind. `train_task` calls its methods in the order below.
 
     Args:
-        run: What the user asks for.
+        run: The output and the settings of the training.
     """
 
     def __init__(self, run: RunOptions) -> None:
@@ -43,7 +43,7 @@ class Task(abc.ABC, Generic[Result]):
 
     @abc.abstractmethod
     def sources(self) -> tuple[BatchSource, BatchSource | None]:
-        """The batches to train on, and those that decide which epoch is best; None without any.
+        """The batches to train on, and those that decide which epoch is best, or None.
 
         Raises:
             DataError: There are too few data.
@@ -51,15 +51,15 @@ class Task(abc.ABC, Generic[Result]):
 
     @abc.abstractmethod
     def held_out(self, batch_size: int) -> tuple[BatchSource | None, BatchSource | None]:
-        """The batches to choose by, and those to judge the choice on: two parts that training does not see.
+        """The batches to choose a model by, and those to judge the choice on: two parts that training does not see.
 
-        They are the same whatever the batches of training are. After `build`.
+        They do not depend on the training batches. Call `build` first.
 
         Args:
             batch_size: Rows of a batch.
 
         Returns:
-            The validation part and the test part; None for a part that holds nothing.
+            The validation part and the test part; None for an empty part.
         """
 
     @abc.abstractmethod
@@ -68,7 +68,7 @@ class Task(abc.ABC, Generic[Result]):
 
     @abc.abstractmethod
     def judge(self, training: TrainingResult) -> Result:
-        """The trained model with its figures on data that were held out."""
+        """The trained model with its figures on held-out data."""
 
     @abc.abstractmethod
     def unjudged(self, training: TrainingResult) -> Result:

@@ -1,6 +1,6 @@
 """The three trainings as Python functions, with every setting as a keyword argument.
 
-What a task does is in `tasks.text`, `tasks.series` and `tasks.embed`; the command line calls those.
+`tasks.text`, `tasks.series` and `tasks.embed` implement them; the command line calls those modules.
 """
 
 import os

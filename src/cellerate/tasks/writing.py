@@ -1,6 +1,6 @@
-"""Continues texts with a model that is opened once; `generate` continues one, the command line one after the other.
+"""Continues texts with a model that is opened once: `generate` continues one text, the command line several.
 
-Keras is imported only where a model needs it.
+Keras is imported only if a model needs it.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class WritingSettings:
         """Checks what can be checked without the model.
 
         Raises:
-            ConfigError: A setting has a value it cannot have, or two of them contradict each other.
+            ConfigError: A setting has an invalid value, or two of them contradict each other.
         """
         check_choice("errors", self.errors, get_args(Unknown))
         check_choice("implementation", self.implementation, get_args(Implementation))
@@ -78,7 +78,7 @@ class TextWriter:
     settings: WritingSettings
 
     def readable(self, prompt: str) -> str:
-        """The prompt as the model reads it: without unknown characters if these are to be ignored."""
+        """The prompt for the model: without unknown characters if they are to be ignored."""
         return self.model.tokenizer.known(prompt) if self.settings.errors == "ignore" else prompt
 
     def write(self, prompt: str) -> Iterable[str]:
@@ -135,7 +135,7 @@ def open_writer(
     """Opens a model that continues texts. The arguments are those of `cellerate.generate`.
 
     Raises:
-        CellerateError: The model cannot be used, or not so; see `cellerate.generate`.
+        CellerateError: The model cannot be used with these settings; see `cellerate.generate`.
     """
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else "this model"
     if isinstance(model, PackedModel):

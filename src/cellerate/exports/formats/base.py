@@ -73,16 +73,16 @@ class ExportFormat:
         precisions: The precisions of weights that it has.
         tolerance: The largest error of a model in float32 in its runtime.
         runtime: The name of its runtime, for messages.
-        write: Writes a model in a precision to a path.
-        open: Opens a signature of what was written, in the runtime of the format.
-        backend: The Keras backend that has to be started to write it; "" for any.
-        fixed_rows: True if the number of rows is fixed when it is written.
-        float32_first: True if a narrower model is tried in float32 first, which shows that all but rounding is right.
-        programs: Makes the program of each signature from that of the model, and from `stateful`.
-        place: Gives the path that is written for a target, and the context that writes it whole or not at all.
-        prove: Proves int8 weights exact on every processor, and gives the largest sum of two products; None where
-            nothing is to be proved.
-        elsewhere: Tries the file in a further runtime, and gives the outcome in words.
+        write: Writes a model to a path, in a precision.
+        open: Opens a signature of the written model in the runtime of the format.
+        backend: The Keras backend that must run while the model is written; "" for any.
+        fixed_rows: True if the written model takes a fixed number of rows.
+        float32_first: True if a narrower model is tried in float32 first: errors there do not come from rounding.
+        programs: Makes the program of each signature from the model's program and from `stateful`.
+        place: Returns the path to write for a target, and the context that writes it whole or not at all.
+        prove: Proves int8 weights exact on every processor, and returns the largest sum of two products; None if the
+            format needs no proof.
+        elsewhere: Tries the file in a further runtime, and returns the outcome in words.
     """
 
     name: str
@@ -104,12 +104,12 @@ class ExportFormat:
 
 
 def with_states(program: "Program") -> "Program":
-    """The program with the states of its LSTMs going in and out: of the first one h_0 and c_0, and so on."""
+    """The program with the states of its LSTMs as inputs and outputs: h_0 and c_0 of the first LSTM, and so on."""
     from cellerate.program import Program
     from cellerate.runtime.program import stepping_of
 
     made = stepping_of(program)
-    # Without the names of the layers, which Keras numbers anew in each process.
+    # The layers' names would not do: Keras numbers them anew in each process.
     names = {name: "_".join(name.split()[:2]) for name in made.states}
     nodes = tuple(
         dataclasses.replace(node, name=names[node.name])

@@ -1,4 +1,4 @@
-"""The formats that a model is exported to, one row each. A new format is a module beside this one, and a row here."""
+"""The export formats, one row each. A new format is a module beside this one, and a row here."""
 
 from cellerate.exports.formats.base import ExportFormat
 from cellerate.exports.formats.litert import LITERT
@@ -6,4 +6,4 @@ from cellerate.exports.formats.onnx import ONNX
 from cellerate.exports.formats.savedmodel import SAVEDMODEL
 
 FORMATS: dict[str, ExportFormat] = {one.name: one for one in (ONNX, SAVEDMODEL, LITERT)}
-"""The values of `to`, and the format of each."""
+"""The format of each value of `to`."""

@@ -1,17 +1,16 @@
 // The element-wise activations of Keras and their derivatives, for one number at a time: those of
 // csrc/cells/activations.h.
 //
-// Unlike there, tanh and sigmoid are only as exact as the storage can represent, and the activation is known when a
-// kernel is compiled.
+// Here, tanh and sigmoid are only as exact as the storage type, and the activation is a compile-time parameter.
 #pragma once
 
 #include "device.cuh"
 
 namespace cellerate::gpu {
 
-// An activation with its parameters, which are known when a kernel is compiled.
+// An activation with its parameters, all known at compile time.
 struct Activation {
-  // The names are those of cellerate.activations, which kernels.cuda.sources writes.
+  // The names of cellerate.activations, which kernels.cuda.sources writes into a kernel's source.
   enum Kind : int {
     kLinear,
     kTanh,
@@ -67,20 +66,20 @@ constexpr float kSeluScale = 1.0507009873554804934f;
 constexpr float kInverseSqrt2 = 0.70710678118654752440f;
 constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
 
-// tanh, as exact as the type needs in which its values are stored: bfloat16 has 8 bits, float16 has 11.
+// tanh, as exact as its storage type needs: bfloat16 has 8 bits, float16 has 11.
 CELLERATE_DEVICE float hyperbolic_tangent(float, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Tf32, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Float16, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Bfloat16, float x) { return tanh_11_bits(x); }
 
-// The smaller of s and 1 - s, for the sigmoid s of x, exact to its last bits even if it is small. The distance of a
+// The smaller of s and 1 - s, for the sigmoid s of x, exact to its last bits even if it is small: the distance of a
 // forget gate from 1 matters over hundreds of steps.
 CELLERATE_DEVICE float smaller_of_sigmoid(float x) {
   const float e = expf(-fabsf(x));
   return e / (1.0f + e);
 }
-// Replaces several numbers x by exp(-|x|) / (1 + exp(-|x|)) with 22 exact bits: enough for 16-bit storage, where a
-// tanh exact to 11 bits of 1 would not be. All share one division.
+// Replaces several numbers x by exp(-|x|) / (1 + exp(-|x|)) with 22 exact bits: enough for 16-bit storage, for which
+// the 11 exact bits of tanh_11_bits are too few. All share one division.
 template <int count>
 CELLERATE_DEVICE void short_smaller_of_sigmoids(float (&x)[count]) {
   float before[count];  // the product of the denominators before each
@@ -112,8 +111,8 @@ CELLERATE_DEVICE constexpr bool is_plain_relu(Activation of) {
   return of.first == 0 && of.second == kInfinityBits && of.third == 0;
 }
 
-// The factor of x in the approximation of GELU, (1 + tanh u) / 2, as the sigmoid of 2u, which loses no accuracy where
-// tanh is near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
+// The factor of x in the approximation of GELU, (1 + tanh u) / 2, as the sigmoid of 2u, which stays accurate where tanh
+// is near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
 constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCubic = 0.044715f * kGeluScale;
 CELLERATE_DEVICE float gelu_factor(float x) { return sigmoid(x * (kGeluScale + kGeluCubic * x * x)); }
 
@@ -222,11 +221,11 @@ CELLERATE_DEVICE float activate(float x) {
   }
 }
 
-// The derivative at pre-activation x, where the value is y. If derivative_from_value(kKind), x is not used.
+// The derivative at pre-activation x with value y. If derivative_from_value(kKind), x is not used.
 template <Activation kKind>
 CELLERATE_DEVICE float derivative(float x, float y) {
   [[maybe_unused]] const float parameter = from_bits(kKind.first), second = from_bits(kKind.second);
-  // A number with the sign of x: the value where possible, else x.
+  // A number with the sign of x: the value if possible, else x.
   [[maybe_unused]] const float side = derivative_from_value(kKind) ? y : x;
   switch (kKind) {
     case Activation::kTanh:

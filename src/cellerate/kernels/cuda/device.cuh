@@ -1,6 +1,6 @@
-// What the kernels need from the machine: matrix products of a warp, and the copies and barriers of a cluster.
+// The kernels' interface to the hardware: matrix products of a warp, and the copies and barriers of a cluster.
 //
-// All PTX is here and in wide_products.cuh: tests/support/kernels/cuda_emulated.h has the same functions in plain C++,
+// All PTX is here and in wide_products.cuh. tests/support/kernels/cuda_emulated.h has the same functions in plain C++,
 // so that the kernels can be run and tested without a GPU.
 #pragma once
 
@@ -19,7 +19,7 @@ struct Bfloat16 {
 struct Float16 {
   unsigned short bits;
 };
-// A float of which products take the first 19 bits.
+// A float of which products use the first 19 bits.
 struct Tf32 {
   float value;
 };
@@ -71,7 +71,7 @@ CELLERATE_DEVICE float reciprocal_22_bits(float x) {
   return y;
 }
 
-// Multiplies the one or two numbers in 4 bytes with those in 4 others, in the form that the matrix units take.
+// Multiplies the one or two numbers in a word with those in another, in the form for the matrix units.
 CELLERATE_DEVICE unsigned multiply_each(float, unsigned a, unsigned b) {
   return bits_of(from_bits(a) * from_bits(b));
 }
@@ -134,7 +134,7 @@ CELLERATE_DEVICE double from_lane(double x, int lane) { return __shfl_sync(0xfff
 CELLERATE_DEVICE unsigned from_lane(unsigned x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 // One bit for each lane.
 CELLERATE_DEVICE unsigned lanes_where(bool yes) { return __ballot_sync(0xffffffffu, yes); }
-// Makes what each lane of a warp wrote visible to the others.
+// Makes the writes of each lane of a warp visible to the other lanes.
 CELLERATE_DEVICE void sync_warp() { __syncwarp(); }
 CELLERATE_DEVICE int count_bits(unsigned x) { return __popc(x); }
 CELLERATE_DEVICE int lowest_bit(unsigned x) { return __ffs(static_cast<int>(x)) - 1; }
@@ -154,7 +154,7 @@ CELLERATE_DEVICE unsigned address_in(int block, const void* p) {
 struct Barrier {
   unsigned long long state;
 };
-//   arrivals: how many calls of `expect_bytes`, `arrive` and `arrive_in` a phase takes besides.
+//   arrivals: the number of calls of `expect_bytes`, `arrive` and `arrive_in` that a phase needs as well.
 CELLERATE_DEVICE void init_barrier(Barrier& barrier, int arrivals = 1) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals)
                : "memory");
@@ -178,10 +178,11 @@ CELLERATE_DEVICE void arrive_in(int block, Barrier& barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(block, &barrier)) : "memory");
 }
 // Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. After about 20 seconds,
-// longer than any step takes, it ends the kernel with an error instead of hanging the GPU. The bytes of copies and
-// stores are then in this block's memory and can be read. Writes of other blocks elsewhere are not acquired, because
-// that would empty the first-level cache in every step. Strictly, PTX's memory model requires this for stores from
-// other blocks, too; but they reach the same memory as the barrier that counts them, before they are counted.
+// longer than any step takes, it ends the kernel with an error instead of hanging the GPU. After the phase, the bytes
+// of copies and stores are in this block's memory and can be read. Writes of other blocks elsewhere are not acquired,
+// because that would empty the first-level cache in every step. Strictly, PTX's memory model requires an acquire for
+// stores from other blocks, too; but they reach the same memory as the barrier that counts them, before they are
+// counted.
 CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
   constexpr unsigned kPatience = 20'000;  // in units of 2^20 ns
   unsigned done = 0, begun = 0;
@@ -213,8 +214,8 @@ CELLERATE_DEVICE void wait_forever_for(Barrier& barrier, int parity) {
       "r"(parity)
       : "memory");
 }
-// Makes what this thread wrote into shared memory visible to the copies and the wide products that a thread starts
-// after `sync_block`.
+// Makes this thread's writes to shared memory visible to the copies and the wide products that a thread starts after
+// `sync_block`.
 CELLERATE_DEVICE void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Starts a copy from this block's shared memory into another's. `to` and `barrier` are given as addresses in this
 // block and used in the other; the other block's barrier counts the bytes. Addresses and `bytes` are multiples of 16.
@@ -228,7 +229,7 @@ CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int b
 
 // Stores 8 or 16 bytes into another block's shared memory. `to` and `barrier` are given as for `copy_to_block`. Unlike
 // copies, stores come from registers, so nothing has to be ordered before them; but wide products in the other block
-// cannot read what they bring.
+// cannot read the stored bytes.
 CELLERATE_DEVICE void store_to_block(int block, void* to, const unsigned (&words)[2], Barrier& barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
@@ -245,7 +246,7 @@ CELLERATE_DEVICE void store_to_block(int block, void* to, const unsigned (&words
 }
 
 // Starts a copy from global memory into this block's shared memory; its barrier counts the bytes. Addresses and
-// `bytes` are multiples of 16, here and in what follows.
+// `bytes` are multiples of 16, here and below.
 CELLERATE_DEVICE void copy_from_memory(void* to, const void* from, int bytes, Barrier& barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -275,22 +276,22 @@ CELLERATE_DEVICE void copy_to_memory(void* to, const void* from, int bytes) {
       : "memory");
 }
 
-// Makes what this thread wrote into global memory visible to the copies that a thread of its warp starts after
+// Makes this thread's writes to global memory visible to the copies that a thread of its warp starts after
 // `sync_warp`.
 CELLERATE_DEVICE void order_before_copies_of_warp() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// Makes what this thread wrote into global memory visible to the copies that a thread of the block starts after it has
-// waited for a barrier at which this one arrived.
+// Makes this thread's writes to global memory visible to the copies that another thread of the block starts after it
+// has waited for a barrier at which this thread arrived.
 CELLERATE_DEVICE void order_before_copies_from_memory() {
   asm volatile("fence.acq_rel.gpu;\nfence.proxy.async;" ::: "memory");
 }
-// Has the second-level cache read global memory.
+// Prefetches global memory into the second-level cache.
 CELLERATE_DEVICE void prefetch_bytes(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
                "r"(bytes));
 }
 
-// Registers move between the groups of four warps of a block; all warps of a group call this once. Each thread of the
-// group has so many from then on, a multiple of 8.
+// Moves registers between the groups of four warps of a block; all warps of a group call this once. From then on, each
+// thread of the group has `count` registers, a multiple of 8.
 template <int count>
 CELLERATE_DEVICE void give_registers_until() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
@@ -300,8 +301,8 @@ CELLERATE_DEVICE void take_registers_until() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-// Loads 16 bytes of memory that nobody writes while the kernel runs. It is volatile so that every call loads: seeing
-// the same address in each step, the compiler would keep the bytes in registers, and there are none to spare.
+// Loads 16 bytes of memory that is not written while the kernel runs. It is volatile so that every call loads: the
+// address is the same in each step, so the compiler would otherwise keep the bytes in registers, which are scarce.
 CELLERATE_DEVICE void load_words(unsigned (&words)[4], const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -316,7 +317,7 @@ CELLERATE_DEVICE void load_matrices(unsigned (&parts)[4], const void* row) {
                : "r"(shared_address(row)));
 }
 // sum (16x8) += a (16xk) · b (kx8), where k numbers are 32 bytes. Each lane holds the parts of the matrices that PTX
-// prescribes for mma.m16n8k16, or for m16n8k8 with floats, of which only the first 19 bits count.
+// prescribes for mma.m16n8k16, or for m16n8k8 with floats, of which only the first 19 bits are used.
 CELLERATE_DEVICE void multiply_add(float, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -7,11 +7,11 @@
 
 namespace cellerate::gpu {
 
-// Wide products are made by four warps together, whose first one's number is a multiple of four. They are those of
-// `multiply_add`, but b is in shared memory and has all tiles of 8 rows, and they run beside what follows: from
-// `begin_wide_products` to `finish_wide_products` a thread leaves sums and weights alone.
+// Four warps make a wide product together; the first one's number is a multiple of four. The product is that of
+// `multiply_add`, but b is in shared memory and has all tiles of 8 rows, and it runs beside the following code: from
+// `begin_wide_products` to `finish_wide_products`, a thread must not touch its sums and weights.
 
-// Keeps the compiler from moving what uses the sums.
+// Keeps the compiler from moving code that uses the sums.
 template <int tiles>
 CELLERATE_DEVICE void keep_in_order(float (&sums)[tiles][4]) {
   CELLERATE_UNROLL
@@ -39,13 +39,13 @@ CELLERATE_DEVICE void finish_wide_products(float (&sums)[tiles][4]) {
   keep_in_order(sums);
 }
 
-// The address of shared memory as descriptions have it, in units of 16 bytes: that within the block. The upper byte of
-// an address is the block's rank in its cluster.
+// The address of shared memory for descriptors: its offset in the block, in units of 16 bytes. The upper byte of an
+// address, which is cut off, is the block's rank in its cluster.
 CELLERATE_DEVICE unsigned described_address(const void* p) { return (shared_address(p) & 0x3ffffu) >> 4; }
 
-// Describes rows of `row_bytes` in shared memory to the wide products, from byte `first` of each row on. The rows begin
-// at a multiple of 8 rows, and their chunks of 16 bytes change places by the bits of their address from the seventh on,
-// which is the order of `in_panel` in operands.cuh.
+// The descriptor of rows of `row_bytes` in shared memory for the wide products, from byte `first` of each row on. The
+// rows begin at a multiple of 8 rows, and their chunks of 16 bytes are swizzled by the bits of their address from the
+// seventh on, which is the order of `in_panel` in operands.cuh.
 template <int row_bytes>
 CELLERATE_DEVICE unsigned long long described(const void* rows, int first) {
   static_assert(row_bytes == 64 || row_bytes == 128);
@@ -54,8 +54,8 @@ CELLERATE_DEVICE unsigned long long described(const void* rows, int first) {
   return kOrder << 62 | kEightRows << 32 | low;
 }
 
-// Describes rows of 16-bit numbers in shared memory in the order of `in_tile` in lstm_tiles.cuh, without that their
-// chunks change places: 128 bytes from one chunk of a row to the next, 1024 from eight rows to the next eight.
+// The descriptor of rows of 16-bit numbers in shared memory in the order of `in_tile` in lstm_tiles.cuh, without
+// swizzling: 128 bytes from one chunk of a row to the next, 1024 from eight rows to the next eight.
 CELLERATE_DEVICE unsigned long long described_tile(const void* rows) {
   constexpr unsigned long long kNextRows = 1024 / 16, kNextChunk = 128 / 16;
   return kNextRows << 32 | kNextChunk << 16 | described_address(rows);
@@ -68,7 +68,7 @@ CELLERATE_DEVICE unsigned long long described_tile(const void* rows) {
                ", 1, 1, 1" end ";"                                                            \
                : __VA_ARGS__                                                                  \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-// kind: the depth of a product and its types. end: what follows the signs of a and b.
+// kind: the depth of a product and its types. end: the text after the signs of a and b.
 #define CELLERATE_WIDE_PRODUCTS(kind, end)                                                               \
   static_assert(0 < tiles && tiles < 6);                                                                 \
   if constexpr (tiles == 1) {                                                                            \
@@ -94,9 +94,9 @@ CELLERATE_DEVICE unsigned long long described_tile(const void* rows) {
         CELLERATE_SUMS(3), CELLERATE_SUMS(4));                                                           \
   }
 
-// Adds a product to the sums of 64 rows of weights, of which each warp has 16.
+// Adds a product to the sums of 64 rows of weights, 16 in each warp.
 //   a: this thread's words of the weights.
-//   rows: the rows of b, which lie together, in the order of `in_panel`. first: the product's first number in each.
+//   rows: the rows of b, contiguous and in the order of `in_panel`. first: the product's first number in each row.
 template <int tiles>
 CELLERATE_DEVICE void multiply_add_wide(float (&sums)[tiles][4], const unsigned (&a)[4], const Bfloat16* rows,
                                         int first) {

@@ -49,7 +49,7 @@ def cpu_quota(root: Path) -> CpuQuota | None:
     """The lowest limit of processor time; None without one.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
 
     Raises:
         ValueError: The kernel's files are not as they should be.
@@ -71,7 +71,7 @@ def memory_limit(root: Path) -> MemoryLimit | None:
     """The lowest limit of memory; None without one.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
 
     Raises:
         ValueError: The kernel's files are not as they should be.
@@ -94,7 +94,7 @@ def threads_left(root: Path) -> int | None:
     """The number of threads and processes that this process's groups allow; None without a limit.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
 
     Raises:
         ValueError: The kernel's files are not as they should be.

@@ -16,7 +16,7 @@ from cellerate.program import PRECISIONS
 TOPIC = "native core"
 Measure = Callable[[str, str, int], float]
 """The peak rate of a target, in a precision, on a number of threads, in operations per second."""
-# What a processor must have for a target, by the names of Linux; the targets of a processor, fastest first.
+# The instructions that each target needs, by their names in Linux; the targets of a processor, fastest first.
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _NEEDED = {
     "amx": {*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
@@ -60,9 +60,9 @@ def check_core(core: Core, found: Processors, root: Path) -> Iterator[Finding]:
     """Check whether the native core computes, with the widest instructions and on all cores.
 
     Args:
-        core: What it says of itself.
-        found: What there is to compute on.
-        root: Where the machine's files are.
+        core: The core's facts about itself.
+        found: The processors to compute on.
+        root: The root folder of the machine's files.
     """
     if core.missing is not None:
         said, fix = parted(core.missing)
@@ -80,7 +80,7 @@ def peak_of(core: Core) -> Peak | None:
     """The core's peak in float32 by the number of threads; None if it measures nothing.
 
     Args:
-        core: What it says of itself.
+        core: The core's facts about itself.
     """
     measure, target = core.measure, core.target
     return None if measure is None else lambda threads: measure(target, "float32", threads)

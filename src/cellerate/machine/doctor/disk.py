@@ -22,9 +22,9 @@ def check_disks(folders: Mapping[str, Path], usage: Usage, root: Path) -> Iterat
     """Check whether the folders that Cellerate writes to have room, and where they are.
 
     Args:
-        folders: The purpose of each ("the current folder"), and its path, which need not exist.
+        folders: The path of each folder, which need not exist, by its purpose ("the current folder").
         usage: Returns the size of a file system and its free space.
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     mounts = _mounts(read(root / "proc/mounts") or "")
     by_mount: dict[str, list[str]] = {}

@@ -80,7 +80,7 @@ class Others:
 
 
 def _own_s() -> float:
-    """The seconds of processors that this process has had, and its children that have ended."""
+    """The processor seconds of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
@@ -90,7 +90,7 @@ def check_load(
     """Check whether figures measured now can be trusted.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
         before: The text of `/proc/stat` a moment ago, since when this process has done nothing.
         after: The same now.
         allowed: The numbers of the logical processors that this process may run on.

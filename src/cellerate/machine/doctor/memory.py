@@ -15,7 +15,7 @@ Usage = Callable[[Path], tuple[int, int, int]]
 _LITTLE_BYTES = 10**9
 _LITTLE_SHARE = 0.1
 _MUCH_SWAPPED_BYTES = 10**8
-# Docker gives a container 64 MiB.
+# Docker's default size of /dev/shm is 64 MiB.
 _SMALL_SHARED_BYTES = 2**28
 # The soft limit of nearly every system.
 _FEW_FILES = 1024
@@ -26,7 +26,7 @@ def check_limit(root: Path) -> Iterator[Finding]:
     """The container's limit, and whether it was ever hit.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     limit, total = memory_limit(root), _meminfo(root).get("MemTotal")
     if limit is None or total is None or limit.limit_bytes >= total:
@@ -46,7 +46,7 @@ def check_available(root: Path) -> Iterator[Finding]:
     """Check the free memory of the machine and within the container's limit.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     memory, limit = _meminfo(root), memory_limit(root)
     if "MemAvailable" not in memory or "MemTotal" not in memory:
@@ -69,7 +69,7 @@ def check_swap(root: Path, before: str | None, after: str | None) -> Iterator[Fi
     """Check whether memory was swapped to the disk, and whether it is being read back now.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
         before: The text of `/proc/vmstat` a moment ago.
         after: The same now.
     """
@@ -91,7 +91,7 @@ def check_huge_pages(root: Path) -> Iterator[Finding]:
     """Check whether the native core may ask for huge pages.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     text = read(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
     if "[never]" in text:
@@ -128,7 +128,7 @@ def check_shared(root: Path, usage: Usage, backends: Sequence[str]) -> Iterator[
     """Check whether the workers of a torch DataLoader have room for their batches.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
         usage: Says how large a file system is.
         backends: The installed backends.
     """
@@ -150,7 +150,7 @@ def check_shell_limits(root: Path, files: int, address_space: int) -> Iterator[F
     """Limits of the shell that started this process.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
         files: The number of files that it may open; negative without a limit.
         address_space: The bytes of addresses that it may reserve; negative without a limit.
     """

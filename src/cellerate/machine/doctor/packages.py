@@ -119,7 +119,7 @@ def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int])
         )
     elif find("keras") is None:
         cost = "every command that needs Keras ends with an error"
-        # The backend's own extra would bring another TensorFlow beside the one that is there.
+        # The backend's own extra would install a second TensorFlow beside the present one.
         extra = backends[0] if _provider(backends[0], find) == backends[0] else "train"
         fix = f"pip install 'cellerate[{extra}]'"
         yield Finding(TOPIC, "problem", f"{backends[0]} is installed without Keras", cost, fix)

@@ -23,7 +23,7 @@ _COUNTS = {
     "PJRT_NPROC": ("jax",),
 }
 _NAMES = TITLES | {"numpy": "NumPy"}
-# The one to set for each backend.
+# The variable to set for each backend.
 _OWN_COUNT = {"torch": "OMP_NUM_THREADS", "tensorflow": "TF_NUM_INTRAOP_THREADS", "jax": "NPROC"}
 # Each makes libgomp, torch's OpenMP, bind the thread that loads it to its first place.
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
@@ -57,7 +57,7 @@ class Processors:
 
     @property
     def best(self) -> int:
-        """The number of threads that speeds arithmetic up: one per core, as the native core chooses."""
+        """The most threads that speed arithmetic up: one per core, as the native core chooses."""
         return min(self.cores, self.most)
 
 
@@ -65,7 +65,7 @@ def processors(root: Path, allowed: Collection[int]) -> Processors:
     """Reads the processors to compute on.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
         allowed: The numbers of the logical processors that this process may run on.
 
     Raises:
@@ -101,7 +101,7 @@ def check_quota(found: Processors, environ: Mapping[str, str], backends: Sequenc
     """Check whether the container has less processor time than its processors offer.
 
     Args:
-        found: What there is to compute on.
+        found: The processors to compute on.
         environ: The environment variables.
         backends: The installed backends.
     """
@@ -135,7 +135,7 @@ def check_counts(
     """Check whether the environment sets too few threads, or more than can run.
 
     Args:
-        found: What there is to compute on.
+        found: The processors to compute on.
         environ: The environment variables.
         backends: The installed backends.
         peak: Measures the rate of a number of threads; None measures nothing.
@@ -176,7 +176,7 @@ def check_binding(
     """Check whether torch's OpenMP binds the thread that starts all others to one core.
 
     Args:
-        found: What there is to compute on.
+        found: The processors to compute on.
         environ: The environment variables.
         backends: The installed backends.
     """
@@ -213,7 +213,7 @@ def check_frequency(root: Path, allowed: Collection[int]) -> Iterator[Finding]:
     """Check whether the processors are set to save power.
 
     Args:
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
         allowed: The numbers of the logical processors that this process may run on.
     """
     slow = set()

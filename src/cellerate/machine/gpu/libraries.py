@@ -11,7 +11,7 @@ from typing import Any
 
 Load = Callable[[str], Any]
 DRIVER = "libcuda.so.1"
-# No machine has more; a larger count counts as none.
+# No machine has more GPUs: a larger count would be an error.
 _MOST_CARDS = 64
 _NO_FUNCTION = -1
 _NAMELESS = "a GPU without a name"
@@ -97,7 +97,7 @@ def ask_management() -> Answer:
         return Answer(None if isinstance(error, pynvml.NVMLError_LibraryNotFound) else error.value)
 
     def ask(name: str, *arguments: Any) -> Any:
-        """Gives what a function returns; None if it fails or returns bytes that are not text."""
+        """Return a function's result; None if it fails or returns bytes that are not text."""
         try:
             return getattr(pynvml, name)(*arguments)
         except (pynvml.NVMLError, UnicodeDecodeError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cellerate.machine.gpu.libraries import DRIVER, Answer, Card, Load, ask_driver, ask_management
 
-# Settings that decide whether and how GPUs are used, and what they mean.
+# The settings that decide whether and how GPUs are used, and their meanings.
 SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "the GPUs that CUDA may use",
     "JAX_PLATFORMS": "where JAX computes, the first one counts",
@@ -99,7 +99,7 @@ def facts(
     Args:
         load: Loads the driver's library by its name; raises `OSError` if it cannot.
         environ: The environment variables.
-        root: Where the machine's files are.
+        root: The root folder of the machine's files.
     """
     driver, management = ask_driver(load), ask_management()
     hidden = _hidden(driver, management, environ)

@@ -1,4 +1,4 @@
-"""The cases of `bench` and their contestants: a table with a row a contestant, ours and every peer that we know."""
+"""The cases of `bench` and their contestants: a table with a row for each, ours and every known peer."""
 
 import dataclasses
 import importlib.util
@@ -13,13 +13,13 @@ CASES = {
     "generate": "One text, character by character",
 }
 """The cases in order, each with a description."""
-# Backward takes twice the products of forward.
+# The backward pass takes twice the products of the forward pass.
 _TRAINING = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """A contestant of a case, in a process of its own.
+    """A contestant of a case, in a separate process.
 
     Attributes:
         name: A short name; the part after a dash is the Keras backend.
@@ -48,13 +48,13 @@ def contestants(case: str, backends: Sequence[str] = BACKENDS, against: str = ""
     """Return the contestants of a case, ours first.
 
     Args:
-        case: Of `CASES`.
+        case: One of `CASES`.
         backends: The Keras backends to take.
         against: The interpreter of an environment with another version of Cellerate, which takes part beside ours.
     """
     here = _contestants(case, backends)
     there = (dataclasses.replace(one, python=against) for one in here if one.ours and against)
-    # Both versions of a contestant have their turns one right after the other.
+    # Both versions of a contestant take their turns in direct succession.
     beside = {one.name: one for one in there}
     return tuple(each for one in here for each in (one, *([beside[one.name]] if one.name in beside else [])))
 

@@ -1,11 +1,11 @@
-"""Compares two runs of `bench` on one machine: what became slower beyond doubt, and by how much.
+"""Compares two runs of `bench` on one machine: which jobs became slower beyond doubt, and by how much.
 
-Two runs of the same code differ. The machine may be slower an hour later; a process that starts anew may be a few
-percent faster for as long as it lives; and a neighbour's work makes single turns slower, never faster. So of each turn
-the fast calls count, as a ratio to the yardstick beside them; of each session the fast turns; and of all sessions the
-mean without the fastest and the slowest. The interval comes from how sessions differ: on some machines by 1 %, on
-others, virtual ones above all, by 10. Two records of one run have their turns side by side: there the ratio of the two
-takes the yardstick's place.
+Two runs of the same code differ. The machine may be slower an hour later; a new process may be a few percent faster for
+its whole life; and a neighbour's work makes single turns slower, never faster. So only the fast calls of each turn
+count, as a ratio to the yardstick beside them; only the fast turns of each session; and the mean of all sessions
+without the fastest and the slowest. The interval comes from the spread of the sessions: 1 % on some machines, 10 % on
+others, above all virtual ones. Two records of one run have their turns side by side: there each turn's ratio of the
+two records replaces the yardstick.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ LEAST_SESSIONS = 3
 """The fewest sessions that show how processes differ."""
 BUSY, STOLEN = 0.10, 0.05
 """The share of the processors that others may take before a comparison says so."""
-# The quantile of the calls of a turn, and that of the turns of a session.
+# The quantiles that count: of the calls of a turn, and of the turns of a session.
 _FAST_CALLS, _FAST_TURNS = 0.1, 0.25
-# The fewest jobs from which a usual variance is taken.
+# The fewest jobs for a usual variance.
 _FEWEST_JOBS = 3
 _MACHINE = ("cpu", "processor", "cores")
 
@@ -51,7 +51,7 @@ class Effect:
         high: The upper end.
         verdict: "slower" and "faster" beyond doubt and beyond the threshold; "unknown" where too few sessions were
             measured to tell.
-        note: What else differs; "" for nothing.
+        note: A further difference; "" for none.
     """
 
     entry: Entry
@@ -73,7 +73,7 @@ class RecordComparison:
     """Two records beside each other.
 
     Attributes:
-        names: Words for each record that show their differences.
+        names: A short description of each record, which shows how they differ.
         warnings: The doubts about the comparison.
         drift: The ratio of the yardstick's times, second record over first.
         threshold: The smallest slowdown that counts.
@@ -90,7 +90,7 @@ class RecordComparison:
 
     @property
     def regressions(self) -> int:
-        """The number of our jobs that became slower, or are gone."""
+        """The number of our jobs that became slower or are missing."""
         return len(self.lost) + sum(effect.regression for effect in self.effects)
 
     @property
@@ -166,7 +166,7 @@ def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> RecordCompari
 
 
 def name_of(record: Record) -> str:
-    """A record in a few words: the version of Cellerate, and when it was measured."""
+    """A record in a few words: the version of Cellerate, and the time of the measurement."""
     when = record.started[:16].replace("T", " ")
     return f"cellerate {record.versions.get('cellerate', 'of an unknown version')}, {when}"
 
@@ -210,7 +210,7 @@ class _Change:
         return spread / self.degrees if self.degrees else math.inf
 
     def half_width(self, usual: float | None) -> float:
-        """Half of the interval around `found`.
+        """Half the width of the interval around `found`.
 
         Few sessions show little of their spread, so the usual variance of all jobs counts as much as the job's own.
         Sources: Student, "The probable error of a mean", 1908; Smyth, "Linear models and empirical Bayes methods",
@@ -234,7 +234,7 @@ def _change(a: Entry, b: Entry, *, paired: bool) -> _Change:
 
 
 def _usual_variance(changes: Sequence[_Change]) -> float | None:
-    """The median of the jobs' variances; None of too few jobs."""
+    """The median of the jobs' variances; None for too few jobs."""
     known = [change.variance for change in changes if change.degrees]
     return statistics.median(known) if len(known) >= _FEWEST_JOBS else None
 
@@ -255,7 +255,7 @@ def _effect(a: Entry, b: Entry, change: _Change, *, usual: float | None, thresho
 
 
 def _turns(entry: Entry, *, paired: bool) -> np.ndarray:
-    """(sessions, rounds): the logarithm of what the fast calls of each turn took, as a ratio to the yardstick."""
+    """(sessions, rounds): the logarithm of the time of each turn's fast calls, as a ratio to the yardstick."""
     sessions: dict[int, list[float]] = {}
     for turn in entry.turns:
         fast = float(np.log(np.quantile(turn.seconds, _FAST_CALLS)))
@@ -266,12 +266,12 @@ def _turns(entry: Entry, *, paired: bool) -> np.ndarray:
 
 
 def _sessions(turns: np.ndarray) -> np.ndarray:
-    """(sessions, turns) → (sessions,): of each the fast turns."""
+    """(sessions, turns) → (sessions,): each session's fast turns."""
     return np.asarray(np.quantile(turns, _FAST_TURNS, axis=-1))
 
 
 def _middle(sessions: np.ndarray) -> float:
-    """The mean of all sessions but the two ends."""
+    """The mean of all sessions but the fastest and the slowest."""
     ends = 1 if len(sessions) > 2 else 0
     return float(np.sort(sessions)[ends : len(sessions) - ends].mean())
 
@@ -279,7 +279,7 @@ def _middle(sessions: np.ndarray) -> float:
 @functools.cache
 def _student(degrees: int) -> float:
     """The quantile of Student's distribution that bounds the interval, from its integral."""
-    # Over an angle, whose tangent is the quantile by the root of the degrees, the tail has an end.
+    # Integrated over an angle, whose tangent is the quantile by the root of the degrees, the tail is finite.
     angle = np.linspace(0, np.pi / 2, 100_001)
     area = np.cumsum(np.cos(angle) ** (degrees - 1))
     return math.sqrt(degrees) * math.tan(angle[np.searchsorted(area, CONFIDENCE * area[-1])])
@@ -319,7 +319,7 @@ def _warnings(a: Record, b: Record, effects: Iterable[Effect]) -> Iterator[str]:
 
 
 def _lost(a: Record, b: Record) -> Iterator[str]:
-    """The jobs that Cellerate did, and now cannot do or does wrong; what was not asked for again is not lost."""
+    """The jobs that Cellerate did, and now cannot do or does wrong; jobs that were not asked for again do not count."""
     after = b.by_key
     for entry in a.entries:
         if not entry.ours or entry.key in after:

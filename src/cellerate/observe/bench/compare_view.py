@@ -1,4 +1,4 @@
-"""Two runs of `bench` compared, in words: what their page says, and the lines of the terminal."""
+"""The comparison of two runs of `bench` in words: the contents of its page, and lines for the terminal."""
 
 from collections.abc import Iterator
 

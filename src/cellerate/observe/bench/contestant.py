@@ -21,11 +21,11 @@ from cellerate.observe.bench.jobs import Job, timed
 from cellerate.observe.bench.model import PRECISIONS, QUICK, Sizes, build
 
 PROTOCOL = 1
-"""The version of the protocol between the two processes, so that incompatible versions of Cellerate notice."""
+"""The version of the protocol between the two processes, which shows versions of Cellerate that do not fit."""
 BOUNDS = {"training": 1e-4, "float32": 1e-4, "int8": 2.0**-5}
 """The largest error of a result against float64: of losses as a share of the loss, of logits of their root mean square.
 
-float32: what rounding adds up to over a hundred steps. int8: 1/254 of each factor, and what earlier steps leave."""
+float32: the rounding errors of a hundred steps. int8: 1/254 of each factor, and the errors of earlier steps."""
 YARDSTICK = "yardstick"
 _TRIAL_S = 0.05
 _LARGE = 64 << 20
@@ -40,7 +40,7 @@ def main() -> None:
     sizes = Sizes(**{**request["sizes"], "rows": tuple(request["sizes"]["rows"])})
     if request["case"] == "build":
         build(folder, sizes)
-        # A quick run says nothing of speed.
+        # A quick run does not measure speed.
         _say(answers, {"protocol": PROTOCOL, "peaks": {} if sizes == QUICK else _peaks()})
     else:
         serve(jobs_of(request["case"], request["contestant"], folder, sizes), answers)
@@ -51,9 +51,9 @@ def jobs_of(case: str, name: str, folder: Path, sizes: Sizes) -> Jobs:
 
     Args:
         case: "train", "infer" or "generate".
-        name: Of the contestant, as `cases.contestants` has it.
-        folder: Where the truth is.
-        sizes: Of the model.
+        name: The contestant's name in `cases.contestants`.
+        folder: The folder with the truth.
+        sizes: The sizes of the model.
     """
     if name == YARDSTICK:
         return [_yardstick()]
@@ -124,7 +124,7 @@ def key_of(work: str, precision: str, call: str) -> str:
 def allocator_found() -> str:
     """The allocator setting of this process, measured: "kept" if a large block comes out of the heap, else "stock".
 
-    "unknown" where the C library cannot tell.
+    "unknown" if the C library does not report it.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
@@ -136,7 +136,7 @@ def allocator_found() -> str:
     libc.mallinfo2.restype = Info
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    before = libc.mallinfo2().field3  # the number of blocks that were mapped each by itself
+    before = libc.mallinfo2().field3  # the number of blocks with a mapping of their own
     block = libc.malloc(_LARGE)
     mapped = libc.mallinfo2().field3 - before
     libc.free(block)
@@ -144,7 +144,7 @@ def allocator_found() -> str:
 
 
 def own_stdout() -> TextIO:
-    """Stdout for answers alone: what a library prints there goes to stderr."""
+    """Stdout for answers alone: output of libraries goes to stderr."""
     sys.stdout.flush()
     kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -1,7 +1,7 @@
-"""Text drawn character by character, one stream: in one call of a packed model, and by a call a character of all.
+"""Text drawn character by character, one stream: a packed model in one call, all contestants by a call a character.
 
-A contestant that is called for each character draws it outside, by the same NumPy code. Keras's own loops inside a
-compiled call are programs of one's own on each backend; `benchmarks/` of the repository has them.
+For a contestant that is called for each character, the same NumPy code draws the character. A loop in Keras, inside
+one compiled call, needs a program for each backend; the repository has them in `benchmarks/`.
 """
 
 import functools
@@ -30,14 +30,14 @@ from cellerate.observe.bench.model import (
 )
 
 WORK = "one stream"
-# Characters of a call that draws by itself.
+# The characters of a call that draws them itself.
 _CHUNK = 500
 Step = Callable[[np.ndarray, Any], tuple[np.ndarray, Any]]
-"""ids (1, 1) int32 and what it remembers, None at the start of a text → logits (1, V) and what it remembers now."""
+"""ids (1, 1) int32 and the state, None at the start of a text → logits (1, V) and the new state."""
 
 
 def packed_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
-    """Packed models: `generate`, and step by step."""
+    """The jobs of packed models: `generate`, and step by step."""
     from cellerate.runtime.packed import load
 
     truth = read_truth(folder)
@@ -53,9 +53,9 @@ def packed_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
 
 def keras_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
-    """Keras's `predict` and `predict_on_batch` of one step, whose state goes in and out.
+    """Keras's `predict` and `predict_on_batch` of one step, with the state as an input and an output.
 
-    A stateful layer would do on TensorFlow and torch; on JAX, Keras 3.15 forgets its state between two calls.
+    A stateful layer would be enough on TensorFlow and torch; on JAX, Keras 3.15 forgets its state between two calls.
     """
     import keras
 
@@ -82,7 +82,7 @@ def keras_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
 
 def torch_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
-    """torch.nn.LSTM, gradients off."""
+    """The jobs of torch.nn.LSTM, without gradients."""
     from cellerate.bridges.torch_bench import stepper
 
     truth = read_truth(folder)
@@ -120,7 +120,7 @@ def runtime_jobs(folder: Path, sizes: Sizes, name: str) -> Iterator[Job | tuple[
 
 
 def _texts(path: Path, prompt: str) -> Callable[[], object]:
-    """A packed model that writes another text at each call."""
+    """A function that writes a new text with a packed model at each call."""
     from cellerate.runtime.packed import load
 
     model, seeds = load(path), itertools.count()
@@ -144,7 +144,7 @@ def _packed_stream(path: Path) -> "_Stream":
 
 
 def _error_of_drawing(steps: Steps, truth: dict[str, np.ndarray], _: str) -> float:
-    """The larger error: of reading against float64, or of drawing against reading what was drawn."""
+    """The larger of two errors: of reading against float64, and of drawing against reading the drawn text."""
     state, (logits,) = steps.read(steps.initial_state(), truth["text"][None, :READ])
     ids, _probabilities, _state, after = steps.generate(state, logits, READ)
     again = steps.read(state, ids[None])[1][0]
@@ -152,7 +152,7 @@ def _error_of_drawing(steps: Steps, truth: dict[str, np.ndarray], _: str) -> flo
 
 
 def _stepping(truth: dict[str, np.ndarray], precision: str, call: str, ways: dict[str, Step]) -> Job:
-    """A job of one step, called from Python, and the draw of the next character."""
+    """A job of one step, called from Python, which then draws the next character."""
 
     def error(way: str) -> float:
         logits: Any = None
@@ -166,7 +166,7 @@ def _stepping(truth: dict[str, np.ndarray], precision: str, call: str, ways: dic
 
 
 class _Stream:
-    """A text that goes on with each call."""
+    """A text that grows by a character with each call."""
 
     def __init__(self, step: Step) -> None:
         self._step, self._state = step, None

@@ -24,7 +24,7 @@ Predict = Callable[[np.ndarray], object]
 
 
 def packed_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
-    """Packed models, on the threads that they take by themselves."""
+    """The jobs of packed models, on their default number of threads."""
     from cellerate.runtime.packed import load
 
     for precision in PRECISIONS:
@@ -47,7 +47,7 @@ def keras_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
 
 def torch_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
-    """torch.nn.LSTM, gradients off."""
+    """The jobs of torch.nn.LSTM, without gradients."""
     from cellerate.bridges.torch_bench import predictor
 
     weights = weights_of(read_truth(folder))
@@ -75,17 +75,17 @@ def runtime_jobs(folder: Path, sizes: Sizes, name: str) -> Iterator[Job | tuple[
 
 
 def thread_counts() -> tuple[int, ...]:
-    """The numbers of threads that are tried where one can be given: one, and one a processor."""
+    """The numbers of threads to try: one, and one for each processor."""
     return tuple(sorted({1, processors()}))
 
 
 def in_words(count: int) -> str:
-    """A number of threads."""
+    """The number of threads in words."""
     return f"{count} thread{'s' * (count > 1)}"
 
 
 def work_of(rows: int) -> str:
-    """The name of a batch of so many rows."""
+    """The name of the work on a batch of `rows` rows."""
     return f"{rows} row{'s' * (rows > 1)}"
 
 

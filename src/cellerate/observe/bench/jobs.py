@@ -52,12 +52,12 @@ def timed(work: Callable[[], object]) -> Callable[[int], list[float]]:
 
 
 def timed_anew(make: Callable[[], Callable[[], object]]) -> Callable[[int], list[float]]:
-    """As `timed`, for work that is built again for each turn.
+    """As `timed`, for work that is rebuilt for each turn.
 
     The place of a small model's weights in memory makes its steps up to 10 % faster or slower for the life of the
     process. A turn on other memory replaces a turn in another process, at a fraction of the time to start one.
     """
-    # While these are held, the next work gets other memory.
+    # While the old work is held, the next gets other memory.
     kept: collections.deque[Callable[[], object]] = collections.deque(maxlen=_KEPT)
 
     def run(count: int) -> list[float]:

@@ -28,7 +28,7 @@ class Times(NamedTuple):
 
 
 def times() -> Times | None:
-    """Now; None where the system has no `/proc/stat`."""
+    """The times now; None if the system has no `/proc/stat`."""
     try:
         rows = [row.split() for row in STAT.read_text().splitlines()]
     except OSError:
@@ -49,12 +49,12 @@ def shares(before: Times | None, after: Times | None) -> tuple[float | None, flo
         return None, None
     span = after.all - before.all
     others = (after.busy - before.busy) - (after.own - before.own)
-    # The two clocks tick apart, so that the difference of almost equal ones can be a little below 0.
+    # `busy` and `own` come from clocks that tick apart, so their difference can be a little below 0.
     return max(0.0, others) / span, max(0.0, after.stolen - before.stolen) / span
 
 
 def idle() -> float | None:
-    """The processor time of others while we do nothing for a second; None where the system does not tell."""
+    """The processor time of others while we do nothing for a second; None if the system does not report it."""
     before = times()
     time.sleep(_WATCHED_S)
     return shares(before, times())[0]

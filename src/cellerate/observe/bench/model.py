@@ -17,16 +17,16 @@ from cellerate.program import Node, Program
 from cellerate.runtime.cell import write_cell
 
 CHECKED_STEPS = 3
-"""Steps of training whose losses are compared."""
+"""The number of training steps whose losses are compared."""
 CHECKED_ROWS = 2
-"""Rows of a batch whose logits are compared."""
+"""The rows of the batch whose logits are compared."""
 READ = 40
-"""Characters that are read one by one before the logits are compared."""
+"""The number of characters that are read one by one before the logits are compared."""
 LEARNING_RATE, EPSILON = 1e-3, 1e-7
-"""Adam's, as Keras has them."""
+"""Keras's defaults for Adam."""
 TEMPERATURE = 0.8
 PRECISIONS = ("float32", "int8")
-# Of Adam, Keras's.
+# Keras's defaults for Adam.
 _MOMENTUM, _VELOCITY = 0.9, 0.999
 _TEXT = 20_000
 _TRUTH = "truth.npz"
@@ -44,7 +44,7 @@ class Sizes:
         units: H.
         steps: T.
         batch: B of a training step.
-        rows: B of the batches that a trained model is given.
+        rows: B of the batches for a trained model.
     """
 
     vocabulary: int = 96
@@ -87,7 +87,7 @@ def weights_of(truth: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def cell_file(folder: Path, precision: str) -> Path:
-    """Where the packed model of a precision is."""
+    """The path of the packed model in a precision."""
     return folder / f"{precision}.cell"
 
 
@@ -97,7 +97,7 @@ def characters(sizes: Sizes) -> str:
 
 
 def program_of(weights: list[np.ndarray]) -> Program:
-    """The model as the packed files hold it: ids (B, T) → logits (B, T, V)."""
+    """The program of the packed files: ids (B, T) → logits (B, T, V)."""
     table, kernel, recurrent_kernel, bias, head, head_bias = weights
     lstm: dict[str, Any] = {**_LSTM, "go_backwards": False, "return_sequences": True}
     arrays = {"kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias}
@@ -111,7 +111,7 @@ def program_of(weights: list[np.ndarray]) -> Program:
 
 
 def rows_of(text: np.ndarray, sizes: Sizes, count: int) -> np.ndarray:
-    """Windows of the text, (count, T) int32; the first of a larger batch are those of a smaller one."""
+    """Windows of the text, (count, T) int32; a larger batch begins with the windows of a smaller one."""
     starts = np.random.default_rng(1).integers(0, len(text) - sizes.steps, max(count, *sizes.rows))[:count]
     return np.ascontiguousarray(text[starts[:, None] + np.arange(sizes.steps)])
 
@@ -144,11 +144,11 @@ def error_of(found: Any, expected: np.ndarray) -> float:
 
 
 def error_of_losses(found: list[float], truth: dict[str, np.ndarray], *, sparse: bool = False) -> float:
-    """The largest error of the first losses, each as a share of that in float64; infinite if one is not a number.
+    """The largest error of the first losses, as a share of the loss in float64; infinite if a loss is not a number.
 
     Args:
         found: The losses.
-        truth: What `build` wrote.
+        truth: The arrays that `build` wrote.
         sparse: True if the losses of Keras's Adam on TensorFlow are accepted, too (`_losses`).
     """
     choices = [truth["losses"], *([truth["losses_sparse"]] if sparse else [])]
@@ -164,14 +164,14 @@ def draw(logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _draw_weights(sizes: Sizes) -> list[np.ndarray]:
-    """As wide as those of a trained model, so that every gate has something to do."""
+    """Draw weights of a trained model's scale, so that every gate matters."""
     random = np.random.default_rng(0)
     V, D, H = sizes.vocabulary, sizes.embedding, sizes.units
     shapes = ((V, D), (D, 4 * H), (H, 4 * H), (4 * H,), (H, V), (V,))
     table, *others = (random.standard_normal(shape) for shape in shapes)
     kernel, recurrent_kernel, _, head, _ = (each / np.sqrt(len(each)) for each in others)
     bias = np.zeros(4 * H)
-    bias[H : 2 * H] = 1  # Keras's forget gates begin so
+    bias[H : 2 * H] = 1  # Keras's initial bias of forget gates
     made = (table, kernel, recurrent_kernel, bias, head, np.zeros(V))
     return [each.astype(np.float32) for each in made]
 
@@ -188,8 +188,8 @@ def _losses(
 ) -> list[float]:
     """The losses of the first steps of training with Adam, in float64.
 
-    `sparse`: as Keras's Adam takes steps on TensorFlow, where the gradient of an embedding is a list of rows: it
-    squares the gradient of each place where a character stands, and not their sum. Later losses are up to 1 % apart.
+    With `sparse`, Adam steps as in Keras on TensorFlow, where the gradient of an embedding is a list of rows: it
+    squares the gradient at each occurrence of a character, not their sum. Later losses differ by up to 1 %.
     """
     kept = [np.array(each, np.float64) for each in weights]
     first, second = ([np.zeros_like(each) for each in kept] for _ in range(2))
@@ -212,7 +212,7 @@ def _losses(
 def _gradients(
     weights: list[np.ndarray], ids: np.ndarray, targets: np.ndarray
 ) -> tuple[float, list[np.ndarray], np.ndarray]:
-    """The mean cross-entropy of a batch, its gradient for each weight, and that for what the table gave, (B, T, D)."""
+    """The mean cross-entropy of a batch, and its gradients by the weights and by the embedded characters (B, T, D)."""
     table, kernel, recurrent_kernel, bias, head, head_bias = weights
     forward = reference.forward(Arguments(kernel, recurrent_kernel, bias, x=table[ids]))
     logits = forward.outputs @ head + head_bias
@@ -234,7 +234,7 @@ def _gradients(
 
 
 def _summed(table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The sum for each row of the table of rows (B, T, D) that belong to ids (B, T)."""
+    """The table (V, D) of the sums of rows (B, T, D) by their ids (B, T)."""
     found = np.zeros_like(table)
     np.add.at(found, ids, rows)
     return found

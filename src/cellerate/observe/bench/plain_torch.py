@@ -1,4 +1,4 @@
-"""Training steps of torch.nn.LSTM in a plain loop, which is what its users write."""
+"""Training steps of torch.nn.LSTM in the plain loop that its users write."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Our end of a contestant: starts its process, sends it requests one by one, and ends it.
+"""Runs a contestant: starts its process, sends it requests one by one, and ends it.
 
 All contestants, ours and theirs, start with the same allocator setting and without a GPU. One that ends early or takes
 too long does not fail the run: the reason is kept and shown.
@@ -84,14 +84,14 @@ class Process:
     """A contestant's process: a line of JSON in, a line of JSON out.
 
     Args:
-        command: What to start.
-        options: Of `subprocess.Popen`, in place of those that our own contestants have.
+        command: The command of the process.
+        options: Options of `subprocess.Popen` that replace those of our own contestants.
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
-        # Ctrl-C is for us alone: we end our contestants.
+        # Ctrl-C must reach this process alone, which then ends its contestants.
         ours: dict[str, Any] = {"env": {**os.environ, **ALLOCATOR, **_ALONE}, "start_new_session": True}
-        # Frameworks say much at their start; it is looked into where a contestant ends.
+        # Frameworks print much at their start; it is only read if the contestant ends.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         try:
             with _later_interrupt():
@@ -102,7 +102,7 @@ class Process:
                     stderr=self._said,
                     **(ours | options),
                 )
-                # Also of one that nobody closes, because Ctrl-C came before its name was known.
+                # Ends a process that nothing closes, too, because Ctrl-C came before it was stored.
                 self._kill = weakref.finalize(self, _kill, self._process)
         except BaseException:
             if hasattr(self, "_kill"):
@@ -114,7 +114,7 @@ class Process:
         self._buffer = b""
 
     def ask(self, question: Any, limit_s: float | None = None) -> Any:
-        """Sends a question and gives the answer; raises as `answer` does."""
+        """Send a question and return the answer; raises as `answer` does."""
         self.send(question)
         return self.answer(limit_s)
 
@@ -125,10 +125,10 @@ class Process:
             self._questions.flush()
 
     def answer(self, limit_s: float | None = None) -> Any:
-        """The next line.
+        """Return the next answer.
 
         Args:
-            limit_s: How long to wait for it, in seconds; None for any time.
+            limit_s: The seconds to wait; None for no limit.
 
         Raises:
             LateError: No line came in time; the process is closed.
@@ -153,7 +153,7 @@ class Process:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the process and what it started, if it has not ended."""
+        """End the process and its children, if they run."""
         self._kill()
         with contextlib.suppress(BrokenPipeError):
             self._questions.close()
@@ -166,23 +166,23 @@ def _reason(said: str) -> str:
     _, found, last = said.rpartition("Traceback (most recent call last):\n")
     lines = [line for line in last.splitlines() if line.strip()]
     own = [line for line in lines if re.match(r"[\w.]+(: |$)", line)] if found else lines[-1:]
-    # Without the modules that the error's name begins with.
+    # Without the modules before the name of the error.
     return re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", own[0])[:_REASON] if own else ""
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and what it started, if it has not ended."""
+    """End a process and its children, if they run."""
     if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not started a group of its own
+        except ProcessLookupError:  # it does not yet lead a group
             process.kill()
         process.wait()
 
 
 @contextlib.contextmanager
 def _later_interrupt() -> Iterator[None]:
-    """Has Ctrl-C wait: where it comes while a process starts, nothing would end the process."""
+    """Delay Ctrl-C: if it came while a process starts, nothing would end the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""The race: contestants take turns, so that a drift of the machine's speed hits all alike.
+"""The race: contestants take turns, so that a drift of the machine's speed affects all of them.
 
-In each session every contestant of a case is a new process. Before anything is timed its results are compared with
-float64; what is wrong, missing or cannot run is left out, and the record says why.
+In each session every contestant of a case is a new process. Before anything is timed, its results are compared with
+float64. A job that is wrong or cannot run is left out, and the record says why.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from cellerate.observe.bench.process import Process, command_of
 from cellerate.observe.bench.record import SCHEMA, Entry, LeftOut, Load, Record, Turn, summarised
 
 Command = Callable[[Contestant, Mapping[str, Any]], Sequence[str]]
-"""A contestant and what it is told → what to start."""
+"""A contestant and its description as JSON → the command of its process."""
 _PACKAGES = ("onnx", "onnxruntime", "openvino", "ai-edge-litert")
-# Of about 0.3 ms a call.
+# For calls of about 0.3 ms.
 _YARDS = {"number": 0, "way": YARDSTICK, "samples": 12, "each": 1}
 _LEAST_SAMPLE_S, _MOST_SAMPLES, _LEAST_SAMPLES = 1e-3, 50, 3
 _ANSWER_LIMIT_S = 120.0
@@ -38,10 +38,10 @@ class Race:
     """A run of all cases.
 
     Args:
-        plan: What to run.
-        say: Is told what goes on, in sentences.
-        table: Case → who takes part.
-        command: What starts a contestant.
+        plan: The cases to run, and their times.
+        say: Called with a sentence on the progress.
+        table: The contestants of each case.
+        command: Returns the command of a contestant.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Race:
         """Runs everything.
 
         Args:
-            command: What repeats the run, for the record.
+            command: The command that repeats the run, for the record.
 
         Returns:
-            The record; then, if another version took part, the same with that version in place of ours.
+            The record; if another version took part, a second record with that version in place of ours.
 
         Raises:
-            BackendError: Not even the model could be made.
+            BackendError: The model could not be made.
         """
         started, begin = datetime.datetime.now(datetime.UTC), time.monotonic()
         before, watched, sessions = load.idle(), load.times(), 0
@@ -110,13 +110,13 @@ class Race:
         return [record, there]
 
     def _fits(self, begin: float, sessions: int) -> bool:
-        """True if another session would end in time, if it takes as long as those before."""
+        """True if another session as long as those before would end in time."""
         passed = time.monotonic() - begin
         return not sessions or passed * (1 + 1 / sessions) <= self.plan.budget_s
 
     def _build(self, folder: Path) -> None:
         self._say("making the model, and what float64 says of it")
-        # Each version reads what it wrote itself.
+        # Each version reads only its own files.
         for place, python in enumerate(dict.fromkeys(["", self.plan.against])):
             self._folders[python] = str(folder / str(place))
             Path(self._folders[python]).mkdir()
@@ -144,8 +144,8 @@ class Race:
                 for one, process, jobs in racing:
                     self._try(case, one, process, jobs)
             for turn in range(self.plan.rounds):
-                # There and back, so that the last in one round is the first in the next, and of an odd number of
-                # rounds each session begins at the other end.
+                # The order is reversed from round to round, and with an odd number of rounds each session begins
+                # at the other end.
                 for one, process, jobs in racing if (session + turn) % 2 == 0 else reversed(racing):
                     if (case, one) not in self._gone:
                         self._turn(case, one, process, jobs, yardstick, session, turn)
@@ -153,7 +153,7 @@ class Race:
     def _start(
         self, case: str, session: int, stack: contextlib.ExitStack
     ) -> Iterator[tuple[Contestant, Process, list["_Timed"]]]:
-        """Starts all that can take part, two at a time: it takes longer than to time them."""
+        """Start all contestants that can run, two at a time: starting takes longer than timing."""
         waiting: list[tuple[Contestant, Process]] = []
         for one in self._table[case]:
             if (case, one) in self._gone:
@@ -175,7 +175,7 @@ class Race:
     def _ready(
         self, case: str, session: int, one: Contestant, process: Process
     ) -> Iterator[tuple[Contestant, Process, list["_Timed"]]]:
-        """A contestant with the jobs that are right; none if it cannot take part."""
+        """The contestant with its right jobs; nothing if it cannot take part."""
         try:
             found = process.answer(self.plan.limit_s)
         except BackendError as error:
@@ -195,7 +195,7 @@ class Race:
             yield one, process, jobs
 
     def _job(self, case: str, one: Contestant, about: dict[str, Any], session: int) -> "_Timed | None":
-        """The job to time of those a contestant prepared; None if it is wrong, or was in an earlier session."""
+        """The prepared job to time; None if it is wrong, or was wrong in an earlier session."""
         key = (case, one, key_of(about["work"], about["precision"], about["call"]))
         wrong = "refused" not in about and not about["error"] <= about["bound"]
         if wrong or "refused" in about:
@@ -203,7 +203,7 @@ class Race:
                 f"off by {about['error']:.1e}; {about['bound']:.1e} is allowed" if wrong else about["refused"]
             )
             if session == 0 or key in self._jobs:
-                # What was right before and is wrong now is not to be relied on.
+                # A job that was right before and is wrong now is not reliable.
                 self._jobs.pop(key, None)
                 self._note(case, one, f"{about['work']}, {about['precision']}", reason, wrong=wrong)
             return None
@@ -215,7 +215,7 @@ class Race:
         return found
 
     def _try(self, case: str, one: Contestant, process: Process, jobs: Sequence["_Timed"]) -> None:
-        """Finds the fastest way of each job, and what a call takes, while nothing else of ours runs."""
+        """Find the fastest way of each job and its time for a call, while no other contestant runs."""
         time.sleep(self.plan.between_s)
         for job in jobs:
             try:
@@ -265,11 +265,11 @@ class Race:
         self._left_out.append((one.python, LeftOut(case, one.title, one.ours, what, wrong, reason[:_REASON])))
 
     def _without(self, python: str) -> tuple[LeftOut, ...]:
-        """The jobs left out of the record of a version; peers are in both."""
+        """The jobs left out of a version's record; peers are in both records."""
         return tuple(left for where, left in self._left_out if where == python or not left.ours)
 
     def _entries(self, python: str) -> Iterator[Entry]:
-        """The jobs timed for the record of a version; peers are in both."""
+        """The timed jobs of a version's record; peers are in both records."""
         for (case, one, _), job in self._jobs.items():
             if not job.turns or (one.ours and one.python != python):
                 continue
@@ -288,7 +288,7 @@ class Race:
                 median_s=median_s,
                 p20_s=p20_s,
                 p80_s=p80_s,
-                # More than all: the peak was measured while something else ran.
+                # A share above 1 means that the peak was measured while something else ran.
                 peak_share=share if share is not None and share <= 1 else None,
                 turns=tuple(job.turns),
             )
@@ -299,7 +299,7 @@ class _Timed:
     """A contestant's job, over all sessions.
 
     Attributes:
-        about: What its process said of it, with the "way" to take and "about_s", what a call takes.
+        about: The description by its process, with the "way" to take and "about_s", the seconds of a call.
         turns: Its turns so far.
     """
 
@@ -307,7 +307,7 @@ class _Timed:
     turns: list[Turn]
 
     def calls(self, turn_s: float) -> tuple[int, int]:
-        """The number of samples to take in a turn, and of how many calls each."""
+        """The number of samples of a turn, and the number of calls of each sample."""
         each = max(1, math.ceil(_LEAST_SAMPLE_S / self.about["about_s"]))
         samples = round(turn_s / (each * self.about["about_s"]))
         return max(_LEAST_SAMPLES, min(_MOST_SAMPLES, samples)), each

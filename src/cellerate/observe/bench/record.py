@@ -1,7 +1,7 @@
-"""The record of a run of `bench`: plain values that JSON holds, and no code that measures.
+"""The record of a run of `bench`: plain values for JSON, without code that measures.
 
-The page, the table in the terminal and every comparison are made from it alone. It may come from anywhere, so it is
-checked when it is read: what does not fit its schema is an error that says where.
+The page, the table in the terminal and every comparison are made from it alone. A record may come from anywhere, so it
+is checked when it is read: the error says which value does not fit the schema.
 """
 
 import json
@@ -30,10 +30,10 @@ class Turn:
     """One turn of a contestant at a job.
 
     Attributes:
-        session: Which session: in each, every contestant is a new process.
-        round: Which round of the session.
-        yardstick_s: What the yardstick took around this turn, in seconds.
-        seconds: What calls took; where they are short, the mean of several that follow each other.
+        session: The number of the session: in each, every contestant is a new process.
+        round: The number of the round in the session.
+        yardstick_s: The time of the yardstick around this turn, in seconds.
+        seconds: The times of calls; of short calls, the means of several in succession.
     """
 
     session: _Count
@@ -48,20 +48,20 @@ class Entry:
 
     Attributes:
         case: "train", "infer" or "generate".
-        work: Which of the case's works.
+        work: The work of the case.
         contestant: The short name.
         title: The name in words.
         ours: Whether Cellerate computes it.
         precision: "float32" or "int8".
-        call: What the timed call is.
-        way: How it was run, such as on how many threads.
+        call: The timed call, in words.
+        way: The way it was run, such as the number of threads.
         items: Characters of a call.
-        error: How far its result is from float64.
-        bound: How far it may be.
+        error: The error of its result against float64.
+        bound: The largest error that counts as right.
         median_s: The median of all calls, in seconds.
         p20_s: The 20th percentile.
         p80_s: The 80th percentile.
-        peak_share: Of the speed that multiply-adds reach here on registers; None if that is not known.
+        peak_share: Its share of the speed of multiply-adds on registers here; None if that is not known.
         turns: Its turns in order.
     """
 
@@ -101,9 +101,9 @@ class LeftOut:
         case: The case.
         title: The contestant in words.
         ours: Whether Cellerate would have computed it.
-        what: Which of its jobs; "" for all.
-        wrong: Whether its result was wrong; otherwise it is missing or cannot run.
-        reason: Why, in words.
+        what: The job; "" for all of the contestant's jobs.
+        wrong: True if its result was wrong; otherwise it is missing or cannot run.
+        reason: The reason, in words.
     """
 
     case: _Name
@@ -116,7 +116,7 @@ class LeftOut:
 
 @dataclass(frozen=True, config=_STRICT)
 class Load:
-    """The processor time of others; each a share of all time, None where the system does not tell.
+    """The processor time of others; each a share of all time, None if the system does not report it.
 
     Attributes:
         before: Other processes, while we did nothing.
@@ -135,20 +135,20 @@ class Record:
 
     Attributes:
         schema: The version of this format.
-        run: The same for two records of one run, whose turns are beside each other.
-        started: When, ISO 8601 with the zone.
-        seconds: How long it took.
+        run: The id of the run. Two records of one run share it, and took turns.
+        started: The start of the run, ISO 8601 with the zone.
+        seconds: The duration of the run.
         command: The command that repeats it.
-        quick: Whether it only tried whether everything runs.
+        quick: True if the run only checked that everything works.
         machine: The machine.
         versions: Of Cellerate, Keras, the backends and the other runtimes.
-        sizes: Of the model.
-        sessions: How often all contestants were started.
-        rounds: How many turns each had in a session.
-        load: What else the machine did.
+        sizes: The sizes of the model.
+        sessions: The number of sessions, in each of which all contestants were started.
+        rounds: The turns of each contestant in a session.
+        load: The load of the machine by others.
         peaks: Operations a second on registers, by precision.
-        entries: What was timed.
-        left_out: What was not.
+        entries: The timed jobs.
+        left_out: The jobs that were not timed.
     """
 
     schema: int
@@ -169,7 +169,7 @@ class Record:
 
     @property
     def by_key(self) -> dict[tuple[str, ...], Entry]:
-        """The entries by what tells them apart."""
+        """The entries by their keys."""
         return {entry.key: entry for entry in self.entries}
 
 

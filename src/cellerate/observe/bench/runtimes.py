@@ -1,6 +1,6 @@
 """The model in other runtimes, from our own exports: ONNX Runtime, OpenVINO and LiteRT, each called as its users do.
 
-A module of its own because all three are the same to the cases: a file, a number of threads, arrays in, arrays out.
+The cases treat all three alike: a file, a number of threads, arrays in, arrays out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +12,23 @@ from cellerate.observe.bench.model import cell_file
 
 Arrays = Mapping[str, np.ndarray]
 Call = Callable[[Arrays], list[np.ndarray]]
-"""Inputs by name → the outputs in the order that was asked for."""
+"""Inputs by name → the outputs in the requested order."""
 PRECISIONS = {"onnxruntime": ("float32", "int8"), "openvino": ("float32",), "litert": ("float32", "int8")}
-"""The exports that each runs. OpenVINO's int8 is another tool's, calibrated on data."""
+"""The precisions of our exports that each runtime runs. OpenVINO's int8 models come from another tool, with data."""
 
 
 def exported(folder: Path, name: str, precision: str, *, rows: int = 1, stateful: bool = False) -> Path:
-    """The model as a runtime reads it, written if it is not there yet.
+    """Return the path of the model exported for a runtime, which is written if it is missing.
 
     Args:
-        folder: Where the packed files are, and what is written.
-        name: Of the runtime.
+        folder: The folder of the packed files and of the exports.
+        name: The name of the runtime.
         precision: "float32" or "int8".
         rows: B, which LiteRT fixes in the file.
-        stateful: A step whose states go in and out.
+        stateful: True for a model of one step with the states as inputs and outputs.
 
     Raises:
-        CellerateError: A package is missing, or the file gives other results than ours.
+        CellerateError: A package is missing, or the results of the file differ from ours.
     """
     from cellerate.tasks.exporting import export
 
@@ -36,7 +36,7 @@ def exported(folder: Path, name: str, precision: str, *, rows: int = 1, stateful
     path = folder / f"{kind}-{precision}{'.tflite' if name == 'litert' else '.onnx'}"
     if not path.exists():
         to = "litert" if name == "litert" else "onnx"
-        # It is whole or not there: another process may write the same.
+        # Written whole or not at all: another process may write the same file.
         export(
             cell_file(folder, "float32"), path, to=to, precision=precision, stateful=stateful, batch_size=rows
         )
@@ -44,7 +44,7 @@ def exported(folder: Path, name: str, precision: str, *, rows: int = 1, stateful
 
 
 def opened(name: str, path: Path, outputs: Sequence[str], threads: int) -> Call:
-    """A model in a runtime, on so many threads."""
+    """Open a model in a runtime on a number of threads."""
     return {"onnxruntime": _onnxruntime, "openvino": _openvino, "litert": _litert}[name](
         path, outputs, threads
     )
@@ -93,7 +93,7 @@ def _litert(path: Path, outputs: Sequence[str], threads: int) -> Call:
                 interpreter.resize_tensor_input(given[name], array.shape, strict=True)
             interpreter.allocate_tensors()
             shapes.update(wanted)
-        # An LSTM of LiteRT's goes on with its last states, and each call is of a new sequence.
+        # LiteRT's LSTM continues with its last states, but each call is a new sequence.
         interpreter.reset_all_variables()
         for name, array in inputs.items():
             interpreter.set_tensor(given[name], array)

@@ -1,4 +1,4 @@
-"""Training steps of Keras, with its own code or on Cellerate's kernels: what `fit` takes for a batch."""
+"""Training steps of Keras, on its own code or on Cellerate's kernels: the time of `fit` for a batch."""
 
 import time
 from collections.abc import Callable
@@ -31,12 +31,12 @@ class Clock(keras.callbacks.Callback):
         self._ends = [time.perf_counter()]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time and the mean loss of the epoch so far, which Keras gives."""
+        """Store the time and Keras's mean loss of the epoch so far."""
         self.means.append(float(logs["loss"]))
         self._ends.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """The time that each batch took; the first also sets the `fit` up."""
+        """The time of each batch; the first includes the start of `fit`."""
         return np.diff(self._ends).tolist()
 
     def losses(self) -> list[float]:
@@ -49,9 +49,9 @@ def fit_jobs(folder: Path, sizes: Sizes, accelerated: bool) -> list[Job]:
     """The job of training with `fit`, one batch a step, with Adam.
 
     Args:
-        folder: Where the truth is.
-        sizes: Of the model.
-        accelerated: On Cellerate's kernels; else Keras's own code.
+        folder: The folder with the truth.
+        sizes: The sizes of the model.
+        accelerated: True for Cellerate's kernels; False for Keras's own code.
     """
     truth = read_truth(folder)
     sparse = keras.backend.backend() == "tensorflow"
@@ -62,7 +62,7 @@ def fit_jobs(folder: Path, sizes: Sizes, accelerated: bool) -> list[Job]:
     if accelerated:
         from cellerate.layers.accelerate import accelerate
 
-        # By name: what cannot run is to be told, and not timed as something else.
+        # By name: a model that cannot run there must fail, not be timed on other code.
         accelerate(model, "cellerate-cpu")
 
     def steps(count: int) -> tuple[list[float], list[float]]:
@@ -79,7 +79,7 @@ def fit_jobs(folder: Path, sizes: Sizes, accelerated: bool) -> list[Job]:
         )
         return clock.seconds(), clock.losses()
 
-    # The first step of a `fit` also sets it up.
+    # The first step includes the start of `fit`.
     run: Callable[[int], list[float]] = lambda count: steps(count + 1)[0][1:]  # noqa: E731
     way = "fit"
     return [
@@ -95,7 +95,7 @@ def fit_jobs(folder: Path, sizes: Sizes, accelerated: bool) -> list[Job]:
 
 
 def keras_model(truth: dict[str, np.ndarray], sizes: Sizes) -> keras.Model:
-    """The model in plain Keras, with the weights that everybody has."""
+    """The model in plain Keras, with the weights of all contestants."""
     made = build_text_model(sizes.vocabulary, embedding=sizes.embedding, units=sizes.units)
     made.set_weights(weights_of(truth))
     return made

@@ -1,6 +1,6 @@
 """A run of `bench` in words: the sentences, tables and charts of its page, and the lines of the terminal.
 
-Only runs of one precision stand beside each other, and the strongest opponent comes first.
+Only jobs of one precision are compared, and the strongest opponent comes first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,14 +30,14 @@ _HOW = (
 
 
 class Pairing(NamedTuple):
-    """One work of a case in one precision: who stands beside whom.
+    """The entries of one work of a case in one precision.
 
     Attributes:
         case: The case.
         work: The work.
         precision: The precision.
         ours: Our entries, fastest first.
-        peers: Those of others, strongest first.
+        peers: The entries of others, strongest first.
     """
 
     case: str
@@ -48,14 +48,14 @@ class Pairing(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The race in a few words."""
+        """The pairing in a few words."""
         if self.case != "train":
             return f"{self.case}, {self.work}, {self.precision}"
         return f"train, {self.precision}"
 
     @property
     def ratio(self) -> float | None:
-        """Our speed over that of the strongest opponent; None without one of either."""
+        """Our speed over the strongest opponent's; None if either is missing."""
         return self.ours[0].items_per_s / self.peers[0].items_per_s if self.ours and self.peers else None
 
     @property
@@ -73,9 +73,9 @@ class Pairing(NamedTuple):
 
 
 def races(record: Record) -> list[Pairing]:
-    """The races of a record, in the order of the cases.
+    """The pairings of a record, in the order of the cases.
 
-    Where Cellerate is fastest by a call that its opponents do not have, and also has theirs, that is a race of its own.
+    If Cellerate is fastest by a call that its opponents lack, and also has theirs, the latter is a pairing of its own.
     """
     found: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in record.entries:

@@ -1,1 +1,1 @@
-"""Where the time of a model goes, and what would shorten it most."""
+"""Measures where a model spends its time, and which change would shorten it most."""

@@ -1,7 +1,7 @@
-"""Finds what would shorten a training most, by trying: each change is measured on top of those before it.
+"""Finds the changes that shorten a training most, by trying: each is measured on top of those before it.
 
-What is tried is set right first where it spoils other measurements: a step that waits for batches, runs eagerly or has
-one row says little about kernels.
+Faults that spoil other measurements are tried first: a step that waits for batches, runs eagerly or has one row says
+little about kernels.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _LOADER, _SMALLEST = 0.1, 0.05
 _VALIDATION, _VALIDATION_AFTER = 0.1, 0.05
 _IDLE, _TOGETHER, _WIDER = 0.25, 16, 4
 _READ_AHEAD, _PAGE = 0.05, 4096
-# How `explain` names conditions of Cellerate's kernels that a layer does not meet.
+# The prefix with which `explain` names unmet conditions of Cellerate's kernels.
 _REFUSED = "accelerated: "
 
 
@@ -37,14 +37,14 @@ class Found:
     """The facts before changes are tried.
 
     Attributes:
-        step_s: Of a step as the user has it.
-        kept_s: Of a step whose batches lie in memory.
-        batch_s: Of making one batch, alone.
-        batch_bytes: Of a batch.
-        disk_bytes: What a step had read from storage; None if unknown.
+        step_s: The seconds of a step on the user's data.
+        kept_s: The seconds of a step with its batches in memory.
+        batch_s: The seconds of making one batch, alone.
+        batch_bytes: The bytes of a batch.
+        disk_bytes: The bytes that a step read from storage; None if unknown.
         idle: The share of a step in which nothing is computed.
         steps_per_epoch: None if unknown.
-        validation_s: Of validation, an epoch; None without.
+        validation_s: The seconds of validation in an epoch; None without validation.
     """
 
     step_s: float
@@ -66,25 +66,25 @@ class Found:
 
 
 def is_cold(disk_bytes: float | None, batch_bytes: int) -> bool:
-    """True if a good part of the batches came from storage, and not from memory."""
+    """True if a good part of the batches came from storage, not from memory."""
     return disk_bytes is not None and disk_bytes > max(_PAGE, _READ_AHEAD * batch_bytes)
 
 
 def find_changes(
     model: keras.Model, batches: Sequence[Any], found: Found, seconds: float, notify: Callable[[str], None]
 ) -> tuple[list[Suggestion], list[str]]:
-    """Tries what would shorten a training.
+    """Try changes that might shorten a training.
 
     Args:
         model: The model, whose weights, settings and kernels may change (see `unharmed`).
         batches: Batches that are kept in memory.
-        found: What is known.
-        seconds: About how long each measurement takes.
-        notify: Called with what is tried.
+        found: The facts about the training.
+        seconds: The approximate length of each measurement.
+        notify: Called with the change that is tried next.
 
     Returns:
-        Changes that gain something, the most promising first and faults before choices; and what was tried without
-        gain, what could not be tried, and why.
+        The changes that gain something, faults before choices and the largest gain first; and notes on changes that
+        gained nothing, or could not be tried.
     """
     tries = _Tries(model, batches, found, seconds, notify)
     for one in (
@@ -102,7 +102,7 @@ def find_changes(
 
 
 def _without_kernels(reports: Sequence[LayerReport]) -> list[str]:
-    """Why recurrent layers cannot run on Cellerate's kernels, or do not, a sentence for each reason."""
+    """The reasons why recurrent layers do not run on Cellerate's kernels, a sentence for each."""
     paths: dict[str, list[str]] = {}
     for report in reports:
         for one in report.conditions:
@@ -127,9 +127,9 @@ class _Tries:
         self._seconds = seconds
         self._trying = ""
         self._rows = rows_of(batches[0])
-        # Seconds of a step of so many rows, as it is after the changes so far.
+        # Seconds of a step of `_rows` rows, with the changes so far.
         self._now = min(found.kept_s, found.step_s)
-        # What the changes so far leave of a step as the user has it.
+        # The share of the user's step that the changes so far leave.
         self._left = 1.0
         self._compiled = False
         self.changes: list[Suggestion] = []
@@ -137,18 +137,18 @@ class _Tries:
         self.untried: list[str] = []
 
     def attempt(self, one: Callable[[], None]) -> None:
-        """Tries a change; a model for which it cannot be made is profiled without it."""
+        """Try a change; if the model does not allow it, note that and go on."""
         self._what = one.__name__.replace("_", " ")
         try:
             one()
         except (
             Exception
-        ) as error:  # what a backend raises: out of memory, an operation that it cannot compile
+        ) as error:  # errors of the backend, such as out of memory or an operation that does not compile
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             self.untried.append(f"{self._what}: not tried, because it failed: {reason[:200]}")
 
     def loader(self) -> None:
-        """Batches that are not there in time."""
+        """Batches that come too late."""
         found = self._found
         stall = found.step_s - self._now
         if stall < _LOADER * found.step_s:
@@ -196,13 +196,13 @@ class _Tries:
         )
 
     def eager(self) -> None:
-        """Operations that are called one by one."""
+        """Operations that run one by one."""
         model = self._model
         if not runs_eagerly(model):
             return
         self._try("compiled instead of eager")
         before = model.run_eagerly, model.jit_compile
-        # Then Keras chooses.
+        # For these, Keras chooses.
         model.run_eagerly, model.jit_compile = False, None
         said = "run_eagerly=True" if before[0] else "jit_compile=False"
         self._compiled = self._measured(
@@ -236,7 +236,7 @@ class _Tries:
             self._batches, self._rows, self._now = wide, SMALL_BATCH, after * SMALL_BATCH / rows
 
     def kernels(self) -> None:
-        """Recurrent layers that run on Keras's own code, though there are kernels for them."""
+        """Recurrent layers that run on Keras's own code, although kernels for them exist."""
         explanation = explain(self._model)
         self.untried += _without_kernels(explanation.layers)
         slow = [
@@ -274,14 +274,14 @@ class _Tries:
             restore(self._model)
 
     def precision(self) -> None:
-        """16-bit numbers, where the machine multiplies them faster."""
+        """16-bit numbers, if the machine multiplies them faster."""
         model = self._model
         if model.dtype_policy.name != "float32":
             return
         policy = precision_candidates()[0]
         self._try(policy)
         try:
-            # Keras warns of a loss that is a lambda, which cannot be copied.
+            # Keras warns that a loss that is a lambda cannot be copied.
             with warnings.catch_warnings(action="ignore"):
                 config = model.get_compile_config()
                 copy = with_dtype_policy(model, policy)
@@ -306,8 +306,8 @@ class _Tries:
             self._now, self._model = after, copy
 
     def together(self) -> None:
-        """Steps of which much is Python."""
-        # What was found of a step whose operations were called one by one says nothing of a compiled one.
+        """Steps that spend much of their time in Python."""
+        # The idle time of an eager step says nothing about a compiled one.
         if self._found.idle < _IDLE or self._compiled:
             return
         if keras.config.backend() != "torch" and self._model.steps_per_execution == 1:
@@ -336,12 +336,12 @@ class _Tries:
             )
 
     def _try(self, what: str) -> None:
-        """Notes what is measured next."""
+        """Notify of the change that is measured next."""
         self._trying = what
         self._notify(what)
 
     def _measured(self, title: str, why: str, do: str, *, optional: bool = False) -> bool:
-        """Measures the model as it is now; whether that is enough of a gain to be told and kept."""
+        """Measure the model as it is now; True if the change gains enough to be reported and kept."""
         forget_compiled(self._model)
         before, after = self._now, self._step_s(self._model)
         gained = self._add(title, why, before, after, do, optional=optional)
@@ -356,7 +356,7 @@ class _Tries:
     def _add(
         self, title: str, why: str, before_s: float, after_s: float, do: str, *, optional: bool = False
     ) -> bool:
-        """True if it gains enough to be told."""
+        """Report a change; True if it gains enough."""
         if 1 - after_s / before_s < _SMALLEST:
             times = f"{milliseconds(1e3 * before_s)} -> {milliseconds(1e3 * after_s)}"
             self.without_gain.append(f"{self._trying} ({times})")

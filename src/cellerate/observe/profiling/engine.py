@@ -1,4 +1,4 @@
-"""Where the time of whole steps in one native call goes: the core times their parts itself."""
+"""Profiles training steps that are one native call: the core itself times their parts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ _WATCHED_S = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class WatchedSteps:
-    """Some steps whose parts were timed.
+    """Training steps whose parts were timed.
 
     Attributes:
         watch: The times of the parts, of all steps.
-        steps: How many steps these were.
-        step_s: What a step took while it was watched.
+        steps: The number of steps.
+        step_s: The seconds of a step with the timing on.
         rows: The rows of a batch.
-        phases: What the phases of recurrent layers took.
-        memory: What memory they took; None if they were too short to look.
+        phases: The times of the phases of recurrent layers.
+        memory: The memory of the steps; None if they were too short to read it.
     """
 
     watch: Watch
@@ -41,18 +41,18 @@ class WatchedSteps:
 
 
 def trains(model: keras.Model) -> bool:
-    """True if a model that has trained did so in whole steps."""
+    """True if the engine runs whole training steps of a model that has trained."""
     return seam.step_of(model) is not None
 
 
 def watch_steps(model: keras.Model, feed: Feed, batch: Any, before_bytes: int) -> WatchedSteps | None:
-    """Trains a model for some steps that are timed part by part; None if they are not the engine's.
+    """Train a model for some steps that are timed part by part; None if the engine does not run them.
 
     Args:
         model: A compiled model that has trained before.
-        feed: What `fit` takes.
+        feed: The data for `fit`.
         batch: One of its batches, as arrays.
-        before_bytes: The memory of this process before anything was trained.
+        before_bytes: The memory of this process before the first training step.
     """
     step = seam.step_of(model)
     if step is None:
@@ -85,13 +85,13 @@ def parts_of(
 
     Args:
         found: The steps.
-        plain_s: The seconds of a step of the same kind that nobody watches.
-        step_s: Those of a step as the user has it, which may wait for batches besides.
-        peak: What the machine can compute, in operations per second; None if unknown.
+        plain_s: The seconds of the same step without the timing.
+        step_s: The seconds of a step on the user's data, which may also wait for batches.
+        peak: The machine's peak, in operations per second; None if unknown.
         optimizer: The name of the optimizer.
     """
     nodes, seconds = found.watch.nodes, found.watch.seconds / found.steps
-    # The clocks take time of their own.
+    # Reading the clocks takes time, too.
     seconds *= min(1.0, plain_s / found.step_s)
     forward, backward = seconds[: len(nodes)], seconds[len(nodes) : 2 * len(nodes)]
     losses, packing, update = (float(each) for each in seconds[2 * len(nodes) :])
@@ -135,12 +135,12 @@ def parts_of(
 
 
 def products_of(nodes: Any, shapes: Mapping[int, Any], number: int) -> int:
-    """The multiplications of a node's forward pass for a row that cannot be avoided.
+    """The unavoidable multiplications of a node's forward pass for a row.
 
-    Rows of an embedding, and what a kernel makes of them, can be looked up, and are not counted.
+    Rows of an embedding, and their products with a kernel, can be looked up, and are not counted.
     """
     node = nodes[number]
-    # What only training has multiplies no matrices.
+    # Operations that only training has multiply no matrices.
     if node.op not in OPERATIONS:
         return 0
     read = {name: shapes[source] for name, source in node.inputs.items()}
@@ -151,13 +151,13 @@ def products_of(nodes: Any, shapes: Mapping[int, Any], number: int) -> int:
 
 
 def products(found: WatchedSteps) -> int:
-    """Those of all nodes, for a batch."""
+    """The unavoidable multiplications of all nodes, for a batch."""
     nodes = found.watch.nodes
     return found.rows * sum(products_of(nodes, found.watch.shapes, number) for number in range(len(nodes)))
 
 
 def _phases(here: list[Node], found: WatchedSteps, at_most: Mapping[str, float]) -> dict[str, float]:
-    """The milliseconds of the phases of a recurrent layer; layers of the same sizes share what is known of them."""
+    """The milliseconds of the phases of a recurrent layer; layers of equal sizes share the measured times."""
     layers = [node for node in here if node.op == "lstm"]
     if not layers:
         return {}

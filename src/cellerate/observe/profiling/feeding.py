@@ -1,4 +1,4 @@
-"""The batches of a training, as `fit` takes them: as they come, or kept in memory to tell what making them costs."""
+"""The batches of a training, for `fit`: from the user's data, or kept in memory, to show the cost of making them."""
 
 import dataclasses
 import itertools
@@ -22,13 +22,13 @@ _MOST_KEPT_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """The data that `fit` takes.
+    """The data for `fit`.
 
     Attributes:
         x: Arrays, a `PyDataset`, a `tf.data.Dataset`, a `DataLoader`, or any other iterable of batches.
         y: Targets, if x is arrays.
         batch_size: Rows a batch, if x is arrays; Keras takes 32 if it is not given.
-        shuffle: Whether `fit` shuffles them, where it can.
+        shuffle: True if `fit` shuffles them, if it can.
     """
 
     x: Any
@@ -38,14 +38,14 @@ class Feed:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As arguments of `fit`."""
+        """The arguments of `fit`."""
         if is_arrays(self.x):
             return {"x": self.x, "y": self.y, "batch_size": self.batch_size, "shuffle": self.shuffle}
-        # Others come in an order of their own, and Keras warns if it is to shuffle them.
+        # Other data have their own order, and Keras warns if `shuffle` is set for them.
         return {"x": self.x, "shuffle": self.shuffle and isinstance(self.x, keras.utils.PyDataset)}
 
     def close(self) -> None:
-        """Ends threads that make batches ahead."""
+        """End threads that make batches ahead."""
         if isinstance(self.x, KerasBatches):
             self.x.close()
 
@@ -66,10 +66,10 @@ class Feed:
 
 
 class KeptBatches(keras.utils.PyDataset):
-    """Batches that lie in memory, handed out again and again.
+    """Batches in memory, repeated without end.
 
     Args:
-        batches: Them.
+        batches: The batches.
     """
 
     def __init__(self, batches: Sequence[Any]) -> None:
@@ -84,7 +84,7 @@ class KeptBatches(keras.utils.PyDataset):
 
 
 def keep(feed: Feed) -> tuple[list[Any], float]:
-    """Takes the first batches, as arrays in memory, and the seconds that making one took.
+    """Return the first batches as arrays in memory, and the seconds that making one took.
 
     Raises:
         ConfigError: There are no batches.
@@ -103,12 +103,12 @@ def keep(feed: Feed) -> tuple[list[Any], float]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """The inputs of a model, of a batch as `fit` takes it."""
+    """The model inputs of a batch for `fit`."""
     return keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
 def first_batch(feed: Feed) -> Any:
-    """The first batch, as arrays; of what is handed out only once, it is taken."""
+    """Return the first batch as arrays; data that can be read only once lose it."""
     for batch in _batches(feed):
         return keras.tree.map_structure(_as_array, batch)
     raise too_few_batches()
@@ -134,7 +134,7 @@ def is_arrays(x: Any) -> bool:
 
 
 def widened(batches: Sequence[Any], rows: int) -> list[Any]:
-    """A batch of `rows` rows, made of those of smaller ones: of all that are as long as most are."""
+    """A batch of `rows` rows, made from all batches of the most common length."""
     shapes = [
         tuple(None if a is None else a.shape[1:] for a in keras.tree.flatten(batch)) for batch in batches
     ]
@@ -150,7 +150,7 @@ def widened(batches: Sequence[Any], rows: int) -> list[Any]:
 
 
 def read_from_disk_bytes() -> int | None:
-    """The bytes that this process has had read from storage so far; None if the system does not say.
+    """The bytes that this process has read from storage so far; None if the system does not report it.
 
     Source: proc(5), "read_bytes" of /proc/self/io.
     """
@@ -175,7 +175,7 @@ def _batches(feed: Feed) -> Iterator[Any]:
         for first in range(0, rows_of(x), size):
             yield keras.tree.map_structure(lambda array, first=first: array[first : first + size], arrays)
     else:
-        # Not `yield from`, which would end a generator that is to go on.
+        # Not `yield from`, which would close the user's generator.
         for batch in x:  # noqa: UP028
             yield batch
 

@@ -1,4 +1,4 @@
-"""Batches for a model whose data are not at hand: random numbers of the right shapes."""
+"""Batches for a model without its data: random numbers of the right shapes."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from cellerate.errors import ModelError
 from cellerate.observe.profiling.feeding import KeptBatches
 
 STEPS = 100
-"""Time steps where a model takes any number."""
+"""Time steps for a model that takes any number."""
 _FEWEST_IDS = 2
 
 
 def made_up_batches(model: keras.Model, rows: int, steps: int | None, loss: Any) -> tuple[KeptBatches, Any]:
-    """Return batches of random inputs, and a loss that takes random targets.
+    """Return batches of random inputs and targets, and a loss for them.
 
     Args:
         model: A built model.
-        rows: Rows of a batch, where the model leaves them open.
-        steps: Time steps, where it leaves them open; None for `STEPS`.
+        rows: Rows of a batch, if the model leaves them open.
+        steps: Time steps, if the model leaves them open; None for `STEPS`.
         loss: The model's own loss; None if it has none, for the mean squared error.
 
     Raises:
-        ModelError: The model does not say what its inputs are, or needs inputs of more open sizes.
+        ModelError: The model does not say what its inputs are, or leaves more sizes open.
     """
     if not getattr(model, "inputs", None):
         raise ModelError(
@@ -40,7 +40,7 @@ def made_up_batches(model: keras.Model, rows: int, steps: int | None, loss: Any)
 
 
 def _input(model: keras.Model, tensor: Any, random: np.random.Generator, rows: int, steps: int) -> np.ndarray:
-    """Numbers, or ids that all tables of the model have."""
+    """Random numbers, or ids that are valid in all tables of the model."""
     shape = [tensor.shape[0] or rows, *tensor.shape[1:]]
     if len(shape) > 1 and shape[1] is None:
         shape[1] = steps

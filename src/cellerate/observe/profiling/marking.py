@@ -1,4 +1,4 @@
-"""Puts marks around the parts of a model, so that a profiler tells them apart, and takes them off again."""
+"""Puts marks around the parts of a model, by which a profiler tells them apart, and removes the marks again."""
 
 import contextlib
 import dataclasses
@@ -21,10 +21,10 @@ class MarkedPart:
     """A part of a model.
 
     Attributes:
-        name: The layer's path, or what the part does.
-        kind: What it is.
+        name: The layer's path, or the purpose of the part.
+        kind: The kind of part.
         layer: The layer; None for other parts.
-        calls: The shapes of the first input and the first output of each call in which they were known.
+        calls: The shapes of the first input and the first output of each call, if known.
     """
 
     name: str
@@ -42,13 +42,13 @@ def profiler() -> Bridge:
 
 @contextlib.contextmanager
 def marks(model: keras.Model) -> Iterator[list[MarkedPart]]:
-    """Marks the layers, the loss and the optimizer of a compiled model.
+    """Mark the layers, the loss and the optimizer of a compiled model.
 
     Args:
-        model: The model; what is compiled of it is built anew, with the marks, and again without them afterwards.
+        model: The model; its functions are compiled anew with the marks, and afterwards again without them.
 
     Yields:
-        The parts; the number of a mark is the place in this list.
+        The parts; the number of a mark is its index in this list.
     """
     scope = profiler().scope
     parts: list[MarkedPart] = []
@@ -74,9 +74,9 @@ def marks(model: keras.Model) -> Iterator[list[MarkedPart]]:
 
 
 def leaves(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
-    """The layers that compute, with their paths: nested models are looked into, and so are wrappers of layers.
+    """The layers that compute, with their paths, also those in nested models and in wrappers.
 
-    A shared layer comes once, where it is found first.
+    A shared layer appears once, at its first path.
     """
     seen: set[int] = set()
 
@@ -87,7 +87,7 @@ def leaves(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
             seen.add(id(layer))
             here = f"{path}{layer.name}"
             holds = functional_graph(layer) is not None or isinstance(layer, keras.Model)
-            # The cells of an RNN are called once a step, within the layer's own time.
+            # The cells of an RNN run once a step, within the layer's own time.
             if not holds:
                 yield here, layer
             if holds or isinstance(layer, keras.layers.Wrapper | keras.layers.Bidirectional):
@@ -111,7 +111,7 @@ def _within(
 
 
 def _shape(values: Any) -> tuple[int, ...] | None:
-    """The shape of the first array among some; None if there is none, or a size is not known yet."""
+    """The shape of the first array; None if there is none, or a size is not known yet."""
     first = next((value for value in keras.tree.flatten(values) if hasattr(value, "shape")), None)
     if first is None or any(not isinstance(size, int) for size in first.shape):
         return None

@@ -1,4 +1,4 @@
-"""Watches what memory steps of training take, and tells what for."""
+"""Watches the memory of training steps, and divides it among its uses."""
 
 import math
 import threading
@@ -15,7 +15,7 @@ _MOST_POINTS = 400
 
 
 class MemoryWatch:
-    """Reads the resident memory of this process every few milliseconds, as long as it is entered."""
+    """Reads the resident memory of this process every few milliseconds, within a `with`."""
 
     def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
@@ -36,7 +36,7 @@ class MemoryWatch:
             self._points.append((time.perf_counter() - began, resident_memory_bytes()))
 
     def found(self, model: keras.Model, batch: Any, before_bytes: int) -> Memory | None:
-        """The memory that was taken, and its use.
+        """The memory that was in use, and its uses.
 
         Args:
             model: The model that was trained.
@@ -44,25 +44,25 @@ class MemoryWatch:
             before_bytes: The memory of this process before the first step.
 
         Returns:
-            The memory; what neither weights, optimizer, gradients, the batch nor the process before explain is taken
-            by activations and working memory. None if the steps were too short to look.
+            The memory; activations and working memory are the rest after the weights, the optimizer, the gradients, the
+            batch, and the memory before the first step. None if the steps were too short to read it.
         """
         if not self._points:
             return None
         peak = max(value for _, value in self._points)
         owners = owners_of(model, batch)
-        # The weights lay in memory before, and are told by themselves.
+        # The weights were in memory before, and have their own entry.
         owners["Python, the framework and the data"] = max(0, before_bytes - owners["weights"])
         left = peak - sum(owners.values())
         owners["activations and working memory"] = max(0, left)
-        # What was freed and taken again would count twice.
+        # Memory that was freed and reused would count twice.
         owners["Python, the framework and the data"] += min(0, left)
         every = max(1, len(self._points) // _MOST_POINTS)
         return Memory(peak, owners, tuple(self._points[::every]), "this process")
 
 
 def owners_of(model: keras.Model, batch: Any) -> dict[str, int]:
-    """The bytes that a training holds for certain."""
+    """The bytes that a training certainly holds."""
     return {
         "weights": _bytes(model.variables),
         "optimizer": _bytes(model.optimizer.variables),

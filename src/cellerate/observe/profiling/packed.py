@@ -1,4 +1,4 @@
-"""Profiles a packed model: a call of it, operation by operation, and for a text model the drawing of a token."""
+"""Profiles a packed model: a call, operation by operation, and for a text model the time of a token."""
 
 from collections.abc import Callable
 
@@ -29,18 +29,18 @@ def profile_packed(
     changes: bool = True,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """Says where the time of a packed model goes, and what would shorten it most.
+    """Measure where a packed model spends its time, and which change would shorten it most.
 
     Args:
         model: The model.
         batch_size: Rows of a call.
-        steps: Its time steps; None for 100 where the model takes any number.
-        changes: Whether to try what would shorten it.
-        notify: Called with what is done next.
+        steps: Its time steps; None for 100, if the model takes any number.
+        changes: Whether to try changes that might shorten it.
+        notify: Called with the next measurement.
 
     Raises:
         ConfigError: A size does not fit the model.
-        DataError: The model does not take batches of this size.
+        DataError: The model does not accept batches of this size.
     """
     others = Others()
     notify("a call, operation by operation")
@@ -81,10 +81,10 @@ def profile_packed(
 
 
 def _parts(explanation: ProgramExplanation) -> tuple[Part, ...]:
-    """Each operation of a call, and what is left for Python."""
+    """The time of each operation of a call, and the rest, which is Python's."""
     total_ms = 1e3 * explanation.seconds
     measured = [(one, 1e3 * one.seconds) for one in explanation.operations if one.seconds]
-    # Operations are timed in calls of their own, which may have been slower than the median of whole calls.
+    # Operations are timed in separate calls, which may have been slower than the median of whole calls.
     scale = min(1.0, total_ms / max(1e-9, sum(ms for _, ms in measured)))
     found = [
         Part(
@@ -152,7 +152,7 @@ def _changes(
 
 
 def _generation(model: PackedModel) -> tuple[tuple[Part, ...], list[str]]:
-    """The time of drawing a token, for one text."""
+    """The parts of the time to generate a token of one text."""
     try:
         stepper = model.stepper()
     except (BackendError, ModelError) as error:

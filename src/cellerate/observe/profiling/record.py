@@ -1,4 +1,4 @@
-"""A profile, as plain values and in words for a terminal; `report.profile_page` draws it."""
+"""A profile as plain values, and in words for a terminal; `report.profile_page` draws it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from cellerate.format import aligned, milliseconds, percent, size
 
 SCHEMA = 1
-# So many changes are worth telling at once.
+# The most changes to print.
 _SHOWN = 3
 _TOLD_SLOWDOWN = 0.1
 Kind = Literal["loader", "layer", "loss", "optimizer", "other", "host"]
@@ -16,19 +16,19 @@ Subject = Literal["training step", "packed call"]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Where a part of a step's time goes; all parts add up to the step.
+    """A part of a step's time; all parts add up to the step.
 
     Attributes:
-        name: A layer's path, or what it does.
-        kind: What it is. "loader" is the wait for batches; "other" is computed for no part by name, such as metrics;
-            "host" is Python and the framework while nothing is computed.
-        ms: Milliseconds of a step.
-        forward_ms: Of these, the forward pass; None where there are no directions.
-        backward_ms: Of these, the backward pass.
-        idle_ms: Of these, time in which nothing was computed, because Python did not ask for it.
-        share: Of the step.
-        share_of_peak: The rate of its multiplications beside the machine's peak; None where that is unknown.
-        phases: What it consists of, in milliseconds, where Cellerate's own kernels say so.
+        name: A layer's path, or the purpose of the part.
+        kind: The kind of part. "loader" is the wait for batches; "other" is computation without a named part, such as
+            metrics; "host" is Python and the framework while nothing is computed.
+        ms: Its milliseconds of a step.
+        forward_ms: The forward pass's part of `ms`; None for a part without directions.
+        backward_ms: The backward pass's part of `ms`.
+        idle_ms: The part of `ms` in which nothing was computed, because Python asked for nothing.
+        share: Its share of the step.
+        share_of_peak: The rate of its multiplications as a share of the machine's peak; None if unknown.
+        phases: The milliseconds of its phases, if Cellerate's own kernels report them.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Part:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Its time, share, forward and backward pass, idle time and share of the peak, in words; "" for none."""
+        """Its time, share, forward and backward pass, idle time and share of the peak, in words; "" if missing."""
         return (
             milliseconds(self.ms),
             percent(self.share),
@@ -56,16 +56,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """Something to change, and what it would gain.
+    """A change, and its gain.
 
     Attributes:
-        title: What is slow, in words.
-        why: What was found.
+        title: The slow thing, in words.
+        why: The reason that was found.
         gain: The share of the whole time that it saves, after the changes before it.
-        before_ms: What was measured before it, and after: a step, or an epoch's worth of a step.
-        after_ms: See `before_ms`.
-        do: What to do: a command, an argument, or a line of Python.
-        optional: Whether this is a choice rather than a fault.
+        before_ms: The milliseconds without the change: of a step, or of an epoch divided by its steps.
+        after_ms: The same with the change.
+        do: The remedy: a command, an argument, or a line of Python.
+        optional: True for a choice rather than a fault.
     """
 
     title: str
@@ -82,8 +82,8 @@ class Memory:
     """Memory while steps ran.
 
     Attributes:
-        peak_bytes: The most that was taken.
-        owners: What it was taken for, in bytes; they add up to the peak.
+        peak_bytes: The largest use.
+        owners: The bytes of each use; they add up to the peak.
         over_time: Pairs of seconds and bytes.
         where: "this process" or the device.
     """
@@ -96,28 +96,28 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time of a model goes, and what would shorten it most; print it.
+    """The parts of a model's time, and the changes that would shorten it most; print it.
 
     Attributes:
         model: The model's name.
-        subject: What was profiled.
+        subject: The kind of run that was profiled.
         backend: The Keras backend, or "packed".
         rows: Rows of a batch.
-        step_ms: What a step takes without a profiler, batches included.
-        parts: Where that goes; they add up to it.
-        slowdown: How much longer steps took under the profiler, as a share; that is taken off the parts again.
+        step_ms: The milliseconds of a step without a profiler, batches included.
+        parts: The parts of a step; they add up to it.
+        slowdown: The extra time of steps under the profiler, as a share; the parts do not contain it.
         idle: The share of the step in which nothing is computed, waiting for batches included.
-        share_of_peak: The rate of all multiplications beside the machine's measured peak; None if unknown.
+        share_of_peak: The rate of all multiplications as a share of the machine's measured peak; None if unknown.
         peak_flops: That peak, in operations per second.
-        memory: See `Memory`; None where it was not measured.
-        changes: What to change, the most promising first.
+        memory: See `Memory`; None if it was not measured.
+        changes: The changes to make, the most promising first.
         bottleneck: One sentence.
         steps_per_epoch: None if the data do not say.
-        validation_ms: What the validation of an epoch takes; None without validation data.
-        notes: What to know besides.
+        validation_ms: The milliseconds of an epoch's validation; None without validation data.
+        notes: Further sentences.
         environment: The machine and the versions.
         trace: The folder of the trace; "" if none was kept.
-        generation: Of a packed text model, where the time of a token goes.
+        generation: The parts of the time of a token, for a packed text model.
         schema: The version of this format.
     """
 
@@ -154,8 +154,8 @@ def bottleneck(changes: Sequence[Suggestion], parts: Sequence[Part], *, tried: b
     """The slowest part, in one sentence.
 
     Args:
-        changes: What to change, the most promising first.
-        parts: Where the time goes.
+        changes: The changes to make, the most promising first.
+        parts: The parts of the time.
         tried: Whether changes were tried.
     """
     if changes and not changes[0].optional:

@@ -13,26 +13,26 @@ from cellerate.observe.profiling.feeding import Feed, read_from_disk_bytes, too_
 
 _WARM_STEPS = 4
 _LEAST_STEPS, _MOST_STEPS = 3, 200
-# `fit` ends when enough steps are timed.
+# `fit` stops when enough steps are timed.
 _EPOCHS = 1_000_000
 
 
 class CountedSteps(keras.callbacks.CallbackList):
-    """The callbacks of a `fit` that counts: after warm-up steps, a window of steps is timed as a whole.
+    """A callback list for `fit` that times a window of steps as a whole, after warm-up steps.
 
-    Keras's own callbacks would read the loss of every step, and wait for it. Time between epochs does not count.
+    Keras's own callbacks would wait for the loss of every step. Time between epochs does not count.
 
     Args:
         model: The model.
-        seconds: About how long the window is to be; it has as many steps as fit.
-        most: Steps at most.
-        window: What to enter for the window.
-        epoch_steps: How many steps an epoch has; None if that is unknown.
+        seconds: The approximate length of the window, which has as many steps as fit.
+        most: The most steps.
+        window: Returns the context to enter during the window.
+        epoch_steps: The steps of an epoch; None if unknown.
 
     Attributes:
-        seconds: How long the counted steps took.
-        steps: How many were counted.
-        disk_bytes: What a counted step had read from storage; None if the system does not say.
+        seconds: The time of the counted steps.
+        steps: The number of counted steps.
+        disk_bytes: The bytes that a counted step read from storage; None if the system does not report it.
     """
 
     def __init__(
@@ -57,25 +57,25 @@ class CountedSteps(keras.callbacks.CallbackList):
 
     @property
     def step_s(self) -> float:
-        """The seconds a step took."""
+        """The seconds of a step."""
         return self.seconds / self.steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Goes on counting."""
+        """Continue to count."""
         super().on_epoch_begin(epoch, logs)
         self._first, self._began = -1, time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stops counting until the next epoch; Keras has waited for its last step."""
+        """Stop counting until the next epoch; Keras has waited for the last step."""
         self._count(self._first + self._counted_in_epoch)
         super().on_epoch_end(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Nothing is called at each step."""
+        """Do nothing at the start of a step."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Begins and ends the window; `batch` is the number of the last batch, which may have been one of several."""
-        # Of several steps at a time, Keras counts those that an epoch lacks, too.
+        """Begin or end the window; `batch` is the number of the last batch, and a call may follow several batches."""
+        # With several steps at a time, Keras counts beyond the end of an epoch.
         batch = int(min(batch, self._last_step))
         if self._wanted is None:
             _wait(self.model, logs)
@@ -103,7 +103,7 @@ class CountedSteps(keras.callbacks.CallbackList):
             self.model.stop_training = True
 
     def close(self) -> None:
-        """Leaves the window, if `fit` ended within it."""
+        """Leave the window, if `fit` ended within it."""
         self._within.close()
 
     def _count(self, batch: int) -> None:
@@ -114,11 +114,11 @@ class CountedSteps(keras.callbacks.CallbackList):
 
 
 def timed_steps(model: keras.Model, feed: Feed, seconds: float, **options: Any) -> CountedSteps:
-    """Trains a model for a few steps, which change it.
+    """Train a model for a few steps, which change it.
 
     Args:
         model: A compiled model.
-        feed: What `fit` takes.
+        feed: The data for `fit`.
         seconds: See `CountedSteps`.
         options: Options of `CountedSteps`.
 
@@ -134,6 +134,6 @@ def timed_steps(model: keras.Model, feed: Feed, seconds: float, **options: Any) 
 
 
 def _wait(model: keras.Model, logs: Any) -> None:
-    """Waits until a step is done, by reading what it gives: a figure of its logs, else a weight."""
+    """Wait until a step is done, by reading one of its results: a figure of its logs, else a weight."""
     values = keras.tree.flatten(dict(logs or {})) or [model.trainable_variables[-1]]
     keras.ops.convert_to_numpy(values[0])

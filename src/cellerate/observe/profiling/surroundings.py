@@ -1,4 +1,4 @@
-"""Where a profile was taken, and what else ran meanwhile, in words."""
+"""The machine of a profile and its load by others, in words."""
 
 from cellerate.machine.doctor import Others
 from cellerate.machine.environment import machine, versions
@@ -8,7 +8,7 @@ def surroundings(others: Others) -> tuple[dict[str, str], list[str]]:
     """The machine, the versions that matter and the load, and a note if that spoils the figures.
 
     Args:
-        others: Those who have used the processors since the profile began.
+        others: The use of the processors by other processes since the profile began.
     """
     here = machine()
     facts = {name: str(here[name]) for name in ("processor", "cores", "system", "python")}

@@ -1,7 +1,7 @@
-"""Shares out a stretch of time among the parts of a model, from what ran on each thread.
+"""Divides a stretch of time among the parts of a model, by the events on each thread.
 
-Each instant is counted once, so that the shares add up to the whole: it belongs to what is computed then, in equal
-shares if that is several things; else to the part that Python is in; else to nobody.
+Each instant is counted once, so that the shares add up to the whole: it belongs to the parts that are computed then, in
+equal shares; if there are none, to the part that Python is in; else to no part.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from cellerate.bridges.profiled import WINDOW, Event
 from cellerate.errors import BackendError
 
 Owner = tuple[int | None, bool]
-"""The number of a part, or None, and whether it is its backward pass."""
+"""The number of a part, or None, and True for its backward pass."""
 _Piece = tuple[float, float, Owner]
 
 
@@ -22,9 +22,9 @@ class Spent:
     """The time spent on one owner in a window.
 
     Attributes:
-        busy_ns: Time in which something was computed for it.
-        idle_ns: Time in which nothing was computed, while Python was in it.
-        events: How many events it has.
+        busy_ns: Time in which something was computed for the owner.
+        idle_ns: Time in which nothing was computed, while Python was in the owner.
+        events: The number of its events.
     """
 
     busy_ns: float = 0.0
@@ -37,8 +37,8 @@ class Shares:
     """The division of a window of time.
 
     Attributes:
-        window_ns: How long it was.
-        spent: What each owner took; they add up to the window.
+        window_ns: The length of the window.
+        spent: The time of each owner; all add up to the window.
         idle_ns: The time in which nothing was computed.
     """
 
@@ -48,10 +48,10 @@ class Shares:
 
 
 def share_out(events: Iterable[Event]) -> Shares:
-    """Shares out the window of a recording.
+    """Divide the window of a recording among its owners.
 
     Args:
-        events: What was recorded, in any order, with the mark `WINDOW` around what counts.
+        events: The recorded events, in any order; the event `WINDOW` encloses those that count.
 
     Raises:
         BackendError: There is no window: the profiler recorded nothing.
@@ -104,7 +104,7 @@ class _Marks:
 
 
 def _pieces(events: Sequence[Event]) -> tuple[list[_Piece], Counter[Owner]]:
-    """Each thread's time by the innermost event there, and how many events each owner has."""
+    """The time of each thread by its innermost event, and the number of events of each owner."""
     found: list[_Piece] = []
     counts: Counter[Owner] = Counter()
     by_thread: dict[str, list[Event]] = {}
@@ -120,7 +120,7 @@ def _pieces(events: Sequence[Event]) -> tuple[list[_Piece], Counter[Owner]]:
             if open_ and event.begin_ns > now:
                 found.append((now, event.begin_ns, open_[-1][1]))
             now = event.begin_ns
-            # What its name does not say, it has from what it lies in.
+            # An event whose name has no part belongs to the owner of the event around it.
             part = event.part
             owner = (part, event.backward) if part is not None or not open_ else open_[-1][1]
             counts[owner] += 1
@@ -140,7 +140,7 @@ def _close(found: list[_Piece], open_: list[tuple[float, Owner]], now: float) ->
 def _instants(
     work: Sequence[_Piece], marks: Sequence[_Piece], begin: float, end: float
 ) -> Iterator[tuple[float, Counter[Owner], Counter[Owner]]]:
-    """Stretches in which nothing changes: how long, what is computed, and the marks around."""
+    """Stretches in which nothing changes: their length, the computing owners, and the marks around them."""
     changes: list[tuple[float, int, bool, Owner]] = []
     for computed, pieces in ((True, work), (False, marks)):
         for first, last, owner in pieces:

@@ -1,4 +1,4 @@
-"""Steps of training under the backend's profiler, and what they say of each part of the model."""
+"""Training steps under the backend's profiler, and the time of each part of the model."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from cellerate.observe.profiling.unharmed import runs_eagerly
 from cellerate.observe.profiling.work import multiplications
 
 PASSES = 3
-"""Products of training for each of the forward pass: itself, the gradients of the inputs, and those of the weights."""
+"""The passes that multiply in training: forward, the gradients of the inputs, and the gradients of the weights."""
 _TRACED_S, _TRACED_STEPS = 0.5, 12
 _WATCHED_S = 0.3
 _MOST_OFF = 0.5
@@ -33,13 +33,13 @@ class Traced:
     """The recording of some steps.
 
     Attributes:
-        shares: The time of these steps.
+        shares: The division of their time.
         parts: The parts of the model, by the number of their marks.
-        steps: How many steps these were.
-        memory: What memory they took; None if they were too short to look.
-        phases: What the phases of Cellerate's own kernels took, in other steps.
-        phase_steps: How many steps those were.
-        eager: Whether the model ran eagerly.
+        steps: The number of recorded steps.
+        memory: The memory of the steps; None if they were too short to read it.
+        phases: The times of the phases of Cellerate's own kernels, in other steps.
+        phase_steps: The number of those other steps.
+        eager: True if the model ran eagerly.
     """
 
     shares: Shares
@@ -54,20 +54,20 @@ class Traced:
 def trace_steps(
     model: keras.Model, feed: Feed, batch: Any, folder: Path, before_bytes: int, *, write: bool
 ) -> Traced:
-    """Trains a model for some steps that are watched, and some that are recorded.
+    """Train a model for some steps with their memory and phases watched, then for some under the profiler.
 
     Args:
         model: A compiled model.
-        feed: What `fit` takes.
+        feed: The data for `fit`.
         batch: One of its batches, as arrays.
-        folder: Where the profiler may write.
-        before_bytes: The memory of this process before anything was trained.
-        write: Whether the recording is to stay in the folder.
+        folder: The folder that the profiler may write to.
+        before_bytes: The memory of this process before the first training step.
+        write: Whether to keep the recording in the folder.
     """
     bridge = profiler()
     with marks(model) as parts:
         watch, phases = MemoryWatch(), list[native.Phases]()
-        # By themselves, because the profiler takes time and memory of its own.
+        # In separate steps, because the profiler itself takes time and memory.
         watched = timed_steps(model, feed, _WATCHED_S, window=lambda: watched_by(watch, phases))
         recording = bridge.Recording(folder)
 
@@ -79,9 +79,9 @@ def trace_steps(
         steps = timed_steps(model, feed, _TRACED_S, most=_TRACED_STEPS, window=window)
         for part in parts:
             part.calls.clear()
-        # A graph may be built without knowing how long its inputs are, and last for a batch of other sizes.
+        # The shapes come from this call: a graph may be traced with unknown lengths, or last for another batch size.
         model(inputs_of(batch))
-        # The program that ran is needed to read the recording, and goes with the marks.
+        # Read within the marks: the recording needs the compiled program, which is dropped with them.
         shares = share_out(recording.events())
     if write:
         recording.write()
@@ -91,7 +91,7 @@ def trace_steps(
 
 @contextlib.contextmanager
 def watched_by(watch: MemoryWatch, phases: list[native.Phases]) -> Iterator[None]:
-    """Watches the memory, and the phases of Cellerate's own kernels, within a `with`."""
+    """Watch the memory, and the phases of Cellerate's own kernels, within a `with`."""
     if native.why_unavailable() is not None:
         with watch:
             yield
@@ -102,16 +102,16 @@ def watched_by(watch: MemoryWatch, phases: list[native.Phases]) -> Iterator[None
 
 
 def parts_of(traced: Traced, plain_s: float, step_s: float, peak: float | None) -> list[Part]:
-    """The parts of a step as the user has it, which add up to it.
+    """The parts of a step on the user's data, which add up to it.
 
-    The profiler makes steps longer, by about the same for each event. That is taken off again, though not more than
-    half of a part, and what is left is scaled to the step.
+    The profiler adds about the same time to each event. That is subtracted, but at most half of a part, and the rest is
+    scaled to the step.
 
     Args:
-        traced: What was recorded.
-        plain_s: The seconds of a step of the same kind without a profiler.
-        step_s: Those of a step as the user has it, which may wait for batches besides.
-        peak: What the machine can compute, in operations per second; None if unknown.
+        traced: The recording.
+        plain_s: The seconds of the same step without a profiler.
+        step_s: The seconds of a step on the user's data, which may also wait for batches.
+        peak: The machine's peak, in operations per second; None if unknown.
     """
     shares = traced.shares
     cost_ns = max(0.0, shares.window_ns - 1e9 * plain_s * traced.steps)
@@ -123,7 +123,7 @@ def parts_of(traced: Traced, plain_s: float, step_s: float, peak: float | None) 
     left_ns = sum((spent.busy_ns + spent.idle_ns) * kept[owner] for owner, spent in shares.spent.items())
 
     def ms(number: int | None, *, backward: bool) -> tuple[float, float]:
-        """All of it, and what of it is idle."""
+        """The milliseconds of a step for an owner, and the idle part of them."""
         spent = shares.spent.get((number, backward), Spent())
         scale = 1e3 * plain_s / left_ns * kept.get((number, backward), 1.0)
         return (spent.busy_ns + spent.idle_ns) * scale, spent.idle_ns * scale
@@ -138,7 +138,7 @@ def parts_of(traced: Traced, plain_s: float, step_s: float, peak: float | None) 
             continue
         products = products_of(part)
         rate = None if not products else PASSES * 2 * products / ((forward + backward) / 1e3)
-        # What runs for a moment only may have been computed with its neighbours.
+        # A very short part may have been fused with its neighbours, so its rate is not certain.
         sure = not traced.eager and forward + backward > _SMALL * step_ms
         directed = part.kind != "optimizer" and not traced.eager
         found.append(
@@ -157,7 +157,7 @@ def parts_of(traced: Traced, plain_s: float, step_s: float, peak: float | None) 
     nobody = [ms(None, backward=way) for way in (False, True)]
     idle = sum(each for _, each in nobody)
     other = sum(each for each, _ in nobody) - idle
-    # Run eagerly, gradients carry no names on some backends.
+    # In eager steps of some backends, gradients have no names.
     name = (
         "other operations (gradients, metrics, copies)"
         if traced.eager
@@ -171,7 +171,7 @@ def parts_of(traced: Traced, plain_s: float, step_s: float, peak: float | None) 
 
 
 def products_of(part: MarkedPart) -> int | None:
-    """The multiplications of a part's forward pass, for a batch; None if they are not known."""
+    """The multiplications of a part's forward pass, for a batch; None if unknown."""
     if part.layer is None or not part.calls:
         return None
     found = [multiplications(part.layer, *shapes) for shapes in part.calls]
@@ -179,10 +179,10 @@ def products_of(part: MarkedPart) -> int | None:
 
 
 def _phases(part: MarkedPart, traced: Traced, at_most: Mapping[str, float]) -> dict[str, float]:
-    """The milliseconds of a step that the phases of a layer take, where Cellerate's native core computes it.
+    """The milliseconds of a layer's phases in a step, if Cellerate's native core computes it.
 
-    Layers of the same sizes share what is known of them. The steps in which phases were timed may have been slower:
-    they are at most what the pass takes that they are part of.
+    Layers of equal sizes share the measured times. The steps in which phases were timed may have been slower, so the
+    phases of a pass are limited to the time of the pass.
     """
     if part.layer is None or implementation_of(part.layer) != "cellerate-cpu":
         return {}
@@ -207,7 +207,7 @@ def _phases(part: MarkedPart, traced: Traced, at_most: Mapping[str, float]) -> d
 def phases_of(
     size: tuple[int, ...], phases: Iterable[native.Phases], scale: Callable[[str, float], float]
 ) -> dict[str, float]:
-    """The milliseconds of the phases of layers of a size, (D, 4H); `scale` gives a factor for a way's seconds."""
+    """The milliseconds of the phases of layers of a size (D, 4H); `scale` returns a factor for a pass's seconds."""
     found: dict[str, float] = {}
     for one in phases:
         if (one.inputs, 4 * one.units) != size:

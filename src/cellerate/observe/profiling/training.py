@@ -1,4 +1,4 @@
-"""Profiles a training: a few steps of `fit`, timed, then under the backend's own profiler, then with changes."""
+"""Profiles a training: times a few steps of `fit`, records them under the backend's profiler, and tries changes."""
 
 import contextlib
 import shutil
@@ -42,23 +42,24 @@ def profile(
     trace: str | Path | None = None,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """Says where the time of a training goes, and what would shorten it most.
+    """Measure where a training spends its time, and which change would shorten it most.
 
-    The model is trained for a few steps and is then as it was. Data that are handed out only once, such as a
-    generator, are not.
+    The model trains for a few steps and is then restored. A generator, or other data that can be read only once, loses
+    the batches used.
 
     Args:
         model: A compiled Keras model.
-        x: What `fit` takes: arrays, a `PyDataset`, a `tf.data.Dataset`, a `DataLoader`, or another iterable of batches.
+        x: The data, as for `fit`: arrays, a `PyDataset`, a `tf.data.Dataset`, a `DataLoader`, or another iterable of
+            batches.
         y: Targets, if `x` is arrays.
         batch_size: Rows a batch, if `x` is arrays; Keras takes 32 if it is not given.
         shuffle: As in `fit`.
-        validation_data: As in `fit`: a tuple of arrays, or what gives batches; None if there is none.
+        validation_data: As in `fit`: a tuple of arrays, or an iterable of batches; None for none.
         validation_batch_size: As in `fit`.
-        changes: Whether to try what would shorten it.
-        seconds: About how long each measurement takes.
+        changes: Whether to try changes that might shorten it.
+        seconds: The approximate length of each measurement.
         trace: A folder for the backend's own trace, for TensorBoard and Perfetto; None keeps none.
-        notify: Called with what is done next.
+        notify: Called with the next measurement.
 
     Returns:
         The profile; print it.
@@ -82,10 +83,10 @@ def profile(
         check_writable(trace)
     feed = Feed(x, y, batch_size, shuffle)
     if not all(layer.built for layer in model._flatten_layers()):
-        # Otherwise it would have no weights yet that could be given back.
+        # Otherwise the model might have no weights yet to restore.
         model(inputs_of(first_batch(feed)))
     with contextlib.ExitStack() as held:
-        # A profiler that cannot write at its end may not begin again in this process.
+        # A profiler that fails to write at its end may not start again in this process.
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         held.enter_context(unharmed(model))
         before_bytes = resident_memory_bytes()
@@ -129,16 +130,16 @@ def profile(
 
 
 class _Where(NamedTuple):
-    """Where the time of a step goes.
+    """The division of a step's time.
 
     Attributes:
         parts: The parts of the step.
         products: The multiplications of a forward pass.
-        memory: What memory the steps took.
-        slowdown: How much longer they took while they were watched, as a share.
+        memory: The memory of the steps.
+        slowdown: The extra time of the steps while they were watched, as a share.
         idle: The share of the time in which nothing was computed.
-        peak: What the machine can compute, in operations per second; None if unknown.
-        how: How that was measured, or why it was not.
+        peak: The machine's peak, in operations per second; None if unknown.
+        how: The way the peak was measured, or the reason why it was not.
     """
 
     parts: list[Part]
@@ -161,8 +162,8 @@ def _where(
     *,
     trace: bool,
 ) -> _Where:
-    """Watches some steps more: the engine's by their own clocks, others under the backend's profiler."""
-    # Batches come from memory where that is faster, so that waiting for them is told by itself.
+    """Watch further steps: the engine's by its own clocks, others under the backend's profiler."""
+    # If that is faster, batches come from memory, which separates the wait for them from the rest.
     waits = found.step_s - found.kept_s > _LEAST_STALL * found.step_s
     kept = Feed(KeptBatches(batches), shuffle=False) if waits else feed
     plain_s = found.kept_s if waits else found.step_s
@@ -192,7 +193,7 @@ def _where(
 
 
 def _timed(model: keras.Model, feed: Feed, seconds: float) -> tuple[Found, list[Any]]:
-    """The times of steps as they are, and of the same from memory."""
+    """The times of steps on the user's data, and of the same steps from memory."""
     first = timed_steps(model, feed, seconds)
     batches, batch_s = keep(feed)
     in_memory = Feed(KeptBatches(batches), shuffle=False)
@@ -200,8 +201,8 @@ def _timed(model: keras.Model, feed: Feed, seconds: float) -> tuple[Found, list[
     batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]) if array is not None)
     step_s = first.step_s
     if not is_cold(first.disk_bytes, batch_bytes):
-        # The machine may have become faster or slower in between, which is not the loader's doing: what it takes, it
-        # takes in both turns. What was read from storage is in the page cache by now, and cannot be measured again.
+        # The machine's speed may have changed in between. The loader's cost shows in both turns, so the smaller
+        # difference counts. Data from storage are in the page cache by now, and are not measured again.
         again_s, kept_again_s = (timed_steps(model, each, seconds / 2).step_s for each in (feed, in_memory))
         waited_s = max(0.0, min(step_s - kept_s, again_s - kept_again_s))
         kept_s = min(kept_s, kept_again_s)
@@ -220,7 +221,7 @@ def _timed(model: keras.Model, feed: Feed, seconds: float) -> tuple[Found, list[
 
 
 def _validation_s(model: keras.Model, data: Any, batch_size: int | None) -> float | None:
-    """The seconds that the validation of an epoch takes, from some of its batches; None if that is unknown."""
+    """The seconds of an epoch's validation, from some of its batches; None if unknown."""
     if data is None:
         return None
     x, y, _ = (
@@ -233,7 +234,7 @@ def _validation_s(model: keras.Model, data: Any, batch_size: int | None) -> floa
     evaluate = {name: value for name, value in feed.arguments.items() if name != "shuffle"}
 
     def seconds(batches: int) -> float:
-        """Of so many, once all are compiled for: the last may have other sizes than the rest."""
+        """The seconds of some batches, in the second of two rounds; the first round compiles for all their sizes."""
         taken = 0.0
         for _ in range(2):
             began = time.perf_counter()

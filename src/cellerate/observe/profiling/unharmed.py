@@ -14,12 +14,12 @@ _SETTINGS = ("run_eagerly", "jit_compile", "steps_per_execution")
 
 @contextlib.contextmanager
 def unharmed(model: keras.Model) -> Iterator[None]:
-    """Give a compiled model its weights, its optimizer, its settings and its kernels back after a `with`.
+    """Restore the weights, the optimizer, the settings and the kernels of a compiled model after a `with`.
 
     Within, it trains with a fresh optimizer of the same kind.
 
     Raises:
-        ModelError: The model has no optimizer of its own, or one that cannot be made anew.
+        ModelError: The model's optimizer cannot be made anew from its configuration.
     """
     values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.variables]
     optimizer, history = model.optimizer, getattr(model, "history", None)
@@ -31,7 +31,7 @@ def unharmed(model: keras.Model) -> Iterator[None]:
             f"the optimizer of model {model.name!r} cannot be made anew from its configuration ({error}), and the "
             "profile must not train with the model's own: compile the model with an optimizer of Keras."
         ) from error
-    # JAX would take what it has compiled of the model before for what is to be compiled now, as long as that is held.
+    # While functions compiled before are held, JAX would reuse them instead of compiling anew.
     forget_compiled(model)
     with as_found(model):
         try:
@@ -42,7 +42,7 @@ def unharmed(model: keras.Model) -> Iterator[None]:
             for name, value in settings.items():
                 setattr(model, name, value)
             if hasattr(model, "_jax_state"):
-                # After an interruption, Keras would still write this into the weights.
+                # After an interruption, Keras would write this state into the restored weights.
                 model._jax_state, model._jax_state_synced = None, True
             for variable, value in zip(model.variables, values, strict=True):
                 variable.assign(value)
@@ -52,6 +52,6 @@ def unharmed(model: keras.Model) -> Iterator[None]:
 
 
 def runs_eagerly(model: keras.Model) -> bool:
-    """True if each operation of a training step is called from Python, where the backend could compile it."""
+    """True if Python calls each operation of a training step, although the backend could compile the step."""
     backend = keras.config.backend()
     return bool(model.run_eagerly) or (backend == "jax" and not model.jit_compile)

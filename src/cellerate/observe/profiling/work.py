@@ -14,7 +14,7 @@ _SIZE, _MEASURED_S = 4096, 0.2
 
 
 def multiplications(layer: Any, inputs: Any, outputs: Any) -> int | None:
-    """The number of products of two numbers the forward pass of a layer sums up.
+    """The multiplications of a layer's forward pass.
 
     Args:
         layer: A built layer.
@@ -22,7 +22,7 @@ def multiplications(layer: Any, inputs: Any, outputs: Any) -> int | None:
         outputs: The shape of its first output.
 
     Returns:
-        The number, for all rows; None for a layer of which it is not known.
+        The number, for all rows; None for a layer of an unknown kind.
     """
     if isinstance(layer, keras.layers.RNN):
         cell = layer.cell
@@ -37,17 +37,17 @@ def multiplications(layer: Any, inputs: Any, outputs: Any) -> int | None:
             return None
         return math.prod(outputs[:-1]) * _count(layer.kernel)
     if isinstance(layer, keras.layers.Embedding):
-        # A table that looks ids up multiplies nothing; the same as the head of a model does.
+        # An embedding that looks ids up multiplies nothing; as the head of a model it does.
         looks_up = inputs is None or outputs is None or len(outputs) > len(inputs)
         return 0 if looks_up else math.prod(outputs[:-1]) * _count(layer.embeddings)
     return 0 if isinstance(layer, keras.layers.Wrapper | keras.layers.Bidirectional) else None
 
 
 def peak_flops(model: keras.Model) -> tuple[float | None, str]:
-    """The fastest that this machine multiplies and adds in a model's precision, in operations per second.
+    """The peak rate of multiply-adds on this machine in a model's precision, in operations per second.
 
     Returns:
-        The rate, measured, and how; None, and why it is unknown.
+        The measured rate, and how it was measured; or None, and why it is unknown.
     """
     precision = model.dtype_policy.compute_dtype
     if Platform.of(keras.config.backend(), model).gpu:

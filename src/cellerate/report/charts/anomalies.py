@@ -22,11 +22,11 @@ class AnomalyPanel:
     Values that are not known (rows before the first window, gaps) are NaN.
 
     Attributes:
-        name: Of the series, the target, or both.
+        name: The name of the series, the target, or both.
         times: (N,) local times, or row numbers.
         values: (N,)
         expected: (N,)
-        low: (N,) the lower bound of what is normal.
+        low: (N,) the lower bound of normal values.
         high: (N,) the upper bound.
         anomalies: (N,) bool.
         level: The share of usual values that lie within the bounds, such as 0.99, or None if that is not known.
@@ -91,7 +91,7 @@ def _draw(axis: Any, panel: AnomalyPanel) -> None:
     )
     axis.plot(thin.times, thin.expected, color=canvas.FORECAST, linewidth=width, label="expected", zorder=2)
     axis.plot(thin.times, thin.values, color=canvas.HISTORY, linewidth=width, label="value", zorder=2.5)
-    # Drawn even if empty, so that the legend tells what would be marked.
+    # Drawn even if empty, so that the legend explains the mark.
     axis.plot(
         thin.times[thin.anomalies],
         thin.values[thin.anomalies],

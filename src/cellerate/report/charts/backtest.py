@@ -66,7 +66,7 @@ def _draw(axis: Any, folds: Sequence[tuple[int, Example]], n: int) -> None:
         colour = canvas.COLOURS[number % len(canvas.COLOURS)]
         origin, last = example.past_times[-1], example.past[-1, n]
         later = np.concatenate([example.past_times[-1:], example.times])
-        # The first speaks for all in the legend.
+        # Only the first fold has labels, for the legend.
         first = place == 0
         axis.axvline(origin, color=canvas.GUIDE, linewidth=0.7, linestyle=(0, (2, 2)), zorder=1.2)
         for band in bands(example, n)[:1]:

@@ -25,18 +25,18 @@ BANDS: dict[int, tuple[str, ...]] = {0: (), 1: ("#bddaed",), 2: ("#d6e8f4", "#a3
 ANOMALY = "#D55E00"
 GUIDE = "#9a9a9a"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, which people of any colour vision tell apart, without black and the yellow that is pale on white.
+"""Okabe and Ito's colours, which people of any colour vision can distinguish, without black and the pale yellow.
 
 Source: Okabe & Ito, "Color Universal Design", 2008.
 """
 MOST_PANELS = 12
-"""More would be too small to read."""
+"""The most panels: more would be too small to read."""
 
 _STYLE = {
     "figure.facecolor": "white",
     "svg.fonttype": "none",
     "svg.hashsalt": "cellerate",
-    # A line of more points than this in one piece can be refused as too complex.
+    # Lines are drawn in pieces of so many points: matplotlib may refuse a longer piece as too complex.
     "agg.path.chunksize": 20_000,
     "axes.edgecolor": "#8a8a8a",
     "axes.labelcolor": "#333333",
@@ -54,10 +54,10 @@ _STYLE = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "legend.fontsize": 10,
-    # Names are shown as they are: "$" starts no formula.
+    # Names are shown literally: "$" does not start a formula.
     "text.parse_math": False,
 }
-# For names in scripts that matplotlib's own font lacks; those that are installed are used.
+# Fonts for names in scripts that matplotlib's own font lacks, if they are installed.
 _MORE_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -67,14 +67,15 @@ _MORE_FONTS = (
     "Hiragino Sans",
     "Arial Unicode MS",
 )
-# Below this span in days the axis has times of the day; above as many steps as fit of these days, it has months.
+# If the times span fewer days than this, the axis shows times of the day. For longer spans the ticks are one of
+# `_DAYS` apart, with at most `_DAY_TICKS` steps; for still longer ones the axis shows months.
 _HOURS_UNTIL_DAYS = 2.5
 _DAYS = (1, 2, 3, 4, 7, 14)
 _DAY_TICKS = 7
 _EDGE = 0.16
 _TITLE_INCHES = 0.42
 _LINE_INCHES = 0.26
-# Of one character in bold 14 points and in 10 points, on average and rather too much.
+# The average width of a character in bold 14 points and in 10 points, rather too large than too small.
 _TITLE_CHARACTER_INCHES = 0.125
 CHARACTER_INCHES = 0.085
 _KEY_INCHES = 0.65
@@ -151,7 +152,7 @@ def drawing(path: str | Path, title: str, grid: Grid, remark: str = "") -> Itera
 
 
 def _add_header(figure: Any, title: str, remark: str) -> None:
-    """Title, remark and legend above the panels, which stay as high as they are."""
+    """Add title, remark and legend above the panels, which keep their height."""
     width, height = figure.get_size_inches()
     keys = _legend(figure.axes)
     needed = sum(_KEY_INCHES + CHARACTER_INCHES * _width(label) for label in keys)

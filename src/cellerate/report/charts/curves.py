@@ -8,7 +8,7 @@ from typing import Any
 from cellerate.report.charts import canvas
 
 _DASHES = ("-", "--", "-.", ":")
-_WIDE = 300.0  # from the lowest value to the highest, from where on powers of ten are ticks enough
+_WIDE = 300.0  # the ratio of the highest to the lowest value from which powers of ten are enough ticks
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -20,7 +20,7 @@ class Curves:
         lines: The name of each line, and its points with ascending x.
         x_label: The label of x.
         y_label: The label of y, with its unit.
-        base: Of the logarithm that x is drawn by: 2 or 10; None for a linear axis.
+        base: The base of a logarithmic x axis, 2 or 10; None for a linear axis.
         log_y: Whether y is drawn by its logarithm.
     """
 
@@ -32,7 +32,7 @@ class Curves:
 
 
 def draw_curves(path: str | Path, panels: Sequence[Curves], title: str, remark: str = "") -> None:
-    """Draws curves, lines of one name alike in all panels.
+    """Draw curves; lines of the same name look the same in all panels.
 
     Args:
         path: Ends in ".png" or ".svg".

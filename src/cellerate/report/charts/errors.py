@@ -31,8 +31,8 @@ def draw_errors(
         errors: For each forecaster its errors, (horizon,), that of the first step first; the model, which is drawn
             thick, before its baselines. At least one.
         title: The title above the chart.
-        unit: Of the errors, or the name of what is forecast; "" if there is none.
-        measure: Which error it is.
+        unit: The unit of the errors, or the name of the target; "" if there is none.
+        measure: The kind of error.
 
     Raises:
         CellerateError: See `check_chart`.

@@ -15,7 +15,7 @@ from cellerate.runtime.forecast import Example
 # How much of the past to show, in forecast lengths, so that the forecast is not a sliver; and in rows, if that is more.
 _PAST_HORIZONS = 4
 _PAST_ROWS = 24
-# So few points are marked, since their line is short.
+# Lines of so few points have markers, because they are short.
 _MARKED_ROWS = 6
 
 
@@ -72,7 +72,7 @@ def _between(low: float, high: float) -> str:
 
 
 def middle(example: Example, n: int) -> tuple[str, np.ndarray]:
-    """The forecast of target `n` as one line, (horizon,), and what it is."""
+    """The forecast of target `n` as one line, (horizon,), and its label."""
     forecast = example.forecast[:, n]
     if not example.quantiles:
         return "forecast", forecast

@@ -1,4 +1,4 @@
-"""Bars of speeds that begin at 0, and intervals of ratios around 1: what contestants did."""
+"""Bars of contestants' speeds that begin at 0, and intervals of ratios around 1."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from cellerate.report.svg.canvas import (
 )
 
 _ROW, _BAR = 40.0, 14.0
-_MOST_ROWS = 60  # more could not be read, and come from no run of ours
+_MOST_ROWS = 60  # more would not be readable, and no run of ours has more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Bar:
 
     Attributes:
         name: Shown above the bar.
-        value: What the bar shows.
-        low: The lower end of what was seen.
-        high: The upper end.
+        value: The length of the bar.
+        low: The lower end of the range.
+        high: The upper end of the range.
         words: The value in words, shown beside the name.
         ours: Whether it stands out.
     """
@@ -77,10 +77,10 @@ class BarChart(Chart):
 
 @dataclasses.dataclass(frozen=True)
 class RatioChart(Chart):
-    """Ratios with their intervals, beside 1.
+    """Ratios with their intervals, compared with 1.
 
     Attributes:
-        bars: What was compared, at least one; "ours" are those that got worse.
+        bars: The compared jobs, at least one; "ours" marks those that became worse.
         limit: The ratio from which on a change counts; drawn as a line.
         x_label: The label of the axis.
     """

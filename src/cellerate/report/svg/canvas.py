@@ -80,7 +80,7 @@ def head_height(label: str, right: float) -> float:
 
 
 def wrapped(text: str, width: float, most: int = 3) -> list[str]:
-    """Breaks text between words into lines that fit into a width; what more than `most` would hold is cut."""
+    """Break text between words into at most `most` lines that fit into a width; the rest is cut."""
     lines: list[str] = []
     words = text[:400].split()
     while words and len(lines) < most - 1:

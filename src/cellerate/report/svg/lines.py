@@ -38,8 +38,8 @@ class LineChart(Chart):
         x_label: The label of x, with its unit.
         y_label: The label of y, with its unit.
         log_x: Whether equal factors of x are equally far apart.
-        log_y: The same of y.
-        tens: Whether the ticks of a logarithmic x stand at powers of ten, not of two.
+        log_y: The same for y.
+        tens: Whether the ticks of a logarithmic x are at powers of ten instead of two.
     """
 
     lines: tuple[Line, ...]

@@ -1,4 +1,4 @@
-"""A chart of what a whole consists of: a bar for each part, in segments of several kinds, with its size in words."""
+"""A chart of the parts of a whole: a bar for each, in segments of several kinds, with its size in words."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from cellerate.report.svg.canvas import Chart, Scale
 
 _ROW, _BAR = 42.0, 16.0
 WAITING = "waiting"
-"""The kind of segment that is time in which nothing happens; it looks empty."""
+"""The kind of segment for time in which nothing happens; it looks empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class PartBar:
     """A part.
 
     Attributes:
-        name: What it is.
-        segments: How much of each kind it has, in the order of the chart's kinds.
+        name: The name of the part.
+        segments: The size of each kind, in the order of the chart's kinds.
         words: Its size, in words.
     """
 

@@ -78,7 +78,7 @@ class ScatterChart(Chart):
         bottom = top + max(230.0, min(340.0, 0.42 * width))
         values = [canvas.tame(value) for dot in self.dots for value in (dot.quality, dot.low, dot.high)]
         values += [canvas.tame(self.gate)] if self.gate is not None else []
-        # The chart is for showing small differences: its axis need not start at 0.
+        # The chart shows small differences, so its axis need not start at 0.
         space = 0.12 * (max(values) - min(values)) or 0.02 * abs(values[0]) or 1.0
         y = Scale(min(values) - space, max(values) + space, bottom, top)
         y_ticks = canvas.linear_ticks(y, 6)

@@ -33,8 +33,8 @@ class WaterfallChart(Chart):
 
     Attributes:
         steps: The steps, at least one.
-        total: What all steps brought together, in words: "12x faster".
-        factor: The same as a factor.
+        total: The combined change of all steps, in words: "12x faster".
+        factor: That change as a factor.
     """
 
     steps: tuple[WaterfallStep, ...]

@@ -1,6 +1,6 @@
-"""Backtests: a forecaster at many times of the past, compared with the true values.
+"""Backtests: forecasts at many times of the past, compared with the true values.
 
-The folds, training anew for each, and the baselines before each origin; `backtest` is the door.
+`backtest` runs one; the other modules make the folds, the model of each fold, and the baselines.
 """
 
 from cellerate.tasks.backtest.run import backtest

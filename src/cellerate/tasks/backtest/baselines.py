@@ -1,4 +1,4 @@
-"""The baselines of a backtest, fitted on what was known before its first fold, or before each of its folds."""
+"""The baselines of a backtest, fitted on the rows before its first fold, or before each of its folds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def baselines_before(
     )
     if not statistical:
         return found
-    # As `windows.folds` rises, so do the origins of a series.
+    # The windows are in the order of the folds, so the first window of a series has its first origin.
     firsts = np.unique(windows.series, return_index=True)[1]
     fitted = _statistical(statistical, before.data, windows.origins[firsts], forecaster)
     return dataclasses.replace(found, statistical=fitted)

@@ -62,7 +62,7 @@ def fold_windows(
 
 
 def rows_before(data: SeriesData, windows: FoldWindows, fold: int) -> SeriesPart:
-    """The rows that are known at a fold: of the series that it forecasts, and of others before their first one."""
+    """The rows that are known at a fold; of a series that begins at a later fold, the rows before that one."""
     stops: dict[str, int] = {}
     for number, origin, name in zip(windows.folds, windows.origins, windows.series, strict=True):
         if number <= fold or name not in stops:
@@ -83,13 +83,13 @@ def rows_around(data: SeriesData, origins: np.ndarray, begin: int, end: int) -> 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoldRows:
-    """The rows around each origin, what was forecast, and its intervals.
+    """The rows around each origin, the forecasts, and their intervals.
 
     Attributes:
         past: (N, window, targets).
         truth: (N, horizon, targets).
-        made: (N, horizon, targets), or (N, horizon, targets, Q).
-        bounds: By level (N, horizon, targets, 2): low and high.
+        made: The forecasts (N, horizon, targets), or (N, horizon, targets, Q).
+        bounds: For each level (N, horizon, targets, 2): low and high.
     """
 
     past: np.ndarray
@@ -106,19 +106,19 @@ class FoldRows:
         made: np.ndarray,
         around: Sequence[Intervals | None],
     ) -> "FoldRows":
-        """Takes them together.
+        """Collect the rows, the forecasts and the intervals of all folds.
 
         Args:
             forecaster: The forecaster.
             data: The series.
             windows: The origins, in the order of the folds.
             made: The forecasts.
-            around: For each fold what puts intervals around its forecasts, or None.
+            around: For each fold the intervals for its forecasts, or None.
         """
         settings = forecaster.settings
         past = rows_around(data, windows.origins, -settings.window, 0)
         truth = rows_around(data, windows.origins, 0, settings.horizon)
-        # The folds that share a model share what puts intervals around its forecasts.
+        # The folds that share a model share its intervals.
         parts = []
         for _, shared in itertools.groupby(enumerate(around), key=lambda one: id(one[1])):
             folds = [number for number, _ in shared]
@@ -130,7 +130,7 @@ class FoldRows:
         return cls(past, truth, made, bounds)
 
     def held(self, chosen: np.ndarray | slice) -> dict[str, Any]:
-        """`intervals`: how much of the truth they hold, by level; empty without any."""
+        """`intervals`: the share of the truth within them, by level; empty without intervals."""
         if not self.bounds:
             return {}
         both = {level: one[chosen] for level, one in self.bounds.items()}

@@ -1,4 +1,4 @@
-"""Trains a forecaster anew for each fold of a backtest: the same network from fresh weights, on what was known then."""
+"""Trains a forecaster anew for each fold of a backtest: the same network from fresh weights, on the rows before it."""
 
 import dataclasses
 import tempfile
@@ -30,8 +30,8 @@ class Refit:
 
     Args:
         network: The trained network; its weights are not used.
-        payload: Its task record.
-        forecaster: It, as a forecaster.
+        payload: The network's task record.
+        forecaster: The network as a forecaster.
         epochs: The most epochs; None for those of its training.
         max_seconds: The most seconds of training.
     """
@@ -53,12 +53,11 @@ class Refit:
         )
 
     def __call__(self, part: SeriesPart, fold: int) -> SeriesForecaster:
-        """The forecaster that training on a part gives.
+        """Train the forecaster of a fold.
 
         Args:
-            part: The rows before the fold. As many of them as in the model's own training, in proportion, are for
-                validation.
-            fold: Its number.
+            part: The rows before the fold; the share for validation is that of the model's own training.
+            fold: The number of the fold.
 
         Raises:
             DataError: No training window fits.
@@ -100,7 +99,7 @@ class Refit:
                 ),
             )
         if result.status == "interrupted":
-            # Half trained, it would be judged, and the next fold would go on.
+            # Otherwise the half-trained model would be judged, and the next fold would start.
             raise KeyboardInterrupt
         settings = dataclasses.replace(settings, scaler=scaler, covariates=covariates, calibration=None)
         trained = dataclasses.replace(

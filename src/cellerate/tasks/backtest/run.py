@@ -1,8 +1,8 @@
 """Backtests: the forecasts that a model would have made at many times of the past, compared with the true values.
 
 The origin rolls: each fold forecasts the rows from its origin on, from rows before it only, and the last fold ends with
-the data. One model for all folds is asked once, for all folds and series together. With `refit`, each fold has a model
-of its own, trained on what was known then.
+the data. One model forecasts all folds and series in one pass. With `refit`, each fold has its own model, trained on
+the rows before the fold.
 
 Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed., section 5.10.
 """
@@ -45,7 +45,7 @@ from cellerate.tasks.settings import ReadingOptions
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
 
-# A Keras model holds its results for all of them in memory.
+# The most windows of a pass: a Keras model holds all their results in memory.
 _AT_ONCE = 4096
 
 
@@ -65,12 +65,12 @@ class Fold:
 
     @functools.cached_property
     def examples(self) -> tuple[Example, ...]:
-        """One a series, with the truth."""
+        """One example for each series, with the truth."""
         return self._forecasts()
 
     @functools.cached_property
     def figures(self) -> Mapping[str, Any]:
-        """Those of `Backtest.figures`, of this fold alone."""
+        """The figures of `Backtest.figures`, for this fold alone."""
         return self._judged()
 
     @property
@@ -85,12 +85,12 @@ class Backtest:
 
     Attributes:
         folds: The folds, in the order of time.
-        figures: Those of all folds together: `model`, `last_value`, `seasonal_naive`, `nlinear`, `by_target`,
-            `by_series`, `verdict` and more, as `tasks.judging.forecaster_report` describes them; and `intervals`, how
-            much each of them holds.
+        figures: The figures of all folds together: `model`, `last_value`, `seasonal_naive`, `nlinear`, `by_target`,
+            `by_series`, `verdict` and more, as `tasks.judging.forecaster_report` describes them; and `intervals`, the
+            share of the truth within each.
         horizon: Rows that each fold forecasts.
         step: Rows from one origin to the next.
-        refit: Whether each fold has a model of its own.
+        refit: Whether each fold has its own model.
         left_out: Names of the series that are too short for any fold.
         told: A sentence on the folds that the model was trained on.
     """
@@ -112,8 +112,8 @@ class Backtest:
     def columns(self) -> dict[str, Any]:
         """All forecasts as columns, with a row for each fold, series and time.
 
-        `fold`, `origin`, `series` (if they have names), `time`, the columns of a table of forecasts, and for each
-        target `OT_true`, the true value.
+        The columns are `fold`, `origin`, `series` (if they have names), `time`, the columns of a table of forecasts,
+        and for each target such as OT its true value, `OT_true`.
         """
         before, examples, after = self._beside()
         return {**before, **forecast_columns(examples), **after}
@@ -156,31 +156,32 @@ def backtest(
     notify: Callable[[str], None] | None = None,
     **options: Unpack[BacktestKeywords],
 ) -> Backtest:
-    """Judges a forecaster at a rolling origin: the last fold ends with the data, each forecasts `horizon` rows.
+    """Judge a forecaster at a rolling origin: each fold forecasts `horizon` rows, and the last one ends with the data.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model with its record, or the result of `load`.
         data: The series: tables, in files or frames, or one packed series.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        folds: How many origins.
+        folds: The number of origins.
         step: Rows from one origin to the next; None for `horizon`, so that no row is forecast twice.
-        refit: Trains a model for each fold anew, from fresh weights, on the rows before its origin. Training the given
-            weights further would be faster, but they have seen rows that come later. Not for packed models.
+        refit: Trains a new model for each fold, from fresh weights, on the rows before its origin. Training the given
+            weights further would be faster, but they have seen later rows. Not for packed models.
         epochs: With `refit`, the most epochs a fold; None for as many as the model was trained for.
         max_seconds: With `refit`, the most seconds of training a fold.
         baselines: Whether to judge a linear forecast, too. The naive ones cost nothing.
         statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
-            AutoARIMA). They are fitted on the rows before the first fold, 10,000 at most, with `refit` before
-            each, and see the rows before each origin.
-        levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
-            those are too few, as the model keeps it; with `refit` on the validation part of each fold.
+            AutoARIMA). They are fitted on at most 10,000 rows before the first fold, or with `refit` before each
+            fold, and see the rows before each origin.
+        levels: The levels of intervals; see `forecast`. Intervals are calibrated on rows before the first fold or, if
+            those are too few, taken from the model's own calibration; with `refit`, on the validation part of each
+            fold.
         progress: Called with the number of finished folds and their total.
         notify: Called with a sentence for each noteworthy fact about how the tables were read.
         options: Options for the format of the tables, and those that differ from the training; listed below.
 
     Returns:
-        The folds, and the figures of the model and of the baselines. The linear one is fitted on the rows before the
-        first fold, with `refit` on those before each. MASE is scaled by the rows before the first fold.
+        The folds, and the figures of the model and of the baselines. The linear baseline is fitted on the rows before
+        the first fold, with `refit` on the rows before each. MASE is scaled by the rows before the first fold.
 
     Raises:
         CellerateError: Anything wrong with the model or the data; or the series have too few rows.
@@ -223,7 +224,7 @@ def backtest(
             own = fitted_again(fitted, known, forecaster, windows.origins[chosen])
             made.append(_judge(trained, series, windows, chosen, own, errors))
             around.append(_intervals(trained, series, known, levels, newest=False))
-            # As the first fold, which has the fewest rows to calibrate on, so all.
+            # All folds get the levels of the first one, which has the fewest rows to calibrate on.
             levels = () if around[0] is None else tuple(around[0].reach)
             if progress is not None:
                 progress(fold + 1, folds)
@@ -254,7 +255,7 @@ def _judge(
     baselines: Baselines,
     errors: SeriesErrors,
 ) -> np.ndarray:
-    """Forecasts some windows, adds their errors, and gives the forecasts."""
+    """Forecast some windows, add their errors to `errors`, and return the forecasts."""
     origins, settings = windows.origins[chosen], forecaster.settings
     made = forecaster.forecast_at(data, origins)
     past = rows_around(data, origins, -settings.window, 0)
@@ -318,13 +319,13 @@ def _intervals(
     *,
     newest: bool = True,
 ) -> Intervals | None:
-    """The intervals around forecasts, calibrated on the rows before them or as the model keeps it."""
+    """The intervals around forecasts, from the rows before them or from the model's own calibration."""
     forecast = functools.partial(forecaster.forecast_at, data)
     return Intervals.of(before.data, forecaster.settings, forecast, levels, newest=newest)
 
 
 def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, folds: int) -> str:
-    """The folds that a model trained before knew."""
+    """A sentence on the folds whose rows the model saw in training."""
     if forecaster.trained_on is None or data.fingerprint != forecaster.trained_on:
         return (
             "the data are not those of the training, so which of these rows the model has seen is not known"

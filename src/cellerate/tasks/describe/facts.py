@@ -53,7 +53,7 @@ def counts_of(data: Mapping[str, Any]) -> str:
 
 
 def settings_of(training: Mapping[str, Any]) -> str:
-    """The settings of a training that most people ask for."""
+    """The settings of a training that interest most readers."""
     return ", ".join(f"{name} {training[name]}" for name in _SHOWN if name in training)
 
 

@@ -30,7 +30,7 @@ class CardFigure(NamedTuple):
     Attributes:
         metric: The measure, with its unit.
         data: The data, in words.
-        value: Of this model.
+        value: The model's figure.
         original: The figures of the model that it was made from; None for a model without an original.
     """
 
@@ -47,7 +47,7 @@ def write_card(
 
     Args:
         card: The file to write, by convention `*.md`.
-        facts: As `file_info` gives them, of a `.cell` or `.keras` file.
+        facts: The facts by `file_info`, of a `.cell` or `.keras` file.
         judged: The known figures of its quality.
 
     Raises:
@@ -63,7 +63,7 @@ def card_text(facts: Mapping[str, Any], digest: str, judged: Sequence[CardFigure
     """The text of a card.
 
     Args:
-        facts: As `file_info` gives them.
+        facts: The facts by `file_info`.
         digest: The SHA-256 of the file.
         judged: The known figures of its quality.
     """
@@ -101,7 +101,7 @@ def card_text(facts: Mapping[str, Any], digest: str, judged: Sequence[CardFigure
 
 
 def _yaml(value: Any) -> str:
-    """A value as JSON in one line, as YAML reads it: these three characters end a line there."""
+    """A value as JSON on one line; in YAML, these three characters would end the line."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -15,7 +15,7 @@ from cellerate.tasks.judging.linear import NLinear, fit_linear, scale_or_one, to
 from cellerate.tasks.judging.metrics import in_sample_errors
 from cellerate.tasks.judging.statistical import STATISTICAL, Statistical
 
-# What people call them; those of `Naive`, the linear one and the statistical ones.
+# The forecasts in words: those of `Naive`, the linear one and the statistical ones.
 LABELS = {
     "model": "the model",
     "last_value": "last value",
@@ -26,7 +26,7 @@ LABELS = {
 
 
 def season_rows(season: int | None, data: SeriesData) -> int | None:
-    """Rows of a season: those that were chosen, else those of the frequency; None if neither is known."""
+    """Rows of a season: the chosen number, else that of the frequency; None if neither is known."""
     return season or season_of(data.frequency)
 
 
@@ -35,10 +35,10 @@ class Baselines:
     """Forecasts without a network.
 
     Attributes:
-        naive: The naive ones.
-        scales: (targets,) for each series: what MASE divides by; see `metrics.in_sample_errors`.
-        linear: The linear one, or None.
-        why_not_linear: Why there is none.
+        naive: The naive forecasts.
+        scales: (targets,) for each series, the divisors of MASE; see `metrics.in_sample_errors`.
+        linear: The linear forecast, or None.
+        why_not_linear: The reason why there is no linear forecast.
         statistical: The requested models of StatsForecast, or None.
     """
 
@@ -58,14 +58,14 @@ class Baselines:
         *,
         why_not_linear: str | None = None,
     ) -> "Baselines":
-        """Fits them on a training part.
+        """Fit the baselines on a training part.
 
         Args:
             train: The part.
-            window: Rows they see.
-            horizon: Rows they forecast.
-            season: What was chosen; see `season_rows`.
-            why_not_linear: Why to leave out the linear one; None fits it.
+            window: Rows of the input.
+            horizon: Rows to forecast.
+            season: The chosen season; see `season_rows`.
+            why_not_linear: The reason to leave out the linear forecast; None fits it.
         """
         season = season_rows(season, train.data)
         scales = in_sample_errors(train, season or 1)
@@ -86,23 +86,23 @@ class Baselines:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why a forecast that might be expected is missing, by its name."""
+        """The reasons why expected forecasts are missing, by their names."""
         found = {} if self.why_not_linear is None else {"nlinear": self.why_not_linear}
         return found if self.statistical is None else {**found, **self.statistical.left_out}
 
     def forecasts(
         self, data: SeriesData, origins: np.ndarray, past: np.ndarray, scale: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Forecasts the rows from each of B origins on, by every baseline.
+        """Forecast the rows from each of B origins on, by every baseline.
 
         Args:
             data: The series.
-            origins: (B,) int64, the first row to forecast of each.
+            origins: (B,) int64, the first row of each forecast.
             past: (B, window, targets) the rows before them.
-            scale: (B, targets) by the series of each; see `scales_of`.
+            scale: (B, targets), the scales of the windows' series; see `scales_of`.
 
         Returns:
-            (B, H, targets) of each, in the units of the data.
+            (B, H, targets) by each baseline, in the units of the data.
         """
         found = {}
         for name in self.names(past.shape[1]):
@@ -113,12 +113,12 @@ class Baselines:
         return found
 
     def forecast(self, name: str, past: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Continues windows by a naive forecast or the linear one.
+        """Continue windows by a naive forecast or the linear one.
 
         Args:
-            name: Which one.
+            name: The name of the forecast.
             past: (B, window, targets).
-            scale: (B, targets) by the windows' series.
+            scale: (B, targets), the scales of the windows' series.
 
         Returns:
             (B, H, targets).
@@ -129,6 +129,6 @@ class Baselines:
         return self.naive.forecast(name, past)
 
     def scales_of(self, series: Sequence[str], targets: int) -> np.ndarray:
-        """(S, targets) the scales of series by their names; NaN where they are not known."""
+        """(S, targets) the scales of the named series; NaN if unknown."""
         unknown = np.full(targets, np.nan)
         return np.array([self.scales.get(name, unknown) for name in series]).reshape(len(series), targets)

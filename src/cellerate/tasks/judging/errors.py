@@ -1,4 +1,4 @@
-"""Judges a forecaster, packed or of Keras, on every window of a series: its errors beside those of the baselines.
+"""Judges a forecaster, packed or in Keras, on every window of a series: its errors beside those of the baselines.
 
 Errors are summed for each stretch of rows without a gap. So a long series can be judged in pieces, by several
 processes, and the pieces added up.
@@ -41,13 +41,13 @@ _BATCH = 256
 
 @dataclasses.dataclass(frozen=True)
 class SeriesForecaster:
-    """A forecaster and how it reads a series.
+    """A forecaster and its way to read a series.
 
     Attributes:
-        predict: The model.
-        settings: Its columns, its window and its scaler.
-        options: The settings it was trained with.
-        trained_on: The fingerprint of the data it was trained on, if its record says it.
+        predict: Runs the model on a batch.
+        settings: The columns, the window and the scaler.
+        options: The settings of the training.
+        trained_on: The fingerprint of the training data, if the record has it.
     """
 
     predict: Predict
@@ -57,7 +57,7 @@ class SeriesForecaster:
 
     @classmethod
     def of(cls, predict: Predict, payload: Any, name: str) -> "SeriesForecaster":
-        """Makes it of a model's task record.
+        """Make the forecaster from a model's task record.
 
         Raises:
             ModelError: The record of the model, which messages call `name`, is damaged.
@@ -80,19 +80,19 @@ class SeriesForecaster:
         table: TableOptions | None = None,
         listener: Listener = SILENT,
     ) -> SeriesData:
-        """Opens tables as in training, but for some settings.
+        """Open tables as in training, except for some settings.
 
         Args:
             paths: The tables.
             future: A table of the columns that are known in advance; None for rows of the tables without targets.
-            changes: Those settings.
+            changes: The settings that differ.
             table: The format of the tables, if it cannot be detected.
             listener: Receives notes on them.
 
         Raises:
-            ConfigError: A packed series was packed otherwise.
-            DataError: They cannot be used.
-            ModelError: They have other columns than the model reads.
+            ConfigError: A packed series was packed with other settings.
+            DataError: The tables cannot be used.
+            ModelError: The columns are not those that the model reads.
         """
         data = self.settings.open(paths, future, changes.given, table=table, listener=listener)
         for name, value in changes.given.items():
@@ -105,7 +105,7 @@ class SeriesForecaster:
         return data
 
     def check(self, data: SeriesData) -> None:
-        """Raises `ModelError` if the data have other columns than the model reads."""
+        """Raise `ModelError` if the columns of the data are not those that the model reads."""
         if self.settings.scaler.columns != data.columns:
             raise ModelError(
                 f"the model was trained on the columns {', '.join(self.settings.scaler.columns)}, the data have "
@@ -117,7 +117,7 @@ class SeriesForecaster:
 
         Args:
             data: The series.
-            origins: (B,) int64, the first row to forecast of each.
+            origins: (B,) int64, the first row of each forecast.
 
         Returns:
             (B, horizon, targets), or (B, horizon, targets, Q) with quantiles, in the units of the data.
@@ -135,11 +135,11 @@ class JudgedPart:
     """The part of the data that a forecaster is judged on.
 
     Attributes:
-        part: Its rows.
+        part: The rows.
         name: "all" or "held-out".
-        seen: How many of its windows lie in rows that training or validation used, wholly or partly; None if the data
-            are not those of the training.
-        sentence: The same in a sentence.
+        seen: The number of windows that contain rows used in training or validation; None if the data are not those
+            of the training.
+        sentence: The part in words.
     """
 
     part: SeriesPart
@@ -149,7 +149,7 @@ class JudgedPart:
 
 
 def trained_on(payload: Any) -> str | None:
-    """The fingerprint of the data that a task record is of."""
+    """The fingerprint of the training data, from a task record."""
     data = payload.get("data")
     return data.get("fingerprint") if isinstance(data, dict) else None
 
@@ -161,7 +161,7 @@ def forecaster_report(
 
     Returns:
         `part`, `judged` (a sentence on it) and `seen_by_training`; `windows`, `targets`; then `model`, `last_value`
-        and, where they can be had, `seasonal_naive`, `nlinear` and statistical ones. Each of these has `mase`, `smape`
+        and, if available, `seasonal_naive`, `nlinear` and statistical ones. Each of these has `mase`, `smape`
         (percent), and `scaled_mae` and `scaled_mse`, in standard deviations of the training part; and with one target
         `mae`, `mse` and `rmse` in its unit. With quantiles there are also `crps`, `pinball`, `coverage` (how often the
         truth was at most each quantile) and `interval_coverage` (how often it was within each central interval).
@@ -230,11 +230,11 @@ def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> Judg
 def baselines_for(model: SeriesForecaster, judged: JudgedPart, statistical: Sequence[str] = ()) -> Baselines:
     """The baselines to judge a forecaster by.
 
-    They are fitted on the training part of the data; statistical ones on the rows before the first one to forecast.
+    They are fitted on the training part of the data; statistical ones on the rows before the first forecast row.
 
     Args:
         model: The forecaster.
-        judged: What it is judged on.
+        judged: The part to judge on.
         statistical: Keys of `statistical.STATISTICAL`.
     """
     options, data = model.options, judged.part.data
@@ -245,7 +245,7 @@ def baselines_for(model: SeriesForecaster, judged: JudgedPart, statistical: Sequ
     try:
         train = options.split(data).train
     except DataError:
-        # Shorter than a test part: only the scale of MASE comes from here, which any rows give.
+        # The data are too short to split. Only the scale of MASE comes from here, and any rows give it.
         train = data.whole()
     settings = model.settings
     found = Baselines.fit(train, settings.window, settings.horizon, options.season, why_not_linear=why)
@@ -291,15 +291,15 @@ def judge_windows(
     Args:
         model: The forecaster.
         part: The rows to forecast; each of its bounds is a stretch.
-        baselines: The forecasts to judge beside it.
+        baselines: The forecasts to judge beside the model.
         progress: Called after each batch with the number of finished windows and their total.
-        steps: Gets the errors of each step, too.
-        seconds: The most seconds it may take, compiling left out: if all windows take longer, a sample is judged,
+        steps: Receives the errors of each step, too.
+        seconds: The most seconds for judging, without compiling: if all windows take longer, a sample is judged,
             spread evenly over the part. None judges every window.
 
     Raises:
         DataError: No window fits.
-        ModelError: The data have other columns than the model reads.
+        ModelError: The columns of the data are not those that the model reads.
     """
     data, settings = part.data, model.settings
     model.check(data)
@@ -322,7 +322,7 @@ def judge_windows(
         past, future, weight = source.batch(0, index)
         real = weight > 0
         numbers = index * _BATCH + np.arange(int(real.sum()))
-        # As many as in every batch, so that nothing is compiled for another shape.
+        # Equal batches, so that nothing is compiled for a second shape.
         origins = places.starts(np.resize(numbers, len(weight))) + settings.window
         made = model.forecast_at(data, origins)[: len(numbers)]
         truth = future[real][..., targets].astype(np.float64)
@@ -347,11 +347,11 @@ def add_errors(
     others: Mapping[str, np.ndarray],
     quantiles: Sequence[float],
 ) -> None:
-    """Adds the errors of windows to sums.
+    """Add the errors of windows to sums.
 
     Args:
         found: The sums.
-        stretch: (B,) the number of the stretch that each window is of.
+        stretch: (B,) the number of each window's stretch.
         made: (B, horizon, targets[, Q]) the model's forecasts.
         truth: (B, horizon, targets) the true values.
         others: (B, horizon, targets) the forecasts of each baseline.
@@ -367,11 +367,11 @@ def add_errors(
 
 
 def series_names(data: SeriesData, rows: Sequence[int]) -> list[str]:
-    """The name of the series that each row is of."""
+    """The name of each row's series."""
     places = np.searchsorted([first for first, _, _ in data.segments], rows, side="right") - 1
     return [data.segments[place][2] for place in places]
 
 
 def count_in(span: tuple[int, int], rows: int) -> int:
-    """The number of windows that begin in a stretch, which is given by its first row and the row after its end."""
+    """The number of windows in a stretch, given by its first row and the row after its end."""
     return max(0, span[1] - span[0] - rows + 1)

@@ -43,7 +43,7 @@ class EvaluationOptions:
         given = dict(self.reading.given)
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
-        # Texts have an encoding, too.
+        # `encoding` is also an option for texts.
         table = marked(dataclasses.replace(self.table, encoding=None).given) if self.table is not None else ""
         named = ", ".join(filter(None, [*(argument(name, value) for name, value in given.items()), table]))
         if named:
@@ -69,16 +69,16 @@ def evaluate_forecaster(
         model: The forecaster.
         paths: The data; columns and options for missing values and gaps are those of the training.
         part: "all", or "held-out" for the part after training and validation. None takes the held-out part of the
-            data that the model was trained on, and all of other data.
+            training data, and all of other data.
         reading: Options of reading that differ from the training.
         table: The format of the tables, if it cannot be detected.
-        by_step: Whether to give the errors of each step ahead.
+        by_step: Whether to return the errors of each step ahead.
         statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima".
         listener: Receives notes on the tables.
 
     Returns:
-        See `forecaster_report`. Of a calibrated model also `intervals`, as `judged_intervals` gives them. With
-        `by_step` also that: of the model and of each baseline the mean absolute error of each step, in the unit of
+        The figures of `forecaster_report`; for a calibrated model also `intervals`, see `judged_intervals`; and with
+        `by_step`, under that key, the mean absolute error of each step for the model and each baseline, in the unit of
         the target or, with several, in standard deviations.
     """
     check_statistical(statistical)
@@ -92,13 +92,13 @@ def evaluate_forecaster(
 
 
 def judged_intervals(model: SeriesForecaster, judged: JudgedPart) -> dict[str, Any]:
-    """The share of rows, not trained on, that the calibrated intervals of a model hold.
+    """The share of rows, outside the training, that lie within the calibrated intervals of a model.
 
-    Of data that may or may not be those of the training, only rows after the last one of the training count.
+    If the data may be those of the training, only rows after the training's last row count.
 
     Returns:
-        `intervals`, as `judge_intervals` gives them; empty if the model was not calibrated, or nobody
-        knows of any row whether the model was trained on it.
+        `intervals`, as `judge_intervals` returns them; empty if the model was not calibrated, or if for no row it is
+        known that the model was not trained on it.
     """
     calibration = model.settings.calibration
     if calibration is None or judged.seen:
@@ -113,7 +113,7 @@ def judged_intervals(model: SeriesForecaster, judged: JudgedPart) -> dict[str, A
 
 
 def _after_training(model: SeriesForecaster, part: SeriesPart) -> SeriesPart:
-    """The rows of a part that are newer than those of the training; none if the data have no times."""
+    """The rows of a part that are newer than the training's; none if the data have no times."""
     data, until = part.data, trained_until(part.data, model.settings.calibration)
     if until is None or data.times is None:
         return dataclasses.replace(part, bounds=())

@@ -1,4 +1,4 @@
-"""Forecasts as they are handed back: a tuple that is also a table with names, for pandas, polars and Arrow."""
+"""The forecasts that `forecast` returns: a tuple that is also a table with names, for pandas, polars and Arrow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ class Forecasts(tuple[Example, ...]):
     """The forecasts of each series, in the order of the series; as a table, one row for each series and time.
 
     The table has the column `series`, if series have names; `time`; and a column for each target, or for each quantile
-    of it. What asks for an Arrow stream gets it as it is: `pyarrow.RecordBatchReader.from_stream(forecasts)`.
+    of it. It also exports an Arrow stream: `pyarrow.RecordBatchReader.from_stream(forecasts)`.
 
     Attributes:
-        left_out: The series that end with too few rows for a forecast, and with how many.
+        left_out: The series that end with too few rows for a forecast, and the number of these rows.
 
     Example:
         >>> cellerate.forecast("ett.cell", "ETTh1.csv").to_pandas()

@@ -34,15 +34,15 @@ _MOST_NUMBERS = 1 << 25
 def calibrate(
     model: SeriesForecaster, split: SeriesSplit, most: int | None = None
 ) -> tuple[Calibration, Scored] | None:
-    """Takes the scores of the validation part.
+    """Calibrate a forecaster by its scores on the validation part.
 
-    With several series, scores are in scales of the window: one reach cannot be right for a series that sells two a
-    week and for one that sells two hundred a day.
+    With several series, scores are relative to the scale of the window: no single width suits both a series that sells
+    two a week and one that sells two hundred a day.
 
     Args:
         model: The trained forecaster.
-        split: Of the data that it was trained on.
-        most: The most windows to look at, where fewer are looked at than usually.
+        split: The split of the training data.
+        most: The most windows to use, if fewer than usual.
 
     Returns:
         The calibration for the model, and the forecasts behind it; None if the part has too few windows for any
@@ -76,17 +76,17 @@ def judge_intervals(
     levels: Sequence[float] = LEVELS,
     most: int | None = None,
 ) -> dict[str, dict[str, float]]:
-    """The coverage of intervals on a part, each calibrated on rows before its origin as `forecast` does it.
+    """The coverage of intervals on a part, each calibrated on rows before its origin, as in `forecast`.
 
-    Intervals of a block as long as the horizon share one calibration, of what was known at the first of them.
+    The intervals of a block as long as the horizon share the calibration of its first origin.
 
     Args:
         model: The forecaster.
         part: The rows to forecast.
-        calibration: Of that model.
-        earlier: Scores of rows before the part that may be calibrated on, too.
-        levels: Those that the calibration has no scores for are left out.
-        most: The most windows to look at, where fewer are looked at than usually.
+        calibration: The calibration of the model.
+        earlier: Scores of rows before the part, which also serve for calibration.
+        levels: The levels; those without scores in the calibration are left out.
+        most: The most windows to use, if fewer than usual.
 
     Returns:
         See `interval_coverage`; empty if no window fits.
@@ -117,7 +117,7 @@ def _reach_at(
     levels: Sequence[float],
     share: float,
 ) -> dict[float, np.ndarray]:
-    """By level (N, horizon, targets): how far intervals reach at each origin of `found`, a share of all origins."""
+    """For each level, the reach (N, horizon, targets) of intervals at the origins of `found`, a share of all."""
     kept = {level: calibration.reach_at(level) for level in levels}
     reach = {level: np.repeat(one[None], len(found.origins), axis=0) for level, one in kept.items()}
     if data.times is None or calibration.until is None or data.step is None:
@@ -129,7 +129,7 @@ def _reach_at(
     complete = complete[order]
     known = np.asarray(data.times[found.origins - 1])
     moments = np.unique(known)
-    # Between two parts, those windows are missing that would reach from one into the other.
+    # Windows that would cross from one part into the next are missing, so fewer scores must be enough.
     least = max(1, share * (min(NEWEST, calibration.windows) - horizon))
     for begin in range(0, len(moments), horizon):
         first, last = moments[begin], moments[min(begin + horizon, len(moments)) - 1]
@@ -149,7 +149,7 @@ def _targets(rows: np.ndarray, data: SeriesData) -> np.ndarray:
 
 
 def _negative(part: SeriesPart) -> np.ndarray:
-    """(targets,) whether a part has values below 0."""
+    """(targets,) bool: True if the part has values below 0."""
     found = np.zeros(len(part.data.target_columns), bool)
     for chunk in part.chunks(1 << 16):
         found |= (_targets(chunk, part.data) < 0).any(axis=0)

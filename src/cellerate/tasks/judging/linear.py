@@ -1,8 +1,8 @@
 """The linear forecast that a network has to beat: from the window to the horizon in one matrix, in closed form.
 
 It is NLinear: the last value is subtracted from the window, one linear map gives the horizon, and the last value is
-added again. Where NLinear is trained by gradient descent, this is the least squares solution, in one pass over the
-training windows and float64. `tasks.series.linear_start` begins a forecaster with it.
+added again. The paper trains NLinear by gradient descent; this is the least squares solution, in float64 and one pass
+over the training windows. `tasks.series.linear_start` begins a forecaster with it.
 
 Source: Zeng, Chen, Zhang & Xu 2023, "Are Transformers Effective for Time Series Forecasting?".
 """
@@ -16,13 +16,13 @@ from cellerate.data.arrays import WindowIndex, open_rows
 from cellerate.data.series import SeriesPart
 from cellerate.data.windows import spread
 
-# More windows than these change the solution little, so an evenly spaced sample is used.
+# More windows would change the solution little, so an evenly spaced sample is used.
 MOST_WINDOWS = 200_000
 # The penalty on the coefficients, as a share of the mean variance of the inputs.
 _RIDGE = 1e-3
-# What its matrices may hold: 512 MiB.
+# The most bytes of the matrices: 512 MiB.
 _MOST_NUMBERS = 1 << 26
-# With more targets they share one map: in a model, each map of a target is an operation of its own once it is packed.
+# More targets share one map: in a packed model, each target's map is a separate operation.
 _MOST_OWN = 1000
 # The most numbers in a batch of windows: 2 MB stay in a cache.
 _NUMBERS_AT_ONCE = 1 << 18
@@ -34,19 +34,19 @@ class NLinear:
 
     Attributes:
         coefficients: (targets, window + 1, horizon), or (1, window + 1, horizon) if all targets share one map; the last
-            row is the constant, in the units that it was fitted in.
-        windows: The number of windows that it was fitted on.
+            row is the constant, in the units of the fit.
+        windows: The number of windows of the fit.
     """
 
     coefficients: np.ndarray
     windows: int
 
     def forecast(self, past: np.ndarray, units: np.ndarray) -> np.ndarray:
-        """Continues windows.
+        """Continue windows.
 
         Args:
             past: (B, window, targets) in the units of the data.
-            units: (B, targets) those of the constant, by the series that each window is of; see `fit_linear`.
+            units: (B, targets) the constant's units, for each window's series; see `fit_linear`.
 
         Returns:
             (B, horizon, targets) in the units of the data.
@@ -58,12 +58,12 @@ class NLinear:
 
 
 def scale_or_one(scales: np.ndarray) -> np.ndarray:
-    """Scales of series, with 1 where none is known."""
+    """Scales of series, with 1 for unknown ones."""
     return np.where(np.isfinite(scales), scales, 1.0)
 
 
 def too_large(window: int, horizon: int) -> bool:
-    """True if the matrices of a fit would take more memory than a baseline is worth."""
+    """True if the matrices of a fit would take too much memory for a baseline."""
     return (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
 
 
@@ -85,15 +85,15 @@ def fit_linear(
 
     Args:
         part: The training part. Of more than 200,000 windows, evenly spaced ones are taken.
-        window: Rows it sees.
-        horizon: Rows it forecasts.
-        scales: (targets,) for each series, as `metrics.in_sample_errors` gives them: so that a series of large
-            numbers counts no more than one of small ones. What is not known counts as 1.
-        units: (targets,) for each series, what the constant is a multiple of; None takes the scales.
+        window: Rows of the input.
+        horizon: Rows to forecast.
+        scales: (targets,) for each series, from `metrics.in_sample_errors`, so that a series of large numbers counts no
+            more than one of small ones. An unknown scale counts as 1.
+        units: (targets,) for each series, the unit of the constant; None takes the scales.
         shared: Whether all targets have one map; None decides as `shares_map`.
 
     Returns:
-        The forecast; None if the part has fewer windows than two.
+        The forecast; None if the part has fewer than two windows.
     """
     data = part.data
     targets = len(data.target_columns)
@@ -119,8 +119,8 @@ def fit_linear(
     penalty = _RIDGE * np.trace(moments[:, :-1, :-1], axis1=1, axis2=2) / window + 1e-12
     diagonal = np.arange(window)
     moments[:, diagonal, diagonal] += penalty[:, None]
-    # The last value, less itself, is always 0, and a series that never changes has nothing else: the penalty keeps
-    # both solvable.
+    # The last value less itself is always 0, and so are all values of a constant series: the penalty keeps both
+    # solvable.
     return NLinear(np.linalg.solve(moments, products), windows.count)
 
 
@@ -146,21 +146,21 @@ class TargetWindows:
         self._starts = every.starts(numbers) if self.count else numbers
 
     def by_series(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(windows, targets) of the series of each window; 1 for what is not known."""
+        """(windows, targets) the values for each window's series; 1 if unknown."""
         segments = self._data.segments
         unknown = np.full(len(self._data.target_columns), np.nan)
         places = np.searchsorted([first for first, _, _ in segments], self._starts, side="right") - 1
         return np.array([scale_or_one(values.get(name, unknown)) for _, _, name in segments])[places]
 
     def read(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Some windows at a time: which, and their values (targets, B, window + horizon)."""
+        """Yield some windows at a time: their indices, and their values (targets, B, window + horizon)."""
         targets, starts = list(self._data.target_columns), self._starts
         stored = self._data.values
         reader = open_rows(stored)
         some = max(1, _NUMBERS_AT_ONCE // (self._span * len(targets)))
         begin = 0
         while begin < len(starts):
-            # Windows that begin within a limited range of rows, so that few rows are read at a time.
+            # The windows of a batch begin within a limited range of rows, so that few rows are read at a time.
             end = min(begin + some, int(np.searchsorted(starts, starts[begin] + some, side="left")))
             first = int(starts[begin])
             rows = np.empty((int(starts[end - 1]) + self._span - first, stored.shape[1]), stored.dtype)

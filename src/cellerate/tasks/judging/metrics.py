@@ -1,6 +1,6 @@
-"""The metrics of a forecast: errors, scaled errors, and those of quantiles. Plain NumPy, checked by hand.
+"""The metrics of a forecast: errors, scaled errors, and metrics of quantiles. Plain NumPy, checked by hand.
 
-All figures are means over windows of what is computed here, so that sums over pieces of the data add up exactly.
+All figures are means over windows, so that sums over pieces of the data add up exactly.
 
 Sources: Hyndman & Koehler 2006, "Another look at measures of forecast accuracy" (MASE); Makridakis, Spiliotis &
 Assimakopoulos 2020, "The M4 Competition" (sMAPE, MASE of several series); Koenker & Bassett 1978, "Regression
@@ -19,12 +19,12 @@ from cellerate.data.series import SeriesPart
 # Of each target: the absolute and the squared error in its units, and sMAPE in percent.
 ERRORS = ("mae", "mse", "smape")
 _ROWS_AT_ONCE = 1 << 16
-# Of the largest value: a mean change below it comes from rounding where the values were computed, as of a sine at 0.
+# A share of the largest value: a smaller mean change comes from rounding in the data, as in a sine at 0.
 _ROUNDING = 2.0**-40
 
 
 def window_errors(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The errors of each window and target, means over the horizon.
+    """The errors of each window and target, averaged over the horizon.
 
     sMAPE is 200 · |truth - forecast| / (|truth| + |forecast|), from 0 to 200 percent, and 0 where both are 0.
 
@@ -42,9 +42,9 @@ def window_errors(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def pinball_losses(forecast: np.ndarray, truth: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
-    """The pinball loss of each window, target and quantile q: q · (truth - forecast), or (1 - q) · (forecast - truth).
+    """The pinball loss of each window, target and quantile q, averaged over the horizon.
 
-    Whichever of both is not negative; the mean over the horizon.
+    The loss is q · (truth - forecast) or (1 - q) · (forecast - truth), whichever is not negative.
 
     Args:
         forecast: (B, H, targets, Q).
@@ -60,21 +60,21 @@ def pinball_losses(forecast: np.ndarray, truth: np.ndarray, quantiles: Sequence[
 
 
 def crps_weights(quantiles: Sequence[float]) -> np.ndarray:
-    """(Q,) by what to multiply the pinball losses of quantiles, so that their sum is the CRPS.
+    """(Q,) the weights with which the pinball losses of quantiles add up to the CRPS.
 
-    The CRPS is twice the integral of the pinball loss over all quantiles from 0 to 1. Each of the given ones stands
-    for those that are nearest to it: with q1 < ... < qQ its weight is twice the distance of the middles between it
-    and its neighbours, where 0 and 1 end the first and the last. With a single median it is the absolute error,
-    which is also the CRPS of a forecast of one value.
+    The CRPS is twice the integral of the pinball loss over all quantiles from 0 to 1. Each given quantile stands for
+    the quantiles nearest to it: its weight is twice the distance between the midpoints to its two neighbours, with 0
+    and 1 as the outer ends. With the median alone, the sum is the absolute error, which is also the CRPS of a forecast
+    of one value.
     """
     middles = [(low + high) / 2 for low, high in itertools.pairwise(quantiles)]
     return 2 * np.diff([0.0, *middles, 1.0])
 
 
 def central_intervals(quantiles: Sequence[float]) -> dict[float, tuple[int, int]]:
-    """The central intervals that quantiles span: share of the values that one should hold → places of its ends.
+    """The central intervals that quantiles span: the nominal share of an interval → the indices of its ends.
 
-    0.1 and 0.9 span the interval of 0.8; they are central because as much lies below as above.
+    0.1 and 0.9 span the interval of 0.8, which is central because equal shares lie below and above it.
     """
     return {
         round(high - low, 9): (first, second)
@@ -103,15 +103,15 @@ def covered(forecast: np.ndarray, truth: np.ndarray, quantiles: Sequence[float])
 
 
 def in_sample_errors(part: SeriesPart, season: int) -> dict[str, np.ndarray]:
-    """The mean absolute change from one season to the next in a training part: what MASE divides errors by.
+    """The mean absolute change from one season to the next in a training part: the divisor of MASE.
 
     Args:
         part: The training part; no change crosses a gap.
         season: Rows of a season; 1 for changes from row to row.
 
     Returns:
-        For each series (targets,) in the units of the targets: NaN where the part is no longer than a season, or
-        nothing ever changes but by rounding, so that MASE has no meaning.
+        For each series (targets,) in the units of the targets; NaN, for which MASE has no meaning, if the part is no
+        longer than a season, or changes by rounding only.
     """
     data = part.data
     targets = list(data.target_columns)

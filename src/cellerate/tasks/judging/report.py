@@ -1,6 +1,6 @@
 """The figures of a forecaster and of the baselines beside it, from sums over windows that can be added up in any order.
 
-Several targets have units of their own, so each has its own figures, and only figures without a unit are averaged.
+Targets differ in their units, so each has its own figures, and only figures without a unit are averaged.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Judging:
         targets: Names of the T targets.
         quantiles: The Q quantiles of the model, or empty; they span I central intervals.
         deviations: (T,) the standard deviation of each target on the training part.
-        hints: What to try if the model is no better than the baselines.
+        hints: Ideas to try if the model is no better than the baselines.
     """
 
     targets: tuple[str, ...]
@@ -32,7 +32,7 @@ class Judging:
 
     @property
     def coverage_names(self) -> list[str]:
-        """Names of the Q + I shares: the quantiles, then the intervals."""
+        """The names of the Q + I shares: the quantiles, then the intervals."""
         return [
             *(f"q{q:g}" for q in self.quantiles),
             *(f"{100 * level:g}%" for level in central_intervals(self.quantiles)),
@@ -44,12 +44,12 @@ class SeriesErrors:
     """Sums over the windows of each of S stretches of rows.
 
     Attributes:
-        series: (S,) the name of the series that each is of.
-        windows: (S,) how many there are.
-        sums: Of the model and of each baseline (S, T, 3): the `metrics.ERRORS` of all windows.
+        series: (S,) the name of each stretch's series.
+        windows: (S,) the number of windows.
+        sums: For the model and each baseline (S, T, 3): the `metrics.ERRORS` of all windows.
         pinball: (S, T, Q) the pinball losses of the model.
         covered: (S, T, Q + I) how often the truth was at most each quantile, and within each central interval.
-        scales: (S, T) what MASE divides the errors of each by; NaN if it is not known.
+        scales: (S, T) the divisors of MASE; NaN if unknown.
     """
 
     series: tuple[str, ...]
@@ -68,7 +68,7 @@ class SeriesErrors:
         about: Judging,
         scales: np.ndarray,
     ) -> "SeriesErrors":
-        """Sums to add to, of the forecasts with these names."""
+        """Sums of 0 for the forecasts with these names."""
         stretches, targets = len(windows), len(about.targets)
         return cls(
             tuple(series),
@@ -80,7 +80,7 @@ class SeriesErrors:
         )
 
     def only(self, chosen: np.ndarray | slice) -> "SeriesErrors":
-        """Those of some stretches, by their numbers, a mask, or from one to before another."""
+        """The sums of some stretches, given by indices, a mask or a slice."""
         series = self.series[chosen] if isinstance(chosen, slice) else np.array(self.series, object)[chosen]
         return SeriesErrors(
             tuple(series),
@@ -92,7 +92,7 @@ class SeriesErrors:
         )
 
     def report(self, about: Judging) -> dict[str, Any]:
-        """The figures of all stretches together, as `evaluate_forecaster` gives them."""
+        """The figures of all stretches together, as `evaluate_forecaster` returns them."""
         report: dict[str, Any] = {"windows": int(self.windows.sum()), "targets": list(about.targets)}
         every = list(range(len(about.targets)))
         report |= self._figures(about, every)
@@ -101,9 +101,9 @@ class SeriesErrors:
         return report
 
     def ranking(self, about: Judging) -> list[dict[str, Any]]:
-        """The figures of each series, the worst first: by MASE, or by the scaled MAE where that is not known.
+        """The figures of each series, the worst first: by MASE, or by the scaled MAE if that is unknown.
 
-        A series that is too short for any window has none.
+        A series that is too short for a window has no figures.
         """
         names, places = np.unique(np.array(self.series, object), return_inverse=True)
         ordered = self.only(np.argsort(places, kind="stable"))

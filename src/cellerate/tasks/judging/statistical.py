@@ -1,8 +1,8 @@
 """Forecasts by the statistical models of StatsForecast: AutoETS, AutoTheta and AutoARIMA.
 
-On one short series they are often hard to beat. Each is fitted on the rows before the first forecast of a stretch, and
-carried on from there: at every further origin its parameters stay and its state follows the rows that came. Where this
-fails, because the rows changed their nature, it is fitted again.
+On one short series they are often hard to beat. Each model is fitted on the rows before the first forecast of a
+stretch. At later origins it keeps its parameters, and its state follows the new rows. If that fails, because the rows
+have changed their nature, the model is fitted again.
 
 Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed., chapters 8 and 9.
 """
@@ -21,17 +21,17 @@ from cellerate.settings import check_choice
 
 _T = TypeVar("_T")
 
-# The classes of StatsForecast by the names that we give them.
+# The classes of StatsForecast by our names for them.
 STATISTICAL = {"ets": "AutoETS", "theta": "AutoTheta", "arima": "AutoARIMA"}
-# The most rows to fit them on, which takes seconds. Fewer would be quicker and worse: the MAE of AutoARIMA
-# over 60 days of ETTh1 is 1.18 with 8,000 rows and 1.28 with 1,000.
+# The most rows of a fit, which takes seconds. Fewer would be quicker and worse: the MAE of AutoARIMA over 60 days of
+# ETTh1 is 1.18 with 8,000 rows and 1.28 with 1,000.
 _MOST_ROWS = 10_000
-# Where `forecast::auto.arima` begins to approximate while it searches.
+# The number of rows from which `forecast::auto.arima` approximates in its search.
 _LONG, _LONG_SEASON = 150, 12
 
 
 def check_statistical(names: Sequence[str]) -> None:
-    """Raises `ConfigError` for a name that is not known, and `BackendError` if StatsForecast is not installed."""
+    """Raise `ConfigError` for an unknown name, and `BackendError` if StatsForecast is not installed."""
     for name in names:
         check_choice("statistical", name, tuple(STATISTICAL))
     if names:
@@ -43,10 +43,10 @@ class Statistical:
     """Statistical models that were fitted for each target of each stretch of rows.
 
     Attributes:
-        models: By name, for each stretch the model of each target.
+        models: By name, the model of each stretch and target.
         begins: (S,) the first row that the models of each stretch were fitted on.
         firsts: (S,) the first row of each stretch, in rising order.
-        left_out: Why a model is missing, by its name.
+        left_out: The reasons why models are missing, by their names.
     """
 
     models: Mapping[str, Sequence[Sequence[Any]]]
@@ -68,7 +68,7 @@ class Statistical:
         Args:
             names: Keys of `STATISTICAL`.
             data: The series.
-            starts: For each stretch its first row, and the first row that is forecast in it.
+            starts: For each stretch its first row, and its first forecast row.
             season: Rows of a season; None if there is none.
             progress: Called after each fit with the number of finished fits and their total.
         """
@@ -97,16 +97,16 @@ class Statistical:
         """Forecasts the rows from each origin on.
 
         Args:
-            name: Which model.
-            data: The series that they were fitted on.
-            origins: (B,) int64, the first row to forecast of each.
+            name: The name of the model.
+            data: The series of the fit.
+            origins: (B,) int64, the first row of each forecast.
             horizon: Rows to forecast.
 
         Returns:
             (B, horizon, targets) in the units of the data.
 
         Raises:
-            DataError: A model can be neither carried on nor fitted anew.
+            DataError: A model can be neither updated nor fitted anew.
         """
         made = np.empty((len(origins), horizon, len(data.target_columns)))
         places = np.searchsorted(self.firsts, origins, side="right") - 1
@@ -133,7 +133,7 @@ def _fitted(name: str, known: np.ndarray, season: int | None) -> Any:
 
 
 def _carried_on(name: str, model: Any, known: np.ndarray, horizon: int) -> np.ndarray:
-    """Forecasts (horizon,) values after (N,) of which the first ones are those that the model was fitted on."""
+    """Forecast (horizon,) values after (N,) values, the first of which the model was fitted on."""
 
     def following(fitted: Any) -> np.ndarray:
         made = np.asarray(fitted.forward(known, horizon)["mean"], np.float64)
@@ -144,17 +144,17 @@ def _carried_on(name: str, model: Any, known: np.ndarray, horizon: int) -> np.nd
     try:
         return _quietly(lambda: following(model), name, known)
     except DataError:
-        # As a multiplicative model of values that were all above 0, once they no longer are.
+        # For example, a multiplicative model fails once the values are no longer all above 0.
         again = _fitted(name, known, model.season_length)
         return _quietly(lambda: following(again), name, known)
 
 
 def _quietly(work: Callable[[], _T], name: str, known: np.ndarray) -> _T:
-    """Runs a part of StatsForecast without the warnings of failed searches, after which it continues."""
+    """Run a part of StatsForecast without its warnings of failed searches, after which it continues."""
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             return work()
-    except Exception as error:  # it raises plain ones, too
+    except Exception as error:  # it raises plain exceptions, too
         message = f"{STATISTICAL[name]} failed on {len(known):,} rows: {error}"
         raise DataError(message) from error

@@ -21,7 +21,7 @@ class StepErrors:
         """Adds the errors of windows.
 
         Args:
-            forecasts: Of each forecaster (B, horizon, T).
+            forecasts: (B, horizon, T) for each forecaster.
             truth: (B, horizon, T).
         """
         self._windows += len(truth)
@@ -30,5 +30,5 @@ class StepErrors:
             self._sums[name] = self._sums.get(name, 0.0) + found
 
     def means(self) -> dict[str, list[float]]:
-        """For each forecaster the error of each step: in the unit of the target, or in standard deviations."""
+        """The error of each step for each forecaster: in the unit of the target, or in standard deviations."""
         return {name: (sums / self._windows).tolist() for name, sums in self._sums.items()}

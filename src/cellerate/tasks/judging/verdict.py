@@ -1,4 +1,4 @@
-"""A sentence that says if a forecaster beats the forecasts that need no network, and what to try if it does not."""
+"""The verdict on a forecaster: does it beat the forecasts without a network, and what to try if it does not?"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from cellerate.messages import Message, argument, marked
 from cellerate.tasks.judging.baselines import LABELS
 from cellerate.tasks.settings import SeriesOptions
 
-# In months, microseconds and days, as frequencies count.
+# In months, microseconds and days, the units of frequencies.
 _YEAR, _DAY, _WEEK = 12, 86_400 * 10**6, 7
 _NAMES = {"mae": "MAE", "scaled_mae": "MAE in standard deviations", "mase": "MASE"}
 
 
 def hints_for(options: SeriesOptions, data: SeriesData) -> tuple[str, ...]:
-    """The ideas that these options have not tried and these data allow, with the arguments for them."""
+    """The untried ideas that the options and the data allow, with the arguments for them."""
     found = [f"a longer window ({argument('window')})"]
     parts = _calendar_of(data.frequency)
     if parts and not options.calendar and data.times is not None and data.times.dtype.kind == "M":
@@ -28,7 +28,7 @@ def hints_for(options: SeriesOptions, data: SeriesData) -> tuple[str, ...]:
 
 
 def _calendar_of(frequency: Frequency | None) -> str:
-    """The parts of a calendar that differ between rows of a frequency; "" if none does."""
+    """The parts of the calendar that differ from row to row at a frequency; "" if none does."""
     if frequency is None:
         return "the hour, the weekday or the month"
     if frequency.unit == "month":
@@ -40,14 +40,14 @@ def _calendar_of(frequency: Frequency | None) -> str:
 
 
 def verdict_of(report: Mapping[str, Any], hints: Sequence[str] = ("a longer window",)) -> dict[str, Any]:
-    """Holds a model against the best baseline.
+    """Compare a model with the best baseline.
 
-    It is better only if it has the lower MAE (with several targets: in standard deviations) and the lower MASE, if
-    that is known. The verdict names the figure on which it fares worse.
+    The model is better only if its MAE (with several targets: in standard deviations) and, if known, its MASE are
+    lower. The verdict names the figure in which the model is worse.
 
     Args:
         report: The figures of `model` and of baselines by their names.
-        hints: What to try first if it is not better.
+        hints: Ideas to try first if the model is not better.
 
     Returns:
         `beats_baselines`, `best_baseline` (its name), `figure`, `model` and `baseline` (the values of that figure),

@@ -85,7 +85,7 @@ def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> 
 
 
 def known_series(part: SeriesPart, options: SeriesOptions) -> tuple[str, ...]:
-    """The series that a training part has windows of, in their order: nothing could be learned of any other."""
+    """The series with windows in a training part, in their order: nothing can be learned of others."""
     if not part.bounds:
         return ()
     names = series_names(part.data, [begin for _, begin, _ in part.bounds])
@@ -143,7 +143,7 @@ def check_series_model(
 
 
 def _shape_fits(shape: tuple[int | None, ...], row: tuple[int, ...]) -> bool:
-    """True if an input has the shape that rows have; any number of steps may do."""
+    """True if the shape of an input fits rows; the number of steps may be free."""
     return (
         len(shape) == len(row) + 1
         and shape[0] is None
@@ -155,7 +155,7 @@ def _shape_fits(shape: tuple[int | None, ...], row: tuple[int, ...]) -> bool:
 
 
 class _OneTarget(ChangedBatches):
-    """Drops the last axis of the targets, for a model that gives (B, horizon)."""
+    """Drops the last axis of the targets, for a model that returns (B, horizon)."""
 
     def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
         return x, y[..., 0], *weight

@@ -4,7 +4,7 @@ from cellerate.data.series import SeriesData
 from cellerate.messages import Message, argument
 from cellerate.tasks.judging import count_in
 
-# A few windows less are not worth a word.
+# Fewer lost windows are not mentioned.
 _SHARE = 0.02
 
 
@@ -17,7 +17,7 @@ def lost_to_cuts(data: SeriesData, window: int, horizon: int) -> str:
         horizon: Rows to forecast.
 
     Returns:
-        A sentence with what helps; "" where next to nothing is lost.
+        A sentence on the loss and its remedies; "" if almost nothing is lost.
     """
     span = window + horizon
     rows: dict[str, int] = {}
@@ -50,7 +50,7 @@ def lost_to_cuts(data: SeriesData, window: int, horizon: int) -> str:
 
 
 def _cuts(data: SeriesData) -> tuple[list[int], int]:
-    """The first row after each gap, and how often rows were dropped between two stretches of one series."""
+    """The first row after each gap, and the number of places within a series where rows were dropped."""
     gaps, dropped = [], 0
     for (_, stop, name), (first, _, after) in zip(data.segments, data.segments[1:], strict=False):
         if name == after:

@@ -24,9 +24,9 @@ from cellerate.tasks.judging import (
 from cellerate.tasks.settings import SeriesOptions
 from cellerate.training.beginning import Beginning
 
-# Residuals that quantiles are taken of: windows, and numbers in all.
+# The most residuals for quantiles: windows, and numbers in all.
 _MOST_WINDOWS, _MOST_NUMBERS = 20_000, 1 << 24
-# Neighbouring quantiles begin at least so far apart, in standard deviations: a softplus further below hardly learns.
+# The least initial distance of neighbouring quantiles, in standard deviations: below it, a softplus hardly learns.
 _LEAST_GAP = 1e-3
 
 
@@ -46,7 +46,7 @@ class LinearStart:
         options: The division of the series into parts and windows.
         quantiles: Those that the model forecasts, or empty.
         scaler: The scales of the columns.
-        covariates: What has the scales of the series.
+        covariates: The covariates, which have the scales of the series.
     """
 
     part: SeriesPart
@@ -59,8 +59,7 @@ class LinearStart:
         """Fits the linear map of an untrained model.
 
         Returns:
-            What the model begins with; None if it begins at the last value, because too few windows fit, or a window
-            is too long.
+            The initial weights; None to begin at the last value, because too few windows fit, or a window is too long.
         """
         window, horizon = self.options.window, self.options.horizon
         if too_large(window, horizon) or not self.part.bounds:
@@ -90,7 +89,7 @@ class LinearStart:
         return dict(zip(names, scale[:, targets], strict=True))
 
     def _residual_quantiles(self, linear: NLinear, units: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(horizon, targets, Q) the quantiles of what the linear forecast leaves, in the model's numbers."""
+        """(horizon, targets, Q) the quantiles of the linear forecast's residuals, in the model's scale."""
         window, horizon = self.options.window, self.options.horizon
         targets = len(self.part.data.target_columns)
         most = max(2, min(_MOST_WINDOWS, _MOST_NUMBERS // (horizon * targets)))
@@ -105,10 +104,10 @@ class LinearStart:
 
 
 def _quantile_biases(levels: Sequence[float], found: np.ndarray) -> dict[str, np.ndarray]:
-    """The biases of a model's heads with which its quantiles lie as `found` (horizon, targets, Q)."""
+    """The biases of a model's heads that give its quantiles the values `found` (horizon, targets, Q)."""
     middle = middle_place(levels)
     gaps = np.maximum(np.diff(found, axis=-1), _LEAST_GAP)
-    # The model adds softplus(bias), from the middle outwards.
+    # From the middle outwards, the model adds softplus(bias) for each further quantile.
     biases = gaps + np.log(-np.expm1(-gaps))
     made = {"center": found[..., middle]}
     if middle:

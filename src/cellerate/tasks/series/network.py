@@ -1,4 +1,4 @@
-"""The network of a forecaster that `train series` builds, and what it sees beside the features."""
+"""The network of a forecaster that `train series` builds, and its inputs beside the features."""
 
 import dataclasses
 from typing import Any
@@ -64,7 +64,7 @@ def covariates_of(
 
 
 def identity_of(architecture: ForecastArchitecture) -> dict[str, Any]:
-    """The part of an architecture that tells it from others; a run from before there were embeddings goes on."""
+    """The settings that identify an architecture; no `series_embedding` if unset, so that older runs can resume."""
     settings = dataclasses.asdict(architecture)
     if not settings["series_embedding"]:
         del settings["series_embedding"]

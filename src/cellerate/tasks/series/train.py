@@ -1,4 +1,4 @@
-"""The series task: train a forecaster, judge it against naive forecasts, and forecast what comes next."""
+"""The series task: train a forecaster, and judge it against naive forecasts."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ from cellerate.training.run import RunOptions, TrainingRun
 from cellerate.training.stretches import ErrorByStretch
 from cellerate.training.time_limits import TimeLimits
 
-# The loss of a forecast of the mean is at most about that, because targets are scaled.
+# Forecasting the mean has at most about this loss, because targets are scaled.
 _IGNORANT = 1.0
 _EXAMPLES = 4
 
@@ -158,7 +158,7 @@ class SeriesTask(Task[SeriesRun]):
         return validation, test
 
     def training(self, validation: BatchSource | None) -> TrainingRun:
-        """The loss of the options or of the quantiles, from the start that the linear map gives."""
+        """The loss of the options or of the quantiles; training starts at the linear forecast."""
         options, quantiles = self._options, self._quantiles
         own = self._given is not None
         begin = None
@@ -202,7 +202,7 @@ class SeriesTask(Task[SeriesRun]):
         return SeriesRun(training, None, ())
 
     def _forecaster(self, training: TrainingResult) -> SeriesForecaster:
-        """The trained model, read from its record as those who open its file read it."""
+        """The trained model, made from its record, as when its file is opened."""
         return SeriesForecaster.of(training.model.predict_on_batch, self._payload, str(training.output))
 
     def _made_of(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _identity(options: SeriesOptions, quantiles: Sequence[float]) -> dict[str, A
 def _tested(model: SeriesForecaster, split: SeriesSplit, limits: TimeLimits) -> dict[str, Any]:
     """The figures of the test part; the baselines are fitted on the training part.
 
-    Where a time limit leaves no time for all windows, `sampled_from` says how many there are.
+    If a time limit leaves no time for all windows, `sampled_from` is their number.
     """
     options = model.options
     judged = JudgedPart(split.test, "held-out", 0, "the test part, which training held out")
@@ -256,7 +256,7 @@ def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
 
 
 def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -> list[keras.metrics.Metric]:
-    """The mean absolute error of a forecaster: that of the middle one of its quantiles, if it has any."""
+    """The mean absolute error of a forecaster; with quantiles, that of the middle quantile."""
     place = middle_place(quantiles) if quantiles else None
     return [ErrorByStretch(1 if validation is None else len(validation), place)]
 
@@ -270,7 +270,7 @@ def _columns_of(paths: Any, table: TableOptions | None) -> str:
 
 
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
-    """Raises `ConfigError` for a setting, other than the default, that a packed series was not packed with."""
+    """Raise `ConfigError` for a setting that is neither the default nor that of the packed series."""
     usual = Reading().settings()
     for name, value in _packed_with(data).items():
         if name == "series_column":
@@ -284,25 +284,25 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
 
 
 def _packed_with(data: SeriesData) -> dict[str, Any]:
-    """The settings of reading that a packed series was packed with; none if it is not one."""
+    """The reading settings of a packed series; empty for other series."""
     names = Reading().settings()
     return {name: value for name, value in (data.packed_with or {}).items() if name in names}
 
 
 def _missing_values(data: SeriesData, table: TableOptions | None) -> list[str]:
-    """The marks of missing values: the one option of tables that is of the data and not of a file."""
+    """The marks of missing values: the only option of tables that belongs to the data, not to a file."""
     packed = (data.packed_with or {}).get("missing_values", ())
     return list(packed if table is None else table.missing_values or packed)
 
 
 def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
-    """The options with which a saved model opens other files: JSON values, with the columns that were found."""
+    """The options with which a saved model opens other files, as JSON values, with the detected columns."""
     plain = options.record()
-    # A packed series was read with settings of its own, and other tables are to be read as it was.
+    # Other tables are read as the packed series was.
     plain |= _packed_with(data)
     season = season_rows(options.season, data)
     if plain["frequency"] is None and data.frequency is not None and data.frequency.unit in WEEKDAYS:
-        # A few rows of another file may not reach over a weekend, or over years of holidays.
+        # Kept, because a few rows of another file may not show a weekend, or years of holidays.
         plain["frequency"] = data.frequency.unit
     return plain | {
         "paths": [],
@@ -338,7 +338,7 @@ def _examples(forecaster: SeriesForecaster, part: SeriesPart) -> tuple[Example, 
                 series=series_names(data, [start])[0],
             )
         )
-    # As kept of the validation part, for all of these come later.
+    # From the validation part, because all these rows come later.
     around = Intervals.of(
         data, forecaster.settings, lambda some: forecaster.forecast_at(data, some), newest=False
     )

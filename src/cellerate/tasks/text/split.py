@@ -1,4 +1,4 @@
-"""The parts of a text to learn from and to be judged by: are they enough, and what does counting achieve?
+"""The training and the held-out part of a text: are they large enough, and how well does counting predict?
 
 Both come from one count of the ids of each part.
 """
@@ -13,10 +13,10 @@ from cellerate.data.tokenizers import Tokenizer
 from cellerate.messages import Message, argument, marked
 
 _CHUNK = 1 << 22
-# Each character of a vocabulary occurs at least so often, on average, in a text that a model can learn well from; a
-# megabyte of English has more than ten thousand of each.
+# The least mean count of a character in a text that a model can learn well from; a megabyte of English has more than
+# ten thousand of each.
 _FEW_OF_EACH = 50
-# With fewer, the bits per character of a well trained model are uncertain by a tenth and more.
+# With fewer held-out characters, the bits per character of a well trained model are uncertain by a tenth and more.
 _FEW_TO_JUDGE = 500
 _NAMED = 5
 _BYTES = 256
@@ -39,7 +39,7 @@ class TextSplit:
     asked: bool
 
     def remarks(self) -> list[str]:
-        """The advice before training: where the text is too small, a sentence each."""
+        """The advice before training: a sentence for each part that is too small."""
         unit = self.tokenizer.unit
         trained, held = int(self.head.sum()), int(self.tail.sum())
         different = int(np.count_nonzero(self.head))
@@ -86,26 +86,26 @@ class TextSplit:
         return said
 
     def unigram_bits(self) -> float:
-        """Bits per id of the held-out part for a model that knows only how often each id occurs in the other part.
+        """Bits per id of the held-out part for a model that knows only the counts of ids in the other part.
 
-        Each id counts once more than it occurs, so that none is impossible.
+        One is added to each count, so that no id is impossible.
         """
         chances = (self.head + 1) / (self.head.sum() + len(self.head))
         return float(-(self.tail * np.log(chances)).sum() / self.tail.sum() / math.log(2))
 
 
 def count_split(tokenizer: Tokenizer, head: np.ndarray, tail: np.ndarray, *, asked: bool) -> TextSplit:
-    """Counts both parts of a text; the arguments are those of `TextSplit`, but (N,) and (M,) ids."""
+    """Count both parts of a text; the arguments are those of `TextSplit`, with ids (N,) and (M,) for the counts."""
     size = tokenizer.vocabulary_size
     return TextSplit(tokenizer, _counts(head, size), _counts(tail, size), asked)
 
 
 def counting_verdict(model: float, counting: float, why_not: str) -> dict[str, Any]:
-    """Holds a text model against counting characters.
+    """Compare a text model with counting characters.
 
     Args:
-        model: Its bits per character.
-        counting: Those of a model that knows only how often each character occurs.
+        model: The model's bits per character.
+        counting: The bits per character of a model that knows only how often each character occurs.
         why_not: The explanation for a model that is worse.
 
     Returns:

@@ -62,7 +62,7 @@ class TextRun:
         evaluation: `evaluate_text` of the best model on the held-out part, and beside it
             `unigram_bits_per_character`, of a model that knows only how often each character (or byte, or token)
             occurs, and the `verdict` of `counting_verdict`. Where a time limit left no time to judge on all
-            of the part, `tokens` is how many were judged and `sampled_from` how many there are. None without a
+            of the part, `tokens` is the number of judged tokens and `sampled_from` the number of all. None without a
             held-out part.
     """
 
@@ -99,7 +99,7 @@ def text_model_of(
         model: The model.
         record: Its record; None for a model that Cellerate did not train.
         name: Its name in messages.
-        vocabulary: What the ids of a model without a record mean, as `cellerate.generate` takes it.
+        vocabulary: The meaning of the ids of a model without a record, as for `cellerate.generate`.
 
     Raises:
         ConfigError: There is neither a record nor a vocabulary, or there are both.
@@ -169,7 +169,7 @@ class TextTask(Task[TextRun]):
         self._prompt, self._on_ready = prompt, on_ready
 
     def open(self) -> None:
-        """Encodes the text with the tokenizer of the model to go on with, if it has one."""
+        """Encode the text, with the tokenizer of the model to train further, if it has one."""
         tokenizer: Tokenizer | None = None
         if isinstance(self._given, str | Path):
             self._given, tokenizer = _model_to_go_on_with(self._given, self._data)
@@ -267,7 +267,7 @@ class TextTask(Task[TextRun]):
 
 
 def _model_to_go_on_with(path: str | Path, data: TextOptions) -> tuple[keras.Model, Tokenizer | None]:
-    """A model that was trained before, and its tokenizer if it keeps one."""
+    """The model to train further, and its tokenizer if it keeps one."""
     model, record = load_model(path)
     if record is not None and record.task != "text":
         raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
@@ -283,7 +283,7 @@ def _model_to_go_on_with(path: str | Path, data: TextOptions) -> tuple[keras.Mod
 def _open_to_learn(
     data: TextOptions, tokenizer: Tokenizer | None, reading: Callable[[int, int], None]
 ) -> EncodedText:
-    """The text of a training. Raises `ConfigError` or `DataError` where there is nothing to learn from it."""
+    """Open the text of a training. Raises `ConfigError` or `DataError` if nothing can be learned from it."""
     text = encoded_text(data, tokenizer, reading)
     if data.field is not None and not text.records:
         raise ConfigError(
@@ -299,7 +299,7 @@ def _open_to_learn(
 
 
 def _identity(text: EncodedText, data: TextOptions) -> dict[str, Any]:
-    """The facts that a resumed run must share, by names with which a message can say what differs."""
+    """The facts that a resumed run must share, by names for the message on a difference."""
     names = ("length", "batch_size", "validation_fraction", *READ_AS)
     own = {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters}
     return {name: getattr(data, name) for name in names} | own
@@ -322,7 +322,7 @@ def _payload(text: EncodedText, data: TextOptions) -> dict[str, Any]:
 def evaluate_text(
     text_model: TextModel, data: TextOptions, *, part: Literal["all", "held-out"] = "all"
 ) -> dict[str, Any]:
-    """Judges a model on a text: every character but the first is predicted once, in windows of `length`.
+    """Judge a model on a text: every character but the first is predicted once, in windows of `length`.
 
     Args:
         text_model: The model.
@@ -364,7 +364,7 @@ def encoded_text(
 
 
 def _tell_licence(text: EncodedText, data: TextOptions, display: Display) -> None:
-    """Says that there is a licence in the text, which the model would learn, or that it was left out."""
+    """Notify of a licence in the text, which the model would learn, or that it was left out."""
     files = f"{text.licensed:,} of {text.files:,} files" if text.files > 1 else "the text"
     has = "has" if text.licensed == 1 else "have"
     if text.licensed and data.strip_gutenberg:
@@ -388,7 +388,7 @@ def _sampler(
     None if the native engine does not run the model.
     """
     if prompt is not None:
-        # Raises if it has a character that the model will never see.
+        # Raises if the prompt has a character that the model will never see.
         tokenizer.encode_prompt(prompt)
     given = tokenizer.decode(ids[:_PROMPT]) if prompt is None else prompt
 
@@ -407,7 +407,7 @@ def _sampler(
 def _evaluate(
     text_model: TextModel, ids: np.ndarray, length: int, batch_size: int, judged: SampleSize | None = None
 ) -> dict[str, Any]:
-    """The figures of a model on ids, or on as many of them as training was `judged` on."""
+    """The figures of a model on ids, or on as many as training was `judged` on."""
     tokenizer, model = text_model.tokenizer, text_model.model
     every_step = predicts_every_step(model)
     needed = 2 if every_step else length + 1

@@ -1,23 +1,22 @@
-// Generation with a next-token model in one kernel: the embedding and the first layer's kernel as a table, LSTM
-// layers, logits, and drawing the next id, step after step without leaving the GPU.
+// Generation with a next-token model in one kernel, step after step without leaving the GPU: a table of embedding ·
+// kernel of the first layer, LSTM layers, logits, and the draw of the next id.
 //
 // Unlike in the recurrence of one layer, all layers take a step together, because the next id depends on the last of
-// them. A cluster owns `kRows` rows for all steps. Each of its blocks has some units of every layer (blocks beyond
-// the units of a layer have none of it) and some of the logits. A block keeps as many weights as it can in registers
-// and shared memory, and reads the rest from the second-level cache in each step. Blocks exchange h as in
-// lstm_forward.cuh, and the logits in the same way. Then every block draws the ids of all rows itself. That uses only
-// time in which it would wait, and saves a third exchange; all blocks draw the same ids, because they have the same
-// numbers.
+// them. A cluster owns `kRows` rows for all steps. Each of its blocks has some units of every layer (none if the layer
+// has too few) and some of the logits. A block keeps as many weights as it can in registers and shared memory, and
+// reads the rest from the second-level cache in each step. Blocks exchange h as in lstm_forward.cuh, and the logits in
+// the same way. Then every block draws the ids of all rows itself, which costs no time, because it would wait
+// otherwise, and saves a third exchange. All blocks draw the same ids, because they have the same numbers.
 //
 // A step: logits of h → (meanwhile recurrent_kernel·h of the first layer) → ids → first layer → (meanwhile
-// recurrent_kernel·h of the second) → second layer → … So no block waits for an exchange while it can compute.
+// recurrent_kernel·h of the second) → second layer → … So a block computes while an exchange is on its way.
 #pragma once
 
 #include "generate_plan.cuh"
 
 namespace cellerate::gpu {
 
-// The weights of the matrices 0 to `matrix`.
+// The weights of matrices 0 to `matrix`.
 template <class P, int matrix>
 struct Matrices : Matrices<P, matrix - 1> {
   typename P::template Matrix<matrix> own;
@@ -57,7 +56,7 @@ class GenerateBlock {
       const int now = step & 1;
       const bool scored = finishing || (in_.every_step != 0 && step > 0);
       if (scored) send_logits(now);
-      // The first layer's product with its own h needs no id yet.
+      // The first layer's product with its own h does not need the id.
       Sums sums = {};
       if (here_.rank < P::blocks(0)) {
         weights<0>().read_ahead();
@@ -70,7 +69,7 @@ class GenerateBlock {
       sync_block();
       const int token = here_.lane < P::kRows ? shared_.tokens[here_.lane] : -1;
       if (lanes_where(token >= 0) == 0) {
-        // All rows have ended, but the caller may still ask for the logits of the last h.
+        // All rows have ended, but the caller may want the logits of the last h.
         if (in_.every_step != 0 || in_.new_logits == nullptr) break;
         finishing = true;
         continue;
@@ -110,7 +109,7 @@ class GenerateBlock {
   CELLERATE_DEVICE bool there(int layer, int tile) const {
     return unit_ < P::units(layer) && here_.first_row + row(tile) < in_.batch;
   }
-  // Where h of a layer begins in a state; c follows it.
+  // The index of a layer's h in a state; c follows it.
   CELLERATE_DEVICE static constexpr int state_before(int layer) {
     int found = 0;
     for (int n = 0; n < layer; ++n) found += 2 * P::units(n);
@@ -141,7 +140,7 @@ class GenerateBlock {
   CELLERATE_DEVICE void begin_bias() {
     for (int n = here_.thread; n < 16 * P::kBlockTiles; n += P::kThreads) {
       const int id = 16 * P::kBlockTiles * here_.rank + n;
-      // There are no biases for tiles beyond the last.
+      // Tiles beyond the last have no biases.
       shared_.head_bias[n] = id < 16 * P::kLogitTiles ? in_.head_bias[id] : 0.0f;
     }
   }
@@ -171,7 +170,7 @@ class GenerateBlock {
     sync_block();
     next_given_ = given_at(0);
     if (in_.times == nullptr) return;
-    // Each id changes the counts of the penalty. Every block draws, so each has its own copy.
+    // Each id changes the penalty's counts. Every block draws, so each has its own copy of them.
     for (int r = here_.warp; r < P::kRows; r += P::kWarps) {
       const long b = here_.first_row + r;
       if (b >= in_.batch) continue;
@@ -186,7 +185,7 @@ class GenerateBlock {
     return in_.own_ring + (static_cast<long>(block_index()) * P::kRows + r) * in_.recent;
   }
 
-  // The place of a logit; the logits of a tile and a row lie together.
+  // The index of a logit; the logits of a tile and a row are contiguous.
   CELLERATE_DEVICE static int logit_at(int r, int id) { return id / 16 * P::kTileNumbers + r * 16 + id % 16; }
   CELLERATE_DEVICE void begin_logits() {
     if (in_.logits == nullptr) return;
@@ -263,7 +262,7 @@ class GenerateBlock {
   template <int layer>
   CELLERATE_DEVICE void advance_layer(int step, Sums& sums);
 
-  // Computes a step of this thread's unit in one row, and puts h where it is sent from.
+  // Computes a step of this thread's unit in one row, and stores h where it is sent from.
   template <int layer>
   CELLERATE_DEVICE void advance(int next, int tile, const float (&mine)[4], const Gates<Number>& looked_up);
 
@@ -314,7 +313,7 @@ class GenerateBlock {
           }
         }
       }
-      // Otherwise the compiler would begin all rounds at once, for which there are no registers.
+      // Otherwise the compiler would begin all rounds at once and run out of registers.
       if constexpr (P::kRounds > 1) sync_warp();
     }
     if constexpr (P::kDepthWarps > 1) {
@@ -336,7 +335,7 @@ class GenerateBlock {
     logits_[tile * P::kTileNumbers + row * 16 + id] = sum + shared_.head_bias[block_tile * 16 + id];
   }
 
-  // The row that this lane prepares; its warp then chooses the row's id.
+  // The row that this lane prepares. Its warp then chooses the row's id.
   CELLERATE_DEVICE int prepared_row() const { return here_.warp + here_.lane * P::kWarps; }
   // The id that the row reads in a step, or 0 if it reads none.
   CELLERATE_DEVICE int given_at(int step) const {
@@ -346,8 +345,8 @@ class GenerateBlock {
     // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
     return id < 0 ? 0 : id < P::kVocabulary ? id : P::kVocabulary - 1;
   }
-  // Prepares what is known about a warp's rows before the logits arrive: the random numbers, and the ids to read,
-  // which were loaded a step before.
+  // Prepares a warp's rows before the logits arrive: the random numbers, and the ids to read, which were loaded a step
+  // before.
   CELLERATE_DEVICE void prepare(int step) {
     const int r = prepared_row();
     if (r < P::kRows && shared_.over[r] == 0) {
@@ -360,7 +359,7 @@ class GenerateBlock {
     sync_warp();
   }
 
-  // The id of each row for a step, given or drawn; one warp per row.
+  // Chooses the id of each row for a step, given or drawn; one warp per row.
   CELLERATE_DEVICE void choose(int step) {
     for (int r = here_.warp; r < P::kRows; r += P::kWarps) {
       const int token = shared_.over[r] != 0 ? -1 : choose_for(r, step);
@@ -406,7 +405,7 @@ class GenerateBlock {
     return token;
   }
 
-  // Tells the penalty about an id; `came` is how many ids it has seen before.
+  // Counts an id for the penalty; `came` is the number of ids that it has seen before.
   CELLERATE_DEVICE void remember(int r, int id, int came) {
     const int window = shared_.rows[r].window;
     ++times(r)[id];
@@ -450,7 +449,7 @@ class GenerateBlock {
   float c_[P::kLayers][P::kTiles], h_[P::kLayers][P::kTiles], bias_[P::kLayers][4];
   unsigned live_ = 0;  // a bit for each row that takes the step
   int logits_came_ = 0;
-  int next_given_ = 0;  // for the row that this lane prepares
+  int next_given_ = 0;  // the next id to read, of the row that this lane prepares
 };
 
 }  // namespace cellerate::gpu

@@ -46,7 +46,7 @@ CELLERATE_DEVICE void GenerateBlock<P>::advance_layer(int step, Sums& sums) {
       multiply_layer<2 * layer>(now, sums);
       weights<2 * layer - 1>().read_ahead();
     }
-    // Blocks without units of this layer wait too, so that no block is ever two steps behind another.
+    // Blocks without units of this layer wait, too, so that no block is ever two steps behind another.
     wait_for(shared_.arrived[layer - 1][next], (step >> 1) & 1);
     if (mine) multiply_layer<2 * layer - 1>(next, sums);
   }

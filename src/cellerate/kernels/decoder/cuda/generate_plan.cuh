@@ -15,7 +15,7 @@ struct Row {
   unsigned long long position;  // the position in its sequence of the first id that it draws
   int length;                   // the number of ids that it reads first
   int count;                    // the most ids that it then draws
-  int window;                   // how many of the last ids the penalty sees; 0 for all
+  int window;                   // the number of last ids that the penalty sees; 0 for all
   int came;                     // the number of ids that the penalty has seen
   int first_stop, stops;        // the index in `stop_ids` of its first stop id, and their number
 };
@@ -32,21 +32,21 @@ struct GenerateArguments {
   const Row* rows;         // (B)
   const int* stop_ids;
   const int* given;    // (B, T) the ids to read, or null
-  const int* times;    // (B, V) how often the penalty has seen each id, or null if no row has a penalty
-  const int* ring;     // (B, W) the last ids that it has seen, number n at n modulo the row's window; or null
+  const int* times;    // (B, V) the penalty's count of each id, or null if no row has a penalty
+  const int* ring;     // (B, W) the last ids that it has seen, the n-th at n modulo the row's window; or null
   const float* state;  // (B, S)
   const float* logits;       // (B, V) for the first id, if any is drawn before one is read; or null
   float* new_state;          // (B, S)
   float* new_logits;         // (B, V), or null to skip them
   int* ids;                  // (B, T) the ids drawn, each at its step
   float* log_probabilities;  // (B, T) of the ids drawn or given, each at its step; or null
-  int* drawn;                // (B) how many ids were drawn, or -1 if the logits were not finite
+  int* drawn;                // (B) the number of ids drawn, or -1 if the logits were not finite
   int* own_times;            // (kRows, V) for each block, if there is a penalty
   int* own_ring;             // (kRows, W) for each block
   float* all_logits;         // for each cluster, if shared memory has no room for logits
 };
 
-// What a kernel is compiled for. It follows from `Chain`, which the generated source defines with:
+// The compile-time sizes of a kernel. They follow from `Chain`, which the generated source defines with:
 //   Number, kBlockUnits, kRows, kLayers, kOutputs (V'), kVocabulary (V), kMasksZero, kSharedLogits, kSharedTable,
 //   units(layer) (H itself), activation(layer), recurrent_activation(layer),
 //   registers(matrix) and shared(matrix), as in `Tiers`.
@@ -100,18 +100,18 @@ struct GeneratePlan : Chain {
     return panels(layer) * kPanelUnits / (2 * L::kProduct);
   }
   static constexpr int kHeadPairs = (pairs(Chain::kLayers - 1) + kDepthWarps - 1) / kDepthWarps;
-  // The products of a warp with a matrix.
+  // The number of products of a warp with a matrix.
   CELLERATE_DEVICE static constexpr int products(int matrix) {
     return matrix == kHead ? kRounds * kHeadPairs * 2 : 2 * pairs(matrix / 2);
   }
-  // How many blocks have a part of a matrix.
+  // The number of blocks with a part of a matrix.
   CELLERATE_DEVICE static constexpr int owners(int matrix) {
     return matrix == kHead ? kSenders : blocks((matrix + 1) / 2);
   }
   template <int matrix>
   using Matrix = Weights<Number, Tiers<Chain::registers(matrix), Chain::shared(matrix)>, kThreads,
                          products(matrix), 1, kWarps>;
-  // In words: the first for all blocks, the second for one.
+  // Sizes in words: the first for all blocks, the second for one.
   CELLERATE_DEVICE static constexpr long memory_before(int matrix) {
     long found = 0;
     for (int n = 0; n < matrix; ++n) found += static_cast<long>(owners(n)) * products(n) * kThreads;
@@ -129,10 +129,10 @@ struct GenerateShared {
   using Number = typename P::Number;
   static constexpr int kSplit = Layout<Number>::kSplit;
   static constexpr int kWords = P::shared_before(P::kHead + 1);
-  // Ordered by `in_panel`; the split parts of a panel lie one after the other.
+  // Ordered by `in_panel`; the split parts of a panel follow each other.
   using Panel = Number[kSplit][P::kRows * kPanelUnits];
 
-  // The h of all units of all layers, for this step and for the next, in the form that the matrix units take.
+  // The h of all units of all layers, for this step and for the next, in the form for the matrix units.
   alignas(128) Panel h[2][P::panels_before(P::kLayers)];
   Panel sent[2][P::kLayers][P::kBlockPanels];
   alignas(16) float logits[P::kSharedLogits ? P::kSenders * P::kBlockTiles * P::kTileNumbers : 4];
@@ -148,8 +148,8 @@ struct GenerateShared {
   Barrier arrived[P::kLayers][2];
   Barrier logits_arrived;
   alignas(16) Words weights[kWords > 0 ? kWords : 1];
-  // The table's gates of the block's units. In global memory they would be far away, because waiting for a copy
-  // empties the first-level cache.
+  // The table's gates of the block's units. They are here because reading global memory would be slow: waiting for a
+  // copy empties the first-level cache.
   Gates<Number> table[P::kSharedTable ? P::kVocabulary * P::kBlockUnits : 1];
 };
 

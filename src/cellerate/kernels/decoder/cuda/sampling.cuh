@@ -10,7 +10,7 @@
 
 namespace cellerate::gpu {
 
-// As in csrc/engine/sampler.h, with some numbers in a form that is easier to use here.
+// As in csrc/engine/sampler.h, with some numbers in a form that suits the kernel.
 struct Sampling {
   double top_p;  // 1 for all
   unsigned long long seed, stream;
@@ -18,7 +18,7 @@ struct Sampling {
   float min_p;                // 0 for all
   float penalty;              // of repetition, 1 for none; neither zero nor an infinity
   int top_k;                  // the number of logits for all
-  int greedy;                 // not 0 if the temperature is 0: the likeliest, and the lowest id of equals
+  int greedy;                 // not 0 if the temperature is 0: draws the likeliest id, the lowest of equals
 };
 
 constexpr float kLargestFloat = 3.402823466e38f;
@@ -45,7 +45,7 @@ CELLERATE_DEVICE double uniform(unsigned long long seed, unsigned long long stre
   return static_cast<double>((Wide{c1} << 32 | c0) >> 11) * 0x1p-53;
 }
 
-// The logits of a row as they lie in memory: 16 side by side, and the next 16 `stride` further on.
+// The logits of a row in memory: 16 are contiguous, and the next 16 are `stride` further on.
 struct Logits {
   const float* first;
   int stride;
@@ -55,8 +55,8 @@ struct Logits {
 // One row of `outputs` logits. All lanes of a warp must construct it, and call each function, together.
 template <int outputs>
 class RowSampler {
-  // Lane n has the ids n, n + 32, n + 64 and so on. A small vocabulary's scores stay in registers; else each use
-  // reads the logits again.
+  // Lane n has the ids n, n + 32, n + 64 and so on. The scores of a small vocabulary stay in registers; for a large
+  // one, each use reads the logits again.
   static constexpr int kChunks = (outputs + 31) / 32;
   static constexpr int kGroup = kChunks < 8 ? kChunks : 8;  // chunks added up at once
   static constexpr bool kHeld = kChunks == kGroup;
@@ -65,14 +65,14 @@ class RowSampler {
     unsigned key;  // ordered like the scores; 0 stands for none, and is below all keys
     float weight;  // e^((score - largest) / temperature), of at most 1
   };
-  // In the order of the likeliest first, and the lower id of equals, the items up to this one stay.
+  // The last item that stays, in the order of the likeliest first and the lower id of equals.
   struct Cut {
     unsigned key;
     int id;
   };
 
  public:
-  // `times` is how often the penalty has seen each id, or null if there is no penalty.
+  // `times` has the penalty's count of each id, or is null if there is no penalty.
   CELLERATE_DEVICE RowSampler(Logits logits, const int* times, const Sampling& rules)
       : logits_(logits), times_(rules.penalty == 1.0f ? nullptr : times), rules_(rules) {
     float largest = -kLargestFloat;
@@ -90,11 +90,11 @@ class RowSampler {
     if (times_ != nullptr) penalise();
   }
 
-  // Whether there is a distribution: no logit is a NaN or an infinity.
+  // Whether all logits are finite.
   CELLERATE_DEVICE bool finite() const { return finite_; }
 
-  // ln softmax(logits)[id], without any of the rules; a NaN if the logits are not finite. May be called before or
-  // after an id is drawn.
+  // ln softmax(logits)[id], without the rules; a NaN if the logits are not finite. May be called before or after an id
+  // is drawn.
   CELLERATE_DEVICE float log_probability(int id) {
     if (!finite_) return from_bits(0x7fffffffu);
     if (model_sum_ == 0) model_sum_ = model_sum();
@@ -169,8 +169,8 @@ class RowSampler {
     return found;
   }
 
-  // Draws an id with the likeliest first, and the lower id of equals: sorts all ids in that order, where lane n has
-  // kEach of them from n * kEach on.
+  // Draws an id after sorting all ids, the likeliest first and the lower id of equals. Lane n then has kEach of them
+  // from n * kEach on.
   // Source of the sorting network: Batcher, "Sorting networks and their applications", 1968.
   CELLERATE_DEVICE int choose_in_order(double random) const {
     constexpr int kEach = kChunks <= 1 ? 1 : kChunks <= 2 ? 2 : kChunks <= 4 ? 4 : 8;
@@ -185,7 +185,7 @@ class RowSampler {
     }
     sort<kEach, 2, 1>(items);
 
-    // Each rule keeps the ids up to some place.
+    // Each rule keeps the ids up to some index.
     float weights[kEach];
     double running[kEach], sum = 0;
     CELLERATE_UNROLL
@@ -200,7 +200,7 @@ class RowSampler {
     unsigned count = 0;
     CELLERATE_UNROLL
     for (int n = 0; n < kEach; ++n) {
-      // An id stays if the mass before it is short of top_p. So the id that reaches top_p stays, and always the
+      // An id stays if the mass before it is less than top_p. So the id that reaches top_p stays, and always the
       // first.
       const bool short_of = before + (n == 0 ? 0.0 : running[n - 1 < 0 ? 0 : n - 1]) < mass;
       const bool first = lane * kEach + n == 0;
@@ -219,7 +219,7 @@ class RowSampler {
     for (int n = 0; n < kEach; ++n) ids[n] = ~static_cast<unsigned>(items[n]);
     return static_cast<int>(nth<kEach>(ids, above < left ? above : left - 1));
   }
-  // Sorts numbers in descending order: in pieces of `size`, with passes of strides size / 2, size / 4 and so on.
+  // Sorts numbers in descending order, in pieces of `size`, by passes of strides size / 2, size / 4 and so on.
   template <int count, int size, int stride>
   CELLERATE_DEVICE static void sort(unsigned long long (&numbers)[count]) {
     CELLERATE_UNROLL
@@ -243,21 +243,21 @@ class RowSampler {
       sort<count, 2 * size, size>(numbers);
     }
   }
-  // The number at a place; lane n has `count` numbers, from place n * count on.
+  // The number at an index; lane n has `count` numbers, from index n * count on.
   template <int count, class T>
   CELLERATE_DEVICE static T nth(const T (&numbers)[count], int place) {
     T found = numbers[0];
-    // If this compared n == place % count, the compiler would make it an index, and put the numbers into memory.
+    // Comparing n == place % count would let the compiler index the numbers, and put them into memory.
     CELLERATE_UNROLL
     for (int n = 1; n < count; ++n) found = n <= place % count ? numbers[n] : found;
     return from_lane(found, place / count);
   }
 
-  // Draws the same when there are too many ids to sort: finds each place by bisecting the range of scores.
+  // Draws the same id if there are too many ids to sort: finds each cut by bisecting the range of scores.
   CELLERATE_DEVICE int choose_by_halves(double random) {
     if (rules_.top_k < outputs) cut_ = cut_at(rules_.top_k, true, false);
     if (rules_.top_p < 1) cut_ = cut_at(rules_.top_p * total(), false, false);
-    // Only now, because top-p counts ids that min-p rules out. The likeliest id has weight 1.
+    // min-p comes last, because top-p counts ids that min-p rules out. The likeliest id has weight 1.
     least_ = rules_.min_p;
     return cut_at(place_of(random, total()), false, true).id;
   }
@@ -281,21 +281,21 @@ class RowSampler {
     for_chunks([&](int, int id) { sum += id < outputs ? expf(logits_[id] - largest_) : 0.0f; });
     return sum_in_warp(sum);
   }
-  // A place in a sum of weights, always below the whole sum, so that the running sum goes above it somewhere.
+  // A random place in the sum of weights, always below the whole sum, so that the running sum exceeds it somewhere.
   CELLERATE_DEVICE static double place_of(double random, double all) {
     const double product = random * all;
     return product < all ? product : all * (1 - 0x1p-52);
   }
 
-  // The weight of an id where only min-p rules ids out.
+  // The weight of an id if only min-p rules ids out.
   CELLERATE_DEVICE float unordered_weight(int chunk, int id) const {
     if (chunk >= kChunks || id >= outputs) return 0;
     const float weight = weight_of(score(chunk, id));
     return weight >= rules_.min_p ? weight : 0.0f;
   }
 
-  // The first id, in ascending order, at which the sum of the weights goes above a random place. Unless the rules are
-  // `plain`, a log probability needs a different sum, which costs little if it is computed along with this one.
+  // The first id, in ascending order, at which the sum of the weights exceeds a random place. Unless the rules are
+  // `plain`, a log probability needs a different sum, which costs little along with this one.
   template <bool reported>
   CELLERATE_DEVICE int walk(double random, bool plain) {
     const int lane = thread_index() % 32;
@@ -303,7 +303,7 @@ class RowSampler {
     double running[kGroup];
     if constexpr (kHeld) {
       double before = 0;
-      // All sums at once, because each of them waits for other lanes.
+      // All sums together, because each of them waits for other lanes.
       CELLERATE_UNROLL
       for (int n = 0; n < kChunks; ++n) {
         weights[n] = unordered_weight(n, n * 32 + lane);
@@ -351,8 +351,8 @@ class RowSampler {
     bool above;
     int id;
   };
-  // The first id of some chunks whose running sum is above a place. Sums in another order differ slightly, so if the
-  // place is close to the end there may be no such id; then it gives the last id that has a weight.
+  // The first id of some chunks whose running sum is above a place. Sums in another order differ slightly, so for a
+  // place close to the end there may be no such id; then the result is the last id that has a weight.
   CELLERATE_DEVICE static Found first_above(const float (&weights)[kGroup], const double (&running)[kGroup],
                                             int first_chunk, double place) {
     int id = -1, last = 0;
@@ -367,8 +367,8 @@ class RowSampler {
     return {id >= 0, id >= 0 ? id : last};
   }
 
-  // With the likeliest first, and the lower id of equals: the item at which the sum of the weights (`counted`: the
-  // number of items) reaches `target` (`above`: goes above it). If none does, the last item.
+  // The item, the likeliest first and the lower id of equals, at which the sum of the weights (`counted`: the number of
+  // items) reaches `target` (`above`: exceeds it). If none does, the last item.
   CELLERATE_DEVICE Cut cut_at(double target, bool counted, bool above) const {
     const auto reaches = [&](double sum) { return above ? sum > target : sum >= target; };
     unsigned low = ~0u, high = 0;

@@ -5,9 +5,9 @@
 // lie side by side, so that a thread reads them at once: (…, H, 4).
 //
 // A cluster of thread blocks owns `kRows` rows of the batch for all steps, and each of its blocks owns `kBlockUnits`
-// units. A block keeps the recurrent weights of its units as near as it can. In every step it multiplies them with
-// the h of all units, and sends the h of its own units to all blocks of the cluster. No step waits for another
-// cluster.
+// units. A block keeps the recurrent weights of its units in the fastest memory with room for them. In every step it
+// multiplies them with the h of all units, and sends the h of its own units to all blocks of the cluster. No step
+// waits for another cluster.
 #pragma once
 
 #include "activations.cuh"
@@ -24,8 +24,8 @@ enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 //   block_units: units of a block, 32 or 64.
 //   rows: rows of the batch per cluster, a multiple of 8.
 //   masked: whether there is a mask. dropped: whether h is multiplied by a separate mask for each gate.
-//   turns: 1, or 2 if the rows are cut into halves: one is computed while what the other sends is on its way; only
-//     backward.
+//   turns: 1, or 2 if the rows are cut into halves: one half is computed while the numbers of the other are on their
+//     way; only backward.
 //   wide: whether four warps make a product together, which then reads h from shared memory; only forward.
 //   through_memory: whether blocks send h through global memory; only forward.
 template <class Number_, int units, int block_units, int rows, Activation activation,
@@ -50,7 +50,7 @@ struct Plan {
   static constexpr int kBlocks = units / block_units;  // per cluster
   static constexpr int kPanels = units / kPanelUnits;  // of all units
   static constexpr int kBlockPanels = block_units / kPanelUnits;
-  static constexpr int kTiles = rows / 8;  // of 8 rows, as a product of a warp has
+  static constexpr int kTiles = rows / 8;  // of 8 rows, as in a warp's product
   static_assert(units % block_units == 0 && block_units % kPanelUnits == 0 && rows % 8 == 0);
   static_assert(turns == 1 || (turns == 2 && kTiles > 1));
 };
@@ -120,9 +120,9 @@ CELLERATE_DEVICE void send_to_blocks(const Place<P>& here, void* to, const void*
   }
 }
 
-// Sends through global memory, which is read once for all blocks. This takes longer to begin, but hardly longer for
-// more rows: between blocks a multiprocessor receives about 30 bytes per nanosecond, and through memory far more.
-//   memory: `bytes` of this block alone, which no block of the cluster reads any more.
+// Sends through global memory, which is read once for all blocks. The latency is higher, but more rows hardly take
+// longer: a multiprocessor receives about 30 bytes per nanosecond from other blocks, and far more from memory.
+//   memory: `bytes` of this block alone, which no block of the cluster still reads.
 template <class P, int bytes>
 CELLERATE_DEVICE void send_through_memory(const Place<P>& here, void* to, const void* from, void* memory,
                                           Barrier& barrier) {
@@ -157,7 +157,7 @@ CELLERATE_DEVICE UnitGates gates_of_unit(const float (&mine)[4], int lane) {
   return {{mine[0], low, mine[2], high}};
 }
 
-// Makes barriers; on return, those of all blocks of the cluster exist.
+// Makes barriers; on return, the barriers of all blocks of the cluster exist.
 template <int count>
 CELLERATE_DEVICE void make_barriers(Barrier (&barriers)[count]) {
   if (thread_index() == 0) {
@@ -173,8 +173,8 @@ struct alignas(4 * sizeof(Number)) Gates {
   Number of[4];
 };
 
-// Numbers that are read some time before they are needed, and not touched until then: using them earlier would wait
-// for the memory, and the other blocks would wait too.
+// Numbers that are loaded ahead of their use. Touching them earlier would wait for the memory, and the other blocks
+// would wait, too.
 template <class Number, int count>
 class Awaited {
   static constexpr int kBytes = count * sizeof(Number), kWords = (kBytes + 3) / 4;
@@ -213,15 +213,15 @@ class Awaited {
   Bits bits_ = {};
 };
 
-// A gate's value, and what is kept of it for backward.
+// A gate's value, and the number that backward needs of it.
 struct Gate {
   float value, kept;
 };
 
-// What is kept of a gate is its value, or its pre-activation if the derivative cannot be computed from the value. For
-// a sigmoid s it is the smaller of s and 1 - s, negative where s is the larger: with few bits, an s near 1 would not
-// tell 1 - s, which is a factor of the derivative. Likewise, in 16 bits, for a tanh beyond 1/2 it is the distance
-// from 1 or -1, with the sign of the tanh, and multiplied by `kFar`, which distinguishes it from a value.
+// Backward gets a gate's value, or its pre-activation if the derivative cannot be computed from the value. For a
+// sigmoid s it gets the smaller of s and 1 - s, negated if that is 1 - s: with few bits, an s near 1 would lose 1 - s,
+// which is a factor of the derivative. Likewise, in 16 bits, for a tanh beyond 1/2 it gets the distance from 1 or -1,
+// with the sign of the tanh, multiplied by `kFar`, which distinguishes it from a value.
 template <class Number>
 constexpr float kFar = 0x1p32f;
 template <>
@@ -269,7 +269,7 @@ CELLERATE_DEVICE void all_gates(const UnitGates& z, Gate& i, Gate& f, Gate& g, G
 struct ValueAndSlope {
   float value, slope;
 };
-// Those of the activation of c.
+// The value and derivative of the activation of c.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {
@@ -282,12 +282,12 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   const float value = activate<kKind, Number>(c);
   return {value, derivative<kKind>(c, value)};
 }
-// Those of a gate, from what was kept of it.
+// The value and derivative of a gate, from the number kept for backward.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
   if constexpr (kKind == Activation::kSigmoid) {
     const float smaller = fabsf(kept), larger = 1.0f - smaller;
-    // By the sign bit, because zero can have either sign.
+    // Tests the sign bit, because zero can have either sign.
     return {bits_of(kept) >> 31 ? larger : smaller, smaller * larger};
   }
   if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {
@@ -299,9 +299,9 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
   return {value, derivative<kKind>(kept, value)};
 }
 
-// Goes back through a step of a unit in a row: from the gradients of h and c after the step to those of the four gates
-// before their activations, and of c before the step.
-//   of_forward: what forward kept of the gates.
+// Goes back through a step of a unit in a row: from the gradients of h and c after the step to the gradients of the
+// four gates before their activations, and of c before the step.
+//   of_forward: the gates as forward kept them.
 template <Activation kGate, Activation kValue, class Number>
 CELLERATE_DEVICE void go_back(const Number (&of_forward)[4], float c_after, float c_before, float d_h,
                               float& d_c, float (&d_z)[4]) {

@@ -3,8 +3,8 @@
 // From these, the framework computes the gradients of weights and inputs, as products over all steps.
 //
 // As in the forward recurrence, a cluster owns some rows of the batch, and each of its blocks some units. In every
-// step, a block turns the gradients of h of its units into those of their gates. These times its weights are its part
-// of the gradient of the previous h of all units; each block gets the part for its units.
+// step, a block turns the gradients of h of its units into the gradients of their gates. Multiplied by its weights,
+// these are its part of the gradient of the previous h of all units; each block gets the parts for its own units.
 #pragma once
 
 #include "arguments.cuh"
@@ -44,9 +44,9 @@ struct BackwardShared {
   // With a mask for each gate: the masks of all units, (4, kUnits, rows). For many units there is no room for floats.
   static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
   Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
-  // Complete when the parts have arrived: for each turn, one for even steps and one for odd steps.
+  // Barriers that complete when the parts have arrived: for each turn, one for even steps and one for odd steps.
   Barrier arrived[2 * P::kTurns];
-  // The weights for which there are no registers.
+  // The weights that do not fit into registers.
   static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates
   using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
@@ -83,7 +83,7 @@ class BackwardBlock {
     }
     each_turn<P>([&](auto turn) { collect(turn, in_.steps); });
     finish();
-    // No block may end while a copy from it is on its way.
+    // No block may end before its copies have arrived.
     sync_cluster();
   }
 
@@ -113,7 +113,7 @@ class BackwardBlock {
   // The index of a lane's four sums of a product: for each of the units `group` and `group` + 8, the rows 2 * quarter
   // and 2 * quarter + 1. In this order both writing and reading use all banks.
   CELLERATE_DEVICE static int in_sums(int group, int quarter) { return quarter * 8 + (group ^ 2 * quarter); }
-  // The chunks of a row change places from row to row.
+  // The chunks of a row are swizzled by the row.
   CELLERATE_DEVICE static int in_gates(int row, int gate_unit) {
     return row * 4 * P::kBlockUnits + (gate_unit / L::kChunk ^ (row & 7)) * L::kChunk + gate_unit % L::kChunk;
   }
@@ -128,7 +128,7 @@ class BackwardBlock {
     const Words* of_block = in_.weights + here_.rank * kProducts * kBlockTiles * 32;
     weights_.load(of_block, unit_tile(0), shared_.weights);
   }
-  // If the tiles cannot be divided evenly, some tiles are computed by two warps, of which one sends them.
+  // If the tiles cannot be divided evenly, two warps compute some of the tiles, and one of the two sends them.
   CELLERATE_DEVICE int unit_tile(int tile) const {
     const int first = here_.warp * kUnitTiles, last = kBlockTiles - kUnitTiles;
     return (first < last ? first : last) + tile;
@@ -160,7 +160,7 @@ class BackwardBlock {
     return in_.recurrent_dropout[(static_cast<long>(gate) * in_.batch + b) * in_.units + unit];
   }
 
-  // Starts to read the inputs of a step from memory, one step ahead.
+  // Starts to load the inputs of a step from memory, one step ahead.
   template <class Turn>
   CELLERATE_DEVICE void read_ahead(Turn, int step) {
     CELLERATE_UNROLL
@@ -195,9 +195,9 @@ class BackwardBlock {
     }
   }
 
-  // Goes back through a step of this thread's unit in one row: from the gradients of h and c after the step to those
-  // of its gates and of c before it. If the step counts, the gradient of h before it starts at 0; the blocks send all
-  // of it.
+  // Goes back through a step of this thread's unit in one row: from the gradients of h and c after the step to the
+  // gradients of its gates and of c before the step. If the step counts, the gradient of h before it starts at 0,
+  // because the blocks send all of it.
   CELLERATE_DEVICE void retreat(int step, int next, int tile) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     float d_z[4] = {};
@@ -328,7 +328,7 @@ class BackwardBlock {
   float c_[P::kTiles], c_before_[P::kTiles];
   float d_h_[P::kTiles], d_c_[P::kTiles];
   float d_repeated_
-      [P::kTiles];  // what masked steps, or the last output, pass back to the output of the step before
+      [P::kTiles];  // the gradient that masked steps, or the last output, pass back to the previous step's output
   bool inside_[P::kTiles];
 };
 

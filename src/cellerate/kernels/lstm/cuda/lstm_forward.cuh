@@ -13,13 +13,13 @@ namespace cellerate::gpu {
 template <class P>
 struct ForwardShared {
   using Number = typename P::Number;
-  // h is sent in the form that the matrix units take; but if masks multiply it first, the receiver splits it.
+  // h is sent in the form for the matrix units, but if masks multiply it first, the receiver splits it.
   static constexpr int kParts = P::kDropped ? 1 : Layout<Number>::kSplit;
 
   // The h of all units, of this step and of the next, ordered by `in_panel`. Wide products need it at the beginning
   // of the shared memory.
   alignas(128) Panels<P, P::kPanels, kParts> h[2];
-  // What this block sends, and what it writes if that differs: for the even steps and for the odd ones.
+  // The numbers that this block sends, and those that it writes if they differ: for even and for odd steps.
   Panels<P, P::kBlockPanels, kParts> sent[2];
   Panels<P, P::kBlockPanels, 1> state[2];   // not used if `sent` is the same
   Panels<P, P::kBlockPanels, 1> output[2];  // not used if the state is the same
@@ -29,7 +29,7 @@ struct ForwardShared {
   Barrier arrived[2];
   // With a mask for each gate: the sums of all gates, units and rows.
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
-  // The weights for which there are no registers.
+  // The weights that do not fit into registers.
   static constexpr int kProducts = P::kUnits / Layout<Number>::kProduct;
   using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
@@ -42,7 +42,7 @@ class ForwardBlock {
   using L = Layout<Number>;
   static constexpr int kProducts = ForwardShared<P>::kProducts;
   static constexpr int kParts = ForwardShared<P>::kParts;
-  // Whether the panel that is sent does not hold plain h, because h is split or rounded.
+  // Whether the sent panel differs from plain h, because h is split or rounded.
   static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
   static constexpr bool kOwnOutput = P::kMasked;
   // The bytes that a block sends in a step.
@@ -89,13 +89,13 @@ class ForwardBlock {
     for (int tile = 0; tile < P::kTiles; ++tile) {
       advance(next, tile, gates_of(sums[tile], tile));
     }
-    // Before copies comes a fence, and it waits for all that this thread has written to memory.
+    // The fence before copies waits for all of this thread's writes to memory.
     if constexpr (P::kWide && !P::kThroughMemory) order_before_copies();
     sync_block();
     if (!last) {
       Number *to = shared_.h[next].of(here_.rank * P::kBlockPanels), *from = shared_.sent[next].of(0);
       if constexpr (P::kThroughMemory) {
-        // Two places, since a block that is late may still receive what was sent a step before.
+        // Steps alternate between two places, because a late block may still receive the h of the step before.
         const long place = (here_.cluster * 2l + next) * P::kBlocks + here_.rank;
         Number* memory = in_.exchanged + place * (kSent / static_cast<int>(sizeof(Number)));
         send_through_memory<P, kSent>(here_, to, from, memory, arrives);
@@ -105,7 +105,7 @@ class ForwardBlock {
         send_to_blocks<P, kSent>(here_, to, from, arrives);
       }
     }
-    // Only then does memory get other work.
+    // Memory gets other work only after that.
     if (!last) read_ahead(step + 1);
     keep(step);
     write(step, next);
@@ -132,7 +132,7 @@ class ForwardBlock {
   // Fills h with the initial states of all units, and loads the states of this thread.
   CELLERATE_DEVICE void begin() {
     begin_h();
-    // Wide products read h as copies do.
+    // Wide products read shared memory like copies, so they need the same fence.
     if constexpr (P::kWide) order_before_copies();
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -175,8 +175,8 @@ class ForwardBlock {
     return shared_.dropout + (gate * P::kPanels + panel) * P::kRows * kPanelUnits;
   }
 
-  // Starts to read from memory what a step needs, one step ahead. Nothing here may wait for memory: not even for an id,
-  // which was read a step before. Where the compiler sees such a wait, it waits for the inputs of the tiles before, too.
+  // Starts to load the inputs of a step from memory, one step ahead. Nothing here may wait for memory, not even for an
+  // id, which was loaded a step before: at such a wait, the compiler waits for the inputs of the previous tiles, too.
   CELLERATE_DEVICE void read_ahead(int step) {
     weights_.read_ahead();
     if (in_.ids == nullptr) {
@@ -198,7 +198,7 @@ class ForwardBlock {
     if (in_.ids == nullptr || step >= in_.steps) return;
     each_inside([&](int tile) { ids_[tile] = in_.ids[at(tile, step)]; });
   }
-  // Calls `work` for each tile in which this thread has a row and a unit that are there.
+  // Calls `work` for each tile in which this thread's row is in the batch and its unit in the layer.
   template <class Work>
   CELLERATE_DEVICE void each_inside(const Work& work) const {
     CELLERATE_UNROLL
@@ -213,7 +213,7 @@ class ForwardBlock {
       begin_wide_products(sums);
       CELLERATE_UNROLL
       for (int product = 0; product < kProducts; ++product) {
-        // Panels lie together, too.
+        // Panels are contiguous, too.
         const int unit = product * L::kProduct, panel = unit / kPanelUnits;
         multiply_add_wide(sums, weights_.in_registers(product, 0).of, shared_.h[now].of(0),
                           panel * P::kRows * kPanelUnits + unit % kPanelUnits);
@@ -225,10 +225,10 @@ class ForwardBlock {
   }
   CELLERATE_DEVICE void multiply_by_warps(int now, float (&sums)[P::kTiles][4]) {
     // Even and odd products have separate sums, so that none waits for the one before. Split numbers do not need
-    // that. With many tiles and warps, others work meanwhile, and the registers are worth more.
+    // that. With many tiles and warps, other warps hide the wait, and the registers are worth more.
     constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
     float other[P::kTiles][4] = {};
-    // With few tiles, and no weights on their way, there are registers to load the h of the next pair meanwhile.
+    // With few tiles, and no weights being loaded, there are enough registers to load the next pair's h meanwhile.
     constexpr int kPairs = kProducts / 2;
     constexpr int kAhead = ForwardShared<P>::Weights::kAllInRegisters && P::kTiles <= 2;
     unsigned parts[2][L::kSplit][P::kTiles][4];
@@ -295,7 +295,7 @@ class ForwardBlock {
     return gates_of_unit(mine, here_.lane);
   }
 
-  // Computes a step of this thread's unit in one row, and puts the results where they are sent and written from.
+  // Computes a step of this thread's unit in one row, and stores the results where they are sent and written from.
   //   tile: the row's tile.
   CELLERATE_DEVICE void advance(int next, int tile, UnitGates z) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
@@ -336,7 +336,7 @@ class ForwardBlock {
     narrow(o.kept, gates_[tile].of[3]);
   }
 
-  // Writes what backward needs to know about a step.
+  // Writes the numbers of a step that backward needs.
   CELLERATE_DEVICE void keep(int step) {
     if (in_.gates == nullptr) return;
     each_inside([&](int tile) {
@@ -391,13 +391,13 @@ class ForwardBlock {
   const Place<P> here_;
   const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
   const bool there_;             // whether the layer has that unit
-  // Its place in (B, T, H) at the first step of its row of the first tile, and how far it is from tile to tile.
+  // Its place in (B, T, H) at the first step of its row in the first tile, and the distance from tile to tile.
   const long first_cell_, tile_cells_;
 
   typename ForwardShared<P>::Weights weights_;
   Awaited<Number, 4> projected_[P::kTiles];
   Awaited<unsigned char, 1> mask_[P::kTiles];
-  int ids_[P::kTiles];  // of the step after what was read ahead
+  int ids_[P::kTiles];  // of the step after the one loaded ahead
   Gates<Number> gates_[P::kTiles];
   float c_[P::kTiles], h_[P::kTiles], output_[P::kTiles];
   bool inside_[P::kTiles];

@@ -1,7 +1,7 @@
 // The backward recurrence of one LSTM layer for many rows, in 16-bit numbers; see `lstm_tiles.cuh`.
 //
-// A chunk is the gradients of one gate of the units of a block. In every step a block gets those of all units, and
-// computes the gradient of the previous h of its own units as one sum, where `lstm_backward.cuh` sends parts of sums.
+// A chunk has the gradients of one gate of a block's units. In every step a block receives the chunks of all units, and
+// computes the gradient of the previous h of its own units as one sum; `lstm_backward.cuh` sends parts of sums instead.
 #pragma once
 
 #include "lstm_tiles.cuh"
@@ -11,8 +11,8 @@ namespace cellerate::gpu {
 template <class P>
 struct TiledBackwardShared {
   Chunks<P> chunks;
-  // Four warps sum up the even chunks, and four the odd ones; half of their sums they give to each other. For each
-  // tile of 8 rows those of four warps, a thread's four sums together.
+  // Four warps sum up the even chunks, and four the odd ones; they exchange half of their sums. Here lie, for each tile
+  // of 8 rows, the exchanged sums of four warps, with a thread's four sums together.
   alignas(16) float sums[(P::kTiles + 1) / 2 * 2][4][32][4];
   Barrier sums_given;
   Barrier gates_computed;  // the gradients of this block's gates are in memory
@@ -23,8 +23,8 @@ template <class P>
 class TiledBackwardBlock {
   using Number = typename P::Number;
   static constexpr int kTiles = P::kTiles;
-  static constexpr int kOwnTiles = (kTiles + 1) / 2;  // of four warps; the last four may have one less
-  // The tiles that are read from memory at once: as many as there are registers for.
+  static constexpr int kOwnTiles = (kTiles + 1) / 2;  // of four warps; the other four may have one less
+  // The tiles loaded from memory at once: as many as registers allow.
   static constexpr int kReadTiles = 3;
   static_assert(P::kBlockChunks == 4);
 
@@ -47,7 +47,7 @@ class TiledBackwardBlock {
   }
 
  private:
-  // The memory of the gradients of a block's gates before they are sent. Steps alternate between two places, because a
+  // The place of the gradients of a block's gates before they are sent. Steps alternate between two places, because a
   // late block may still receive the gradients of the step before.
   CELLERATE_DEVICE Number* exchanged(int done) const {
     const long place = (here_.cluster * 2l + done % 2) * P::kBlocks + here_.rank;
@@ -57,8 +57,8 @@ class TiledBackwardBlock {
     return static_cast<long>(here_.first_row + row) * in_.steps + step;
   }
 
-  // The warps that compute. A thread has two units, 8 apart, each in two rows of every tile of its four warps, and has
-  // them in the order of the sums of a product: unit by unit, and of a unit the two rows.
+  // The warps that compute. A thread has two units, 8 apart, each in two rows of every tile of its four warps. Its
+  // numbers are in the order of the sums of a product: unit by unit, and for each unit the two rows.
   struct Worker {
     const int unit, row_of_tile;  // the first of the two units, and of the two rows
     const int first_tile;
@@ -67,13 +67,13 @@ class TiledBackwardBlock {
     float d_repeated[P::kMasked ? kOwnTiles : 1][4];
   };
   struct Cell {
-    int tile, part, row;  // the tile of this thread, which of its sums there, and the row of the cluster
+    int tile, part, row;  // the tile of this thread, the index of its sum there, and the row of the cluster
     bool inside;          // whether the layer has the unit and the batch the row
-    long at;              // the place of the row, of its step if it is one of a step, and of the unit
+    long at;              // the place of the row, of the step if there is one, and of the unit
   };
 
   // Calls `work` for each cell of some of this thread's tiles.
-  //   steps: T, and the step; or 1 and 0 for what has no steps.
+  //   steps: T, and the step; or 1 and 0 for arrays without steps.
   template <int first, int count, class Work>
   CELLERATE_DEVICE void each_cell(const Worker& mine, int steps, int step, const Work& work) const {
     // Keeps the compiler from computing values for every row before the steps, which would occupy registers.
@@ -95,7 +95,7 @@ class TiledBackwardBlock {
       }
     }
   }
-  // Does all tiles in groups: `work` gets constants for the first tile of a group and its count.
+  // Works on all tiles in groups: `work` gets constants for the first tile of a group and its number of tiles.
   template <int first = 0, class Work>
   CELLERATE_DEVICE static void each_tiles(const Work& work) {
     if constexpr (first < kOwnTiles) {
@@ -158,7 +158,7 @@ class TiledBackwardBlock {
     struct alignas(16) Four {
       float of[4];
     };
-    // What this thread gives to its counterpart in the other four warps, tile by tile, and what it is given.
+    // The sums that this thread passes to its counterpart in the other four warps, tile by tile, and those it receives.
     const auto four = [&](int tile) {
       return reinterpret_cast<Four*>(shared_.sums[tile][here_.warp % 4][here_.lane]);
     };
@@ -192,13 +192,13 @@ class TiledBackwardBlock {
     }
   }
 
-  // Goes back through a step of some tiles: from the gradients of h and c after the step to those of the gates and of c
-  // before it. If the step counts, the gradient of h before it starts at 0; `collect` adds all of it.
+  // Goes back through a step of some tiles: from the gradients of h and c after the step to the gradients of the gates
+  // and of c before the step. If the step counts, the gradient of h before it starts at 0; `collect` adds all of it.
   template <int first, int count>
   CELLERATE_DEVICE void retreat(Worker& mine, int done) const {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     const int step = in_.steps - 1 - done;
-    // Kept as they are read, because computing with each at once would wait for it.
+    // Stored as loaded, because computing with each number at once would wait for it.
     Gates<Number> gates[count][4];
     float c[count][4], c_before[count][4];
     Number d_output[count][4];
@@ -250,8 +250,8 @@ class TiledBackwardBlock {
     });
   }
 
-  // Leaves the gradients of the gates of two units in two rows of a tile where they are sent from. The two units, which
-  // are 8 apart, are neighbours there: the numbers of a chunk have the order of `weights`.
+  // Stores the gradients of the gates of two units in two rows of a tile where they are sent from. The two units, 8
+  // apart in the layer, are neighbours there: the numbers of a chunk have the order of `weights`.
   CELLERATE_DEVICE void leave(const Worker& mine, int done, int tile, const float (&d_z)[2][2][4]) const {
     if (mine.first_tile + tile >= kTiles) return;
     struct alignas(4) Two {
@@ -280,10 +280,10 @@ class TiledBackwardBlock {
     }
   }
 
-  // Has the second-level cache read what the workers will need of each step.
+  // Prefetches the inputs of each step into the second-level cache.
   CELLERATE_DEVICE void prefetch(int part) const {
     for (int done = 0; done < in_.steps; ++done) {
-      // Without it no phase ends, so none can pass by while this warp is late.
+      // Without this warp's arrival no phase ends, so it cannot miss one by being late.
       sync_warp();
       if (here_.lane == 0) arrive(shared_.gates_computed);
       wait_for(shared_.gates_computed, done & 1);

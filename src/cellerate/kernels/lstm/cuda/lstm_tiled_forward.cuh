@@ -1,6 +1,6 @@
 // The forward recurrence of one LSTM layer for many rows, in 16-bit numbers; see `lstm_tiles.cuh`.
 //
-// A chunk is the h of the units of a block.
+// A chunk has the h of a block's units.
 #pragma once
 
 #include "lstm_tiles.cuh"
@@ -47,8 +47,8 @@ class TiledForwardBlock {
     return static_cast<long>(here_.first_row + row) * in_.steps + step;
   }
 
-  // The eight warps that compute. Four of them have 32 units, and a thread one unit, in two rows of every eight. Their
-  // two products of 64 rows of weights have the gates i and f, and c and o.
+  // The eight warps that compute. Every four of them have 32 units, and a thread has one unit in two of every eight
+  // rows. One of their two products of 64 rows of weights has the gates i and f, the other c and o.
   struct Worker {
     const int unit_of_block, row_of_tile;  // the first of the two rows
     const bool there;                      // whether the layer has the unit
@@ -70,7 +70,7 @@ class TiledForwardBlock {
     finish(mine);
   }
 
-  // Puts the initial states where a step expects the previous states.
+  // Stores the initial states where a step expects the previous states.
   CELLERATE_DEVICE void begin(Worker& mine) {
     each_cell(mine, 0, [&](Cell cell) {
       const long n =
@@ -90,7 +90,7 @@ class TiledForwardBlock {
 
   // A row of a thread's unit.
   struct Cell {
-    int tile, which, row;  // the tile of 8 rows, which of the thread's two there, and the row of the cluster
+    int tile, which, row;  // the tile of 8 rows, the index of the thread's row there, the row of the cluster
     bool inside;           // whether the layer has the unit and the batch the row
     long at;               // the place of the row's step in (B, T)
   };
@@ -258,7 +258,7 @@ class TiledForwardBlock {
       prefetch(part, step + 2);
     }
   }
-  // Has the second-level cache read what the workers will take as inputs.
+  // Prefetches the workers' inputs into the second-level cache.
   CELLERATE_DEVICE void prefetch(int part, int step) const {
     if (in_.ids != nullptr || step >= in_.steps) return;
     for (int row = part * 32 + here_.lane; row < P::kRows; row += P::kHelpers * 32) {

@@ -1,10 +1,10 @@
 // The parts shared by the two recurrences for many rows. A cluster computes up to 152 rows, as many as its registers
-// can sum up, and streams through shared memory everything that does not fit there. In every step each block reads its
-// own part of the weights from memory. Each block also reads its own units' part of the exchanged numbers, once for the
-// whole cluster. So the weights are read once for 152 rows; `lstm_forward.cuh` and `lstm_backward.cuh` read weights
+// have sums for, and streams everything that does not fit into shared memory through it. In every step each block reads
+// its own part of the weights from memory. Each block also reads its own units' part of the exchanged numbers, once for
+// the whole cluster. So the weights are read once for 152 rows; `lstm_forward.cuh` and `lstm_backward.cuh` read weights
 // that do not fit once for at most 40 rows.
 //
-// All numbers come in chunks, as deep as 64 numbers of a product. All blocks receive the exchanged chunks in the same
+// All numbers come in chunks that are 64 numbers deep in a product. All blocks receive the exchanged chunks in the same
 // order. The block whose chunk is next sends it when all blocks have room. Barriers count arrivals; blocks wait for
 // each other only for chunks and for room. Eight warps of a block multiply and compute, and four do everything else
 // (after CUTLASS, where separate warps copy and multiply).
@@ -16,10 +16,10 @@
 
 namespace cellerate::gpu {
 
-// The units of a block, and how deep a chunk is.
+// The units of a block, and the depth of a chunk.
 constexpr int kTileUnits = 64;
 
-// The compile-time parameters of a kernel; names that `Plan` has too have the same meaning.
+// The compile-time parameters of a kernel; names that are also in `Plan` mean the same.
 //   block_chunks: the number of chunks of a block's part of the exchanged numbers: 1 forward, 4 backward.
 //   slots, weight_slots: exchanged chunks, and chunks of weights, that are on their way or in use.
 //   resident: chunks of weights that stay in shared memory; if all do, there are no slots for others.
@@ -46,12 +46,12 @@ struct TiledPlan {
   static constexpr int kChunkBytes = kChunk * static_cast<int>(sizeof(Number));
   static constexpr int kWeightBytes = kWeights * static_cast<int>(sizeof(Number));
   static constexpr bool kStreams = resident < kChunks;
-  // A block starts with 168 registers for each thread. Two groups of four warps compute; one, which does all else,
-  // leaves them some.
+  // A block starts with 168 registers for each thread. Two groups of four warps compute; the third group, which does
+  // all else, gives some of its registers to them.
   static constexpr int kWorkersRegisters = rows > 112 ? 240 : 232,
                        kOtherRegisters = 3 * 168 - 2 * kWorkersRegisters;
   static_assert(sizeof(Number) == 2 && units % kTileUnits == 0 && rows % 8 == 0);
-  // Room for a chunk is given to the block that sends the chunk so many later: at most one step ahead.
+  // The room of a used chunk goes to the block that sends this many chunks later: at most one step ahead.
   static_assert(0 < slots && slots <= kChunks && (weight_slots > 0) == kStreams);
 };
 
@@ -73,7 +73,7 @@ struct Chunks {
   Barrier room[P::kBlockChunks];  // for each of this block's chunks, in all blocks
 };
 
-// The slot of the n-th chunk, and the parity of the phase in which it is there.
+// The slot of the n-th chunk, and the parity of the phase in which it arrives.
 template <int slots>
 struct Slot {
   const int slot, parity;
@@ -81,7 +81,7 @@ struct Slot {
       : slot(static_cast<int>(n % slots)), parity(static_cast<int>(n / slots & 1)) {}
 };
 
-// A thread's place in its block, and what its block does.
+// A thread's place in its block, and the place of its block.
 template <class P>
 struct TiledPlace {
   const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
@@ -89,12 +89,12 @@ struct TiledPlace {
   const int first_row = cluster * P::kRows, first_unit = rank * kTileUnits;
 };
 
-// Divides the work of a block among its warps: `compute` is for the workers, `help` for the helpers, which are given
-// their number, and `send` and `bring` for one thread each.
+// Divides the work of a block among its warps: the workers run `compute`, the helpers `help`, with their number, and
+// one thread each runs `send` and `bring`.
 template <class P, class Compute, class Help, class Send, class Bring>
 CELLERATE_DEVICE void divide(const TiledPlace<P>& here, const Compute& compute, const Help& help,
                              const Send& send, const Bring& bring) {
-  // The barriers of all blocks exist.
+  // From here on, the barriers of all blocks exist.
   sync_cluster();
   if (here.warp < P::kWorkers) {
     take_registers_until<P::kWorkersRegisters>();
@@ -114,7 +114,7 @@ CELLERATE_DEVICE void divide(const TiledPlace<P>& here, const Compute& compute, 
   sync_cluster();
 }
 
-// Has the second-level cache read this block's units of a row of (…, H, per_unit), if they lie so that it can.
+// Prefetches this block's units of a row of (…, H, per_unit) into the second-level cache, if they are aligned.
 template <class Number>
 CELLERATE_DEVICE void prefetch_row(const Number* rows, int per_unit, long row, int units, int first_unit) {
   const Number* first = rows + (row * units + first_unit) * per_unit;
@@ -123,8 +123,8 @@ CELLERATE_DEVICE void prefetch_row(const Number* rows, int per_unit, long row, i
   prefetch_bytes(first, count * per_unit * static_cast<int>(sizeof(Number)));
 }
 
-// What a block does with chunks.
-//   users: how many warps use a chunk.
+// The sending, receiving and multiplying of chunks in a block.
+//   users: the number of warps that use a chunk.
 template <class P, int users>
 class Traffic {
   using Number = typename P::Number;
@@ -157,19 +157,19 @@ class Traffic {
     if constexpr (P::kResident > 0) wait_for(chunks_.resident_arrived, 0);
   }
 
-  // Makes the products of the chunks `first`, `first` + `stride` and so on of a step, for each four warps of their own.
-  // While those of a chunk run, those of the next are begun.
-  //   begin_products: begins those of a chunk, given its weights and what has come.
+  // Multiplies the chunks `first`, `first` + `stride` and so on of a step; every four warps have their own. The
+  // products of a chunk begin while those of the one before still run.
+  //   begin_products: begins the products of a chunk, given its weights and the received numbers.
   template <int stride, class BeginProducts>
   CELLERATE_DEVICE void multiply(int step, int first, const BeginProducts& begin_products) const {
-    // Who waits for a barrier must wait for each of its phases, so four warps have slots of their own.
+    // A warp that waits for a barrier must wait for each of its phases, so every four warps have their own slots.
     static_assert(P::kSlots % stride == 0 && P::kResident % stride == 0);
     static_assert(!P::kStreams || P::kWeightSlots % stride == 0);
     unsigned n = static_cast<unsigned>(step) * P::kChunks + first;
     for (int chunk = first; chunk < P::kChunks; chunk += stride, n += stride) {
       const Come come(n);
       wait_forever_for(chunks_.arrived[come.slot], come.parity);
-      // From now on the barrier can wait for the chunk that comes into the same slot.
+      // From now on the barrier can count the next chunk in the same slot.
       if (here_.thread == 128 * first && n + P::kSlots < all_) {
         expect_bytes(chunks_.arrived[come.slot], P::kChunkBytes);
       }
@@ -192,7 +192,7 @@ class Traffic {
   }
 
   // Sends a chunk of this block to all blocks, when they have room for it.
-  //   part: which of the block's chunks.
+  //   part: the index among the block's chunks.
   CELLERATE_DEVICE void send(int step, int part, const Number* chunk) const {
     const Come come(static_cast<unsigned>(step) * P::kChunks + here_.rank * P::kBlockChunks + part);
     wait_for(chunks_.room[part], step & 1);
@@ -200,7 +200,7 @@ class Traffic {
                                chunks_.arrived[come.slot]);
   }
 
-  // Brings the weights of this block, (kChunks, kWeights), those without a place of their own in every step.
+  // Brings the weights of this block, (kChunks, kWeights): the resident ones once, the others in every step.
   CELLERATE_DEVICE void bring_weights(const Words* weights) const {
     const Number* all =
         reinterpret_cast<const Number*>(weights) + static_cast<long>(here_.rank) * P::kChunks * P::kWeights;
@@ -214,7 +214,7 @@ class Traffic {
         const int chunk = static_cast<int>(n % P::kChunks);
         if (chunk < P::kResident) continue;
         const Streamed next(nth_streamed(n));
-        // A slot is free at first; the phase that then ends has the parity that waits for none.
+        // At first a slot is free: waiting for the parity before its first phase returns at once.
         wait_for(chunks_.weights_used[next.slot], next.parity ^ 1);
         expect_bytes(chunks_.weights_arrived[next.slot], P::kWeightBytes);
         copy_from_memory(chunks_.weights[next.slot], all + chunk * P::kWeights, P::kWeightBytes,
@@ -224,18 +224,18 @@ class Traffic {
   }
 
  private:
-  // How many chunks with streamed weights come before the n-th chunk, which is one.
+  // The number of chunks with streamed weights before the n-th chunk, which has streamed weights, too.
   CELLERATE_DEVICE static unsigned nth_streamed(unsigned n) {
     return n - (n / P::kChunks + 1) * P::kResident;
   }
 
-  // Tells that this warp has used a chunk.
+  // Reports that this warp has used a chunk.
   CELLERATE_DEVICE void free(unsigned n) const {
     if (here_.lane != 0) return;
     if (P::kStreams && static_cast<int>(n % P::kChunks) >= P::kResident) {
       arrive(chunks_.weights_used[Streamed(nth_streamed(n)).slot]);
     }
-    // The slot is of the chunk that comes next into it.
+    // The slot now belongs to the next chunk that comes into it.
     if (n + P::kSlots < all_) give_room(n + P::kSlots);
   }
   CELLERATE_DEVICE void give_room(unsigned n) const {

@@ -1,5 +1,5 @@
-// The layout of numbers for the matrix units: h in panels of shared memory, weights in registers, shared and global
-// memory.
+// The layout of numbers for the matrix units: h in panels of shared memory; weights in registers, shared memory and
+// global memory.
 #pragma once
 
 #include "device.cuh"
@@ -15,7 +15,7 @@ constexpr int kPanelUnits = 32;
 template <class Number>
 struct Layout {
   static constexpr int kSplit = 1;
-  // Whether numbers are rounded before the matrix units cut off their last bits, which would make all products smaller.
+  // Whether numbers are rounded first: the matrix units cut off their last bits, which would make all products smaller.
   static constexpr bool kRounds = false;
   static constexpr int kWord = 4 / sizeof(Number);      // numbers in a lane's part of a product
   static constexpr int kChunk = 16 / sizeof(Number);    // numbers in a row of a matrix
@@ -43,8 +43,8 @@ CELLERATE_DEVICE void split(unsigned& bits, unsigned& rest) {
   rest = bits_of(whole - large);
 }
 
-// Stores a number in the form that the matrix units take. If it is split, the second part goes to `distance` further
-// on; of that, the units cut off the last bits.
+// Stores a number in the form for the matrix units. If it is split, the second part is stored `distance` further on;
+// the units cut off that part's last bits.
 template <class Number>
 CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   if constexpr (Layout<Number>::kSplit == 2) {
@@ -55,8 +55,8 @@ CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   }
 }
 
-// The index of unit `unit` of row `row` in a panel. The chunks of a row change places from row to row, so that reading
-// a matrix uses each bank once.
+// The index of unit `unit` of row `row` in a panel. The chunks of a row are swizzled by the row, so that reading a
+// matrix uses each bank once.
 template <class Number>
 CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
   using L = Layout<Number>;
@@ -78,9 +78,9 @@ struct alignas(16) Words {
 };
 
 // The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows into which the matrix of its block is cut,
-// with all their products. They are used product after product, and within a product tile after tile. Those in global
-// memory are spread evenly over that order and read a few uses ahead, so that memory is always busy. `read_ahead`
-// starts to read the first of them for a step; call it where nothing has to wait for that.
+// with all their products. They are used product after product, and within a product tile after tile. The weights in
+// global memory are spread evenly over that order and read a few uses ahead, so that memory is always busy.
+// `read_ahead` starts to read the first of them for a step; call it where nothing has to wait for them.
 template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles>
 class Weights {
   static constexpr int kCount = products * tiles;
@@ -95,8 +95,9 @@ class Weights {
   // Whether a step may use the weights more than once, and whether they all stay in registers.
   static constexpr bool kReusable = kStreamed == 0, kAllInRegisters = kRegisters == kCount;
 
-  // Puts the weights into registers and shared memory.
-  //   packed: this block's, (products, block_tiles, 32), in the order of cellerate.kernels.lstm.cuda.plan.Packing.
+  // Loads the weights into registers and shared memory.
+  //   packed: this block's weights (products, block_tiles, 32), in the order of
+  //     cellerate.kernels.lstm.cuda.plan.Packing.
   //   shared: room for kSharedWords.
   CELLERATE_DEVICE void load(const Words* packed, int first_tile, Words* shared) {
     packed_ = packed + first_tile * 32 + thread_index() % 32;
@@ -160,7 +161,7 @@ class Weights {
   }
 
  private:
-  // If `some` of `all` are chosen, evenly spread: how many of the first n are.
+  // The number of chosen items among the first n, if `some` of `all` are chosen at even distances.
   CELLERATE_DEVICE static constexpr int chosen(int n, int all, int some) { return n * some / all; }
   CELLERATE_DEVICE static constexpr bool is_streamed(int use) {
     return chosen(use + 1, kCount, kStreamed) > chosen(use, kCount, kStreamed);
