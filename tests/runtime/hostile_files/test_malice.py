@@ -1,4 +1,4 @@
-"""Files made to do harm, their digest right: each ends in one `DataError`."""
+"""Malicious files with a correct digest: each ends in one `DataError`."""
 
 import json
 import struct
