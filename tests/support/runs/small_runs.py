@@ -1,4 +1,4 @@
-"""Data and options of trainings that take a second, of each task."""
+"""Data and options for a training of each task that takes a second."""
 
 import csv
 from pathlib import Path

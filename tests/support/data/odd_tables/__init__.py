@@ -1,4 +1,4 @@
-"""Makes the odd files that people bring: each with what is to be read from it, or the words of its refusal."""
+"""The odd files that people bring, each with the values to read from it or the words of its refusal."""
 
 from collections.abc import Callable
 
