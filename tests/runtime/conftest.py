@@ -60,5 +60,5 @@ def text_model():
 
 @pytest.fixture(name="packed")
 def packed_fixture(text_model):
-    """Makes a packed model: packed(precision, tokenizer, vocabulary, bias)."""
+    """The function that makes a packed model: packed(precision, tokenizer, vocabulary, bias)."""
     return text_model.packed

@@ -256,7 +256,7 @@ def test_result_of_the_last_step_may_be_put_into_any_shape() -> None:
     ],
 )
 def test_forecast_from_the_last_row_takes_that_of_the_push(op: str, options: Any) -> None:
-    """As `train series` builds it: the difference to the last row's targets."""
+    """`train series` builds such models, which forecast the difference from the last row's targets."""
     graph = Graph()
     x = graph.input("x", 6, F)
     lstm = graph.lstm(x, "lstm", F, H, return_sequences=False)

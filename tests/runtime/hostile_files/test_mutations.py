@@ -162,7 +162,7 @@ def spliced(content: bytes, donor: bytes, rng: random.Random) -> bytes:
 
 
 def fuzz(contents: dict[str, bytes], path: Path, count: int, seed: int) -> Counter[str]:
-    """Reads `count` mutated files; counts how they ended."""
+    """Read `count` mutated files and count how they ended."""
     rng = random.Random(seed)
     originals = list(contents.values())
     cells = {}

@@ -36,7 +36,7 @@ def submit(model):
 
 @pytest.fixture
 def alone(model, submit):
-    """Draws the continuation of a prompt by itself."""
+    """A function that draws the continuation of a prompt by itself."""
 
     def alone(prompt, max_tokens=90, **options):
         batcher = Batcher(model.steps, model.tokenizer)

@@ -1,4 +1,4 @@
-"""How likely a text is, read in one go and in pieces."""
+"""The score of a text, read in one go and in pieces."""
 
 import math
 

@@ -10,7 +10,7 @@ Random = np.random.Generator
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How a series is made, and how it is forecast.
+    """The rule of a series, and the settings to forecast it.
 
     Attributes:
         make: Random numbers → the columns of a table. All columns but "series" and "price" are targets.

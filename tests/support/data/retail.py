@@ -30,7 +30,7 @@ def retail_counts(series=500, days=400, seed=0):
 
 
 def write_retail(path, series=500, days=400, seed=0, *, one_key=False):
-    """Writes the table as CSV with two key columns, or, with `one_key`, one column `id` in place of both."""
+    """Write the table as CSV with two key columns, or, with `one_key`, one column `id` in place of both."""
     counts = retail_counts(series, days, seed)
     dates = [str(START + day) for day in range(days)]
     with path.open("w", newline="") as file:

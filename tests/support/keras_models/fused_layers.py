@@ -172,7 +172,7 @@ def lstms(model: keras.Model) -> list[layers.LSTM]:
 def assert_accelerated_equals(
     build: Build, inputs: Any, *, training: bool = False, dtype: str = "float32"
 ) -> keras.Model:
-    """Returns the model, accelerated."""
+    """Check that the accelerated model gives Keras's results, and return it."""
     model = build()
 
     def truth() -> Measured:

@@ -120,7 +120,7 @@ def record_of_plan(made: Plan) -> SweepRecord:
 def run_made_up(
     folder: Path, settings: SweepSettings, *, said: list[str] | None = None, **options: Any
 ) -> SweepRecord:
-    """Runs a sweep of made-up points."""
+    """Run a sweep of made-up points and return its record."""
     made = plan_of(settings, **options)
     record = record_of_plan(made)
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Reads a page into a tree of elements."""
+"""A parser that reads a page into a tree of elements."""
 
 from html.parser import HTMLParser
 

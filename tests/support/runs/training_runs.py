@@ -77,7 +77,7 @@ class Heard(Display):
 
 
 class StopAt(Display):
-    """Sends a signal to this process at a step, as Ctrl-C does."""
+    """Send a signal to this process at a step, as Ctrl-C does."""
 
     def __init__(self, epoch, step, number=signal.SIGINT):
         self.place, self.number, self.said = (epoch, step), number, []

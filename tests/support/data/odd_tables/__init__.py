@@ -11,5 +11,5 @@ MAKERS: tuple[Callable[[], list[Odd]], ...] = (clean, refused, timed)
 
 
 def odd_tables() -> list[Odd]:
-    """All of them."""
+    """All odd files."""
     return [one for maker in MAKERS for one in maker()]
