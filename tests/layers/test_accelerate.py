@@ -1,4 +1,4 @@
-"""What `accelerate`, `restore`, `enable` and `disable` change in a model, and what they leave as it is."""
+"""The changes that `accelerate`, `restore`, `enable` and `disable` make to a model, and the parts they leave alone."""
 
 import functools
 import json
@@ -277,7 +277,7 @@ def test_training_curve_equals_keras(policy: str) -> None:
         curves.append([float(model.train_on_batch(IDS[b], NEXT[b])[0]) for b in batches])
     stock, ours = map(np.array, curves)
     # 1e-2 is less than the 1.3e-2 by which the outputs of a step may differ (tests/support/rounding.py, 17 roundings in
-    # each of the two), and a loss of one nat and more by less than its outputs.
+    # each of the two), and a loss of at least one nat differs by less than its outputs.
     np.testing.assert_allclose(ours, stock, rtol=1e-4 if policy == "float32" else 1e-2)
     assert stock[-1] < 0.8 * stock[0]
 

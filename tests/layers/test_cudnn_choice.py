@@ -240,7 +240,7 @@ def test_contest_of_a_batch_larger_than_one_wave_measures_each_row_count_and_end
     assert len(done) == 1
     times = json.loads((cache / "cuda-times.json").read_text())
     steps = [name for name in times if "step of Variant" in name]
-    # Of the plain way with 8 and with 16 rows, forward and backward, and backward of turns with 16.
+    # The plain kernels with 8 and 16 rows, forward and backward, and the backward kernel in turns with 16 rows.
     assert len(steps) == 5 and sum("'backward'" in name for name in steps) == 3
     assert sum(" LSTM, (B, T, D, H) = (32, 4, 8, 6)" in name for name in times) == 1
 
@@ -280,7 +280,7 @@ def test_training_step_on_torch_is_captured_unless_the_user_overrides_it(measure
         assert explain(model).training_step == (planned if captured else None)
         model.fit(X, np.zeros((B, 1)), batch_size=1, epochs=2, verbose=0)
         assert isinstance(model.train_function, CapturedStep) is captured
-        # There is no CUDA here: the step ran as ever, and says why.
+        # There is no CUDA here, so the step runs without a capture and says why.
         assert not captured or model.train_function.refused in str(explain(model))
         model.compile("sgd", "mse", run_eagerly=True)
         model.fit(X, np.zeros((B, 1)), batch_size=B, verbose=0)

@@ -1,6 +1,6 @@
 """Small layers beside a busy program: accelerated training is not slower than Keras's own.
 
-Stock and accelerated steps are timed in turns, so that whatever the machine does meets both.
+Stock and accelerated steps are timed in turns, so that other work on the machine affects both alike.
 """
 
 import statistics
@@ -32,7 +32,7 @@ SHAPES = [
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Has another program on every core but one."""
+    """Keep every core but one busy with another program."""
     with busy_programs(max(1, native.num_threads() - 1)):
         yield
 

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.keras,
     pytest.mark.backends,
     pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own"),
-    # Of its converter and its loader.
+    # TensorFlow's converter and loader warn.
     pytest.mark.filterwarnings("ignore"),
 ]
 V, T = 20, 10
@@ -150,7 +150,7 @@ def test_function_compiled_by_xla_has_the_outputs_and_gradients_of_keras(calls: 
                 loss = tf.reduce_mean(model(ids, training=True) ** 2)
             return [loss, *tape.gradient(loss, model.trainable_variables)]
 
-        # A gradient of an Embedding is made of its rows.
+        # The gradient of an Embedding comes as IndexedSlices.
         found = tf.function(compute, jit_compile=True)(tf.constant(IDS))
         return [np.asarray(tf.convert_to_tensor(one)) for one in found]
 

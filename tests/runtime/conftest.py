@@ -54,11 +54,11 @@ def packed(precision="float32", tokenizer=None, vocabulary=V, bias=0.0):
 
 @pytest.fixture
 def text_model():
-    """`packed` makes a model, `program` and `header` what it is made of, over the letters of `characters`."""
+    """`packed` makes a model, `program` and `header` its parts; the vocabulary is `characters`."""
     return types.SimpleNamespace(packed=packed, program=program, header=header, characters=CHARACTERS)
 
 
 @pytest.fixture(name="packed")
 def packed_fixture(text_model):
-    """Makes a packed model: packed(precision, tokenizer, vocabulary, bias)."""
+    """The function that makes a packed model: packed(precision, tokenizer, vocabulary, bias)."""
     return text_model.packed

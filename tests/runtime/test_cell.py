@@ -35,7 +35,7 @@ def weights(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def every_operation() -> Program:
-    """One node of each operation at least; with and without what may be absent."""
+    """At least one node of each operation, with and without its optional inputs and arrays."""
     table = weights(7, 4)
     layer = {"kernel": weights(4, 12), "recurrent_kernel": weights(3, 12), "bias": weights(12)}
     gates = {"kernel": weights(4, 9), "recurrent_kernel": weights(3, 9), "bias": weights(9)}
@@ -245,7 +245,7 @@ def test_file_opens_with_the_safetensors_package(tmp_path):
 
 
 def rounded_to_bfloat16(array: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 of each number, the even one of two: by comparing distances in float64."""
+    """The nearest bfloat16 of each number, the even one at a tie, found by comparing distances in float64."""
     low = array.view(np.uint32) & np.uint32(0xFFFF0000)
     high = low + np.uint32(0x10000)
     high[high & 0x7FFFFFFF == 0x7F800000] -= np.uint32(0x10000)
@@ -275,7 +275,7 @@ def test_narrow_precisions_leave_vectors_as_they_are():
 
 
 def quantised(kernel: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The integers and the scales that a file holds of a kernel."""
+    """The integers and the scales that a file holds for a kernel."""
     write_cell(path, dense(kernel), precision="int8")
     _, tensors = plain_read(path)
     assert set(tensors) == {"1.kernel", "1.kernel.scale"}
@@ -332,7 +332,7 @@ def test_int8_of_adversarial_columns_errs_by_half_a_scale_at_most(tmp_path):
     assert integers.min() == -127
     assert integers.max() == 127
     largest = np.abs(kernel).max(axis=0).astype(np.float64)
-    # Columns of less than 127 of the smallest normal number are taken for zeros.
+    # Columns below 127 times the smallest normal number count as zeros.
     zeros = largest < 127 * float(TINY)
     assert zeros.sum() > 100
     np.testing.assert_array_equal(scales[zeros], 1)
@@ -471,8 +471,8 @@ def test_large_file_is_held_in_memory_about_once(precision, tmp_path):
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert_equal(cell.program, narrowed(program, precision))
-    # The weights, and nothing of the file beside them.
+    # The weights alone, without the file.
     assert held < nbytes + 200_000
-    # While reading: the file, the weights where they are not a part of it, and one flag for each weight.
+    # While reading: the file, the weights where they are not views of it, and one flag for each weight.
     wide = 0 if precision == "float32" else nbytes
     assert peak < size + wide + nbytes / 4 + 200_000

@@ -18,7 +18,7 @@ from cellerate.runtime.embedding import save_vectors
 from cellerate.runtime.packed import PackedModel
 from support.runtime.packed_lines import CHARACTERS, LATENT, LINES, LONGEST, E, V, header, packed, program
 
-# Runs the program on words, in a process in which nothing that a packed model does without can be imported.
+# Runs the program on words, in a process in which no package that a packed model does not need can be imported.
 ALONE = """
 import sys
 class Refusing:
@@ -129,7 +129,7 @@ def without_mask(nodes):
     ],
 )
 def test_program_that_is_no_encoder_of_the_record_is_refused(what, message):
-    # Batches of two lengths: ids given back as they came would be vectors of two sizes.
+    # Batches of two lengths: a program that returns its ids would give vectors of two sizes.
     with pytest.raises(ModelError, match=message):
         packed(what=what).embed(["a"] * 4 + ["old cow a"], batch_size=1)
 

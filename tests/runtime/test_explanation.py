@@ -1,4 +1,4 @@
-"""What `explain` says of a packed model: the plan, and times and shares that fit together."""
+"""`explain` of a packed model: the plan, and times and shares that fit together."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Two would wait for each other between operations, for as long as another program has a processor."""
+    """Run on one thread: two wait for each other between operations, as long as another program has a core."""
     before = native.num_threads()
     native.set_num_threads(1)
     yield
@@ -55,7 +55,7 @@ def test_operations_and_their_shares_add_up(one_thread: None) -> None:
     found, of = explained(packed(text_model(), "int8"), 16, 50)
     assert (found.precision, found.target, found.reason) == ("int8", native.target(), "")
     assert found.inputs == {"ids": (16, 50)}
-    # The table spares the first layer's inputs.
+    # The table replaces the first layer's product with its inputs.
     assert of["first"].multiplications == 16 * 50 * 4 * H * H
     assert of["second"].multiplications == 16 * 50 * 4 * H * 2 * H
     assert of["head"].multiplications == 16 * H * V

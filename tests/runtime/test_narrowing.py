@@ -20,7 +20,7 @@ def numbers_of(pairs: np.ndarray, columns: int) -> np.ndarray:
 
 
 def adversarial() -> np.ndarray:
-    """(2 groups and a bit, columns): zeros, the smallest and largest numbers, ties, one large, and random ones."""
+    """A kernel of 2 groups and some rows: zeros, the smallest and largest numbers, ties, one large, random ones."""
     rng = np.random.default_rng(4)
     rows = 2 * GROUP + 5
     special = np.zeros((rows, 9))
@@ -106,7 +106,7 @@ def test_int4_with_scales_of_fewer_or_more_groups_than_rows_is_refused(groups: i
 
 
 def test_int4_group_that_does_not_reach_its_end_is_refused_wherever_it_is() -> None:
-    # The core would find another scale in the floats, and compute something else than NumPy.
+    # The core would find another scale in the floats, and its results would differ from NumPy's.
     kernel = np.random.default_rng(5).normal(size=(GROUP + 3, 5)).astype(np.float32)
     pairs, scale = narrow(kernel, INT4)
     for row in range(len(pairs)):

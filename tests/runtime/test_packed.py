@@ -62,7 +62,7 @@ def test_stop_text_ends_the_generation_and_is_not_shown(packed):
 
 
 def test_repetition_penalty_sees_prompt_and_text_across_native_calls(packed):
-    # Where all logits are above 0, so strong a penalty lets no id come again before all have.
+    # All logits are above 0, so this strong penalty keeps an id from coming again before all others have come.
     model = packed(bias=100.0)
     text = model.generate("a", max_tokens=V - 1, temperature=0, repetition_penalty=1e6)
     assert len(set("a" + text)) == V

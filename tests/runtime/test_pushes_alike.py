@@ -1,4 +1,4 @@
-"""Pushes of one size, and prepared calls, of which the core passes only pointers: they give what any other push gives.
+"""Repeated pushes of one size and prepared calls, which pass only pointers to the core, give what other pushes give.
 
 From the second push of a size on, the core keeps the states in two sets of arrays that take turns.
 """
@@ -51,7 +51,7 @@ def is_prepared(streams: Streams) -> bool:
 
 
 def ready(model: PackedModel, x: np.ndarray) -> Streams:
-    """Streams whose next push of one step the core takes at once; they have read the first two."""
+    """Streams that have read two steps, so that their next push of one step is a prepared call."""
     streams = model.streams(len(x))
     for step in range(2):
         assert not is_prepared(streams)
@@ -133,7 +133,7 @@ def test_state_changes_between_pushes_take_effect(change: Callable[[Streams], No
     for part in (x[:, 2:3], x[:, 3:4], x[:, 4:5]):
         streams.push(part)
         change(streams)
-        right._pushed = {}  # so that it never prepares
+        right._pushed = {}  # so that it never prepares a call
         right.push(part)
         change(right)
         assert not is_prepared(right)
@@ -238,7 +238,7 @@ def test_out_may_be_read_only_never_and_strided_or_on_the_input_always() -> None
     strided = np.zeros((B, 2, 4), np.float32)[:, ::2]
     streams.push_into(x[:, 2:3], strided)
     np.testing.assert_array_equal(strided, right.push(x[:, 2:3]))
-    # The memory of the next rows' inputs is that of the results.
+    # The next inputs lie in the memory of the results.
     memory = np.zeros(B * 4 + B * F, np.float32)
     given, out = memory[4 : 4 + B * F].reshape(B, 1, F), memory[: B * 4].reshape(B, 1, 4)
     given[:] = x[:, 3:4]

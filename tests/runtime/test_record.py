@@ -1,4 +1,4 @@
-"""What a packed model says of itself, without computing anything."""
+"""The properties of a packed model that need no computation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Signed models: only those of the key, and only as they were signed."""
+"""Signed models: only those signed with the key open, and only if unchanged."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 
 
 def made_key(folder: Path, name: str, kind: str = "ed25519") -> tuple[Path, Path]:
-    """A pair of keys, as the manual makes them."""
+    """A pair of keys, made with the manual's commands."""
     private, public = folder / f"{name}.pem", folder / f"{name}.pub"
     subprocess.run(
         ["openssl", "genpkey", "-algorithm", kind, "-out", private], check=True, capture_output=True
@@ -67,7 +67,7 @@ def test_a_signed_model_opens_with_its_key_alone(signed, keys, monkeypatch):
     monkeypatch.setenv(PUBLIC_KEY, str(keys / "theirs.pub"))
     with pytest.raises(CellerateError, match="was not made with the key"):
         load(signed)
-    # What is given wins.
+    # The argument overrides the environment variable.
     load(signed, public_key=keys / "ours.pub")
 
 

@@ -1,4 +1,4 @@
-"""Streams give what the whole sequence would, in any parts, each by itself."""
+"""Streams give the results of the whole sequence, pushed in any parts, independently of each other."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def forecaster(sequences: bool = False) -> Program:
 
 
 def classifier() -> Program:
-    """Masked ids, two layers of which one is joined with the other, and a softmax of each step."""
+    """Masked ids, two layers whose outputs are joined, and a softmax of each step."""
     graph = Graph()
     ids = graph.input("ids", -1, dtype="int32")
     rows = graph.add("embedding", "table", {"ids": ids}, {"embeddings": draw(V, 5)})
@@ -167,7 +167,7 @@ def averaged() -> Graph:
 
 
 def unfolded() -> Graph:
-    """The second LSTM reads what the first one's last output is cut into, anew each time."""
+    """The second LSTM reads the first one's last output, reshaped into steps, as a new sequence after each step."""
     graph = Graph()
     last = graph.lstm(graph.input("x", -1, F), "lstm", F, H, return_sequences=False)
     cut = graph.add("reshape", "cut", {"x": last}, shape=(H, 1))
@@ -176,7 +176,7 @@ def unfolded() -> Graph:
 
 
 def cropped() -> Graph:
-    """The last but one step is not known before the last."""
+    """The last but one step cannot be identified before the last step arrives."""
     graph = Graph()
     lstm = graph.lstm(graph.input("x", 6, F), "lstm", F, H)
     graph.add("crop", "behind", {"x": lstm}, begin=4, end=None)
@@ -256,7 +256,7 @@ def test_result_of_the_last_step_may_be_put_into_any_shape() -> None:
     ],
 )
 def test_forecast_from_the_last_row_takes_that_of_the_push(op: str, options: Any) -> None:
-    """As `train series` builds it: the difference to the last row's targets."""
+    """`train series` builds such models, which forecast the difference from the last row's targets."""
     graph = Graph()
     x = graph.input("x", 6, F)
     lstm = graph.lstm(x, "lstm", F, H, return_sequences=False)

@@ -1,1 +1,1 @@
-"""Helpers of tests: here those of several rooms, in a folder those of one."""
+"""Test helpers: modules here serve several rooms, a folder serves one."""

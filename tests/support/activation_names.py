@@ -47,7 +47,7 @@ IN_KERNELS = (*IN_FILES, *VARIANTS, *VARIANTS_WITH_PARAMETERS)
 
 
 def in_keras(activation: str) -> Callable[[Any], Any]:
-    """Keras's function for an activation; for a variant, that of which it is one."""
+    """Keras's function for an activation; for a variant, the function that it varies."""
     import keras
 
     if activation in ("softmax", "log_softmax"):

@@ -2,7 +2,7 @@
 
 
 def one_error(err: str) -> str:
-    """Give the single line of an error, where nothing else was printed."""
+    """Return the single line of an error, and fail if anything else was printed."""
     lines = [line for line in err.splitlines() if line.strip()]
     assert len(lines) == 1, err
     assert lines[0].startswith("error: ")

@@ -13,7 +13,7 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class Graph:
-    """Nodes of a program, one after the other."""
+    """The nodes of a program, added one after the other."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -26,7 +26,7 @@ class Graph:
         arrays: dict[str, np.ndarray] | None = None,
         **options: Any,
     ) -> int:
-        """Adds a node and gives its number."""
+        """Add a node and return its number."""
         self.nodes.append(Node(op, name, inputs or {}, arrays or {}, options))
         return len(self.nodes) - 1
 

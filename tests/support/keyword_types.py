@@ -1,6 +1,6 @@
-"""The text of `cellerate.keywords`, made from the records that public functions take the fields of.
+"""The text of `cellerate.keywords`, made from the records whose fields public functions take.
 
-`make keywords` writes the module anew.
+`make keywords` rewrites the module.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from typing import Any, Literal, Required, TypedDict
 
 
 def public_functions() -> dict[str, Callable[..., Any]]:
-    """The functions that take the fields of records, by name: public ones, and those that build models."""
+    """The functions that take the fields of records, by name: public functions and builders of models."""
     values = {name: getattr(cellerate, name) for name in cellerate.__all__}
-    # Not before the module that they take types from can be imported.
+    # Imported here, once `cellerate.keywords`, whose types they use, can be imported.
     from cellerate.models.forecast import build_forecast_model
     from cellerate.models.text import build_text_model
 
@@ -99,7 +99,7 @@ def _written(hint: Any) -> str:
 
 
 class _AnyName(types.ModuleType):
-    """The module before it is written, so that functions may name types that are yet to come."""
+    """A stand-in for the module before it is written, so that functions may name types that do not exist yet."""
 
     def __getattr__(self, name: str) -> type:
         # `inspect` asks each module for its file.

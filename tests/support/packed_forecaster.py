@@ -39,7 +39,7 @@ def program(features=2, targets=2, quantiles=0, *, flat=False, window=WINDOW, ho
     return Program(nodes, {"forecast": 3})
 
 
-# What `train series` writes of a model of two features, which forecasts one of them and a third column.
+# The options that `train series` records for a model of two features that forecasts one of them and a third column.
 OPTIONS = {
     "target": ["price", "load"],
     "feature": ["load", "wind"],
@@ -72,7 +72,7 @@ def packed(precision="float32", what=None, quantiles=(), **options):
 
 
 def write_series(path):
-    """Two regions, hour by hour; gives what stands at the end of each."""
+    """Write a table of two regions, hour by hour; return the last window of each."""
     rows = np.random.default_rng(7).normal([20.0, 5.0, -3.0], [4.0, 0.5, 100.0], (60, 3))
     start = np.datetime64("2024-02-28T00:00")
     with path.open("w", newline="") as file:

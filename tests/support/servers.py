@@ -1,4 +1,4 @@
-"""Servers of small packed models, each in a process of its own as users run it."""
+"""Servers of small packed models, each in its own process as users run it."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ def series_cell(path: Path, *, quantiles: tuple[float, ...] = ()) -> Path:
 
 
 def window_cell(path: Path, *, quantiles: tuple[float, ...] = ()) -> Path:
-    """A forecaster as `series_cell` makes it, that sees its window at once: a linear map of all its rows."""
+    """A forecaster like that of `series_cell`, without recurrence: a linear map of the whole window."""
     graph = Graph()
     rows = graph.add("reshape", "flat", {"x": graph.input("series", 6, 2)}, shape=(12,))
     shape = (3, 2, *([len(quantiles)] if quantiles else []))
@@ -98,7 +98,7 @@ class Server:
     Attributes:
         address: Where it listens.
         process: Its process.
-        lines: What it wrote to stderr so far.
+        lines: The lines that it has written to stderr so far.
     """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
@@ -124,24 +124,24 @@ class Server:
         return int(self.address.rpartition(":")[2])
 
     def client(self, **options: Any) -> httpx2.Client:
-        """A client of this server; nothing of the environment, such as a proxy, comes between."""
+        """A client of this server that ignores the environment, such as a proxy."""
         return httpx2.Client(base_url=self.address, trust_env=False, timeout=60, **options)
 
     def stop(self, sent: signal.Signals = signal.SIGTERM) -> int:
-        """Tells it to end, and waits; returns its exit code."""
+        """Signal the server to end, wait, and return its exit code."""
         self.process.send_signal(sent)
         self.process.wait(60)
         self.close()
         return self.process.returncode
 
     def close(self) -> None:
-        """Reads the rest of its log, after it has ended."""
+        """Read the rest of the log of a server that has ended."""
         self._reader.join(60)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
     def until(self, text: str) -> None:
-        """Waits until a line of its log has a text."""
+        """Wait until a line of the log contains a text."""
         end = time.monotonic() + 30
         while not any(text in line for line in self.lines):
             assert time.monotonic() < end, "".join(self.lines)
@@ -150,7 +150,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*models: Path | str, options: tuple[str, ...] = (), **environment: str) -> Iterator[Server]:
-    """Runs `cellerate serve`; ends it afterwards, and fails if it wrote a traceback."""
+    """Run `cellerate serve`, end it afterwards, and fail if it wrote a traceback."""
     command = [sys.executable, "-c", _PROGRAM, "serve", *map(str, models), "--port", "0"]
     if "--state" not in options:
         command.append("--no-state")
@@ -172,7 +172,7 @@ def serving(*models: Path | str, options: tuple[str, ...] = (), **environment: s
 
 
 def refusal(*models: Path | str, options: tuple[str, ...] = (), **environment: str) -> str:
-    """Runs `cellerate serve` where it cannot serve; returns the error that it ends with."""
+    """Run `cellerate serve` where it cannot serve, and return its error."""
     command = [sys.executable, "-c", _PROGRAM, "serve", *map(str, models), "--port", "0", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
     assert done.returncode > 0, done.stderr

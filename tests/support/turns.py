@@ -1,4 +1,4 @@
-"""Times two ways of doing the same in turns, alone or beside a busy program, which then meets both."""
+"""Time two ways of doing the same in turns, so that the load of the machine affects both alike."""
 
 import contextlib
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def busy_programs(count: int) -> Iterator[None]:
-    """Has so many other programs compute within a `with`."""
+    """Run `count` other programs that keep a core busy each, within the context."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -23,13 +23,13 @@ def busy_programs(count: int) -> Iterator[None]:
 def ratios(
     first: Callable[[], object], second: Callable[[], object], pairs: int, most_seconds: float = 3600
 ) -> list[float]:
-    """The time of the second over that of the first, of each pair of calls; which begins changes.
+    """The time of the second call divided by the first's, for each pair of calls; the two take turns to begin.
 
     Args:
-        first: What the other is held against.
-        second: What is judged.
+        first: The reference.
+        second: The call to compare with it.
         pairs: The most pairs.
-        most_seconds: No pair begins after so many.
+        most_seconds: No pair begins after this many seconds.
     """
     found: list[float] = []
     begin = time.perf_counter()

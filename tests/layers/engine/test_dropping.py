@@ -56,7 +56,7 @@ def test_dropout_keeps_the_mean_and_drops_at_its_rate(kind: str) -> None:
     assert len(set(losses)) > len(losses) / 2
     np.testing.assert_allclose(losses, 1.0, atol=5 * deviation)
     assert abs(np.mean(losses) - 1) < 5 * deviation / np.sqrt(len(losses))
-    # Fewer decisions scatter the means more: 12 of them lie far from a third or three times of it.
+    # Fewer decisions would scatter the means more; the deviation of 12 means is never near a third or three times this.
     assert deviation / 2 < np.std(losses) < 2 * deviation
 
 

@@ -51,8 +51,8 @@ def assert_equal(case: str, optimizer: str, **fit: Any) -> None:
         np.testing.assert_allclose(our[name], value, rtol=1e-4, err_msg=name)
 
 
-# JAX compiles stock Keras anew for a smaller batch. The engine divides rows alike on every backend, and the seam to JAX
-# meets smaller batches in the tests with BATCH.
+# JAX recompiles stock Keras for a smaller batch. The engine divides rows alike on every backend, and the tests with
+# BATCH pass smaller batches through the bridge to JAX.
 ALIKE = ROWS // 3 if keras.backend.backend() == "jax" else BATCH
 
 

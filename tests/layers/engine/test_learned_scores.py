@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def attending() -> keras.Model:
-    """Each kind of scores, with a mask, of sequences of any length."""
+    """A model with each kind of attention scores, a mask, and sequences of any length."""
     inputs = keras.Input((None, 3))
     steps = layers.LSTM(6, return_sequences=True)(layers.Masking()(inputs))
     parts = [

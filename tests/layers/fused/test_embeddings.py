@@ -66,7 +66,7 @@ def test_embedding_before_lstm_becomes_a_lookup_only_where_it_saves_time(
 @pytest.mark.parametrize("change", ["frozen", "lora", "bfloat16"])
 def test_embedding_not_stored_as_a_float32_variable_equals_keras(change: str) -> None:
     def build() -> keras.Model:
-        # With bfloat16 the table, which Keras rounds and the lookup does not, holds what bfloat16 can hold.
+        # Keras rounds the table to bfloat16 and the lookup does not, so the table holds only values exact in bfloat16.
         start = keras.initializers.Constant(np.random.default_rng(0).integers(-9, 9, (V, D)) / 8)
         model = text_model(
             layers.LSTM(H, dtype="float32"),

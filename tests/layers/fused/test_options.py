@@ -81,7 +81,7 @@ def test_lstm_with_a_dropout_of_one_drops_what_keras_drops(
     mask = MASK if masked else None
     x = data()[0]
     if (BACKEND, implementation, options, masked) == ("jax", "cellerate-cuda", {}, False):
-        # On a GPU Keras drops all inputs and takes cuDNN. Beside the emulated one it stays on the CPU.
+        # On a real GPU Keras drops all inputs and takes cuDNN; beside the emulated GPU it runs on the CPU.
         x = np.zeros_like(x)
     before = ops.convert_to_numpy(layer(x, mask=mask, training=True))
     after = ops.convert_to_numpy(accelerate(layer)(data()[0], mask=mask, training=True))

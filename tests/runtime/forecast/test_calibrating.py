@@ -135,7 +135,7 @@ def test_newest_origins_of_several_series_never_cross_a_border_and_are_thinned(m
     assert (np.diff(found) > 0).all()
     monkeypatch.setattr(calibrating, "MOST_WINDOWS", 50)
     assert len(calibrating.thinned(found, 50)) == 50
-    # Of each series no more than 720.
+    # At most 720 origins of each series.
     assert len(newest_origins(series(np.zeros(2000)), given)) == 720
 
 
@@ -224,10 +224,10 @@ def test_what_is_known_in_advance_is_asked_for_rows_of_the_series_alone():
 
     blocks = list(row_forecasts(forecast, data, given, [(first, first, stop) for first, stop, _ in segments]))
     rows = np.concatenate([rows for rows, _, _ in blocks])
-    # Of b, no whole horizon follows a window.
+    # In b, no whole horizon follows a window.
     assert sorted(set(asked)) == [*range(4, 19), *range(29, 39)]
     assert rows.tolist() == [*range(4, 20), *range(29, 40)]
-    # The last row of a stretch has only the forecast whose horizon ends with it.
+    # For the last row of a stretch there is only the forecast whose horizon ends with it.
     found = dict(zip(rows.tolist(), np.concatenate([one for _, one, _ in blocks])[:, 0], strict=True))
     expected = brute_force(data.values, segments, last_value())
     assert found[39] == pytest.approx(data.values[37, 0])

@@ -22,7 +22,7 @@ from cellerate.tasks import inference
 from cellerate.tasks.judging.forecasts import example_record, forecast_columns
 from support.packed_forecaster import HORIZON, WINDOW, header, packed, program, write_series
 
-# Runs code in a process in which nothing that forecasting rows does without can be imported.
+# Runs code in a process in which no package that forecasting rows does not need can be imported.
 ALONE = """
 import sys
 class Refusing:
@@ -53,7 +53,7 @@ def test_forecast_equals_the_model_in_the_units_of_the_data(quantiles):
     scaled = ((rows - [20.0, 5.0]) / [4.0, 0.5]).astype(np.float32)
     expected = in_units(model.predict(scaled))
     np.testing.assert_allclose(made, expected, atol=1e-6 * np.ptp(expected), rtol=0)
-    # A window alone, more rows than the window and lists are forecast alike; float32 rounds the rows.
+    # A single window, more rows than the window and lists give the same forecast; float32 rounds the rows.
     np.testing.assert_allclose(model.forecast(rows[1]), made[1], atol=1e-6 * np.ptp(made), rtol=0)
     longer = np.concatenate([np.full((4, 5, 2), np.nan), rows], axis=1)
     np.testing.assert_array_equal(model.forecast(longer), made)

@@ -24,7 +24,7 @@ HOUR = np.timedelta64(1, "h")
 
 
 class Ahead:
-    """Knows a price of 7 and 8 of any two hours after the end of series b."""
+    """Covariates known in advance: a price of 7 and 8 in the two hours after the end of series b, and 6 before."""
 
     def __init__(self, end):
         self.end = end
@@ -61,7 +61,7 @@ def settings(covariates=COVARIATES):
 
 
 class Model:
-    """Keeps what it was given, and forecasts the scaled price of each step, or the last value without one."""
+    """Keep the inputs and forecast the scaled price of each step, or the last value if there is no price."""
 
     def __call__(self, inputs):
         self.given = inputs
@@ -91,7 +91,7 @@ def test_inputs_are_the_scaled_rows_the_calendar_and_the_id(data):
 def test_rows_beyond_the_end_are_looked_up_and_timed(data):
     model = Model()
     made = at(model, data, [2 * ROWS, 2 * ROWS - 1, ROWS + 6])
-    # Forecasts are prices, scaled by those of b and taken back by its y.
+    # The model forecasts the scaled price of b, which is unscaled as b's y.
     np.testing.assert_allclose(made[0, :, 0], (np.array([7, 8]) - 3) / 4 * 50 + 1000, rtol=1e-5)
     np.testing.assert_allclose(made[1, :, 0], (np.array([6, 7]) - 3) / 4 * 50 + 1000, rtol=1e-5)
     end = data.times[-1]

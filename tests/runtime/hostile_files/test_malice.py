@@ -1,4 +1,4 @@
-"""Files made to do harm, their digest right: each ends in one `DataError`."""
+"""Malicious files with a correct digest: each ends in one `DataError`."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ from support.runtime.cell_files import (
 
 
 def poke(tensor: str, values: bytes) -> Callable[[dict[str, Any], bytearray], Any]:
-    """Changes the first bytes of a tensor."""
+    """A change of the first bytes of a tensor."""
 
     def change(header: dict[str, Any], data: bytearray) -> None:
         begin = header[tensor]["data_offsets"][0]

@@ -64,7 +64,7 @@ LITERALS = {
 
 
 def hostile(rng: random.Random) -> Any:
-    """A value of its own: a later mutation may change it."""
+    """A copy of a hostile value, because a later mutation may change it."""
     return copy.deepcopy(rng.choice(HOSTILE))
 
 
@@ -83,7 +83,7 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def restructured(content: bytes, rng: random.Random) -> bytes:
-    """A file with its JSON changed as JSON, one to three times, and the lengths and the digest right again."""
+    """A file whose JSON tree is changed one to three times, with correct lengths and digest."""
     header, data = split(content)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         container, key = rng.choice(places(header) or [({}, "")])
@@ -96,7 +96,7 @@ def restructured(content: bytes, rng: random.Random) -> bytes:
             case 4 if isinstance(container, dict):
                 container[str(hostile(rng))] = container.pop(key)
             case 5:
-                # Through text, so that no value comes to hold itself.
+                # A copy through text, so that no value comes to contain itself.
                 container[key] = json.loads(json.dumps(other[other_key]))
             case 6 if type(container[key]) in (int, float):
                 container[key] += rng.choice((1, -1, 0.5, 8, -8, 1 << 32))
@@ -162,7 +162,7 @@ def spliced(content: bytes, donor: bytes, rng: random.Random) -> bytes:
 
 
 def fuzz(contents: dict[str, bytes], path: Path, count: int, seed: int) -> Counter[str]:
-    """Reads `count` mutated files; counts how they ended."""
+    """Read `count` mutated files and count how they ended."""
     rng = random.Random(seed)
     originals = list(contents.values())
     cells = {}
@@ -197,7 +197,7 @@ def fuzz(contents: dict[str, bytes], path: Path, count: int, seed: int) -> Count
                 assert_same(cell, cells[mutated])
                 ends["unchanged"] += 1
                 continue
-            # Only with a digest made right can another file load.
+            # A changed file can load only if its digest was corrected.
             assert kind >= 4, f"mutation {number} of seed {seed} went unnoticed"
             Program(cell.program.nodes, cell.program.outputs)
             used = {id(a): a.nbytes for node in cell.program.nodes for a in node.arrays.values()}

@@ -61,7 +61,7 @@ def test_header_of_many_small_values_takes_a_multiple_of_its_size(piece, tmp_pat
     read_cell(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # A list is 3 bytes of JSON and 64 of memory, a dictionary of one key 8 and 250.
+    # A list takes 3 bytes of JSON and 64 of memory, a dictionary of one key 8 and 250.
     assert peak < 50 * path.stat().st_size
 
 
@@ -108,7 +108,7 @@ def test_header_made_to_be_large_takes_bounded_memory_and_time(kind, where, mib,
         literal = HARM[kind](size)
         content = text.replace('"{\\"x\\":\\"@\\"}"', literal)
     else:
-        # A quote of a text within a text takes two or four bytes.
+        # A quote takes two or four bytes in a text within a text.
         literal = json.dumps(HARM[kind](size // 2), ensure_ascii=False)[1:-1][: size - 8]
         content = text.replace('\\"@\\"', literal + "\\" * (len(literal) - len(literal.rstrip("\\")) & 1))
     assert len(content) > size // 3
@@ -122,9 +122,9 @@ def test_header_made_to_be_large_takes_bounded_memory_and_time(kind, where, mib,
     seconds = time.process_time() - begin
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # The characters, four bytes each in some places at once, and what a million small values take.
+    # Several copies of the characters at four bytes each, and a million small values.
     assert peak < 22 * size + 100 * 2**20
-    # Some tenths of a second, and ten times that where memory is traced.
+    # It takes some tenths of a second, and ten times that while memory is traced.
     assert seconds < 20
 
 

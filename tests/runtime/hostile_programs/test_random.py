@@ -34,7 +34,7 @@ OPTIONS: dict[type, tuple[Any, ...]] = {
 
 
 def random_node(rng: random.Random, number: int) -> Node:
-    """A node of any operation, most of it as it should be."""
+    """A node of any operation, mostly valid."""
     op = rng.choice([*OPERATIONS, "concatenate", "lstm", "dense", "embedding"])
     kind = OPERATIONS[op]
     names = [str(n) for n in range(rng.choice((1, 2, 3)))] if kind.inputs == ("*",) else kind.inputs
@@ -60,7 +60,7 @@ def random_node(rng: random.Random, number: int) -> Node:
 
 
 def random_program(rng: random.Random) -> Iterator[Program]:
-    """Programs that grow by a node that can be there, the last of each by one that perhaps cannot."""
+    """Growing programs: the last node of each is random, all nodes before it are valid."""
     nodes = [
         given(-1, dtype="int32", name="ids"),
         given(-1, rng.choice(SIZES), name="numbers"),
@@ -78,7 +78,7 @@ def random_program(rng: random.Random) -> Iterator[Program]:
 
 
 def fuzz(path: Path, count: int, seed: int) -> Counter[str]:
-    """Writes, loads and runs `count` programs, with inputs of several sizes; counts how they ended."""
+    """Write, load and run `count` programs with inputs of several sizes; count how they ended."""
     rng = random.Random(seed)
     ends: Counter[str] = Counter()
     programs = itertools.chain.from_iterable(random_program(rng) for _ in itertools.count())

@@ -1,4 +1,4 @@
-"""Programs that are written as they should be and would take much memory or time."""
+"""Valid programs that would take much memory or time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from support.runtime.unchecked_programs import given, lstm, ones, packed
 
 
 def doubled(op: str = "concatenate", count: int = 40, **options: Any) -> list[Node]:
-    """Each joins the one before with itself."""
+    """Each node joins the node before it with itself."""
     nodes = [given(-1, 1)]
     for number in range(count):
         nodes.append(Node(op, f"n{number}", {"0": number, "1": number}, {}, options))
@@ -29,7 +29,7 @@ def repeated() -> list[Node]:
 
 
 def taken() -> list[Node]:
-    """A thousand copies of the only axis, which is made the only one again."""
+    """The only axis becomes a thousand times as long at each take, and a reshape makes it the only one again."""
     nodes = [given(1)]
     for number in range(0, 8, 2):
         nodes.append(Node("take", f"t{number}", {"x": number}, {}, {"indices": (0,) * 1000, "axis": -1}))
@@ -38,7 +38,7 @@ def taken() -> list[Node]:
 
 
 def broadcast(op: str) -> list[Node]:
-    """(n, 1) and (1, n) become (n, n), that (n * n, 1) and (1, n * n), ..."""
+    """(n, 1) and (1, n) become (n, n), which becomes (n * n, 1) and (1, n * n), ..."""
     nodes = [given(4)]
     for number in range(0, 15, 3):
         nodes.append(Node("reshape", f"r{number}", {"x": number}, {}, {"shape": (-1, 1)}))
@@ -48,7 +48,7 @@ def broadcast(op: str) -> list[Node]:
 
 
 def widened(op: str) -> list[Node]:
-    """A product that makes many columns of one, and a reshape that makes them rows."""
+    """A product turns one column into many, and a reshape turns them into rows."""
     nodes = [given(1, 1)]
     for number in range(0, 6, 2):
         if op == "dense":

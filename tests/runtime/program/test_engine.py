@@ -1,4 +1,4 @@
-"""The engine runs what is needed, on whole rows, and lets go of what it no longer needs."""
+"""The engine computes only what the outputs need, on whole rows, and frees arrays that it no longer needs."""
 
 import itertools
 import subprocess
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("way")
 
 interpreted = pytest.mark.parametrize("way", ["an operation at a time"], indirect=True)
 
-# The design's limit for the root mean square of a forward pass, as a share of that of the values.
+# The design's limit for the root mean square error of a forward pass, relative to the values' root mean square.
 LIMIT = 1e-6
 
 
@@ -42,7 +42,7 @@ def text_ids(batch, steps, seed=0):
 
 
 def text_expected(program, ids):
-    """The same by the oracle, in float64."""
+    """The outputs of the text program by the oracle, in float64."""
     nodes = {node.name: node for node in program.nodes if node.arrays}
 
     def lstm(name, x, **options):
@@ -237,7 +237,7 @@ def test_run_asks_only_for_inputs_that_the_outputs_need():
 
 
 def forward_calls(monkeypatch):
-    """Of each LSTM that runs on the core from now on, whether it looks rows up itself and gives sequences."""
+    """A pair for each LSTM that the core runs from now on: it looks rows up itself, it returns sequences."""
     calls, forward = [], cpu.forward
 
     def watched(arguments, options, *, return_sequences, keep):
@@ -333,7 +333,7 @@ def test_run_in_pieces_gives_the_bits_of_one_piece(monkeypatch, rows_at_most):
     monkeypatch.setattr(interpreter, "row_bytes", lambda *_: interpreter._WORKING_BYTES // rows_at_most)
     assert_identical(Engine(text_program()).run(ids), whole)
     assert sum(pieces) == 13
-    # As few as can be, and of about one size.
+    # As few pieces as possible, of about equal size.
     assert len(pieces) == -(-13 // rows_at_most)
     assert max(pieces) == -(-13 // len(pieces))
 
@@ -363,7 +363,7 @@ def test_run_in_pieces_says_which_row_of_the_whole_batch_is_wrong(monkeypatch):
 
 
 def wide_program():
-    """A model whose arrays in between are much larger than what goes in and comes out."""
+    """A model whose intermediate arrays are much larger than its inputs and outputs."""
     graph = Graph()
     x = graph.input("x", -1, 2)
     for number in range(3):
@@ -386,11 +386,11 @@ def test_run_of_a_long_batch_needs_bounded_memory(monkeypatch):
     engine, x = Engine(wide_program()), draw(600, 20, 2)
     output, layer, slack = 600 * 200 * 4, 600 * 20 * 200 * 4, 100 << 10
     whole = traced_peak(lambda: engine.run(x))
-    # A dense layer holds what it reads, its sums, and their activation.
+    # A dense layer holds its input, its sums, and their activation.
     assert 3 * layer <= whole <= 3 * layer + output + slack
     limit = 1 << 20
     monkeypatch.setattr(interpreter, "_WORKING_BYTES", limit)
-    # Not much less either, as pieces of few rows are slow.
+    # Not much less either, because pieces of few rows are slow.
     assert limit / 2 <= traced_peak(lambda: engine.run(x)) - output <= limit + slack
 
 

@@ -1,4 +1,4 @@
-"""The engine refuses arrays, ids, arguments and programs that do not fit, in words."""
+"""The engine refuses arrays, ids, arguments and programs that do not fit, and says why."""
 
 import itertools
 import subprocess

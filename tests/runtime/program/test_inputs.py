@@ -1,4 +1,4 @@
-"""What a packed model takes as an array, and what it says of what is none."""
+"""The arrays that a packed model accepts, and its errors for other values."""
 
 import re
 from typing import Any
@@ -29,7 +29,7 @@ class OnlyDlpack:
 
 
 class Unreadable:
-    """What a tensor on a GPU is like."""
+    """A stand-in for a tensor on a GPU."""
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")

@@ -9,14 +9,14 @@ from cellerate.runtime.program import operations
 from support.activation_names import IN_FILES
 from support.runtime.one_operation import B, T, draw, node, scattered
 
-# The design's limit for the root mean square of a forward pass, as a share of that of the values.
+# The design's limit for the root mean square error of a forward pass, relative to the values' root mean square.
 LSTM_LIMIT = 1e-6
 
 
 def lstm_case(
     batch=B, steps=T, inputs=4, units=9, *, bias=True, states=False, mask=False, ids=None, **options
 ):
-    """A node, what it reads, and its table or None."""
+    """A node, its inputs, and its table or None."""
     arrays = {
         "kernel": draw(inputs, 4 * units, seed=1) / np.float32(inputs**0.5),
         "recurrent_kernel": draw(units, 4 * units, seed=2) / np.float32(2 * units**0.5),
@@ -31,7 +31,7 @@ def lstm_case(
     if states:
         given |= {"h0": draw(batch, units, seed=4), "c0": draw(batch, units, seed=5)}
     if mask:
-        # Rows of nothing, of padding before and of padding after among scattered ones.
+        # Among scattered masks, rows that are all padding, padded before and padded after.
         given["mask"] = scattered(batch, steps, seed=6)
         given["mask"][1::4], given["mask"][2::4, : steps // 2] = False, False
         given["mask"][3::4, steps // 2 :] = False
@@ -85,8 +85,8 @@ def test_lstm_of_a_shape_equals_the_oracle(where, shape, mask):
 @pytest.mark.parametrize("name", IN_FILES)
 def test_lstm_with_an_activation_equals_the_oracle(where, name):
     layer, given, table = lstm_case(activation=name, recurrent_activation="hard_sigmoid", bias=False)
-    # Some grow without bound: over two steps they stay in a range where float32 is precise. Near 0 two are a difference
-    # of equals, and no float32 is precise.
+    # Some activations grow without bound: over two steps they stay in a range where float32 is precise. The two
+    # shrinks subtract nearly equal numbers near 0, where float32 is not precise.
     shrinks = name.startswith(("tanh_shrink", "soft_shrink"))
     given["x"] = given["x"][:, :2] * np.float32(16 if shrinks else 0.25)
     assert_lstm_equals_the_oracle(layer, given, table)

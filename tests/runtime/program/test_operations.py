@@ -1,7 +1,7 @@
-"""Each operation is held against float64, on the native core and on NumPy alone.
+"""Each operation is compared with float64, on the native core and on NumPy alone.
 
 A rounding is half an epsilon of float32 relative to the number rounded. Bounds count the roundings on the way to
-a result and give the size of what is rounded, as in Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
+a result and give the size of the rounded numbers, as in Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
 """
 
 import math
@@ -63,7 +63,7 @@ def test_unembedding_equals_float64(where, soft_cap):
     x, table = draw(B, T, 9), draw(11, 9, seed=1)
     expected, size = product_and_size(x, table.T, None)
     if soft_cap is not None:
-        # tanh changes no more than its argument does; 8 roundings are its own.
+        # tanh does not magnify the error of its argument, and adds 8 roundings.
         expected, size = np.tanh(expected / soft_cap) * soft_cap, size + np.abs(expected)
     assert_within(
         run("unembedding", {"embeddings": table}, {"x": x}, soft_cap=soft_cap), expected, size, 9 + 12
@@ -82,7 +82,7 @@ def test_embedding_of_an_id_outside_the_table_raises(where, bad):
         run("embedding", {"embeddings": draw(6, 4)}, {"ids": np.array([[0, bad]], np.int32)})
 
 
-# Results are as precise as their argument where they are a difference of it and something close.
+# These subtract a close number from their argument, so the error is relative to the argument, not to the result.
 DIFFERENCES = ("squareplus", "tanh_shrink")
 
 
@@ -91,12 +91,12 @@ def test_activation_equals_float64(where, name):
     small = np.geomspace(1e-6, 0.9, 500)
     x = np.concatenate([np.linspace(-12.0003, 11.9998, 4001), small, -small]).astype(np.float32)
     expected = activation_of(name).value(wide(x))
-    # 16: libraries state up to 4 units in the last place, 8 roundings, for one function, and none here needs
-    # more than two.
+    # 16: libraries state an error of up to 4 units in the last place, 8 roundings, for one function, and no activation
+    # needs more than two functions.
     of_difference = name.partition("(")[0] in DIFFERENCES
     size = np.maximum(np.abs(x), np.abs(expected)) if of_difference else np.abs(expected)
     if name.startswith("gelu("):
-        # An exponential magnifies the rounding of its argument by the argument.
+        # An exponential multiplies the relative rounding error of its argument by the argument.
         size = size * (1 + np.abs(1.6 * x + 0.072 * wide(x) ** 3))
     assert_within(run("activation", given={"x": x[:, np.newaxis]}, activation=name)[:, 0], expected, size, 16)
 
@@ -119,7 +119,7 @@ def test_softmax_equals_float64_and_never_overflows(where, name, scale):
     below = wide(x) - wide(x).max(axis=-1, keepdims=True)
     logs = below - np.log(np.exp(below).sum(axis=-1, keepdims=True))
     found = run("activation", given={"x": x}, activation=name)
-    # The rounding of the difference, the sum of 33, and exp, log and the last operation with 8 each.
+    # The rounding of the difference, the sum of 33 numbers, and 8 each for exp, log and the last operation.
     size = np.abs(below) + 1
     if name == "softmax":
         assert_within(found, np.exp(logs), np.exp(logs) * size, 33 + 24)
@@ -127,7 +127,7 @@ def test_softmax_equals_float64_and_never_overflows(where, name, scale):
         assert_within(found, logs, size, 33 + 24)
 
 
-# Keras gives the default of a threshold in place of a NaN, too.
+# A threshold's default replaces a NaN, in Keras as well.
 @pytest.mark.parametrize("name", [n for n in (*IN_FILES, *NORMALIZERS) if "default_value" not in n])
 def test_activation_of_nan_and_infinity_stays_in_its_row(where, name):
     x = draw(4, 6)
@@ -149,7 +149,7 @@ def test_layer_norm_equals_float64(where, shape, given):
     deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon)
     normal = centred / deviation
     gamma, beta = wide(arrays.get("gamma", np.ones(1))), wide(arrays.get("beta", np.zeros(1)))
-    # The mean is off by its roundings of the largest number; the deviation by the same share of itself.
+    # The error of the mean is its roundings of the largest number; the deviation has the same relative error.
     off = np.abs(x).max(axis=-1, keepdims=True) / deviation * (1 + np.abs(normal))
     found = run("layer_norm", arrays, {"x": x}, epsilon=epsilon)
     assert_within(found, normal * gamma + beta, off * np.abs(gamma) + np.abs(beta), 2 * shape[-1] + 8)

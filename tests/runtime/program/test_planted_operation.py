@@ -1,4 +1,4 @@
-"""A new operation is one row: everything that runs a program, steps it or keeps it reads the row."""
+"""A new operation is one row: all code that runs, steps or stores a program reads the row."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(shift: Any, **options: Any) -> Graph:
-    """The row's operation on the outputs of an LSTM."""
+    """The planted operation on the outputs of an LSTM."""
     graph = Graph()
     first = graph.lstm(graph.input("x", -1, F), "first", F, H)
     graph.add("pair", "both", {"x": first}, {"shift": shift}, **({"digits": 2} | options))

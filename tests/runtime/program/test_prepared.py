@@ -1,4 +1,4 @@
-"""Calls that were prepared give what full calls give, and refuse what they do not fit."""
+"""Prepared calls give the results of full calls, and refuse arrays that they do not fit."""
 
 import re
 from typing import Any

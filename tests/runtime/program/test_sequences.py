@@ -1,4 +1,4 @@
-"""The operations that look across steps are held against float64 in plain loops, on the native core and without it."""
+"""Operations that look across steps are compared with plain loops in float64, on the native core and without it."""
 
 import itertools
 from typing import Any
@@ -15,7 +15,7 @@ REDUCED = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 
 def in_loops(x: np.ndarray, size: int, strides: int, dilation: int, padding: str) -> list[list[int | None]]:
-    """The steps of each window, None where there is none: as TensorFlow's documentation of padding says."""
+    """The steps of each window, None for padding, as TensorFlow's documentation of padding says."""
     steps, reach = x.shape[1], (size - 1) * dilation + 1
     before, behind = {"valid": (0, 0), "causal": (reach - 1, 0)}.get(padding, (None, None))
     if before is None:

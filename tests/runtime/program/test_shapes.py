@@ -1,4 +1,4 @@
-"""The shape that is worked out is the one that comes, and what an operation cannot take is refused before it runs."""
+"""The inferred shape is the result's shape, and inputs that an operation cannot take are refused before it runs."""
 
 import math
 
@@ -34,7 +34,7 @@ XS = {"x": draw(B, T, F)}
 IDS = {"ids": np.random.default_rng(0).integers(0, 6, (B, T)).astype(np.int32)}
 MASK = {"mask": np.random.default_rng(1).random((B, T)) < 0.5}
 TWO = {"0": draw(B, T, F), "1": draw(B, T, F, seed=1)}
-# One of fewer axes, and sizes of 1 that become the others': more elements than any input has.
+# One input has fewer axes, and axes of size 1 are broadcast: the result has more elements than any input.
 GROWN = {"0": draw(B, T, 1), "1": draw(B, F), "2": draw(B, 1, 1)}
 MASK_OF_2 = {"mask": np.ones((B, 2), bool), "mask_of_queries": MASK["mask"]}
 

@@ -36,7 +36,7 @@ def submit(model):
 
 @pytest.fixture
 def alone(model, submit):
-    """What is drawn of a prompt by itself."""
+    """A function that draws the continuation of a prompt by itself."""
 
     def alone(prompt, max_tokens=90, **options):
         batcher = Batcher(model.steps, model.tokenizer)
@@ -49,7 +49,7 @@ def alone(model, submit):
 
 @pytest.fixture
 def read(monkeypatch):
-    """The lengths of the prompts of each reading."""
+    """The lengths of the prompts in each call of `read`."""
     lengths, whole = [], StepModel.read
 
     def reading(self, state, ids, counts):
@@ -62,7 +62,7 @@ def read(monkeypatch):
 
 @pytest.fixture
 def counts(monkeypatch):
-    """The number of ids that each drawing asks for, of each sequence."""
+    """The number of ids that each call of `generate_rows` draws for each sequence."""
     asked, whole = [], StepModel.generate_rows
 
     def drawing(self, state, logits, requests):
@@ -74,7 +74,7 @@ def counts(monkeypatch):
 
 
 def run(batcher):
-    """Steps to the end; what came, by ticket."""
+    """Step until the batcher is idle, and return the updates by ticket."""
     came = {}
     while not batcher.idle:
         for update in batcher.step():
@@ -140,7 +140,7 @@ def test_prompts_submitted_together_are_read_together_the_longest_first(batcher,
     for length in (3, 9, 1, 7, 5, 2, 8, 4, 6, 10):
         submit(batcher, "a" * length, 8)
     batcher.step()
-    # However long: who comes later is read later.
+    # A later prompt is read later, however long it is.
     submit(batcher, "a" * 50, 8)
     run(batcher)
     assert read == [[10, 9, 8, 7, 6, 5, 4, 3], [2, 1, 50]]
@@ -215,7 +215,7 @@ def test_sequences_above_the_useful_batch_take_turns(model, submit, alone, count
     monkeypatch.setattr(StepModel, "rows_at_once", 2)
     batcher = Batcher(model.steps, model.tokenizer, most_active=5)
     tickets = [submit(batcher, "a" * (6 - place), 100) for place in range(6)]
-    # Two prompts are read a step, and the ones that were read are drawn at once; then those that waited longest.
+    # Each step reads two prompts and draws for them at once; then come the sequences that waited longest.
     drawn = [[tickets.index(update.ticket) for update in batcher.step()] for _ in range(6)]
     assert drawn == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
     assert counts[:3] == [[8, 8], [16, 16], [16, 16]]
@@ -237,7 +237,7 @@ def test_one_that_comes_while_others_take_turns_is_drawn_at_the_next_step(model,
     assert update.ticket is late
     assert update.reason == "length"
     assert counts[-1] == [8, 8]
-    # The more take turns, the shorter each: 256 ids by three turns.
+    # The more sequences take turns, the shorter each turn: 256 ids divided by three turns.
     for _ in range(9):
         batcher.step()
     assert counts[-1] == [85, 85]
@@ -247,7 +247,7 @@ def test_each_step_draws_twice_as_many_ids(batcher, submit, counts):
     submit(batcher, "abc", 1000)
     run(batcher)
     assert counts == [[8], [16], [32], [64], [128], [256], [256], [240]]
-    # The next begins with few again.
+    # The next sequence begins with few ids again.
     submit(batcher, "abc", 20)
     run(batcher)
     assert counts[-2:] == [[8], [12]]
@@ -356,7 +356,7 @@ def test_cancelled_text_keeps_its_characters_and_the_others_continue(batcher, su
     assert whole.text.startswith(tickets[1].text)
     for place in (0, 2, 3, 4):
         assert_same(tickets[place], alone(PROMPTS[place]))
-    # One that has ended stays as it is.
+    # A sequence that has ended stays as it is.
     batcher.cancel(tickets[0])
     assert (batcher.step(), tickets[0].reason) == ([], "length")
 

@@ -14,7 +14,7 @@ def _small(packed):
 
 
 def _all(model, prompt, length):
-    """Every continuation of a length and ln of how likely it is, the likeliest first."""
+    """Every continuation of a length with its log-probability, the likeliest first."""
     start = model.tokenizer.encode(prompt)
     found = []
     for letters in itertools.product("abcd", repeat=length):

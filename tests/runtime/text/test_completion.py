@@ -17,7 +17,7 @@ def test_prompts_of_other_lengths_are_continued_as_if_alone(packed):
     found = model.complete(PROMPTS, max_tokens=90, seed=3, temperature=0.9, repetition_penalty=1.2)
     assert [one.reason for one in found] == ["length"] * len(PROMPTS)
     for place, prompt in enumerate(PROMPTS):
-        # Prompts draw from sequences of their own; alone a prompt is the first.
+        # Each prompt draws from the random sequence of its place, so alone it needs the same place.
         prompts = [PROMPTS[0]] * place + [prompt]
         alone = model.complete(prompts, max_tokens=90, seed=3, temperature=0.9, repetition_penalty=1.2)[-1]
         assert found[place].text == alone.text

@@ -35,7 +35,7 @@ MASK = Node("ids_mask", "m", {"ids": 0})
 
 
 def masked_lstm(source, inputs=E):
-    """One whose mask is node 2."""
+    """An LSTM whose mask is node 2."""
     return lstm(source, inputs, inputs_too={"mask": 2}, masked_output="previous_output")
 
 

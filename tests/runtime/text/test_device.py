@@ -1,4 +1,4 @@
-"""A packed model that generates on a GPU, on the emulated one."""
+"""A packed model that generates on the emulated GPU."""
 
 import dataclasses
 

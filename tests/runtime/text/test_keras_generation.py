@@ -1,4 +1,4 @@
-"""The generation loop, held against a stepper whose every answer is known."""
+"""The generation loop, tested with steppers whose every answer is known."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ class Diverged(Counting):
 
 
 class Falling(Counting):
-    """Likes each id less than the one before it, whatever it has read."""
+    """Each id is less likely than the id before it, whatever was read."""
 
     def _answer(self, state: int) -> tuple[int, np.ndarray]:
         return state, np.arange(20, 10, -1, dtype=np.float32)[None]

@@ -1,4 +1,4 @@
-"""Prompts that are read in parts, and what is remembered of those read before."""
+"""Prompts that are read in parts, and the cache of prompts that were read before."""
 
 import tracemalloc
 
@@ -46,7 +46,7 @@ def test_the_longest_beginning_is_recalled(steps):
     read(reader, np.arange(1, 11, dtype=np.int32))
     longer = reader.begin(np.arange(1, 15, dtype=np.int32))
     reader.read([longer])
-    # The end of the first, at 10, is not the end of a part; its last part that ended is at 8.
+    # The first prompt ends at 10, within a part; its last whole part ends at 8.
     assert (reader.recalled, longer.position) == (8, 12)
 
 
@@ -76,7 +76,7 @@ def test_the_least_recently_used_is_forgotten(steps):
     read(reader, second)
     read(reader, first)
     assert reader.recalled == 1
-    read(reader, third)  # the second leaves
+    read(reader, third)  # the second leaves the cache
     read(reader, first)
     assert reader.recalled == 2
     read(reader, second)

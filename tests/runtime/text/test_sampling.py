@@ -22,7 +22,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def counts(logits: np.ndarray, rules: SamplingRules, draws: int = 40_000) -> np.ndarray:
-    """How often each id is drawn, by as many streams of one seed."""
+    """The number of times that each id is drawn, with one seed and a stream for each draw."""
     rows = np.tile(logits, (draws, 1))
     return np.bincount(sample(rows, rules)[0], minlength=len(logits))
 
@@ -30,7 +30,7 @@ def counts(logits: np.ndarray, rules: SamplingRules, draws: int = 40_000) -> np.
 def drawn_natively(
     logits: np.ndarray, rules: SamplingRules, *arguments: Any
 ) -> tuple[list[int], list[float]]:
-    """The same by the native core, a row after the other."""
+    """Ids and scores drawn by the native core, row by row."""
     position, previous = (*arguments, 0, None)[:2]
     pairs = [
         sampling.sample(
@@ -45,7 +45,7 @@ def drawn_natively(
 
 
 def chi_square(observed: np.ndarray, probabilities: np.ndarray) -> float:
-    """Pearson's statistic over the tokens that can be drawn; the others must never be."""
+    """Pearson's statistic over the ids that can be drawn; the others must never be drawn."""
     possible = probabilities > 0
     assert observed[~possible].sum() == 0
     expected = probabilities[possible] * observed.sum()
@@ -66,26 +66,26 @@ def kept(probabilities: np.ndarray, ids: list[int]) -> np.ndarray:
         (SamplingRules(temperature=3.0, seed=3), softmax(LOGITS / 3.0)),
         (SamplingRules(top_k=3, seed=4), kept(softmax(LOGITS), [1, 6, 3])),
         (SamplingRules(top_k=100, seed=5), softmax(LOGITS)),
-        # The probabilities in order are 0.36, 0.22, 0.15, 0.12, 0.07 …: 0.7 is first passed by the third.
+        # The sorted probabilities are 0.36, 0.22, 0.15, 0.12, 0.07 …: the sum passes 0.7 at the third.
         (SamplingRules(top_p=0.7, seed=6), kept(softmax(LOGITS), [1, 6, 3])),
         (SamplingRules(top_p=1.0, seed=7), softmax(LOGITS)),
-        # top-p counts what top-k left: of the best three, the first two hold 0.80 of the mass.
+        # top-p applies after top-k: of the best three, the first two hold 0.80 of the mass.
         (SamplingRules(top_k=3, top_p=0.79, seed=8), kept(softmax(LOGITS), [1, 6])),
-        # top-p counts after the temperature: at 0.5 the first alone holds 0.56.
+        # top-p applies after the temperature: at 0.5 the first alone holds 0.56.
         (SamplingRules(temperature=0.5, top_p=0.55, seed=9), kept(softmax(LOGITS), [1])),
-        # min-p counts from the likeliest: e^(0.9 - 2) = 0.33 stays, e^(0.3 - 2) = 0.18 does not.
+        # min-p is relative to the likeliest id: e^(0.9 - 2) = 0.33 stays, e^(0.3 - 2) = 0.18 does not.
         (SamplingRules(min_p=0.2, seed=10), kept(softmax(LOGITS), [1, 6, 3, 4])),
         (SamplingRules(top_k=6, top_p=0.99, min_p=0.5, seed=11), kept(softmax(LOGITS), [1, 6])),
     ],
     ids=str,
 )
 def test_sample_frequencies_fit_the_distribution(rules: SamplingRules, expected: np.ndarray) -> None:
-    # 6 degrees of freedom at most: above 27.9 once in 10,000 seeds, and the seeds are fixed.
+    # At most 6 degrees of freedom: one seed in 10,000 exceeds 27.9, and the seeds are fixed.
     assert chi_square(counts(LOGITS, rules), expected) < 27.9
 
 
 def test_sample_with_a_penalty_fits_the_distribution_of_the_logits_it_leaves() -> None:
-    # 1 is above 0 and 2 below; 6 has left the window.
+    # The logit of id 1 is above 0, that of id 2 below; id 6 has left the window.
     rules = SamplingRules(repetition_penalty=2, penalty_window=3, seed=12)
     previous = [np.array([6, 1, 2, 1])] * 40_000
     drawn, _ = sample(np.tile(LOGITS, (40_000, 1)), rules, 0, previous)
@@ -124,7 +124,7 @@ def test_sample_draws_the_ids_and_scores_of_the_native_core(rules: SamplingRules
     for position in (0, 1, 77, 2**32 + 5, 2**63 - 1):
         logits = (random.normal(size=(40, vocabulary)) * 3).astype(np.float32)
         logits[20:] = logits[20:].round()  # ties
-        # Ids beyond the logits are known to the embeddings only; some rows have none yet.
+        # Ids beyond the logits are known to the embeddings only; some rows have no previous ids yet.
         previous = [random.integers(0, vocabulary + 2, row % 12) for row in range(40)]
         drawn, scores = sample(logits, rules, position, previous)
         expected, expected_scores = drawn_natively(logits, rules, position, previous)
@@ -135,7 +135,7 @@ def test_sample_draws_the_ids_and_scores_of_the_native_core(rules: SamplingRules
 
 
 def test_uniform_is_philox_as_published() -> None:
-    # The first and the last of the known answers of Random123, 1.14: the counter and key of all zeros, and of pi.
+    # The first and the last known answer of Random123, 1.14: counter and key are zeros, and digits of pi.
     assert uniform(0, 0, 0) == ((0xE169C58D << 32 | 0x6627E8D5) >> 11) * 2.0**-53
     key, stream, position = 0x299F31D0A4093822, 0x0370734413198A2E, 0x85A308D3243F6A88
     assert uniform(key, stream, position) == ((0x94FDCCEB << 32 | 0xD16CFE09) >> 11) * 2.0**-53

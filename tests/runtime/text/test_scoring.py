@@ -1,4 +1,4 @@
-"""How likely a text is, read in one go and in pieces."""
+"""The score of a text, read in one go and in pieces."""
 
 import math
 
@@ -64,7 +64,7 @@ def test_pieces_score_every_id_once_and_start_their_context_early(packed, text_m
     pieces = scoring._pieces(0, len(text), context)
     assert len(pieces) > 4
     for piece in pieces:
-        # What reading from `context` ids before on gives, by predict.
+        # The scores by predict, reading from `context` ids before the piece.
         part = _log_probabilities(model, text[piece.start : piece.stop])
         wanted = part[piece.first - 1 - piece.start :]
         np.testing.assert_allclose(
@@ -80,7 +80,7 @@ def test_pieces_forget_what_lies_before_their_context(packed, text_model):
     model, text = packed(), _text(text_model.characters, 30_000)
     whole, pieces = model.score(text, context=None), model.score(text)
     assert len(scoring._pieces(0, len(text), scoring.CONTEXT)) > 2
-    # After so many ids nothing that float32 can tell is left of the beginning.
+    # After so many ids the beginning has no effect that float32 can represent.
     np.testing.assert_allclose(pieces.log_probabilities, whole.log_probabilities, atol=1e-5)
     assert pieces.bits_per_character == pytest.approx(whole.bits_per_character, rel=1e-7)
 

@@ -1,4 +1,4 @@
-"""A model by hand: its state can be cloned, kept, split and joined, and always is what was read."""
+"""A model driven step by step: its state can be cloned, kept, split and joined, and always matches the ids read."""
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_rows_draw_with_their_own_counts_streams_places_and_stops(packed):
     drawn = stepper.draw([40, 7, 0], rules, previous=ids)
     texts = model.generate(prompts, max_tokens=40, seed=5, repetition_penalty=1.3)
     assert [model.tokenizer.decode(one.ids) for one in drawn] == [texts[0], texts[1][:7], ""]
-    # The second goes on where it was, as if it had never stopped.
+    # The second row continues where it stopped, as if it had never stopped.
     second = stepper.leave([0, 2])
     assert stepper.batch_size == 1
     assert second.batch_size == 2

@@ -1,4 +1,4 @@
-"""Ids as text: nothing of a stop text is shown, however the ids are cut."""
+"""Ids as text: no part of a stop text is shown, however the ids are cut."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def _cuts(ids, sizes):
         (["☃a"], "abcabdabcabcé"),
         (["cx", "x"], "abcabdabcabcé☃ab"),
         (["zzz", "abcxx"], TEXT),
-        # The first to be complete, though another one begins before it.
+        # The stop text that is complete first ends the text, though another one begins before it.
         (["abcabdabcz", "bd", "abcabdab"], "abca"),
     ],
 )

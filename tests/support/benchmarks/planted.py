@@ -1,4 +1,4 @@
-"""Records as `run.py` writes them, made of results that were measured once, for the tests of what is published."""
+"""Records as `run.py` writes them, made from old measured results, for the tests of publishing."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any
 from benchmarks.records import RESULTS, ROOT
 from support.benchmarks import planted_forecasts
 
-# A record of each case, of the time when the tests were written: `benchmarks/results` keeps the newest ones only.
+# One record of each case, from when the tests were written: `benchmarks/results` keeps only the newest records.
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "records"
 ZEN4, ZEN5 = "AMD Zen 4, AVX-512 with bfloat16 and VNNI", "AMD Zen 5, AVX-512 with bfloat16 and VNNI"
-# Of cases that began later than the others' old records.
+# Results of cases that are newer than the old records.
 MADE_UP = {"forecasting": planted_forecasts.forecasting, "backtest": planted_forecasts.backtest}
 QUIET = {"average": [0.1, 0.2, 0.3], "others": 0.01, "stolen": 0.0}
 
 
 def record(case: str, **fields: Any) -> dict[str, Any]:
-    """A record with which nothing is wrong; its result is that of one old record of the case."""
+    """A valid record whose result comes from an old record of the case."""
     load = {"before": dict(QUIET), "during": {"others": 0.01, "stolen": 0.0}, "after": dict(QUIET)}
     name = "step" if case in MADE_UP else case.removesuffix("-avx2")
     planted = MEASURED / f"{name}.json"
@@ -53,7 +53,7 @@ def record(case: str, **fields: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, record: dict[str, Any]) -> None:
-    """Puts a record where the pages look for it."""
+    """Write a record where the pages look for it."""
     name = f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     (folder / name).write_text(json.dumps(record))
 

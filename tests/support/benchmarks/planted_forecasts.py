@@ -1,4 +1,4 @@
-"""Results of the forecasting cases, made up: what their tables and standings are tried on before and after a record."""
+"""Made-up results of the forecasting cases, to test their tables and standings without a measured record."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tables of a row an hour, as text."""
+"""Tables with one row for each hour, as text."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Twenty series, each made by a rule of its own, to see how a forecaster does on what it was not built for."""
+"""Twenty series, each made by its own rule, to see how a forecaster does on series that it was not built for."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Random = np.random.Generator
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How a series is made, and how it is forecast.
+    """The rule of a series, and the settings to forecast it.
 
     Attributes:
         make: Random numbers → the columns of a table. All columns but "series" and "price" are targets.
@@ -87,7 +87,7 @@ def multiplied_season(draw: Random) -> dict[str, np.ndarray]:
 
 
 def level_changes(draw: Random) -> dict[str, np.ndarray]:
-    """A level that is another one now and then."""
+    """A level that jumps now and then."""
     changes = np.where(draw.random(4000) < 0.01, draw.normal(0, 5, 4000), 0).cumsum()
     return _one(changes + draw.normal(0, 0.5, 4000))
 
@@ -102,7 +102,7 @@ def heavy_tails(draw: Random) -> dict[str, np.ndarray]:
 
 
 def intermittent(draw: Random) -> dict[str, np.ndarray]:
-    """Demand that is mostly none."""
+    """Demand that is mostly zero."""
     return _one(np.where(draw.random(3000) < 0.2, draw.poisson(4, 3000) + 1, 0).astype(np.float64))
 
 
@@ -140,7 +140,7 @@ def changing_noise(draw: Random) -> dict[str, np.ndarray]:
 
 
 def two_regimes(draw: Random) -> dict[str, np.ndarray]:
-    """AR(1) with a weight of one sign above zero and of the other below."""
+    """AR(1) whose weight has one sign above zero and the other below."""
     values, shocks = np.zeros(4000), draw.normal(0, 1, 4000)
     for row in range(1, 4000):
         values[row] = (0.9 if values[row - 1] > 0 else -0.6) * values[row - 1] + shocks[row]
@@ -164,7 +164,7 @@ def short(draw: Random) -> dict[str, np.ndarray]:
 
 
 def several_series(draw: Random) -> dict[str, np.ndarray]:
-    """Eight series of different size in one table, each with a day of its own."""
+    """Eight series of different size in one table, each with its own daily pattern."""
     row = _steps(700)
     names, values = [], []
     for number in range(8):

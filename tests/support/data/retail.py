@@ -1,4 +1,4 @@
-"""A table as of a shop chain: many series of daily counts, most of them small and often zero, with a week in them."""
+"""A table like a shop chain's: many series of daily counts, mostly small and often zero, with a weekly season."""
 
 import csv
 
@@ -12,7 +12,7 @@ def retail_counts(series=500, days=400, seed=0):
     """(series, days) counts.
 
     Levels go from a sale every few weeks to hundreds a day; each series has a weekly season of its own strength, a slow
-    drift, days with nothing, and counts that vary more than Poisson's.
+    drift, days without sales, and counts that vary more than Poisson counts.
     """
     random = np.random.default_rng(seed)
     level = np.exp(random.normal(0.8, 1.5, series))
@@ -30,7 +30,7 @@ def retail_counts(series=500, days=400, seed=0):
 
 
 def write_retail(path, series=500, days=400, seed=0, *, one_key=False):
-    """Writes the table as CSV with two key columns, or, with `one_key`, one column `id` in place of both."""
+    """Write the table as CSV with two key columns, or, with `one_key`, one column `id` in place of both."""
     counts = retail_counts(series, days, seed)
     dates = [str(START + day) for day in range(days)]
     with path.open("w", newline="") as file:

@@ -1,10 +1,10 @@
-"""A program: runs each verb of the command line again and again on a disk that fails at another change each time.
+"""A program that runs each verb of the command line again and again while the disk fails at a different change.
 
     python disk_schedule.py FOLDER SEED MOST VERB...
 
-Of each run it is checked that it ends with code 0 or with one clear error and code 6, that what was there before is as
-it was or wholly replaced, that nothing unfinished is left, and that the same command gives the right result once the
-disk takes changes again. It prints one line of JSON: the runs and the failures of each verb, and what was wrong.
+Each run must end with code 0, or with one clear error and code 6. It must leave older files unchanged or replace them
+whole, leave nothing unfinished, and the same command must give the right result once the disk takes changes again.
+The program prints one line of JSON: the runs and the failures of each verb, and the faults that it found.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ class Verb(NamedTuple):
     """A command.
 
     Attributes:
-        words: Its words; `{out}` is its output.
+        words: The command line; `{out}` stands for its output.
         output: The name of the output.
-        replaces: There may be an older file of that name before.
+        replaces: An older file of that name may exist before.
         exact: The output has the same bytes each time.
         resumes: The output is a folder that the next run goes on with, and may be left behind.
-        most: Of how many changes at most each is tried.
+        most: The most changes at which the disk fails in turn.
     """
 
     words: str
@@ -89,7 +89,7 @@ VERBS = {
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
-    """Runs a command in this process: its exit code and what it wrote to stderr."""
+    """Run a command in this process; return its exit code and its stderr."""
     from cellerate.cli import main
 
     sys.argv = ["cellerate", *words]
@@ -113,7 +113,7 @@ class Schedule:
         self.wrong: list[str] = []
 
     def begin(self) -> None:
-        """A new folder with the inputs, an older output, and no cache."""
+        """Make a new folder with the inputs, an older output, and no cache."""
         os.chdir("/")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
@@ -123,8 +123,8 @@ class Schedule:
         os.chdir(self._folder)
 
     def all(self, draw: random.Random, most: int) -> None:
-        """Lets the changes fail one after the other, or `most` of them."""
-        # The first run in a process makes files that the others find.
+        """Let each change fail in turn, or `most` of them."""
+        # The first run in a process makes files that later runs find.
         for _ in range(2):
             self.begin()
             self._disk.fail(0, NEVER)
@@ -154,7 +154,7 @@ class Schedule:
         self.ended_well += code == 0 and failed > 0
         for fault in self._faults(code, said, right, last=last):
             self.wrong.append(f"{name}: {fault}")
-        # A disk that takes no change keeps what was begun; what a killed process may go on with may stay.
+        # A read-only disk keeps unfinished files; files that let a killed process resume may stay.
         left = self._names() - before - {self._verb.output}
         left = {one for one in left if not one.endswith((".building", ".run"))}
         if left and error != errno.EROFS:
@@ -168,14 +168,14 @@ class Schedule:
             self.wrong.append(f"{name}: the result afterwards is another one ({other} of {sorted(found)})")
 
     def _faults(self, code: int, said: str, right: dict[str, bytes], *, last: bool) -> list[str]:
-        """What is wrong about a run, if its last change, or another one, failed."""
+        """The faults of a run; `last` says that its last change failed."""
         found = []
         errors = [line for line in said.splitlines() if line.startswith("error:")]
         if "Traceback" in said or code not in (0, 6) or len(errors) != (code == 6):
             found.append(f"code {code}: {said}")
         content = self._content()
         if code == 0:
-            # Which candidates a run of `optimize` tries depends on the time.
+            # The candidates that a run of `optimize` tries depend on the time.
             names = {name for name in right if "/" not in name} if self._verb.resumes else right.keys()
             if names - content.keys() or (self._verb.exact and content != right):
                 found.append(f"code 0, and the output is not what it should be ({sorted(content)}): {said}")
@@ -186,10 +186,10 @@ class Schedule:
         return found
 
     def _is_kept(self, content: dict[str, bytes], right: dict[str, bytes], *, last: bool) -> bool:
-        """True if the output of a run that failed is what may be there."""
+        """True if a failed run may leave this output."""
         if self._verb.resumes or content == ({self._verb.output: _OLDER} if self._verb.replaces else {}):
             return True
-        # Where only the folder's entry could not be flushed, the new output is there, as whole as it will ever be.
+        # If only flushing the folder's entry failed, the whole new output exists.
         if content == right or (last and not self._verb.exact and content.keys() == right.keys()):
             return True
         # A training keeps its best epoch so far.
@@ -208,7 +208,7 @@ class Schedule:
 
 
 def make_models() -> None:
-    """The models that verbs read, in the current folder."""
+    """Make the models that the verbs read, in the current folder."""
     for task, output in (("text", "text.keras"), ("series", "series.keras"), ("embed", "lines.keras")):
         _made(VERBS[f"train {task}"].words.replace("{out}", output))
     _made("pack series.keras -o series.cell")
@@ -224,7 +224,7 @@ def _made(words: str) -> None:
 
 
 def main(folder: Path, seed: int, most: int, verbs: Sequence[str]) -> None:
-    """Runs the verbs and prints what was found."""
+    """Run the verbs and print the runs, failures and faults."""
     inputs, work = folder / "inputs", folder / "work"
     inputs.mkdir()
     write_inputs(inputs)

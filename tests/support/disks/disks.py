@@ -36,7 +36,7 @@ class _Failing:
 
 @contextlib.contextmanager
 def failing_disk(*, reads: bool = False) -> Iterator[None]:
-    """Has every file of states fail meanwhile: its changes, and with `reads` its questions, too."""
+    """Make all state files fail within the context: their changes, and with `reads` their queries, too."""
     with pytest.MonkeyPatch.context() as patch:
         bases: dict[int, sqlite3.Connection] = {}
 

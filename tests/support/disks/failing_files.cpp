@@ -1,5 +1,5 @@
-// Preloaded into a process: lets what it changes under one folder fail, as on a disk that is full, damaged, read-only
-// or slow. Which folder, how and when is read from a file that the test maps and changes while the process runs.
+// Preloaded into a process: makes its changes under one folder fail, as on a disk that is full, damaged, read-only or
+// slow. A file that the test maps and changes while the process runs says which folder, how and when.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,10 +21,10 @@ namespace {
 // The layout is that of `support.failing_files`.
 struct Control {
   std::atomic<long> count;   // changes tried under the folder since the test set it to 0
-  std::atomic<long> failed;  // of them failed
-  std::atomic<long> from;    // the first that fails, counted from 0; below 0: none
-  std::atomic<long> until;   // the first that does not any more
-  std::atomic<long> error;   // the error number; 0: it only takes long
+  std::atomic<long> failed;  // the number of those that failed
+  std::atomic<long> from;    // the first change that fails, counted from 0; below 0: none
+  std::atomic<long> until;   // the first change that succeeds again
+  std::atomic<long> error;   // the error number; 0: changes only take long
   std::atomic<long> pause_us;
   char folder[PATH_MAX];
 };
@@ -95,7 +95,7 @@ bool fails(int folder, const char* path) {
   return fails(is_under(whole));
 }
 
-// Removing needs no room: only a disk that takes no change at all refuses it.
+// Removing a file needs no space: only a read-only disk refuses it.
 bool refuses_removal(int folder, const char* path) {
   return control() != nullptr && control()->error.load() == EROFS && fails(folder, path);
 }

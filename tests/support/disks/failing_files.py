@@ -1,4 +1,4 @@
-"""Has what a process writes under one folder fail as the test says: `failing_files.cpp`, preloaded into the process."""
+"""Makes a process's writes under one folder fail as a test says: `failing_files.cpp`, preloaded into the process."""
 
 import mmap
 import os
@@ -7,14 +7,14 @@ import subprocess
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-# The fields of `Control` there, in order.
+# The fields of `Control` in `failing_files.cpp`, in order.
 _FIELDS = ("count", "failed", "first", "last", "error", "pause_us")
 _BYTES = 8 * len(_FIELDS) + 4096
 NEVER = 2**62
 
 
 def build_library(folder: Path) -> Path:
-    """Compiles what is preloaded."""
+    """Compile the library to preload."""
     library = folder / "failing_files.so"
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-D_GNU_SOURCE", "-shared", "-fPIC"]
     subprocess.run([*command, str(_SOURCE), "-o", str(library), "-ldl"], check=True)
@@ -25,7 +25,7 @@ class FailingFiles:
     """The disk of processes that were started with `environment`.
 
     Args:
-        control: A file, made if it is not there, by which the processes learn what fails.
+        control: A file that tells the processes which changes fail; made if it is missing.
     """
 
     def __init__(self, control: Path) -> None:
@@ -36,41 +36,41 @@ class FailingFiles:
             self._fields = mmap.mmap(file.fileno(), _BYTES)
 
     def environment(self, library: Path) -> dict[str, str]:
-        """What is added to the environment of a process."""
+        """The variables to add to the environment of a process."""
         return {"LD_PRELOAD": str(library), "FAILING_FILES": str(self._path)}
 
     def watch(self, folder: Path) -> None:
-        """Counts changes under a folder from now on, and lets none fail."""
+        """Count changes under a folder from now on, and let none fail."""
         name = os.fsencode(folder.resolve())
         self.heal()
         self._fields[8 * len(_FIELDS) :] = name + bytes(4096 - len(name))
 
     def fail(self, error: int, first: int = 0, last: int = NEVER, *, pause_us: int = 0) -> None:
-        """Lets changes fail, counted from now on.
+        """Make changes fail, counted from now on.
 
         Args:
             error: The error number; 0 if they only take long.
-            first: The first that fails.
-            last: The last that fails.
-            pause_us: How long each of them takes before, in microseconds.
+            first: The number of the first change that fails.
+            last: The number of the last change that fails.
+            pause_us: The pause before each of them, in microseconds.
         """
         self.heal()
         self._put(error=error, pause_us=pause_us, last=min(last, NEVER) + 1, count=0, failed=0)
         self._put(first=first)
 
     def heal(self) -> None:
-        """Lets nothing fail any more; counts go on from 0."""
+        """Let no change fail any more; start counting from 0."""
         self._put(first=-1)
         self._put(count=0)
 
     @property
     def fails(self) -> bool:
-        """True while changes fail, not only take long."""
+        """True while changes fail; False if they only take long."""
         return self._get("first") >= 0 and self._get("error") > 0
 
     @property
     def count(self) -> int:
-        """Changes tried since the last call of a method."""
+        """The number of changes tried since the last call of `watch`, `fail` or `heal`."""
         return self._get("count")
 
     @property

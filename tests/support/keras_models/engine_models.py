@@ -1,4 +1,4 @@
-"""Small models that the engine takes, with data, and what compares them with stock Keras."""
+"""Small models that the engine takes, with data, and helpers that compare them with stock Keras."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ WORDS = 900
 
 
 class Case(NamedTuple):
-    """A model with what it is trained on.
+    """A model with its training data and settings.
 
     Attributes:
-        model: Builds it.
+        model: Builds the model.
         data: A key of `DATA`.
-        loss: Of `compile`.
+        loss: The loss for `compile`.
         metrics: Builds the metrics.
-        options: Builds what else `compile` takes.
+        options: Builds the other arguments of `compile`.
     """
 
     model: Callable[[], keras.Model]
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 def _sequential(*rows: Any) -> Callable[[], keras.Model]:
-    """A model of layers that `rows` give: each a function without arguments."""
+    """A function that builds a model of layers; each of `rows` is a function that makes one layer."""
     return lambda: keras.Sequential([row() for row in rows])
 
 
@@ -93,7 +93,7 @@ def _lines() -> keras.Model:
 
 
 def _states() -> keras.Model:
-    """States that are read by layers, and that begin another layer backwards."""
+    """States that layers read, and that begin another, backward layer."""
     inputs = keras.Input((T, D))
     outputs, h, c = layers.LSTM(6, return_sequences=True, return_state=True)(inputs)
     again = layers.LSTM(6, go_backwards=True)(outputs, initial_state=[layers.Dense(6)(h), c])
@@ -121,12 +121,12 @@ def _quantiles() -> keras.Model:
 
 
 def _forecaster(**options: Any) -> Callable[[], keras.Model]:
-    """What `train series` trains."""
+    """The model that `train series` trains."""
     return lambda: build_forecast_model(T, D, 4, OUT, target_columns=(0, 2), units=6, seed=3, **options)
 
 
 def _moved() -> keras.Model:
-    """Numbers moved along every axis, and layers that count by constants."""
+    """Numbers moved along every axis, and layers that compute with constants."""
     inputs = keras.Input((T, D))
     scaled = layers.Normalization(mean=[0.1, 0.2, 0.3], variance=[1.0, 2.0, 3.0])(
         layers.Rescaling(0.5)(inputs)
@@ -140,7 +140,7 @@ def _moved() -> keras.Model:
 
 
 def _merged() -> keras.Model:
-    """Steps merged with a value of one step, in each way, and masks joined."""
+    """Sequences merged in each way with a value of one step, and joined masks."""
     inputs = keras.Input((T, D))
     steps = layers.LSTM(6, return_sequences=True)(layers.Masking()(inputs))
     one = layers.Reshape((1, 6))(layers.LSTM(6)(inputs))
@@ -150,7 +150,7 @@ def _merged() -> keras.Model:
 
 
 def _observed() -> list[Any]:
-    """Metrics that are more than a mean, beside one that is."""
+    """Metrics that are not plain means, beside one that is."""
     return ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
 
 
@@ -408,7 +408,7 @@ CASES: dict[str, Case] = {
 
 
 def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
-    """Inputs and targets of so many rows."""
+    """Inputs and targets with the given number of rows."""
     random = np.random.default_rng(seed)
     if kind in ("two texts", "lines"):
         texts = random.integers(0, V, (2, rows, T)).astype("int32")
@@ -444,7 +444,7 @@ def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """A new model of the same weights."""
+    """A new model with the same weights."""
     made = keras.models.clone_model(model)
     made.set_weights(model.get_weights())
     return made
@@ -459,7 +459,7 @@ def trained(
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     """A copy of a model after `fit`, and its history; stock Keras without an engine."""
     made = copy_of(model)
-    # For a few steps TensorFlow is quicker without a graph, where Keras averages several losses in another way.
+    # For a few steps TensorFlow is quicker without a graph, but there Keras averages several losses differently.
     eager = engine is None and keras.backend.backend() == "tensorflow" and len(made.outputs) == 1
     made.compile(optimizer(), case.loss, metrics=case.metrics(), run_eagerly=eager, **case.options())
     if engine is not None:

@@ -13,7 +13,7 @@ L = layers
 
 
 def _series(*rows: Callable[[], Any]) -> Callable[[], keras.Model]:
-    """A model of a series: layers that `rows` give, and a head."""
+    """A function that builds a model of a series: a layer from each of `rows`, and a head."""
     return lambda: keras.Sequential([keras.Input((T, D)), *(row() for row in rows), L.Dense(OUT)])
 
 
@@ -38,7 +38,7 @@ def _pooled() -> keras.Model:
 
 
 def _attending(*parts: Callable[[Any], Any], masked: bool = False) -> Callable[[], keras.Model]:
-    """A model whose LSTM gives what functions attend to; behind them a mask, if there is one, counts on."""
+    """A function that builds a model whose `parts` attend to an LSTM's outputs; a mask passes through them."""
 
     def build() -> keras.Model:
         inputs = keras.Input((T, D))
@@ -50,7 +50,7 @@ def _attending(*parts: Callable[[Any], Any], masked: bool = False) -> Callable[[
 
 
 def _scored(steps: Any) -> Any:
-    """The mean of the steps by scores that a layer gives, and products with it."""
+    """The mean of the steps weighted by a layer's scores, and products with it."""
     weights = L.Softmax(axis=1)(L.Dense(1, activation="tanh")(steps))
     mean = L.Dot(axes=(1, 1))([weights, steps])
     shared = L.Dot(axes=(2, 2))([mean, L.Dense(6)(steps)])
@@ -63,7 +63,7 @@ def _scores(steps: Any) -> Any:
 
 
 def _functions(steps: Any) -> Any:
-    """Functions of numbers, where they have a slope."""
+    """Elementwise functions, on numbers where they are differentiable."""
     positive = ops.square(steps) + 0.5
     parts = [
         ops.sqrt(positive) * ops.sin(steps * 3.0),
@@ -76,7 +76,7 @@ def _functions(steps: Any) -> Any:
 
 
 def _choices(steps: Any) -> Any:
-    """Comparisons and choices, and what is stretched along features and steps."""
+    """Comparisons and choices, and values that are broadcast along features and steps."""
     first = steps[:, :, :1]
     last = steps[:, -1:]
     parts = [
@@ -91,7 +91,7 @@ def _choices(steps: Any) -> Any:
 
 
 def _told(ids: bool) -> Callable[[], keras.Model]:
-    """Layers that read at every step the same two vectors beside ids or numbers; some read one more vector added."""
+    """Layers that read the same two vectors at every step beside ids or numbers; some read a sum with a vector."""
 
     def build() -> keras.Model:
         inputs = keras.Input((T,), dtype="int32") if ids else keras.Input((T, D))
@@ -212,7 +212,7 @@ SEQUENCES: dict[str, tuple[Callable[[], keras.Model], str, Any]] = {
         "series",
         "mse",
     ),
-    # Biases of keys have no gradient but what rounding gives, which Adam would follow.
+    # The gradient of the keys' biases is nothing but rounding, which Adam would follow.
     "heads": (
         _attending(
             lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x),

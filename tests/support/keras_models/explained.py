@@ -1,4 +1,4 @@
-"""Layers to explain, and a watch over the calls that Keras then really makes."""
+"""Layers to explain, and a record of the calls that Keras really makes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,14 +62,14 @@ def condition(report: LayerReport, name: str) -> Any:
 
 
 class Watch:
-    """Records which of a backend's recurrent kernels did the work."""
+    """Record which recurrent kernels of a backend ran."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kernels: list[str] = []
         self.fused = PLAIN[BACKEND][0].replace("python-loop", "python-loop-projected") + (
             "-projected" if BACKEND == "jax" else ""
         )
-        # Keras 3.16 calls them in a module of their own.
+        # Keras 3.16 calls the kernels from a separate module.
         place = keras_backend if callable(keras_backend.rnn) else keras_backend.rnn
         for name in ("lstm", "gru"):
             monkeypatch.setattr(place, name, self._watched(getattr(place, name)))

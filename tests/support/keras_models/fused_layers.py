@@ -1,6 +1,6 @@
-"""Holds an accelerated LSTM against Keras's own code: outputs, states and every gradient.
+"""Compares an accelerated LSTM with Keras's own code: outputs, states and every gradient.
 
-A model is measured as Keras runs it, and that very model again, accelerated.
+A model is measured as Keras runs it, and then the same model is accelerated and measured again.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from cellerate.layers.accelerate import accelerate, implementation_of
 
 BACKEND = keras.backend.backend()
 B, T, F, D, H, V = 6, 7, 4, 5, 9, 11  # batch, steps, features, inputs, units, rows of an Embedding
-# The floors of the design, as shares of the RMS: of outputs and states, and of gradients.
+# The design's limits, as shares of the RMS, for outputs and states and for gradients.
 FLOORS = {"float32": (1e-6, 5e-6), "bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3)}
 QUICK = pytest.mark.quick_on_gpu
 Measured = dict[str, np.ndarray]
 Build = Callable[[], keras.Model]
-# A row for each way to pad; the last one counts whole.
+# A row for each way to pad; the last one has no padding.
 MASK = np.array(
     [
         [1, 1, 1, 1, 0, 0, 0],
@@ -45,7 +45,7 @@ def data(mask: np.ndarray = MASK) -> list[np.ndarray]:
 def model_of(plain: Any = None, masked: Any = None, *, states: int = 0, steps: int | None = T) -> keras.Model:
     """x → Dense → two layers, one without and one with a mask → their outputs.
 
-    The initial states come from a Dense as well, so that whatever has a gradient is before a weight.
+    The initial states come from a Dense as well, so that every gradient of the layers reaches a weight.
     """
     x, s = keras.Input((steps, F), name="x"), keras.Input((3,), name="s")
     mask = keras.Input((steps,), name="mask", dtype="bool")
@@ -68,11 +68,11 @@ def text_model(*recurrent: layers.Layer, rows: int = V, **embedding: Any) -> ker
 
 
 def measure(model: keras.Model, inputs: Any, *, training: bool = False) -> Measured:
-    """What the model returns, and the gradient of each weight for one random cotangent of all outputs."""
+    """The outputs of the model, and the gradient of each weight for one random cotangent of all outputs."""
     floatx = keras.config.floatx()
     inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
     variables, others = model.trainable_variables, model.non_trainable_variables
-    # Random generators are among the others, and go on with each call.
+    # The non-trainable variables include random generators, which advance with each call.
     before = [(v, ops.convert_to_numpy(v.value)) for v in others]
 
     def loss_of(outputs: list[Any]) -> Any:
@@ -126,7 +126,7 @@ def rms(a: np.ndarray) -> float:
 def assert_close(
     ours: Measured, stock: Measured, truth: Callable[[], Measured] | None = None, *, dtype: str = "float32"
 ) -> None:
-    """Ours may err by twice what Keras errs and the floor. What is within the floor of Keras always does not."""
+    """Allow our results the floor plus twice Keras's error; results within the floor of Keras's always pass."""
     assert ours.keys() == stock.keys()
     true = None
     for name, expected in stock.items():
@@ -172,7 +172,7 @@ def lstms(model: keras.Model) -> list[layers.LSTM]:
 def assert_accelerated_equals(
     build: Build, inputs: Any, *, training: bool = False, dtype: str = "float32"
 ) -> keras.Model:
-    """Returns the model, accelerated."""
+    """Check that the accelerated model gives Keras's results, and return it."""
     model = build()
 
     def truth() -> Measured:
@@ -185,6 +185,6 @@ def assert_accelerated_equals(
     accelerate(model)
     assert {implementation_of(layer) for layer in lstms(model)} == {fused.implementation_here()}
     ours = measure(model, inputs, training=training)
-    # In float64 other dropout masks are drawn, so there Keras itself is all there is to compare with.
+    # float64 draws other dropout masks, so with dropout only Keras in the same type can be compared with.
     assert_close(ours, stock, None if training else truth, dtype=dtype)
     return model

@@ -1,4 +1,4 @@
-"""Holds the program of a Keras model with random weights against the model: `model(x, training=False)`."""
+"""Compares the program of a Keras model with random weights with `model(x, training=False)`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from cellerate.runtime.program.engine import Engine
 
 TOLERANCE = 1e-5
 B, T, F, V = 6, 7, 5, 11  # batch, steps, features, rows of an Embedding
-# A row for each way to pad; the last one counts whole.
+# A row for each way to pad; the last one has no padding.
 MASK = np.array(
     [
         [1, 1, 1, 1, 0, 0, 0],
@@ -41,7 +41,7 @@ def masked_series() -> np.ndarray:
 
 
 def randomize(model: keras.Model) -> None:
-    """Gives every variable of numbers other values, none of them Keras's initial ones."""
+    """Give every floating-point variable random values, none of them Keras's initial ones."""
     rng = np.random.default_rng(0)
     for variable in model.variables:
         if "float" in keras.backend.standardize_dtype(variable.dtype):
@@ -64,7 +64,7 @@ def agree(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
 
 
 def call(model: keras.Model, inputs: Any) -> Any:
-    """`model(inputs, training=False)`, on JAX as one program: one for each operation takes several times as long."""
+    """`model(inputs, training=False)`; on JAX as one program, because op by op takes several times as long."""
     if keras.backend.backend() != "jax":
         return model(inputs, training=False)
     import jax
@@ -73,7 +73,7 @@ def call(model: keras.Model, inputs: Any) -> Any:
 
 
 def check(model: keras.Model, inputs: Any) -> Program:
-    """Holds the program of a model with random weights against the model."""
+    """Compare the program of a model with random weights with the model, and return it."""
     randomize(model)
     expected = call(model, inputs)
     program = read_program(model)
@@ -82,7 +82,7 @@ def check(model: keras.Model, inputs: Any) -> Program:
 
 
 def chain_of(*chain: Any, shape: tuple[int | None, ...] = (T, F), dtype: str = "float32") -> keras.Model:
-    """A Functional model of one input, and the functions or layers of a chain."""
+    """A Functional model that applies the functions or layers of a chain to one input."""
     value = inputs = keras.Input(shape, dtype=dtype, name="x")
     for link in chain:
         value = link(value)
@@ -94,5 +94,5 @@ def kinds(program: Program) -> list[str]:
 
 
 def masked_lstms(program: Program) -> list[bool]:
-    """Of each LSTM, whether it is given a mask."""
+    """True for each LSTM that has a mask, else False."""
     return ["mask" in node.inputs for node in program.nodes if node.op == "lstm"]

@@ -14,7 +14,7 @@ def sequence(*shape: Any) -> Any:
 
 
 def lstm(units: int = UNITS, **arguments: Any) -> layers.LSTM:
-    """All weights 0 at first: each random initializer is compiled for each shape, and weights are set anyway."""
+    """An LSTM of zeros: tests set the weights, and each random initializer would be compiled for each shape."""
     return layers.LSTM(units, kernel_initializer="zeros", recurrent_initializer="zeros", **arguments)
 
 

@@ -1,9 +1,9 @@
 // The threads of a GPU on one thread of the CPU: clusters, blocks and warps of fibers, and their barriers and copies.
 //
-// Each thread of the grid is a fiber. Where threads wait for one another (barriers, products of a warp), a fiber hands
-// over to the others, warp after warp in an order that chance decides; copies between blocks arrive some time after
-// they were started, and read their source only then. So a kernel that counts on an order that no barrier gives comes
-// to other numbers, and one whose barriers never open ends with an error in place of a hang.
+// Each thread of the grid is a fiber. Where threads wait for one another (barriers, products of a warp), a fiber yields
+// to the others, warp after warp in random order; copies between blocks arrive some time after they are started, and
+// read their source only then. So a kernel that relies on an order that no barrier enforces computes wrong numbers, and
+// one whose barriers never open ends with an error in place of a hang.
 #pragma once
 
 #include <ucontext.h>
@@ -37,7 +37,7 @@ struct Barrier {
 
 namespace emulated {
 
-// Some threads that meet: all wait until the last has come, which does what is to be done for all.
+// A meeting of threads: all wait until the last has come, which does the work for all.
 class Meeting {
  public:
   explicit Meeting(int size) : size_(size) {}
@@ -70,7 +70,7 @@ struct Lane {
 struct WideProduct {
   float (*sums)[4];
   const unsigned* a;    // the words of the weights, or null
-  const void* weights;  // or where they lie
+  const void* weights;  // or their address in shared memory
   const void* rows;
   void (*make)(struct Warp&, size_t product);
 };
@@ -78,7 +78,7 @@ struct WideProduct {
 struct Warp {
   Meeting meeting{32};
   Lane lanes[32];
-  // The wide products that were begun, by lane, and how many there are in each group that has ended.
+  // The wide products that have begun, by lane, and their number in each group that has ended.
   bool begun = false;
   std::vector<WideProduct> products[32];
   std::deque<size_t> groups;
@@ -87,7 +87,7 @@ struct Warp {
 struct Block {
   Block(int index, int rank, int threads, int shared_bytes)
       : index(index), rank(rank), meeting(threads), warps(threads / 32) {
-    // NaNs, so that what is read before it was written shows.
+    // NaNs, so that reading memory before it is written shows.
     memory.assign(shared_bytes + 1024, 0xff);
     shared = memory.data() + (1024 - reinterpret_cast<uintptr_t>(memory.data()) % 1024);
   }
@@ -108,10 +108,10 @@ struct Copy {
   unsigned char* to;
   const unsigned char* from;
   int bytes;
-  Barrier* barrier;                   // of the bytes, or null
-  bool* done = nullptr;               // what becomes true then, if anything
-  int rounds = 0;                     // after which it arrives
-  std::array<unsigned, 4> held = {};  // what it brings, if `from` is null
+  Barrier* barrier;                   // counts the bytes; may be null
+  bool* done = nullptr;               // set to true on arrival; may be null
+  int rounds = 0;                     // until it arrives
+  std::array<unsigned, 4> held = {};  // the words to store if `from` is null
 };
 
 // One cluster: clusters share nothing, so they run one after the other.
@@ -165,7 +165,7 @@ class Cluster {
   Warp& warp() { return block().warps[thread() / 32]; }
   Lane& lane() { return warp().lanes[thread() % 32]; }
 
-  // Lets the others go on until `ready`.
+  // Lets the other fibers run until `ready`.
   void wait(const std::function<bool()>& ready) {
     if (ready()) return;
     const size_t mine = current_;
@@ -173,7 +173,7 @@ class Cluster {
     swapcontext(&fibers_[mine].context, &scheduler_);
     fibers_[mine].ready = nullptr;
   }
-  // All lanes of the warp hand something in, and the last computes for all.
+  // All lanes of the warp provide a value, and the last lane computes for all.
   template <class Work>
   void meet_warp(const Work& work) {
     Warp& mine = warp();
@@ -186,7 +186,7 @@ class Cluster {
     meeting.come([this](const auto& ready) { wait(ready); }, [] {});
   }
 
-  // Most copies take little time, and some as much as a whole step of the others.
+  // Most copies take little time, and some take as long as a whole step of the other threads.
   void start(Copy copy) {
     copy.rounds = static_cast<int>(random_() % 16 == 0 ? random_() % kLongestCopy : random_() % 3);
     copies_.push_back(copy);

@@ -1,5 +1,5 @@
-// A GPU on one thread of the CPU, for the tests of the CUDA kernels: what kernels/cuda/device.cuh and wide_products.cuh
-// offer, in C++, over the fibers of cuda_cluster.h.
+// A GPU on one thread of the CPU, for the tests of the CUDA kernels: the functions of kernels/cuda/device.cuh and
+// wide_products.cuh in C++, on the fibers of cuda_cluster.h.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ inline void narrow(float x, Bfloat16& to) {
 inline float widen(Float16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
   if (rest >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-  // As a number of another exponent, which scales the small ones rightly, too.
+  // Read the bits as a float with another exponent and scale it, which is right for subnormal numbers, too.
   const float scaled = std::bit_cast<float>(rest << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
 }
@@ -44,7 +44,6 @@ inline void narrow(float x, Float16& to) {
   } else if (rest >= 0x47800000) {
     found = 0x7c00;
   } else {
-    // The sum has the last bit of a half where a float has its last, so that adding rounds as it should.
     const float magnitude = std::bit_cast<float>(rest);
     const int exponent = std::max(std::ilogb(magnitude == 0 ? 1e-30f : magnitude), -14);
     const float unit = std::ldexp(1.0f, exponent - 10);
@@ -78,7 +77,7 @@ unsigned multiply_each(Number, unsigned a, unsigned b) {
   return products[0].bits | static_cast<unsigned>(products[1].bits) << 16;
 }
 
-// A table of 11 bits may be wrong by this much, in the same direction everywhere.
+// The GPU's tanh has 11 bits and may be wrong by this much, in the same direction everywhere.
 inline float tanh_11_bits(float x) { return std::tanh(x) * (1.0f - 0x1p-11f); }
 inline float exp2_22_bits(float x) { return std::exp2(x); }
 inline float reciprocal_22_bits(float x) { return 1.0f / x; }
@@ -98,7 +97,7 @@ inline float from_lane_xor(float x, int distance) {
   return mine.out;
 }
 
-// Each lane hands in a number; the last to come computes what each gets.
+// Each lane provides a number; the last lane to come computes the result of each.
 template <class T, class Work>
 T exchange_in_warp(T x, const Work& work) {
   emulated::Lane& mine = emulated::here().lane();
@@ -122,7 +121,7 @@ inline unsigned sum_in_warp(unsigned x) {
   return exchange_in_warp(x, [](auto& all) { std::fill_n(all, 32, std::accumulate(all, all + 32, 0u)); });
 }
 inline double sum_in_warp(double x) {
-  // In the order of the machine.
+  // In the order of the GPU.
   return exchange_in_warp(x, [](auto& all) {
     for (int distance = 16; distance > 0; distance /= 2) {
       for (int n = 0; n < distance; ++n) all[n] += all[n + distance];
@@ -166,7 +165,7 @@ inline int highest_bit(unsigned x) { return 31 - std::countl_zero(x); }
 
 inline void init_barrier(Barrier& barrier, int arrivals = 1) { emulated::here().make(&barrier, arrivals); }
 inline void publish_barriers() {}
-// What corresponds in another block's shared memory to what `p` points to in this one's.
+// The address in another block's shared memory that corresponds to `p` in this block's.
 template <class T>
 T* address_in(int block, T* p) {
   unsigned char *here = emulated::here().block().shared, *there = emulated::here().blocks.at(block)->shared;
@@ -179,7 +178,7 @@ inline void arrive_in(int block, Barrier& barrier) {
 }
 inline void wait_for(Barrier& barrier, int parity) {
   emulated::BarrierState& state = emulated::here().state(&barrier);
-  // As the machine has it: the phase of this parity is over while the barrier is in one of the other.
+  // As on the GPU: the phase of this parity is over while the barrier is in a phase of the other parity.
   emulated::here().wait([&] { return (state.phase & 1) != parity; });
 }
 inline void wait_forever_for(Barrier& barrier, int parity) { wait_for(barrier, parity); }
@@ -210,7 +209,7 @@ void store_to_block(int block, void* to, const unsigned (&words)[count], Barrier
 inline void copy_from_memory(void* to, const void* from, int bytes, Barrier& barrier) {
   emulated::start_copy(to, from, bytes, &barrier);
 }
-// Each block gets it at another time.
+// The copy reaches each block at a different time.
 inline void copy_from_memory_to_blocks(int blocks, void* to, const void* from, int bytes, Barrier& barrier) {
   for (int block = 0; block < blocks; ++block) copy_to_block(block, to, from, bytes, barrier);
 }
@@ -250,16 +249,16 @@ inline void load_matrices(unsigned (&parts)[4], const void* row) {
   std::memcpy(parts, mine.parts, sizeof parts);
 }
 
-// As a float, towards zero: the matrix units do not round their sums.
+// A float rounded towards zero: the matrix units truncate their sums.
 inline float cut_off(double x) {
   const float near = static_cast<float>(x);
   return std::isfinite(near) && std::abs(near) > std::abs(x) ? std::nextafter(near, 0.0f) : near;
 }
 
-// The product of a warp from what its lanes handed in.
+// The product of a warp from the operands of its lanes.
 template <class Number>
 void multiply_add(emulated::Lane* lanes) {
-  // A word is one number or two.
+  // A word holds one number or two.
   constexpr int kWord = 4 / sizeof(Number), kSums = 8 * kWord;
   const auto number = [](unsigned word, int which) {
     if constexpr (kWord == 1) {
@@ -301,7 +300,7 @@ void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
   std::memcpy(sum, mine.sum, sizeof sum);
 }
 
-// A warp's part of a wide product, from the words of b that `word` finds for a lane, a half of the numbers and a row.
+// A warp's part of a wide product; `word` finds the address of b's words from the rows, a row and a half.
 template <class Number, int tiles, class Word>
 void multiply_words(emulated::Warp& warp, size_t product, const Word& word) {
   for (int tile = 0; tile < tiles; ++tile) {
@@ -319,7 +318,7 @@ void multiply_words(emulated::Warp& warp, size_t product, const Word& word) {
     }
   }
 }
-// As the machine finds it: by the bits of the address in shared memory, which begins at a multiple of 1024.
+// As on the GPU: words are swizzled by the bits of their address in shared memory, which begins at a multiple of 1024.
 template <class Number, int tiles>
 void make_wide_product(emulated::Warp& warp, size_t product) {
   for (int n = 0; n < 32; ++n)
@@ -332,7 +331,7 @@ void make_wide_product(emulated::Warp& warp, size_t product) {
 }
 template <class Number, int tiles>
 void make_tile_product(emulated::Warp& warp, size_t product) {
-  // 128 bytes from 8 numbers of 8 rows to the next 8 numbers, 1024 to the next 8 rows.
+  // The stride is 128 bytes from 8 numbers of 8 rows to the next 8 numbers, and 1024 bytes to the next 8 rows.
   const auto word = [](uintptr_t rows, int row, int half) {
     return rows + row / 8 * 1024 + half * 128 + row % 8 * 16;
   };
@@ -379,7 +378,7 @@ inline void end_wide_group() {
     warp.begun = false;
   });
 }
-// Wide products are made as late as they may be: where a thread waits for them.
+// Wide products are computed as late as possible: where a thread waits for them.
 template <int running>
 void wait_for_wide_groups() {
   emulated::Warp& warp = emulated::here().warp();

@@ -1,4 +1,4 @@
-"""Next-token chains of random weights."""
+"""Next-token chains with random weights."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """A GPU in place of the driver: compiles the CUDA kernels with the C++ compiler and runs them on the CPU.
 
-What it cannot tell is whether the PTX of `kernels/cuda` says what `cuda_emulated.h` does in its place.
+It cannot check that the PTX of `kernels/cuda` does the same as its replacement in `cuda_emulated.h`.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ extern "C" void activation(int place, const float* x, float* values, float* deri
 """
 
 
-# Kept from run to run, as each backend runs the same kernels in a process of its own; `make clean` removes it.
+# Kept between runs, because each backend runs the same kernels in its own process; `make clean` removes it.
 _FOLDER = Path(__file__).parents[3] / "build" / "emulated"
 _HEADER = Path(__file__).with_name("cuda_emulated.h")
 _HEADERS = (_HEADER, _HEADER.with_name("cuda_cluster.h"))
@@ -104,7 +104,7 @@ def _compiled(variant: Kernel) -> ctypes.CDLL:
 
 
 def _library(source: str) -> ctypes.CDLL:
-    """A source as a library, compiled if it never was."""
+    """The library of a source, compiled unless an earlier run compiled it."""
     include = _header()
     name = hashlib.sha256((include.name + source).encode()).hexdigest()[:24]
     library = _FOLDER / f"{name}.so"
@@ -129,7 +129,7 @@ def _library(source: str) -> ctypes.CDLL:
 
 @functools.cache
 def _header() -> Path:
-    """The folder with cuda_emulated.h, compiled in advance: most of the time of a kernel would go into that."""
+    """The folder with cuda_emulated.h, precompiled because it would take most of the time of compiling a kernel."""
     version = subprocess.run(["g++", "--version"], check=True, capture_output=True).stdout
     texts = b"".join(header.read_bytes() for header in _HEADERS)
     digest = hashlib.sha256(version + repr(_FLAGS).encode() + texts).hexdigest()[:24]
@@ -141,10 +141,10 @@ def _header() -> Path:
             header.parent.mkdir()
             for each in _HEADERS:
                 shutil.copy(each, header.parent)
-            # That a header is compiled by itself is what it warns of.
+            # Without -w, g++ warns that a header is compiled by itself.
             command = ["g++", *_FLAGS, "-w", "-x", "c++-header", str(header), "-o", f"{header}.gch"]
             subprocess.run(command, check=True)
-            # Another process may have been faster.
+            # Another process may have made the folder first.
             with contextlib.suppress(OSError):
                 header.parent.rename(found)
     return found
@@ -180,22 +180,22 @@ def _activations() -> ctypes.CDLL:
 
 
 def handles(variant: Variant, device: int = 0) -> tuple[int, int]:
-    """As `cellerate.kernels.cuda.launch.handles`: a launcher, which needs no kernel beside it."""
+    """Replaces `cellerate.kernels.cuda.launch.handles`: a launcher, which needs no kernel handle."""
     found = _compiled(variant).launch_kernel
     return ctypes.cast(found, ctypes.c_void_p).value or 0, 0
 
 
 def prepare(variants: Iterable[Kernel]) -> None:
-    """Compiles kernels that will be wanted, on as many cores as there are."""
-    _header()  # once, before there are threads
+    """Compile the kernels that tests will need, on all cores."""
+    _header()  # once, before the threads start
     with ThreadPoolExecutor(processors()) as pool:
         list(pool.map(_compiled, set(variants)))
 
 
 class Driver:
-    """The driver's functions that `launch` calls, on memory of the CPU; the structures are the real ones.
+    """The driver's functions that `launch` calls, on the CPU's memory; the structures are the real driver's.
 
-    As the real driver, it refuses to allocate, copy, time or start anything in a thread without a current context.
+    Like the real driver, it refuses to allocate, copy, time or start anything in a thread without a current context.
 
     Args:
         clusters: How many clusters each GPU runs at once.
@@ -203,7 +203,7 @@ class Driver:
 
     Attributes:
         contexts: The numbers of the GPUs in whose contexts kernels were started, in order.
-        memory: What is allocated, by its address.
+        memory: The allocated memory, by its address.
     """
 
     def __init__(self, clusters: int, count: int) -> None:
@@ -220,7 +220,7 @@ class Driver:
         return found
 
     def build(self, kernel: Kernel, architecture: str) -> Any:
-        """In the place of `build.build`: what `launch` asks of machine code is a handle."""
+        """Replaces `build.build`: `launch` needs only a handle of the machine code."""
         assert architecture == "sm_90a"
         self._kernels.append(kernel)
         handle = real_driver.CUkernel(len(self._kernels))
@@ -265,7 +265,7 @@ class Driver:
     def cuMemAlloc(self, count: int) -> Answer:  # noqa: N802
         if not self._stack():
             return _NO_CONTEXT
-        # NaNs, so that what is read before it was written shows.
+        # NaNs, so that reading memory before it is written shows.
         held = np.full(count + 256, 0xFF, np.uint8)
         address = -(-held.ctypes.data // 256) * 256
         self.memory[address] = held[address - held.ctypes.data :][:count]
@@ -328,7 +328,7 @@ class Driver:
             ctypes.c_void_p(arguments), config.gridDimX // kernel.blocks, ctypes.c_uint(seed)
         )
         if told is not None:
-            # The kernel did what a GPU would not forgive, or hangs.
+            # The kernel did something that would fail on a GPU, or it hangs.
             raise RuntimeError(told.decode())
         return (_SUCCESS,)
 
@@ -340,12 +340,12 @@ class Driver:
 
 
 def replace_driver(patch: pytest.MonkeyPatch, clusters: int = 2, count: int = 1) -> Driver:
-    """Puts an emulated driver in the place of the real one, of so many GPUs that run so many clusters at once each."""
+    """Replace the real driver with an emulated one of `count` GPUs, each of which runs `clusters` at once."""
     driver = Driver(clusters, count)
-    # What is compiled for a GPU elsewhere is.
+    # Only `launch` gets the replaced `build`; other code still compiles for a GPU.
     patch.setattr(launch, "build", types.SimpleNamespace(**vars(build) | {"build": driver.build}))
     patch.setattr(launch, "_driver", lambda: driver)
     for name in ("why_unavailable", "resident", "gpu_name", "_context", "_function"):
-        # What the driver answered is remembered for as long as it is there.
+        # New caches, which keep the answers of this driver only as long as it is in place.
         patch.setattr(launch, name, functools.cache(getattr(launch, name).__wrapped__))
     return driver

@@ -1,4 +1,4 @@
-"""Layers for the kernels of NVIDIA GPUs, what the oracle says of them, and the emulated GPU that they run on."""
+"""Layers for the kernels of NVIDIA GPUs, the oracle's results for them, and the emulated GPU that they run on."""
 
 import dataclasses
 from typing import Any
@@ -15,13 +15,13 @@ from support.kernels import emulated_gpu
 
 Arrays = dict[str, np.ndarray]
 DTYPES = {"bfloat16": bfloat16, "float16": np.float16, "float32": np.float32}
-# Root mean squares of the error as shares of the results', and of the gradients', by type.
+# The allowed root mean square errors of results and of gradients, relative to their root mean squares, by type.
 ALLOWED = {name: selfcheck.ALLOWED[name] for name in DTYPES}
 D, V = 5, 7
 
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
-    """Puts the emulated GPU in the place of the driver, and of what is measured on one."""
+    """Replace the driver, and measurements on a GPU, with the emulated GPU."""
     emulated_gpu.replace_driver(patch)
     patch.setattr(launch, "handles", emulated_gpu.handles)
     patch.setattr(selfcheck, "failure", lambda device, way="plain": None)
@@ -30,7 +30,7 @@ def emulate(patch: pytest.MonkeyPatch) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layer, and what it is given."""
+    """A layer and its arguments."""
 
     batch: int = 5
     steps: int = 6
@@ -46,7 +46,7 @@ class Case:
     scale: float = 1
 
     def arrays(self) -> Arrays:
-        """As the kernel is given them: what rounding its arguments costs is not an error of its own."""
+        """The arguments as the kernel gets them, rounded, so that rounding does not count as the kernel's error."""
         rng = np.random.default_rng(3)
         b, t, h = self.batch, self.steps, self.units
         every = {
@@ -64,23 +64,23 @@ class Case:
         }
         for gate, far in enumerate(self.saturated):
             every["bias"][gate * h : (gate + 1) * h] += far
-        # A row without a step that counts.
+        # A row that is all padding.
         every["mask"][0] = False
         names = ["kernel", "recurrent_kernel", "h0", *self.with_]
         names += ["ids", "embeddings"] if self.lookup else ["x"]
         return {n: every[n] if n in ("ids", "mask") else self.rounded(every[n]) for n in names}
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
-        """Numbers that the type has, as float32."""
+        """The array rounded to the precision, as float32."""
         return array.astype(DTYPES[self.precision]).astype(np.float32)
 
     def given(self) -> Arrays:
-        """The same in the types that the layer is given."""
+        """The arguments in the types that the layer takes."""
         narrow = ("x", "h0", "c0")
         return {n: a.astype(DTYPES[self.precision]) if n in narrow else a for n, a in self.arrays().items()}
 
     def expected(self) -> tuple[list[np.ndarray], list[np.ndarray], Arrays]:
-        """The results, cotangents for them, and the gradients that come of these."""
+        """The results, cotangents for them, and the resulting gradients."""
         arrays = self.arrays()
         plain = {n: a for n, a in arrays.items() if n not in ("ids", "embeddings")}
         if self.lookup:
@@ -102,7 +102,7 @@ class Case:
 
 
 def error(found: Any, expected: np.ndarray) -> float:
-    """The root mean square of the difference, as a share of that of what is expected."""
+    """The root mean square error, relative to the root mean square of the expected values."""
     found = np.asarray(found, np.float64)
     assert found.shape == expected.shape
     return float(np.sqrt(((found - expected) ** 2).mean() / ((expected**2).mean() + 1e-30)))
@@ -136,7 +136,7 @@ CASES = {
         for name in MASKED_OUTPUTS
     },
     **{name: Case(steps=3, options=LstmOptions(**options)) for name, options in OPTIONS.items()},
-    # Errors of 1 - f, where f is 0.993 or 0.9975, and of sums that are cut off, count a hundred times.
+    # Errors of 1 - f, where f is 0.993 or 0.9975, and of truncated sums, grow a hundredfold.
     "saturated-forget-gates": Case(precision="bfloat16", batch=4, steps=100, saturated=(0, 5, 0, 0)),
     "saturated-gates": Case(precision="bfloat16", batch=4, steps=100, saturated=(5, 6, 0, 5), scale=0.1),
     "saturated-input-gates": Case(
@@ -147,14 +147,14 @@ CASES = {
     ),
     "saturated-float16": Case(batch=4, steps=100, saturated=(-4, 6, 0, 4), scale=0.1),
     "saturated-float32": Case(precision="float32", batch=4, steps=100, saturated=(0, 6, 0, 0)),
-    # Two clusters run at once, so they have 24 and 40 rows.
+    # Two clusters run at once, so their kernels take 24 and 40 rows.
     "clusters-of-24-rows": Case(batch=41, steps=3, precision="bfloat16"),
     "clusters-of-40-rows": Case(batch=70, steps=3, with_=("bias", "mask", "recurrent_dropout")),
-    # They take two waves in any other way.
+    # Any kernel but the tiled one needs two waves.
     "tiles": Case(batch=90, steps=3, units=250, lookup=True, with_=("mask",)),
     "blocks-of-64-units": Case(batch=2, steps=3, units=520, with_=("c0", "mask", "recurrent_dropout")),
 }
-# What takes seconds on the emulated GPU, for one framework: weights in registers, shared memory and beyond.
+# Cases that take seconds on the emulated GPU, for one framework: weights in registers, shared memory and beyond.
 LARGE_CASES = {
     "bfloat16-1024-units": Case(batch=2, steps=2, units=1024, precision="bfloat16"),
     "float32-500-units": Case(batch=2, steps=2, units=500, precision="float32", with_=("recurrent_dropout",)),

@@ -1,4 +1,4 @@
-"""Fewer cases that still try every pair of values: most faults need no more than two options to meet."""
+"""Fewer cases that still try every pair of values: most faults need only two options together."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,10 @@ import pytest
 
 
 def pairwise(*factors: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Cases, one value of each factor, among which every two values of two factors meet at least once.
+    """Cases, one value of each factor, in which every two values of two factors occur together at least once.
 
-    Of all combinations it takes again and again the one with the most pairs that have not met yet, so the cases are the
-    same in every run. The product has to be small enough to look through.
+    Each case is the combination with the most new pairs, so the cases are the same in every run. The product of the
+    factors has to be small enough to search.
     """
     places = list(itertools.combinations(range(len(factors)), 2))
     cases = list(itertools.product(*(range(len(factor)) for factor in factors)))
@@ -23,6 +23,6 @@ def pairwise(*factors: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def marked(*factors: Sequence[Any]) -> list[tuple[tuple[Any, ...], list[pytest.MarkDecorator]]]:
-    """Every combination, with the marks of its test: none if it is one of `pairwise`, else `slow`."""
+    """Every combination, with the marks of its test: none if `pairwise` chooses it, else `slow`."""
     chosen = set(pairwise(*factors))
     return [(case, [] if case in chosen else [pytest.mark.slow]) for case in itertools.product(*factors)]

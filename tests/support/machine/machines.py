@@ -76,7 +76,7 @@ HALF_CORES = {
 
 
 def peak(target, precision, threads):
-    """A core of 100 GFLOP/s, half that on older instructions, twice that in bfloat16 on the newest."""
+    """100 GFLOP/s for each core, half of it with AVX2, twice as much in bfloat16 on newer targets."""
     return 1e11 * threads * (0.5 if target == "avx2" else 2.0 if precision == "bfloat16" else 1.0)
 
 
@@ -84,7 +84,7 @@ CORE = Core(target="avx512", targets=("avx512", "avx2", "scalar"), threads=4, me
 
 
 class Machine:
-    """A healthy machine, and what `examine` says of it after some changes."""
+    """A healthy machine, and the findings of `examine` after some changes to it."""
 
     def __init__(self, root, monkeypatch):
         self.root = root / "machine"
@@ -114,7 +114,7 @@ class Machine:
         folders=None,
         usage=None,
     ):
-        """Findings on the healthy machine, but for what is given."""
+        """The findings on the healthy machine with the given changes."""
         for name, text in (FILES | dict(files)).items():
             path = self.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class Machine:
 
 
 def said(findings):
-    """All but what is well."""
+    """All findings except those with the status ok."""
     return [finding for finding in findings if finding.status != "ok"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 
 def make_quick(patch: pytest.MonkeyPatch) -> None:
-    """Has every figure measured for a moment only."""
+    """Measure every figure for a moment only."""
     from cellerate.machine.doctor import load
     from cellerate.optimization import clocks, hardware
 
@@ -20,7 +20,7 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
 
 
 def answer_here(patch: pytest.MonkeyPatch, kind: type["HereProbe"]) -> None:
-    """Puts a kind of probe into the place of all processes."""
+    """Replace all processes with a kind of probe."""
     from cellerate.optimization import context, workflow
 
     for module in (context, workflow):
@@ -30,7 +30,7 @@ def answer_here(patch: pytest.MonkeyPatch, kind: type["HereProbe"]) -> None:
 
 
 class HereProbe:
-    """Answers as a process of its own would, in this one; trains for a step a turn only.
+    """Answer in this process as a separate process would, but train only one step a turn.
 
     All probes share the model and the data, which are opened once; each has its own trainings, as a process has.
     """
@@ -81,7 +81,7 @@ class HereProbe:
             options = options | {"steps": 1}
         question = json.loads(json.dumps({**self._question, "kind": kind, "with": options}))
         answer = json.loads(json.dumps(work.answer(question)))
-        # This process has done more than to open a model.
+        # A made-up answer, because this process did more than open a model.
         return 0.1 if kind == "open" else answer
 
     def tell(self, kind: str, **options: Any) -> None:
@@ -101,7 +101,7 @@ def optimized(
     model: Path | None = None,
     **settings: Any,
 ) -> Any:
-    """A run with all the time it takes, few steps of training, and a gate that lets nearly anything through."""
+    """A run without a time limit, with few training steps and a gate that lets nearly anything through."""
     from cellerate.optimization import workflow
     from cellerate.optimization.settings import OptimizeSettings
 

@@ -1,4 +1,4 @@
-"""Processes that measure nothing: they answer by a rule, and note what they are told."""
+"""Processes that measure nothing: they answer by a rule, and log the requests that they get."""
 
 import itertools
 from collections.abc import Callable
@@ -10,14 +10,14 @@ TRAINER = {"batch_size": 8, "length": 10, "items": 80, "step_s": 0.15, "compile_
 
 
 def usual(number: int, kind: str, options: dict[str, Any]) -> Any:
-    """A training of 80 items a step, which is ready to take 0.15 s and takes 0.1 s."""
+    """Answers of a training of 80 items a step, which expects 0.15 s a step and takes 0.1 s."""
     if kind == "turn":
         return {"seconds": [0.1] * options["steps"], "loss": 2.0, "peak_memory_bytes": None}
     return TRAINER if kind == "trainer" else 1.5
 
 
 class Noting:
-    """A process that notes each event in a log that several share: its number, what happened, and with what."""
+    """A process that adds each event to a shared log: its number, the event and the kind of request."""
 
     def __init__(self, number: int, log: list[tuple[int, str, Any]], rule: Callable[..., Any]) -> None:
         self.number, self.log, self.rule = number, log, rule
@@ -50,13 +50,13 @@ class Noting:
 
 
 class Noted:
-    """Processes that are `Noting`.
+    """A pool of `Noting` processes.
 
     Args:
         rule: What a process answers, by its number, the kind of question and the options; an exception is raised.
 
     Attributes:
-        log: What happened.
+        log: The events of all processes.
         all: The processes.
     """
 
@@ -74,5 +74,5 @@ class Noted:
         return Workers(self.probe)
 
     def of(self, event):
-        """The numbers of the processes that an event happened to."""
+        """The numbers of the processes with an event, in order."""
         return [number for number, what, _ in self.log if what == event]

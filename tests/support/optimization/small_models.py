@@ -1,10 +1,10 @@
-"""Models of random weights, and the texts and lines that they are for."""
+"""Models with random weights, and the texts and lines that they are for."""
 
 from typing import Any
 
 import numpy as np
 
-# 804 characters, of which a quarter is held out: 20 windows of 10 and a first character.
+# 804 characters, of which a quarter is held out: a first character and 20 windows of 10.
 TEXT = ("".join(f"the {a} sat on the {b}.\n" for a in ("cat", "dog") for b in ("mat", "hat")) * 12)[:804]
 LENGTH, WINDOW, HORIZON, ROWS = 10, 6, 2, 200
 LINES = [
@@ -13,7 +13,7 @@ LINES = [
 
 
 def filled(model: Any, seed: int = 1) -> Any:
-    """The same weights on every backend, of a model that is sure of what it says."""
+    """Give a model the same weights on every backend, large enough for confident predictions."""
     random = np.random.default_rng(seed)
     model.set_weights([2 / len(w) ** 0.5 * random.normal(size=w.shape) for w in model.get_weights()])
     return model

@@ -1,4 +1,4 @@
-"""Stages of a run of `optimize` that do as they are told."""
+"""Stages of a run of `optimize` whose behaviour a test sets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from cellerate.report.record import StageRecord
 
 
 class Stand(Stage):
-    """A stage that does as it is told; notes that it was begun."""
+    """A stage that runs `does`, and records that it began."""
 
     begun: list[str] = []  # noqa: RUF012 (set anew by each test)
     does: Callable[[Any], object] = staticmethod(lambda context: None)

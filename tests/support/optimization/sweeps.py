@@ -1,4 +1,4 @@
-"""Sweeps without processes: points whose figures are made up, and plans of them."""
+"""Sweeps without processes: points with made-up figures, and plans of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from cellerate.optimization.sweep.run import Sweep
 from cellerate.optimization.sweep.settings import SweepSettings
 
 BATCHES = 16
-# What the processes of a test were asked, in order: the batch size and the question.
+# The questions to the processes of a test, in order: the batch size and the question.
 Asked = list[tuple[int, str]]
 
 
@@ -22,8 +22,8 @@ class MadeUpProcess:
     """Stands in for the process of a point: a step takes a millisecond a row, and the loss falls with the steps.
 
     Attributes:
-        asked: What all of them were asked.
-        fails: Called with the batch size and the question before each answer; raises what the process would.
+        asked: The questions to all of them.
+        fails: Called with the batch size and the question before each answer; raises the process's error.
     """
 
     asked: ClassVar[Asked] = []
@@ -89,7 +89,7 @@ class MadeUpProcess:
 
 
 def made_up(monkeypatch: Any, fails: Callable[[int, str], None] | None = None) -> Asked:
-    """Has points run in made-up processes; gives the list of what they are asked."""
+    """Run points in made-up processes, and return the list of the questions to them."""
     asked: Asked = []
     monkeypatch.setattr(MadeUpProcess, "asked", asked)
     monkeypatch.setattr(MadeUpProcess, "fails", staticmethod(fails or (lambda rows, kind: None)))
@@ -120,7 +120,7 @@ def record_of_plan(made: Plan) -> SweepRecord:
 def run_made_up(
     folder: Path, settings: SweepSettings, *, said: list[str] | None = None, **options: Any
 ) -> SweepRecord:
-    """Runs a sweep of made-up points."""
+    """Run a sweep of made-up points and return its record."""
     made = plan_of(settings, **options)
     record = record_of_plan(made)
     folder.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ def run_made_up(
 
 
 def failing(rows: Sequence[int], kind: str, *, memory: bool = False) -> Callable[[int, str], None]:
-    """Has points of some batch sizes fail when they are asked for something."""
+    """A function that makes points with some batch sizes fail at one kind of question."""
 
     def fails(asked: int, question: str) -> None:
         if asked in rows and question == kind:

@@ -1,7 +1,7 @@
 """A browser for the tests of pages.
 
-The tests need a chromium (`CELLERATE_CHROMIUM` or one in the PATH) and `pip install --group browser`; without, they are
-skipped.
+The tests need a chromium (`CELLERATE_CHROMIUM` or one in the PATH) and `pip install --group browser`, and are skipped
+without them.
 """
 
 import os
@@ -32,7 +32,7 @@ def browser():
         "axe_playwright_python", reason="needs the packages of the group browser: pip install --group browser"
     )
     with playwright.sync_playwright() as started:
-        # A name that leads to this machine, as an attacker may let his own do.
+        # A name that resolves to this machine, as an attacker's name may.
         arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"]
         chromium = started.chromium.launch(executable_path=program, args=arguments)
         yield chromium
@@ -43,19 +43,19 @@ _BACKGROUNDS = {"light": "rgb(253, 253, 252)", "dark": "rgb(20, 22, 26)"}
 
 
 def fits(page: Any) -> bool:
-    """True if a page that is shown fits the width of its window."""
+    """True if the page fits the width of its window."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 def violations(page: Any) -> list[tuple[str, str]]:
-    """The faults that axe-core finds in a page that is shown: the rule, and the first element that breaks it."""
+    """The faults that axe-core finds in a page: the rule, and the first element that breaks it."""
     from axe_playwright_python.sync_playwright import Axe
 
     return [(one["id"], one["nodes"][0]["html"]) for one in Axe().run(page).response["violations"]]
 
 
 def check_page(browser: Any, path: Path, scheme: str, width: int) -> None:
-    """Checks a page of `report`: it follows the scheme, fits, is accessible, loads nothing and says nothing."""
+    """Check that a page of `report` follows the scheme, fits, is accessible, loads nothing and logs nothing."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))

@@ -1,4 +1,4 @@
-"""Examples to draw, and what an SVG chart shows."""
+"""Examples to draw, and the content of an SVG chart."""
 
 import dataclasses
 from xml.etree import ElementTree
@@ -41,11 +41,11 @@ def example(
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What a chart shows.
+    """The content of a chart.
 
     Attributes:
         texts: All its texts, in their order.
-        panels: How many there are.
+        panels: The number of panels.
         bands: The fill of each area between two lines, panel by panel.
     """
 
@@ -55,7 +55,7 @@ class Shown:
 
 
 def shown(path):
-    """Reads an SVG chart; one that is not XML raises."""
+    """Read an SVG chart; raise an error if it is not XML."""
     groups = [group for group in ElementTree.parse(path).iter(f"{_SVG}g") if group.get("id")]
     return Shown(
         ["".join(text.itertext()) for text in ElementTree.parse(path).iter(f"{_SVG}text")],

@@ -1,16 +1,16 @@
-"""Reads a page into a tree of elements."""
+"""A parser that reads a page into a tree of elements."""
 
 from html.parser import HTMLParser
 
 
 class Node:
-    """An element of a page, with what is in it."""
+    """An element of a page, with its content."""
 
     def __init__(self, tag, attributes):
         self.tag, self.attributes, self.children = tag, attributes, []
 
     def all(self, tag=None, **attributes):
-        """Every element inside, in order, of a tag and with attributes (`class_` holds one of the classes)."""
+        """Every element inside with a tag and attributes, in order (`class_` is one of an element's classes)."""
         for child in self.children:
             if isinstance(child, Node):
                 if (tag is None or child.tag == tag) and all(child.has(k, v) for k, v in attributes.items()):

@@ -14,8 +14,8 @@ _TESTS = str(Path(__file__).parents[2])
 def launched(
     program: str, jobs: list[str], count: int, folder: Path, extra: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Runs jobs in several processes; the exit code and what they said."""
-    # The program itself meets the others before it imports Keras.
+    """Run jobs in several processes; return the exit code and their stderr."""
+    # Imported here, because the program itself joins its group before it imports Keras.
     import keras
 
     folder.mkdir(exist_ok=True)
@@ -34,19 +34,19 @@ def launched(
 def together(
     program: str, jobs: list[str], count: int, folder: Path, extra: Mapping[str, str] | None = None
 ) -> list[list[dict]]:
-    """Jobs in several processes; what each process says of each job."""
+    """Run jobs in several processes; return the results of all processes for each job."""
     code, said = launched(program, jobs, count, folder, extra)
     assert code == 0, said
     return [*results(folder, jobs, count).values()]
 
 
 def results(folder: Path, jobs: list[str], count: int) -> dict[str, list[dict]]:
-    """What each process said of each job, by its name."""
+    """The results of all processes for each job, by its name."""
     return {job: [json.loads((folder / f"{job}-{n}.json").read_text()) for n in range(count)] for job in jobs}
 
 
 def run_jobs(jobs: Mapping[str, object]) -> None:
-    """Runs the jobs that the command line names, in the group of this process, and writes what each gives.
+    """Run the jobs that the command line names, in the group of this process, and write the result of each.
 
     `python PROGRAM FOLDER JOB...`
     """
@@ -63,21 +63,21 @@ def run_jobs(jobs: Mapping[str, object]) -> None:
         try:
             found = jobs[name](Path(folder))  # type: ignore[operator]
         except BaseException:
-            # The others would wait for this one, and this one for them.
+            # Exit at once: otherwise this process and the others would wait for each other.
             traceback.print_exc()
             os._exit(1)
         Path(folder, f"{name}-{place.number if place else 0}.json").write_text(json.dumps(found))
 
 
 def outcome(result: Any, source: Any) -> dict[str, Any]:
-    """What a training came to, for JSON: its history and curve, and what its model predicts for a batch."""
+    """The result of a training, for JSON: its history and curve, and its model's predictions for a batch."""
     import numpy as np
 
     from cellerate.training.parallel import apart
 
     predicted = curve = None
     if result.here:
-        # The first process writes it, at the end of an epoch.
+        # The first process writes the curve, at the end of an epoch.
         lines = (result.folder / "curve.csv").read_text().splitlines()[1:] if result.history else []
         curve = [float(line.rpartition(",")[2]) for line in lines]
         with apart():

@@ -29,7 +29,7 @@ def windows(batch_size, **settings):
 
 
 def run(folder, name, model, source, validation, **settings):
-    """Trains, and gives what the run was."""
+    """Train, and return the outcome of the run."""
     import keras
 
     from cellerate.data.windows.changed import ChangedBatches
@@ -63,24 +63,24 @@ def run(folder, name, model, source, validation, **settings):
 
 
 def divided(folder):
-    """A batch that processes share without a rest, and a last batch of validation that is filled up."""
+    """A batch size that the processes divide evenly, and a last validation batch that is padded."""
     return run(folder, "divided", forecaster(), windows(12, seed=1), windows(10, drop_last=False))
 
 
 def odd(folder):
-    """A batch that leaves a rest."""
+    """A batch size that the processes do not divide evenly."""
     return run(folder, "odd", forecaster(), windows(7, seed=1), windows(7, drop_last=False), accumulate=2)
 
 
 def lines(folder):
-    """Rows of different lengths: what counts differs between the processes."""
+    """Rows of different lengths: the processes have different numbers of tokens."""
     from cellerate.files import atomic_write
     from cellerate.tasks.embed import train_on_lines
     from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
     from cellerate.training.run import RunOptions
     from cellerate.training.settings import TrainingSettings
 
-    # Each process writes the same, whole: another one may be reading.
+    # Each process writes the same file, atomically, because another process may be reading it.
     with atomic_write(folder / "lines.txt") as beside:
         beside.write_text("\n".join(LINES))
     found = train_on_lines(
@@ -97,7 +97,7 @@ def lines(folder):
 
 
 def begun(folder):
-    """Each process would begin with other weights, and some of its layers are fixed."""
+    """Each process would begin with different weights, and some layers are frozen."""
     import keras
 
     from cellerate.training.beginning import Beginning
@@ -118,7 +118,7 @@ def begun(folder):
 
 
 def drawn(folder):
-    """Dropout, which each process draws, and statistics of a batch, which each counts by itself."""
+    """Dropout, which each process draws itself, and batch statistics, which each process computes itself."""
     model = forecaster(dropout=0.3, normalised=True)
     found = run(folder, "drawn", model, windows(12, seed=1), windows(10, drop_last=False), epochs=1)
     kept = [[np.asarray(v.value).tolist() for v in layer.non_trainable_variables] for layer in model.layers]
@@ -147,7 +147,7 @@ def interrupted(folder):
 
 
 def elastic(folder):
-    """Trains until the step that `STOP_AT` names, from where the last processes stopped."""
+    """Train until the step that `STOP_AT` names, from where the last processes stopped."""
     from support.runs.training_runs import StopAt
 
     stop = StopAt(*json.loads(os.environ["STOP_AT"]), signal.SIGTERM)
@@ -157,7 +157,7 @@ def elastic(folder):
 
 
 def diverging(folder):
-    """A rate at which the loss is soon no number."""
+    """A learning rate at which the loss soon becomes NaN or infinite."""
     from cellerate.errors import TrainingError
 
     try:
@@ -176,7 +176,7 @@ def diverging(folder):
 
 
 def failing(folder):
-    """An error that only the first process meets, after all have met."""
+    """An error in the first process alone, after all processes have joined the group."""
     from cellerate.cli.main import _end
     from cellerate.training.parallel import Processes
 
@@ -186,7 +186,7 @@ def failing(folder):
 
 
 def link(folder):
-    """What lies between the processes."""
+    """The measured link between the processes."""
     from cellerate.training.parallel import Processes
 
     return Processes().measure_link()

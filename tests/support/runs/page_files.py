@@ -1,4 +1,4 @@
-"""What the blocks of code on pages read: files in a folder, and names that a page takes as known."""
+"""The inputs of the code blocks on pages: files in a folder, and names that a page takes as known."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _SIZE = len(set(TEXT))
 
 
 def write_files(folder: Path) -> None:
-    """Write texts, tables and models of both, each as small as its page allows."""
+    """Write texts, tables and models for both, each as small as its page allows."""
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(TEXT * 150)
     (folder / "lines.txt").write_text(
@@ -77,14 +77,14 @@ def known_names(page: str) -> dict[str, Any]:
 
 
 def text_model() -> keras.Model:
-    """A model of characters as people write it."""
+    """A character model as people write it."""
     ids = keras.Input((None,), dtype="int32")
     hidden = _L.LSTM(16, return_sequences=True)(_L.Embedding(_SIZE, 8)(ids))
     return keras.Model(ids, _L.Dense(_SIZE)(hidden))
 
 
 def _steps_model() -> keras.Model:
-    """A model that gives as many numbers a step as it reads."""
+    """A model whose outputs have as many numbers a step as its inputs."""
     steps = keras.Input((None, 3))
     return keras.Model(steps, _L.Dense(3)(_L.LSTM(8, return_sequences=True)(steps)))
 

@@ -8,7 +8,7 @@ import pytest
 
 
 def program_here(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
-    """A function that runs the program: gives its exit code, stdout and stderr, and lets no traceback pass."""
+    """A function that runs the program, returns its exit code, stdout and stderr, and fails on a traceback."""
     from cellerate.cli import backend, main
 
     # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.

@@ -1,4 +1,4 @@
-"""Data and options of trainings that take a second, of each task."""
+"""Data and options for a training of each task that takes a second."""
 
 import csv
 from pathlib import Path
@@ -14,7 +14,7 @@ SMALL = {
 
 
 def write_inputs(folder: Path) -> None:
-    """Writes a text (t.txt), a series (s.csv) and lines (l.txt)."""
+    """Write a text (t.txt), a series (s.csv) and lines (l.txt)."""
     text = "".join(f"the {a} sat on the {b}.\n" for a in ("cat", "dog") for b in ("mat", "hat"))
     (folder / "t.txt").write_text(text * 8)
     (folder / "l.txt").write_text("red hat\nblue\n\nold cow\nten bees\n" * 3)

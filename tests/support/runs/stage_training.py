@@ -32,7 +32,7 @@ def text_loss():
 
 
 def run(folder, name, model, source, validation, loss, **settings):
-    """Trains, and gives what the run was."""
+    """Train, and return the outcome of the run."""
     from cellerate.training.loop import train
     from cellerate.training.run import RunOptions, TrainingRun
     from cellerate.training.settings import TrainingSettings
@@ -67,7 +67,7 @@ def text(folder):
 
 
 def forecast(folder):
-    """A forecaster, with something before its stack and after it, whose last layer returns no sequence."""
+    """A forecaster with layers before and after its stack, whose last recurrent layer returns no sequence."""
     import keras
 
     from cellerate.data.windows.changed import ChangedBatches
@@ -81,7 +81,7 @@ def forecast(folder):
             return x, y, *(one[:, None] for one in weight)
 
     def windows(**settings):
-        # A batch that copies do not share without a rest, and a last one that is filled up.
+        # A batch size that the copies do not divide evenly, and a last batch that is padded.
         return ByStep(WindowSource(values, WindowSettings(window=9, horizon=2, batch_size=7, **settings)))
 
     model = build_forecast_model(9, 2, 2, 2, target_columns=(0, 1), units=8, layers=3, seed=3)
@@ -100,7 +100,7 @@ def forecast(folder):
 
 
 def begun(folder):
-    """Something with weights before the stack, and other recurrent layers."""
+    """A layer with weights before the stack, and recurrent layers other than LSTM."""
     import keras
 
     keras.utils.set_random_seed(5)
@@ -114,7 +114,7 @@ def begun(folder):
 
 
 def interrupted(folder):
-    """Trains until the step that `STOP_AT` names, from where the last processes stopped."""
+    """Train until the step that `STOP_AT` names, from where the last processes stopped."""
     from support.runs.training_runs import StopAt
 
     stop = StopAt(*json.loads(os.environ.get("STOP_AT", "[9, 9]")), signal.SIGTERM)

@@ -15,7 +15,7 @@ RECORD = TaskRecord("text", {"tokenizer": TOKENIZER.to_config()})
 
 
 def made(vocabulary=V, seed=1, **options):
-    """An untrained model of the same weights on every backend, sure of what it says."""
+    """An untrained model with the same weights on every backend, large enough for confident predictions."""
     given = {"embedding": 6, "units": 19, "layers": 2, "layer_norm": True} | options
     return filled(build_text_model(vocabulary, **given), seed)
 
@@ -62,7 +62,7 @@ def one_hot():
 
 
 def one_hot_to_last():
-    """As the text generators of tutorials are; the kernel of the first layer has more rows than columns."""
+    """A text generator as in tutorials; the kernel of the first layer has more rows than columns."""
     stack = [
         keras.layers.LSTM(3, return_sequences=True),
         keras.layers.LayerNormalization(),

@@ -1,4 +1,4 @@
-"""Text models trained in a moment, and their figures once more in plain NumPy."""
+"""Text models trained in a moment, and their figures recomputed in plain NumPy."""
 
 import keras
 import numpy as np
@@ -54,7 +54,7 @@ def log_probabilities(model, ids, *, logits=True):
 
 
 def mean_nats(model, ids, *, logits=True):
-    """The mean over every id but the first, in windows that each start from nothing."""
+    """The mean over every id but the first, in windows that each start from zero states."""
     whole = (len(ids) - 1) // LENGTH * LENGTH
     total = 0.0
     for x, y in (

@@ -1,4 +1,4 @@
-"""Forecasters of noisy sines, trained in a moment, and their figures once more in plain NumPy."""
+"""Forecasters of noisy sines, trained in a moment, and their figures recomputed in plain NumPy."""
 
 import csv
 

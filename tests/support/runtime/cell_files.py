@@ -1,4 +1,4 @@
-"""The bytes of `.cell` files, taken apart, changed and sealed again; and the words of their refusal."""
+"""Take the bytes of `.cell` files apart, change and seal them again, and read the message of a refusal."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ DIGEST = slice(8 + len(START), 8 + len(START) + 64)
 
 
 def small_program() -> Program:
-    """Few bytes, many kinds of fields."""
+    """A program of few bytes with many kinds of fields."""
     rng = np.random.default_rng(3)
     table, kernel, recurrent, head = (
         rng.normal(size=shape).astype(np.float32) for shape in ((5, 2), (2, 8), (2, 8), (2, 3))
@@ -56,7 +56,7 @@ def compact(value: Any) -> str:
 
 
 def sealed(content: bytes) -> bytes:
-    """The content with the digest it should have, if there is room for one."""
+    """The content with a correct digest, if there is room for one."""
     if len(content) < DIGEST.stop:
         return content
     zeros = content[: DIGEST.start] + b"0" * 64 + content[DIGEST.stop :]
@@ -64,14 +64,14 @@ def sealed(content: bytes) -> bytes:
 
 
 def forged(header: str | bytes, data: bytes) -> bytes:
-    """A file of any header, its length and its digest right."""
+    """A file with any header, and a correct length and digest."""
     text = header if isinstance(header, bytes) else header.encode("utf-8", "surrogatepass")
     text = text.ljust(-(-(8 + len(text)) // 64) * 64 - 8)
     return sealed(struct.pack("<Q", len(text)) + text + data)
 
 
 def split(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header of a file, its program and its own header parsed too, and its data."""
+    """The header of a file, with the program and the inner header parsed, and its data."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     for name in ("program", "header"):
@@ -89,7 +89,7 @@ def joined(header: dict[str, Any]) -> str:
 
 
 def refusal(path: Path, content: bytes) -> str:
-    """The message with which a content is refused, one sentence that names the file."""
+    """The message that refuses a content, which must be one sentence that names the file."""
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_cell(path)
@@ -117,7 +117,7 @@ def node_of(header: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def put(tensor: str, **fields: Any) -> Callable[[dict[str, Any], bytearray], Any]:
-    """Changes what the header says of a tensor."""
+    """A change of a tensor's fields in the header."""
     return lambda header, data: header[tensor].update(fields)
 
 

@@ -31,7 +31,7 @@ def pass_on(dtype="float32", *shape):
 
 
 def two_inputs():
-    """Two inputs, three outputs: of one input each, and of both."""
+    """Two inputs and three outputs: one output for each input, and one for both."""
     graph = Graph()
     a, b = graph.input("a", -1, 3), graph.input("b", 3)
     of_a = graph.add("max_over_time", "top", {"x": a})

@@ -1,4 +1,4 @@
-"""One operation of a program alone, with drawn arrays."""
+"""A single operation of a program, with random arrays."""
 
 import numpy as np
 

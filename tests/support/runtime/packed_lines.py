@@ -12,7 +12,7 @@ LINES = ["red hat", "", "old cow", "a", "ten bee", "the whole land", "hat", "", 
 
 
 def program(table_rows=V, output="vector"):
-    """An encoder of both directions, and of a decoder what stands for it: another input and output."""
+    """An encoder of both directions, and a stand-in for a decoder: a second input and output."""
     random = np.random.default_rng(0)
 
     def draw(*shape):

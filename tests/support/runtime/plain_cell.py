@@ -1,4 +1,4 @@
-"""A `.cell` file read by what its documentation says, with nothing of Cellerate's."""
+"""A reader of `.cell` files that follows the documentation and uses no code of Cellerate."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def plain_read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def times_scale(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The weights of a tensor, in plain words: of int4 one number after the other."""
+    """The weights of a tensor, in plain NumPy: values times scale, int4 unpacked first."""
     if values.dtype != np.uint8:
         return values * scale
     halves = np.stack([values & 15, values >> 4], axis=2).reshape(len(values), -1)[:, : scale.shape[1]]

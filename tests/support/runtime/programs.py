@@ -1,4 +1,4 @@
-"""Programs of packed models for tests: a few that hold every operation between them, and random ones."""
+"""Programs of packed models for tests: a few that together hold every operation, and random ones."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def classifier() -> Program:
 
 
 def forecaster(units: int = H) -> Program:
-    """Two LSTMs of which the second one follows the first one, and a dense layer."""
+    """Two stacked LSTMs and a dense layer."""
     graph = Graph()
     first = graph.lstm(graph.input("x", -1, F), "first", F, units)
     second = graph.lstm(first, "second", units, units, return_sequences=False)
@@ -90,7 +90,7 @@ def sequence_to_sequence() -> Program:
 
 
 def moves(*, masks: bool = True) -> Program:
-    """The operations that the others leave out, on numbers, ids and masks; the length is fixed."""
+    """The operations that the other programs lack, on numbers, ids and masks; the length is fixed."""
     graph = Graph()
     x, ids = graph.input("x", 6, F), graph.input("ids", 6, dtype="int32")
     crop = graph.add("crop", "crop", {"x": x}, begin=1, end=-1)
@@ -130,7 +130,7 @@ def inputs_of(program: Program, batch: int, steps: int, seed: int = 0) -> Given:
 
 
 def windows(graph: Graph, op: str, x: int, size: int, padding: str, **options: Any) -> int:
-    """A node that looks at windows, with its name."""
+    """Add a node that reads windows, named after its operation and number."""
     chosen = {"strides": 1, "dilation": 1, "axis": 1} | options
     return graph.add(op, f"{op} {len(graph.nodes)}", {"x": x}, size=size, padding=padding, **chosen)
 
@@ -167,7 +167,7 @@ def convolutional(*, strided: bool = True) -> Program:
 
 
 def attentive(*, masks: bool = True, additive: bool = True) -> Program:
-    """Every way in which the steps of a sequence look at all steps of another."""
+    """Every operation by which the steps of a sequence attend to all steps of another."""
     graph = Graph()
     x, y = graph.input("x", -1, F), graph.input("y", -1, F)
     h, s = graph.lstm(x, "h", F, 24), graph.lstm(y, "s", F, 24)
@@ -214,7 +214,7 @@ def attentive(*, masks: bool = True, additive: bool = True) -> Program:
 
 
 def elementwise() -> Program:
-    """Every function of numbers, comparisons and choices, and what moves steps beside them."""
+    """Every elementwise function, comparison and choice, beside operations that move steps."""
     graph = Graph()
     h = graph.lstm(graph.input("x", -1, F), "h", F, 21)
     positive = graph.affine(graph.add("multiply", "squares", {"0": h, "1": h}), "positive", 21, 3.0, 0.5)
@@ -251,7 +251,7 @@ PROGRAMS = {
 
 
 class DrawnProgram:
-    """A program of random operations, each on values that it can read."""
+    """A program of random operations, each applied to valid inputs."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.data, self.graph = data, Graph()

@@ -1,4 +1,4 @@
-"""Programs that nobody has checked."""
+"""Programs made without the checks of `Program`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ def ones(*shape: int) -> np.ndarray:
 
 
 def unchecked(nodes: list[Node], **outputs: Any) -> Program:
-    """A program that nobody has looked at."""
+    """A program without checks."""
     program = object.__new__(Program)
     object.__setattr__(program, "nodes", tuple(nodes))
     object.__setattr__(program, "outputs", outputs or {"y": len(nodes) - 1})

@@ -1,8 +1,8 @@
-"""Clients of sessions that check what they are answered: some order of the pushes must explain all of it.
+"""Clients of sessions that check the answers: some order of the pushes must explain all of them.
 
-Each session has a client of its own that sends one to three pushes at once, waits for all, and keeps every state that
-the session may have had since. An answer that no order of the pushes gives from any of these states is wrong: a push
-was read twice, not at all, or only in part, or an older state came back.
+Each session has its own client, which sends one to three pushes at once, waits for all answers, and keeps every state
+that the session may have had since. An answer that no order of the pushes gives from any of these states is wrong: a
+push was read twice, not at all, or only in part, or an older state came back.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import numpy as np
 
 from cellerate.runtime.streams import Streams
 
-# States that a push without an answer makes possible, at most; the client gives the session up beyond.
+# Pushes without an answer multiply the possible states; beyond this many the client gives the session up.
 _MOST_STATES = 64
 
 
@@ -27,7 +27,7 @@ class Sent:
     """A push.
 
     Attributes:
-        steps: (k, F) what was sent.
+        steps: (k, F) the steps that were sent.
         answer: The outputs by name; None if there was no answer, so that it may have been read or not.
     """
 
@@ -36,7 +36,7 @@ class Sent:
 
 
 class Explained(NamedTuple):
-    """What explains the answers of some pushes.
+    """The states that explain the answers of some pushes.
 
     Attributes:
         after: The states that the session may be in now; none if nothing explains the answers.
@@ -48,7 +48,7 @@ class Explained(NamedTuple):
 
 
 def explained(states: Sequence[Streams], pushes: Sequence[Sent]) -> Explained:
-    """The states of a session after pushes in any order, those without an answer left out or not."""
+    """The possible states after pushes in any order; each push without an answer may have been read or not."""
     after, between = {}, {}
     for state in states:
         for order in _orders(pushes):
@@ -67,7 +67,7 @@ def _orders(pushes: Sequence[Sent]) -> Iterator[tuple[Sent, ...]]:
 
 
 def _passed(state: Streams, order: Sequence[Sent]) -> list[Streams]:
-    """The state before pushes in this order, after each, and after all; none if an answer is another one."""
+    """The states before, between and after pushes in this order; none if an answer differs."""
     passed = [state]
     for push in order:
         state = state.clone()
@@ -84,12 +84,12 @@ def _passed(state: Streams, order: Sequence[Sent]) -> list[Streams]:
 
 @dataclasses.dataclass(frozen=True)
 class Crash:
-    """The server was killed.
+    """A kill of the server.
 
     Attributes:
-        at: When, by the monotonic clock.
-        lost_s: Of how many seconds before the pushes may be lost.
-        ends_sessions: Sessions that were used may have ended with it: the disk took nothing.
+        at: The time of the kill, by the monotonic clock.
+        lost_s: Pushes of this many seconds before the kill may be lost.
+        ends_sessions: Sessions in use may have ended with the kill, because the disk was failing.
     """
 
     at: float
@@ -99,13 +99,13 @@ class Crash:
 
 @dataclasses.dataclass
 class Outcome:
-    """What happened so far, of all clients.
+    """The results of all clients so far.
 
     Attributes:
-        counts: How often what was answered.
-        wrong: Answers that nothing explains, in words.
-        crashes: Each time that the server was killed.
-        is_down: The server is not there on purpose.
+        counts: The number of answers of each kind.
+        wrong: Descriptions of answers that nothing explains.
+        crashes: Each kill of the server.
+        is_down: The server is down on purpose.
     """
 
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -118,14 +118,14 @@ class Outcome:
 
 
 class SessionClient:
-    """The client of one session after the other.
+    """A client that uses one session after the other.
 
     Args:
-        place: Which client.
-        seed: Of its draws.
+        place: The number of the client.
+        seed: The seed of its random choices.
         new: A stream that has read nothing.
-        features: Of the numbers of a step.
-        outcome: Where it tells what happened.
+        features: The number of values in a step.
+        outcome: Receives the results.
     """
 
     def __init__(self, place: int, seed: int, new: Streams, features: int, outcome: Outcome) -> None:
@@ -145,12 +145,12 @@ class SessionClient:
         self._refused: list[tuple[float, np.ndarray]] = []
 
     async def run(self, http: httpx2.AsyncClient, model: str, until: float) -> None:
-        """Pushes until a time of the monotonic clock."""
+        """Push until a time of the monotonic clock."""
         while time.monotonic() < until:
             if self._outcome.is_down:
                 await asyncio.sleep(0.05)
                 continue
-            # The first push opens the session, so nothing can be beside it.
+            # The first push opens the session, so it is sent alone.
             many = self._draw.choice((1, 1, 2, 3)) if self._begun else 1
             steps = [
                 self._numbers.normal(size=(self._draw.randrange(1, 7), self._features)).astype(np.float32)
@@ -165,7 +165,7 @@ class SessionClient:
                 await self._end(http, model)
 
     async def _push(self, http: httpx2.AsyncClient, model: str, steps: np.ndarray) -> Sent | int:
-        """The push as it was answered, or the status of a refusal."""
+        """Send a push; return it with its answer, or the status of a refusal."""
         path = f"/v1/models/{model}/sessions/{self._name}/push"
         body = {"inputs": steps.tolist()} | ({} if self._begun else {"begin": True})
         try:
@@ -182,7 +182,7 @@ class SessionClient:
         return answer.status_code
 
     def _judge(self, pushes: Sequence[Sent], refusals: Sequence[int], crashes: int) -> None:
-        """Holds the answers of pushes that were sent at once, after so many crashes, against what may be."""
+        """Compare the answers of pushes that were sent together, after this many crashes, with the possible ones."""
         now = time.monotonic()
         possible = self._possible(crashes)
         after, between = explained(possible, pushes)
@@ -198,26 +198,26 @@ class SessionClient:
             self._begin()
             return
         if answered and crashes > self._crashes:
-            # From the first answer on it is known again what a crash took back.
+            # The first answer after a crash shows which states it lost.
             self._crashes, self._history = crashes, [(now, possible)]
         for push in pushes:
             if push.answer is not None:
                 self._outcome.count("answers checked")
         if pushes and not self._begun and not answered:
-            self._begin()  # nobody knows whether there is a session
+            self._begin()  # the session may exist or not
             return
         self._begun = self._begun or answered
         self._states = after
-        # A crash may take back the last of pushes that came at once.
+        # A crash may undo the last of several pushes that were sent together.
         self._history.append((now, [*between, *after]))
-        # A crash takes back half a minute at most.
+        # A crash undoes at most half a minute.
         while len(self._history) > 1 and self._history[1][0] < now - 60:
             del self._history[0]
         if len(after) > _MOST_STATES:
             self._begin()
 
     def _told(self, now: float, pushes: Sequence[Sent], possible: Sequence[Streams]) -> str:
-        """Where an answer that nothing explains comes from, as far as older states say."""
+        """Describe an answer that nothing explains, with the older states and refused pushes that would."""
         older = [f"{now - when:.1f} s" for when, states in self._history if explained(states, pushes).after]
         late = [
             f"{now - when:.1f} s"
@@ -237,7 +237,7 @@ class SessionClient:
         return bool(explained(possible, [*pushes, Sent(steps, None)]).after)
 
     def _possible(self, crashes: int) -> list[Streams]:
-        """The states that the session may be in: after a crash, any that it had since the last flush."""
+        """The states that the session may be in: after a crash, any state since the last flush."""
         found = {state.state.tobytes(): state for state in self._states}
         for crash in self._outcome.crashes[self._crashes : crashes]:
             flushed = crash.at - crash.lost_s

@@ -1,4 +1,4 @@
-"""Makes the odd files that people bring: each with what is to be read from it, or the words of its refusal."""
+"""The odd files that people bring, each with the values to read from it or the words of its refusal."""
 
 from collections.abc import Callable
 
@@ -11,5 +11,5 @@ MAKERS: tuple[Callable[[], list[Odd]], ...] = (clean, refused, timed)
 
 
 def odd_tables() -> list[Odd]:
-    """All of them."""
+    """All odd files."""
     return [one for maker in MAKERS for one in maker()]

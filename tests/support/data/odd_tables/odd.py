@@ -12,18 +12,18 @@ import pyarrow.feather
 
 @dataclasses.dataclass(frozen=True)
 class Odd:
-    """A file, and what comes of it.
+    """A file, and the result of reading it.
 
     Attributes:
-        about: What is odd.
-        name: Of the file.
-        content: Its bytes.
-        values: What the target holds, series after series; None if the file is refused.
+        about: The oddity.
+        name: The name of the file.
+        content: The bytes of the file.
+        values: The values of the target, series after series; None if the file is refused.
         times: The times of the rows, as NumPy reads them; None where they do not matter.
-        words: A regular expression that the refusal fits.
-        told: What is said of the way it was read, or "".
-        arguments: Those of `open_series`.
-        options: Those of `TableOptions`.
+        words: A regular expression that matches the refusal.
+        told: The note on how the file was read, or "".
+        arguments: Arguments of `open_series`.
+        options: Arguments of `TableOptions`.
         series: The names of the series, in their order.
     """
 
@@ -63,7 +63,7 @@ def rows(
 
 
 def text(about: str, content: str, encoding: str = "utf-8", name: str = "t.csv", **facts: Any) -> Odd:
-    """A file of text."""
+    """A text file."""
     return Odd(about, name, content.encode(encoding), **facts)
 
 
