@@ -84,6 +84,25 @@ def test_train_resumed_with_nothing_left_to_do_says_so(tmp_path):
         run(tmp_path / "m.keras", epochs=1, resume=True)
 
 
+def test_train_interrupted_at_the_end_of_its_last_epoch_is_ended_by_a_resume(tmp_path):
+    whole = run(tmp_path / "whole.keras", validation=held_out())
+    last = len(whole.history) - 1
+    cut = run(
+        tmp_path / "cut.keras", validation=held_out(), display=StopAt(last, whole.history[last]["steps"])
+    )
+    assert (cut.status, len(cut.history)) == ("interrupted", len(whole.history))
+    with pytest.raises(ConfigError, match=f"already trained {last + 1} epochs"):
+        run(tmp_path / "cut.keras", validation=held_out(), resume=True, epochs=last)
+    again = run(tmp_path / "cut.keras", validation=held_out(), resume=True)
+    assert (again.status, again.best_epoch) == ("finished", whole.best_epoch)
+    assert losses(tmp_path / "cut.keras") == losses(tmp_path / "whole.keras")
+    for a, b in zip(again.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name in ("whole", "cut"):
+        run(tmp_path / f"{name}.keras", validation=held_out(), resume=True, epochs=last + 2)
+    assert losses(tmp_path / "cut.keras") == losses(tmp_path / "whole.keras")
+
+
 def test_train_resumed_with_other_settings_names_them(tmp_path):
     run(tmp_path / "m.keras", epochs=1)
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.01, now 0\.02"):

@@ -25,7 +25,7 @@ from cellerate.cli.output import (
 )
 from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
-from cellerate.errors import OutputError
+from cellerate.errors import CheckpointError, OutputError
 from cellerate.format import size
 from cellerate.live_line import LiveLine
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
@@ -211,11 +211,17 @@ def training_display(
 
 def _with_way_on(error: OutputError, output: Path) -> OutputError:
     """An error of a run that could not write, with what is kept of the run."""
-    folder = output.with_suffix(".run")
-    if any(folder.glob("checkpoint-*")):
+    from cellerate.training.checkpoint_folder import CheckpointFolder
+
+    folder, newest = output.with_suffix(".run"), None
+    with contextlib.suppress(CheckpointError):
+        newest = CheckpointFolder(folder).newest(arrays=False)
+    if newest is not None:
+        # A run that has trained all its epochs goes on only if it is to train more.
+        more = f" --epochs {newest.position.epoch + 1}" if newest.progress.get("finished") else ""
         return OutputError(
             f"{marked(error)} The last checkpoint is kept in {folder}. Once files can be written again, go on "
-            f"with: {command_to_resume()}"
+            f"with: {command_to_resume()}{more}"
         )
     # Refusals at the beginning come before anything is made.
     return error

@@ -74,15 +74,17 @@ def checkpoint_to_resume(
 
     Raises:
         CheckpointError: The checkpoint belongs to another run.
-        ConfigError: The run has already trained all its epochs.
+        ConfigError: The run has ended, or has trained more epochs than that.
     """
     checkpoint = checkpoints.newest(display.message)
     if checkpoint is None:
         return None
     check_identity(checkpoint.identity, identity)
-    if checkpoint.position.epoch >= settings.epochs:
+    done = checkpoint.position.epoch
+    # A run that was interrupted at the end of its last epoch has yet to end.
+    if done > settings.epochs or (done == settings.epochs and checkpoint.progress.get("finished")):
         raise ConfigError(
-            f"this run has already trained {checkpoint.position.epoch} epochs: ask for more than that "
+            f"this run has already trained {done} epochs: ask for more than that "
             f"(epochs is {settings.epochs}) to go on."
         )
     return checkpoint

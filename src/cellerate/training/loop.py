@@ -401,6 +401,8 @@ def _fit_parts(
     """
     position = checkpoint.position if checkpoint else Position()
     conductor.position = position
+    # A run that only has yet to end saves without a call of `fit`, which would set it.
+    conductor.set_model(trainer)
     parts = [(position.epoch, position.batch, position.epoch + 1)] if position.batch else []
     first_whole = position.epoch + (1 if position.batch else 0)
     if first_whole < epochs:

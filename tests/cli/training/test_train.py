@@ -9,6 +9,8 @@ import shlex
 
 import pytest
 
+from cellerate.errors import OutputError
+from cellerate.models.storage import load_model
 from support.error_lines import one_error
 from support.report.charts import shown
 
@@ -183,6 +185,25 @@ def test_disk_full_during_training_keeps_the_checkpoint_and_names_the_resume_com
     code, _, err = cellerate(*shlex.split(command)[1:])
     assert (code, err) == (0, "")
     assert (here / "m.keras").exists()
+
+
+def test_disk_full_after_the_last_epoch_names_a_command_that_writes_the_model(
+    cellerate, here, small, monkeypatch
+):
+    from cellerate.tasks.series import train as series
+
+    def full(*arguments):
+        raise OutputError("cannot write m.keras: the disk is full; free some space.")
+
+    words = ["train", "series", "s.csv", "-o", "m.keras", *small["series"], "-q"]
+    with monkeypatch.context() as patch:
+        patch.setattr(series, "save_model", full)
+        code, _, err = cellerate(*words)
+    assert code == 6
+    command = one_error(err).rpartition("go on with: ")[2]
+    code, _, err = cellerate(*shlex.split(command)[1:])
+    assert (code, err) == (0, "")
+    assert "calibration" in load_model(here / "m.keras")[1].payload
 
 
 def test_diverged_training_exits_with_7(cellerate, here, small):

@@ -100,6 +100,8 @@ def test_whole_numbers_that_not_even_float64_holds_are_told(tmp_path: Path) -> N
     ids = [10**18 + 7 * number for number in range(400)]
     data = open_series([write(tmp_path / "ids.csv", id=ids)], Reading(targets=["id"]))
     assert any("'id' holds whole numbers of which float64 keeps 15 digits" in note for note in data.notes)
+    # 2**53 + 1 is rounded to 2**53.
+    assert lost_in_float64((2**53 + 1 + np.arange(30)).astype(np.float64)[:, None]) == 0
     assert lost_in_float64(1e18 * np.random.default_rng(0).normal(size=(400, 1))) is None
 
 

@@ -9,7 +9,7 @@ from cellerate.data.series.series import open_series
 from cellerate.data.settings import Reading
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.windows import SeriesBatches, WindowSettings
-from cellerate.errors import ConfigError, ModelError
+from cellerate.errors import ConfigError, DataError, ModelError
 from support.data.hourly_tables import table
 
 
@@ -32,6 +32,13 @@ def test_scaler_of_constant_columns_has_scale_one(write):
     scaler = Scaler.fit(open_series(path, Reading(targets=["a"])).whole())
     assert scaler.scale.tolist() == [1, 1, 1]
     assert np.abs(scaler.transform(np.array([[5, 0, 0.1]], np.float32))).max() == 0
+
+
+def test_scaler_of_a_column_too_large_for_it_names_the_column(write):
+    path = write("a,b\n" + "1,3e36\n2,-1e36\n" * 50)
+    part = open_series(path, Reading(targets=["a"])).whole()
+    with pytest.raises(DataError, match=r"column 'b' holds numbers of about 2e\+36, too large to be scaled"):
+        Scaler.fit(part)
 
 
 def test_scaler_inverse_takes_forecasts_and_quantiles_back():

@@ -317,9 +317,9 @@ def test_target_that_is_no_feature_is_kept_apart(write):
         (
             "a,b\n1,70000\n",
             {"storage": "float16"},
-            "data row 1: column 'b' holds 70000, too large for float16",
+            "data row 1: column 'b' holds 70000, too large for float16. Use storage='float32', or rescale the column",
         ),
-        ("a,b\n1e300,1\n", {}, r"column 'a' holds 1e\+300, too large for float32"),
+        ("a,b\n1e300,1\n", {}, r"column 'a' holds 1e\+300, too large for float32. Rescale the column"),
         (
             "a,b\n1,2\n,3\n",
             {"series_column": "a", "targets": ["b"]},

@@ -121,3 +121,32 @@ def test_order_of_dates_is_said_of_a_frame_and_is_part_of_what_is_cached():
     }
     assert str(found["dmy"].times[1])[:10] == "2024-02-02"
     assert str(found["mdy"].times[0])[:10] == "2024-01-02"
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["b", "a", "c"])], ids=str)
+def test_categories_of_polars_are_read_as_texts(tmp_path, kind):
+    frame = pl.DataFrame(
+        {"shop": ["a"] * 20 + ["b"] * 20, "date": [*map(str, DAYS[:20])] * 2, "y": range(40)}
+    )
+    made = frame.with_columns(pl.col("shop").cast(kind), pl.col("date").cast(pl.Categorical))
+    made.write_ipc(tmp_path / "t.arrow")
+    for data in (made, tmp_path / "t.arrow"):
+        found = open_series(as_sources(data), Reading(targets=["y"], series_column="shop"))
+        assert found.segments == ((0, 20, "a"), (20, 40, "b"))
+        assert np.array_equal(found.times[:20], DAYS[:20])
+    texts = frame.with_columns(pl.col("y").cast(pl.String).cast(pl.Categorical))
+    assert open_series(as_sources(texts), Reading(targets=["y"], series_column="shop")).values[39] == 39
+
+
+@pytest.mark.parametrize("as_given", [lambda y: {"y": y}, lambda y: y], ids=["a column", "an array"])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_masked_values_are_missing(as_given, dtype):
+    masked = np.ma.masked_equal(np.arange(1, 9, dtype=dtype), 4)
+    name = "0" if as_given(masked) is masked else "y"
+    data = open_series(as_sources(as_given(masked)), Reading(targets=[name], missing="ffill"))
+    assert data.values[:, 0].tolist() == [1, 2, 3, 3, 5, 6, 7, 8]
+
+
+def test_whole_numbers_beyond_64_bits_are_refused():
+    with pytest.raises(DataError, match=r"the frame cannot be read as a table: .*too large"):
+        as_sources({"y": [2**70, 1]})

@@ -177,6 +177,8 @@ def test_row_of_texts_below_the_names_is_a_row_where_numbers_are_missing(tmp_pat
     assert data.values[1:].tolist() == [[1, 2], [3, 4]]
     assert opened(tmp_path, "y,x\n1%,2%\n0,1%\n2%,3%\n").values.tolist() == [[1, 2], [0, 1], [2, 3]]
     assert names_of([["", "a", "b"], ["", "kW", "kW"], ["t", "", ""]]) == ["t", "a", "b"]
+    assert names_of([["a report", ""], ["date", "y"]]) == ["a report", "y"]
+    assert opened(tmp_path, "date,\n,y\n2024-01-13,1\n2024-01-14,2\n").values.tolist() == [[1], [2]]
 
 
 def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
@@ -203,6 +205,16 @@ def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
         [1, 14],
         [1, 15],
     ]
+
+
+def test_sheet_of_whole_numbers_that_float64_rounds_is_read(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["y"], [2**53 + 1], [2**60], [None], [1.5]):
+        book.active.append(row)
+    book.save(tmp_path / "t.xlsx")
+    data = open_series([tmp_path / "t.xlsx"], Reading(targets=["y"]))
+    assert data.values[:, 0].tolist() == [2.0**53, 2.0**60, 1.5]
 
 
 def test_columns_between_blanks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

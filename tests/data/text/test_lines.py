@@ -46,7 +46,10 @@ def test_vocabulary_truncates_to_max_length_before_it_looks() -> None:
 
 
 def test_vocabulary_of_an_unknown_character_keeps_to_the_error_policy() -> None:
-    with pytest.raises(DataError, match=r"'z' \(U\+007A\) at position 2"):
+    # Line models have no other tokenizer to be trained with.
+    with pytest.raises(
+        DataError, match=r"'z' \(U\+007A\) at position 2.* or train with text that has it\. errors="
+    ):
         LETTERS.encode("abz")
     ids = LETTERS.encode("zaz😀z", errors="replace")
     assert ids.tolist() == [UNK, 4, UNK, 9, UNK]

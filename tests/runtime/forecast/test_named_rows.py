@@ -54,6 +54,7 @@ def test_rows_without_names_are_left_as_they_are(rows):
         pa.array([1, None, 3]),
         [1, None, 3],
         np.array([1, np.nan, 3], np.float32),
+        np.ma.masked_equal([1, 2, 3], 2),
     ],
     ids=lambda column: type(column).__module__,
 )

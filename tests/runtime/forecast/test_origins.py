@@ -1,3 +1,4 @@
+import dataclasses
 import warnings
 
 import numpy as np
@@ -111,6 +112,13 @@ def test_unknown_series_has_id_0_its_own_scale_and_is_told_of_once(data):
     assert model.given["series_id"].tolist() == [[0]]
     units = units_at(data, known, np.array([WINDOW, 2 * ROWS]))
     np.testing.assert_allclose(units.scale, [past.std(axis=0), [50, 4]], rtol=1e-6)
+
+
+def test_unknown_series_too_short_for_a_window_is_not_told_of(data):
+    # Nothing forecasts it. Warnings are errors here.
+    stretches = ((0, WINDOW - 1, "a"), *data.segments[1:])
+    short = dataclasses.replace(data, segments=stretches)
+    forecast_at(Model(), short, settings(), np.array([2 * ROWS]))
 
 
 def test_model_without_covariates_has_one_input(data):

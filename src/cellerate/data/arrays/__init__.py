@@ -25,6 +25,7 @@ from cellerate.data.arrays.gather import (
     take_windows,
     windows_at,
 )
+from cellerate.data.arrays.masked import unmasked
 from cellerate.data.arrays.shuffle import Permutation, derive_seed
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "plan_windows",
     "source_fingerprint",
     "take_windows",
+    "unmasked",
     "windows_at",
 ]

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cellerate.data.arrays import unmasked
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
@@ -51,7 +52,7 @@ def is_array(data: Any) -> bool:
 def numbers_of(name: str, data: Any) -> np.ndarray:
     """An array of numbers that the argument `name` holds. Raises an error in words if it holds something else."""
     try:
-        values = np.asarray(data)
+        values = np.asarray(unmasked(data))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{argument(name)} is {data!r:.40}; expected an array of numbers.") from error
     if values.ndim == 0 or values.dtype.kind not in "fiub" or not len(values):

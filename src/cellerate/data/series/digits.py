@@ -61,11 +61,12 @@ def lost_in_float64(numbers: np.ndarray) -> int | None:
     Returns:
         The column, or None.
     """
-    if _largest(numbers) <= _WHOLE_IN_FLOAT64:
+    # A number just above is rounded down to the bound itself.
+    if _largest(numbers) < _WHOLE_IN_FLOAT64:
         return None
     for column, values in enumerate(numbers.T):
         known = values[np.isfinite(values)]
-        large = len(known) > 1 and np.abs(known).min() > _WHOLE_IN_FLOAT64
+        large = len(known) > 1 and np.abs(known).min() >= _WHOLE_IN_FLOAT64
         if large and np.abs(np.diff(known)).max() <= _NOISE * np.abs(known).max():
             return column
     return None

@@ -241,10 +241,14 @@ class Reader:
         lost = finite & ~np.isfinite(stored)
         if lost.any():
             row, column = (int(place) for place in np.argwhere(lost)[0])
+            wider = (
+                f"Use {argument('storage', 'float32')}, or rescale"
+                if self._dtype == np.float16
+                else "Rescale"
+            )
             raise DataError(
                 f"{self.place(done.rows + row)}: column {self._columns.values[column]!r} holds "
-                f"{numbers[row, column]:g}, too large for {self._dtype}. Use {argument('storage', 'float32')}, or "
-                "rescale the column."
+                f"{numbers[row, column]:g}, too large for {self._dtype}. {wider} the column."
             )
         if not finite.all():
             stored[~finite] = np.nan

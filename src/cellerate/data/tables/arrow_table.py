@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.settings import TableOptions
-from cellerate.data.tables.arrow_text import distinct, is_text, is_text_type, trimmed, without_missing
+from cellerate.data.tables.arrow_text import (
+    decoded,
+    distinct,
+    is_text,
+    is_text_type,
+    trimmed,
+    without_missing,
+)
 from cellerate.data.tables.joined_times import columns_of_time, joined
 from cellerate.data.tables.number_forms import NumberForm, find_form
 from cellerate.data.tables.number_marks import is_number
@@ -306,7 +313,7 @@ def _empty_at_end(batch: Any) -> int:
 
 def _times(batch: Any, columns: Sequence[str]) -> Any:
     """The column of times of some rows, joined from several columns if needed."""
-    found = [without_missing(batch.column(name)) for name in columns]
+    found = [without_missing(decoded(batch.column(name))) for name in columns]
     return joined(found) if len(found) > 1 else found[0]
 
 
@@ -325,10 +332,7 @@ def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if is_text(values):
-        values = trimmed(values)
-    elif pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    values = trimmed(values) if is_text(values) else decoded(values)
     try:
         return np.asarray(pc.fill_null(pc.cast(values, pa.float64(), safe=False), float("nan")))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -19,6 +19,20 @@ def is_text_type(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
+def decoded(values: Any) -> Any:
+    """The values of an Arrow array, of categories too."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(values.type):
+        return values
+    words = values.dictionary
+    if pa.types.is_string_view(words.type):
+        # Arrow cannot take from views, which are what polars has for its categories.
+        words = pc.cast(words, pa.string())
+    return words.take(values.indices)
+
+
 def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MISSING) -> Any:
     """Arrow strings without blanks around them, null where a value is missing.
 
@@ -30,8 +44,7 @@ def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MIS
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    values = decoded(values)
     if pa.types.is_string_view(values.type):
         values = pc.cast(values, pa.string())
     values = pc.utf8_trim_whitespace(values)

@@ -117,8 +117,8 @@ def names_of(rows: Sequence[Sequence[str]]) -> list[str]:
     named = first[1:]
     if all(named) and len(set(named)) == len(named):
         return first
-    # What all columns share tells none of them apart.
-    kept = [row for row in (first, *others) if len(set(row[1:])) > 1]
+    # What all columns share tells none of them apart; a single one needs no telling apart.
+    kept = [row for row in (first, *others) if len(named) == 1 or len(set(row[1:])) > 1]
     return [
         first[0] or next((row[0] for row in others if row[0]), ""),
         *(" ".join(dict.fromkeys(filter(None, cells))) for cells in list(zip(*kept, strict=True))[1:]),

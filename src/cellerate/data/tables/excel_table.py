@@ -156,7 +156,9 @@ def _column(values: list[Any], missing: Collection[str]) -> Any:
     values = [None if isinstance(value, str) and value.strip() in missing else value for value in values]
     there = [value for value in values if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
-        return pa.array(values, pa.float64() if there else pa.null())
+        # Arrow refuses whole numbers that float64 has to round.
+        numbers = [None if value is None else float(value) for value in values]
+        return pa.array(numbers, pa.float64() if there else pa.null())
     if all(isinstance(value, datetime.date) for value in there):
         whole = [
             value

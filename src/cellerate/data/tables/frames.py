@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from cellerate.data.arrays import unmasked
 from cellerate.data.settings import TableOptions
 from cellerate.data.tables.arrow_table import ArrowTable
 from cellerate.data.tables.csv_header import names_of
@@ -140,7 +141,7 @@ def as_sources(data: Tables) -> list[str | os.PathLike[str] | Table]:
 
 def _frame(data: Any, name: Path) -> Table:
     if isinstance(data, np.ndarray) and data.dtype.names is None:
-        return ArrayTable(data, Path("the array") if name.name == "the frame" else name)
+        return ArrayTable(unmasked(data), Path("the array") if name.name == "the frame" else name)
     kind = type(data)
     is_pandas = kind.__module__.partition(".")[0] == "pandas"
     if isinstance(data, np.ndarray):
@@ -161,7 +162,7 @@ def _frame(data: Any, name: Path) -> Table:
             table = pa.table({str(key): _column(values) for key, values in data.items()})
         else:
             table = pa.table(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{name} cannot be read as a table: {error}") from error
     return FrameTable(table, name)
 
@@ -172,7 +173,7 @@ def _column(values: Any) -> Any:
 
     if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
         return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.chunked_array(values)
-    return pa.array(values if isinstance(values, list) else np.asarray(values))
+    return pa.array(values if isinstance(values, list) else np.asarray(unmasked(values)))
 
 
 def _pandas(frame: Any) -> Any:

@@ -118,7 +118,7 @@ class LineVocabulary:
                 ends = np.cumsum([len(line) for line in lines])
                 number = int(np.searchsorted(ends, place, side="right"))
                 position = place - int(ends[number]) + len(lines[number])
-                error = self._tokenizer.unknown(text, place, position)
+                error = self._tokenizer.unknown(text, place, position, "train with text that has it")
                 raise DataError(
                     f"line {first + number + 1}: {marked(error)} {argument('errors', 'replace')} reads such characters "
                     "as unknown."

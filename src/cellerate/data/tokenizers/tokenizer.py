@@ -156,13 +156,20 @@ class CharacterTokenizer(Tokenizer):
         """The text without the characters that have no id."""
         return self.decode(ids[ids < self.vocabulary_size]) if (ids := self.lookup(text)).size else text
 
-    def unknown(self, text: str, place: int, position: int) -> DataError:
+    def unknown(
+        self,
+        text: str,
+        place: int,
+        position: int,
+        remedy: str = "train with text that has it or with the bytes tokenizer",
+    ) -> DataError:
         """The error for a text with characters that have no id, each with the nearest that has one.
 
         Args:
             text: The text.
             place: The index of the first of them in `text`.
             position: The position of that character as the user counts.
+            remedy: What to do instead of leaving characters out.
         """
         others = text[place:]
         unknown = self.lookup(others) == self.vocabulary_size
@@ -175,8 +182,7 @@ class CharacterTokenizer(Tokenizer):
             subject = f"characters {named}{more}, the first at position {position}, are"
         return DataError(
             f"{subject} not in the vocabulary of {self.vocabulary_size} characters, which is made of the characters of "
-            "the training text. Leave out what is not in it, or train with text that has it or with the bytes "
-            "tokenizer."
+            f"the training text. Leave out what is not in it, or {remedy}."
         )
 
     def _with_nearest(self, character: str) -> str:

@@ -198,13 +198,15 @@ class Framing:
             return ModelUnits(self._scaler.mean, self._scaler.scale)
         return ModelUnits(*scaling.of(self._places[self.segments(origins)], past))
 
-    def strangers(self) -> list[str]:
-        """The series that the model was not trained on, if it reads ids of series."""
+    def strangers(self, window: int) -> list[str]:
+        """The series that the model was not trained on, of those with at least `window` rows without a gap."""
         unknown = np.zeros(len(self._names), bool)
         if self._ids is not None:
             unknown |= self._ids == UNKNOWN_SERIES
         if self._places is not None:
             unknown |= self._places < 0
+        # Shorter ones are not forecast at all.
+        unknown &= self._stops - self._firsts >= window
         return list(dict.fromkeys(self._names[number] for number in np.flatnonzero(unknown)))
 
     def check(self, origins: np.ndarray, window: int) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 4 << 20
 _MOST_COLUMNS = 1_000_000
+# 1e30 fits into float32, with room for the subtraction.
+_LARGEST = 1e30
 
 
 class Scaler:
@@ -53,13 +55,19 @@ class Scaler:
             A scaler for all columns of the series.
 
         Raises:
-            DataError: The part is empty.
+            DataError: The part is empty, or a column holds numbers too large for a scaler.
         """
         columns = part.data.columns
         count, mean, squares = moments((0, np.zeros(len(columns)), np.zeros(len(columns))), part)
         if not count:
             raise DataError(f"the {part.name} part has no rows, so there is nothing to fit a scaler on.")
         deviation = np.sqrt(squares / count)
+        for name, *sizes in zip(columns, np.abs(mean), deviation, strict=True):
+            if np.isfinite(sizes).all() and max(sizes) > _LARGEST:
+                raise DataError(
+                    f"column {name!r} holds numbers of about {max(sizes):.2g}, too large to be scaled: "
+                    f"rescale the column below {_LARGEST:g}."
+                )
         # The deviation of a constant column is rounding noise, not a scale.
         flat = deviation <= 1e-9 * np.abs(mean)
         return cls(columns, mean, np.where(flat | (deviation < np.finfo(np.float32).tiny), 1.0, deviation))
@@ -176,7 +184,6 @@ def _numbers(name: str, values: Any, count: int) -> np.ndarray:
         raise ModelError(f"the scaler's {name} must be a list of {count} numbers; the file is damaged.")
     for value in values:
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        # 1e30 fits into float32, with room for the subtraction.
-        if not good or not math.isfinite(value) or abs(value) > 1e30:
+        if not good or not math.isfinite(value) or abs(value) > _LARGEST:
             raise ModelError(f"the scaler's {name} holds {value!r:.40}, not a number; the file is damaged.")
     return np.array(values, dtype=np.float64)

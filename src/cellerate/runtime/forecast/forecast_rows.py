@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.arrays import unmasked
 from cellerate.data.windows import Covariates, Inputs, ModelUnits, Scaler, held_by, model_inputs
 from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
@@ -111,7 +112,7 @@ class RowForecaster:
                 f"{argument('future')} is missing: the model sees {columns:.200} of the rows to forecast. Give "
                 f"{wanted}."
             )
-        array = np.asarray(future)
+        array = np.asarray(unmasked(future))
         if array.dtype.kind not in "fiub" or array.shape not in (
             (self._horizon, len(names)),
             (count, self._horizon, len(names)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.arrays import unmasked
 from cellerate.data.series import SeriesData
 from cellerate.data.settings import Reading
 from cellerate.data.times import TimeForm
@@ -247,7 +248,7 @@ class Forecaster:
         )
         named = by_name(rows, self._features)
         try:
-            array = np.asarray(rows) if named is None else named
+            array = np.asarray(unmasked(rows)) if named is None else named
         except ValueError as error:
             raise DataError(f"rows must be {wanted}, not rows of different lengths.") from error
         if array.dtype.kind not in "fiu":

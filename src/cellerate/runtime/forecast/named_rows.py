@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.arrays import unmasked
 from cellerate.errors import DataError
 
 _SHOWN = 12
@@ -83,7 +84,7 @@ def _numbers(column: Any, name: str) -> np.ndarray:
             values = column.to_numpy(zero_copy_only=False)
         except TypeError:
             values = column.to_numpy()
-    values = np.asarray(values)
+    values = np.asarray(unmasked(values))
     if values.ndim != 1:
         raise DataError(f"the column {name!r} of rows has shape {values.shape}; expected one number a row.")
     if values.dtype == object:

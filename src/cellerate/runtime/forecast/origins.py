@@ -68,7 +68,7 @@ def _framing(data: SeriesData, settings: ForecastSettings) -> Framing:
     if found is not None and found[0] is settings:
         return found[1]
     framing = Framing(data, settings.scaler, settings.covariates)
-    if strangers := framing.strangers():
+    if strangers := framing.strangers(settings.window):
         named = listed(list(map(repr, strangers)), _NAMED)
         warnings.warn(
             f"the model was not trained on the series {named}: they are forecast as unknown series.",
