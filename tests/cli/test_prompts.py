@@ -11,9 +11,9 @@ from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.errors import DataError
 
 
-def test_each_line_of_stdin_is_a_prompt_without_its_newline(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Well,\r\n\n  two \nlast"))
-    assert list(prompts()) == ["Well,", "  two ", "last"]
+def test_each_line_of_stdin_is_a_prompt_without_its_newline_and_the_mark_before_all(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffWell,\r\n\n  two \n\ufefflast"))
+    assert list(prompts()) == ["Well,", "  two ", "\ufefflast"]
     assert capsys.readouterr() == ("", "")
     assert not at_terminal()
 

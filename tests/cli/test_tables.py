@@ -30,6 +30,17 @@ def test_verbs_report_how_they_read_a_table_and_accept_its_options(cellerate, he
     assert code == 0 and "',' decimal" in told
 
 
+@pytest.mark.parametrize("verb", ["forecast", "detect", "backtest", "embed"])
+def test_table_that_would_replace_its_data_is_refused(cellerate, here, made, verb):
+    model, data = ("embed", "s.parquet") if verb == "embed" else ("series", "s.csv")
+    (here / "s.parquet").write_bytes(b"kept")
+    (here / "link.csv").symlink_to(data)
+    before = (here / data).read_bytes()
+    code, _, told = cellerate(verb, made / f"{model}.keras", "link.csv", "-o", data)
+    assert code == 2 and f"{data} has the data to read, which would be replaced" in told
+    assert (here / data).read_bytes() == before
+
+
 def test_options_of_tables_are_repeated_as_typed():
     given = TableOptions(separator="\t", decimal=",", thousands="none", header="no", skip_lines=2)
     assert " ".join(given_words(given)) == (

@@ -97,6 +97,13 @@ def test_activation_of_an_lstm_gives_the_same_or_is_refused_by_name(name: str, t
                 onnx_model(graph.program(y=1), {"y": (None,) * 3}, {})
 
 
+def test_input_that_is_also_an_output_is_refused() -> None:
+    graph = Graph()
+    graph.dense(graph.input("x", F), "head", F, 2)
+    with pytest.raises(ModelError, match="'x' names an input and an output"):
+        onnx_model(graph.program(x=0, y=1), {"x": (None,) * 2, "y": (None,) * 2}, {})
+
+
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("sequences", [False, True])
 @pytest.mark.parametrize("kept", MASKED_OUTPUTS)

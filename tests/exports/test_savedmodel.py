@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from cellerate.errors import ModelError
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.program import MASKED_OUTPUTS, Program
 from cellerate.runtime.program.engine import Engine
@@ -51,6 +52,15 @@ def operations_of(folder: Path) -> set[str]:
     nodes = [node for graph in graphs for node in graph.node]
     nodes += [node for graph in graphs for function in graph.library.function for node in function.node_def]
     return {node.op for node in nodes}
+
+
+@pytest.mark.parametrize("name", ["my-input", "a b", "a:b", "_x", "1x"])
+def test_input_of_a_name_that_tensorflow_changes_is_refused(name: str, tmp_path: Path) -> None:
+    graph = Graph()
+    graph.dense(graph.input(name, F), "head", F, 2)
+    with pytest.raises(ModelError, match=f"TensorFlow has no input '{name}'"):
+        written(graph.program(y=1), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, "moves"])

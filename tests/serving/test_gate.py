@@ -243,6 +243,10 @@ def test_model_that_cannot_be_served_gives_a_one_line_error(path, models, messag
     assert message in refusal(*(name.format(path=path) for name in models), options=("--no-state",))
 
 
+def test_drain_without_an_end_is_refused_before_the_models_are_read():
+    assert "--drain must be a number at least 0, not inf" in refusal("none.cell", options=("--drain", "inf"))
+
+
 def test_repeated_errors_do_not_fill_the_log(monkeypatch, caplog):
     from cellerate.serving import answers
 

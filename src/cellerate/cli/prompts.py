@@ -26,6 +26,8 @@ def prompts(sign: str = "") -> Iterator[str]:
         # Python's `input` uses it once it is imported; some builds lack it.
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401
+    # As in files of texts, a byte order mark is not part of the text.
+    mark = "\ufeff"
     while True:
         try:
             line = input(sign) if sign else sys.stdin.readline()
@@ -43,5 +45,6 @@ def prompts(sign: str = "") -> Iterator[str]:
             return
         if not sign and not line:
             return
-        if text := line.rstrip("\r\n"):
+        if text := line.removeprefix(mark).rstrip("\r\n"):
             yield text
+        mark = ""

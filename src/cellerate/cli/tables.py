@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,13 +49,22 @@ def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float]
     return (level or None) if intervals else ()
 
 
-def check_table(output: Path) -> None:
+def check_table(output: Path, data: Iterable[str | Path]) -> None:
     """Raise the errors of writing a table before data are read.
+
+    Args:
+        output: The table to write.
+        data: The files to read, which the table must not replace.
 
     Raises:
         BackendError: The table is Parquet, and the package `pyarrow` is not installed.
+        ConfigError: The table would replace data.
         OutputError: The table cannot be written there.
     """
+    if output.exists() and any(Path(path).exists() and output.samefile(path) for path in data):
+        raise ConfigError(
+            f"{output} has the data to read, which would be replaced: name another file ({argument('output')})."
+        )
     if output.suffix.lower() == ".parquet":
         require("pyarrow", "tables", "writing Parquet files")
     check_writable(output)

@@ -47,8 +47,14 @@ def onnx_model(
         The model; its inputs and outputs have the names and types of the program's.
 
     Raises:
-        ModelError: An LSTM has an activation that ONNX's LSTM lacks, or the model has more than 2 GB.
+        ModelError: An LSTM has an activation that ONNX's LSTM lacks, an input is also an output, or the model has more
+            than 2 GB.
     """
+    for name in program.inputs.keys() & program.outputs.keys():
+        raise ModelError(
+            f"{name!r} names an input and an output, and in ONNX each has a name of its own. Leave the output out, or "
+            "give the model its outputs as a dict with other names."
+        )
     graph = OnnxGraph(precision)
     values: dict[int, str] = {}
     lstms: dict[int, LstmValues] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cellerate.errors import ModelError
 from cellerate.exports import tensorflow_operations
 from cellerate.exports.trials import Arrays, TrialBatch
 from cellerate.program import Program
@@ -33,6 +34,9 @@ def write_saved_model(
         trials: For each signature, the batches to warm up with.
         metadata: Plain JSON, for a separate file.
         folder: The folder, which is created.
+
+    Raises:
+        ModelError: TensorFlow would change the name of an input.
     """
     module, weights = tf.Module(), _Weights()
     signatures = {name: _function(program, weights) for name, program in programs.items()}
@@ -88,6 +92,12 @@ def _function(program: Program, weights: _Weights) -> Any:
     types = {"float32": tf.float32, "int32": tf.int32}
     specs = {}
     for name, number in program.inputs.items():
+        # TensorFlow takes others, too, but changes them.
+        if not name[0].isalpha() or not name.replace("_", "").isalnum():
+            raise ModelError(
+                f"TensorFlow has no input {name!r}: a name has letters, digits and '_', and begins with a letter. "
+                "Rename the model's Input."
+            )
         options: Mapping[str, Any] = program.nodes[number].options
         shape = [None if size == -1 else size for size in options["shape"]]
         specs[name] = tf.TensorSpec(shape, types[options["dtype"]], name=name)

@@ -38,6 +38,7 @@ def sign(path: Path, digest: str, key: str | os.PathLike[str]) -> None:
     Raises:
         BackendError: The package `cryptography` is not installed.
         ConfigError: The file does not hold such a key.
+        DataError: The file cannot be read.
         OutputError: The signature could not be written.
     """
     signature = private_key(key).sign(_PURPOSE + digest.encode())
@@ -63,7 +64,7 @@ def check_signature(path: Path, key: str | os.PathLike[str], digest: str) -> Non
     Raises:
         BackendError: The package `cryptography` is not installed.
         ConfigError: The file does not hold such a key.
-        DataError: The signature is missing, or belongs to another key or model.
+        DataError: The key cannot be read, or the signature is missing, or belongs to another key or model.
     """
     ed25519, serialization = _cryptography()
     from cryptography.exceptions import InvalidSignature
@@ -90,8 +91,9 @@ def _read_key(
     key: str | os.PathLike[str], read: Callable[[bytes], Any], kind: type, what: str, give: str
 ) -> Any:
     """The key in a file, which must be of a kind."""
+    content = read_regular(key, _LARGEST_KEY, give, "the key")
     try:
-        found = read(read_regular(key, _LARGEST_KEY, _GIVE, "the key"))
+        found = read(content)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{key} does not hold {what}: {error}; {give}.") from error
     if not isinstance(found, kind):

@@ -252,9 +252,9 @@ class ReadingOptions:
             training.
         gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore"; without
             it, as in training.
-        duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean"; without it,
-            as in training.
-        time_zone: The zone of times that say none, such as Europe/Berlin; without it, as in training.
+        duplicates: What to do with rows of the same time: "error", keep the "first" or "last", or their "mean"; without
+            it, as in training.
+        time_zone: The zone of times that name none, such as Europe/Berlin; without it, as in training.
         frequency: How often there is a row: 15min, hour, day, business-day, trading-day, week, month, quarter, year;
             without it, as in training.
     """

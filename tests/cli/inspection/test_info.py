@@ -125,5 +125,15 @@ def test_info_and_pack_write_model_cards(cellerate, made, tmp_path):
     assert (tmp_path / "again.md").read_text() == text
     assert cellerate("info", made / "text.keras", "--card", card)[0] == 0
     assert "keras.saving.load_model" in card.read_text()
-    code, _, err = cellerate("info", packed, "--card", tmp_path)
+    (tmp_path / "folder.md").mkdir()
+    code, _, err = cellerate("info", packed, "--card", tmp_path / "folder.md")
     assert code == 6 and "a folder of that name" in one_error(err)
+
+
+def test_card_over_a_model_is_refused_before_anything_is_written(cellerate, made, tmp_path):
+    model, packed = made / "text.keras", tmp_path / "new.cell"
+    before = model.read_bytes()
+    for given in (("pack", model, "-o", packed, "--card", model), ("info", model, "--card", model)):
+        code, _, err = cellerate(*given)
+        assert code == 2 and "a card is written to a path ending in '.md'" in one_error(err)
+    assert model.read_bytes() == before and not packed.exists()

@@ -39,6 +39,13 @@ def test_file_tokenizer_ignores_truncation_padding_and_special_tokens(byte_level
     assert FileTokenizer(plain.to_str()).encode(PROSE).tolist() == expected
 
 
+def test_file_tokenizer_with_dropout_gives_the_ids_without_it(byte_level: str) -> None:
+    plain = tokenizers.Tokenizer.from_str(byte_level)
+    expected = plain.encode(PROSE, add_special_tokens=False).ids
+    plain.model.dropout = 0.9
+    assert FileTokenizer(plain.to_str()).encode(PROSE).tolist() == expected
+
+
 def test_file_tokenizer_that_cannot_encode_is_a_data_error() -> None:
     tokenizer = FileTokenizer(word_level_json({"a": 0}, unknown="missing"))
     with pytest.raises(DataError, match="cannot encode"):
@@ -131,6 +138,13 @@ def test_file_tokenizer_stream_decoder_shows_garbage_after_a_bounded_wait(byte_l
     shown = [decoder.push(continuation) for _ in range(40)]
     assert "".join(shown).count("\ufffd") >= 32
     assert decoder.finish().count("\ufffd") == 40 - "".join(shown).count("\ufffd")
+
+
+def test_file_tokenizer_stream_decoder_separates_words_around_many_ids_without_a_token() -> None:
+    tokenizer = FileTokenizer(word_level_json({"a": 0, "b": 3}))
+    ids = [3] + [1] * 40 + [0, 3] + [2] * 20
+    decoder = tokenizer.stream_decoder()
+    assert "".join(map(decoder.push, ids)) + decoder.finish() == tokenizer.decode(ids) == "b a b"
 
 
 def test_a_pattern_that_needs_too_many_steps_back_is_an_error_of_the_data():

@@ -70,6 +70,7 @@ def test_bytes_and_a_tokenizer_file_are_tokenizers(tmp_path: Path, byte_level: s
     ("vocabulary", "error", "message"),
     [
         (3, ConfigError, "is a int; expected the path of the text"),
+        ({"a"}, ConfigError, "is a set; expected .* a list of its characters in the order of their ids"),
         (["a", "bc"], ConfigError, "entry 1 of vocabulary is 'bc', which is not a single character"),
         (["a", 1], ConfigError, "entry 1 of vocabulary is 1"),
         (["a", "b", "a"], ConfigError, "'a' more than once"),

@@ -122,7 +122,9 @@ def test_bytes_that_are_no_character_do_not_end_the_text(packed):
     [
         ("abc", {}, ConfigError, "list of texts"),
         (["abc", ""], {}, ConfigError, "prompt is empty"),
-        ([3], {}, ConfigError, "int"),
+        ([3], {}, ConfigError, "a text, not int"),
+        (None, {}, ConfigError, "a text or a list of texts, not NoneType"),
+        (b"abc", {}, ConfigError, "a text or a list of texts, not bytes"),
         (["abc"], {"stop": "abc"}, ConfigError, r"\['abc'\]"),
         (["abc"], {"max_tokens": -1}, ConfigError, "max_tokens"),
     ],

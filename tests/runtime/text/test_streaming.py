@@ -58,7 +58,16 @@ def test_text_is_shown_as_soon_as_it_cannot_be_a_stop_text():
     assert not stream.stopped
 
 
-@pytest.mark.parametrize(("stop", "message"), [([""], "empty"), (["a", ""], "empty"), ("ab", r"\['ab'\]")])
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ([""], "empty"),
+        (["a", ""], "empty"),
+        ("ab", r"\['ab'\]"),
+        ([1], r"\[1\]; expected a list of texts"),
+        (None, "None; expected a list of texts"),
+    ],
+)
 def test_wrong_stop_texts_are_refused(stop, message):
     with pytest.raises(ConfigError, match=message):
         pieces([], ByteTokenizer(), stop)

@@ -282,6 +282,7 @@ def test_sequence_request_for_an_unknown_output_changes_nothing(tmp_path):
         ({"shape": [2**31 - 1, 2**31 - 1]}, "got 3"),
         ({"shape": [10**12, 1]}, "shape"),
         ({"shape": [3]}, "expected shape (B, any), got (3,)"),
+        ({"shape": [], "data": [1]}, "length >= 1 - at `$.inputs[0].shape`"),
         ({"shape": [1, 0], "data": []}, "at least one step"),
         ({"name": "x"}, "this model's inputs are ids"),
     ],

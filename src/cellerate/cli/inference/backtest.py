@@ -74,7 +74,7 @@ def backtest(
     if output is not None:
         if output.suffix not in (".csv", ".parquet", ".json"):
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
-        check_table(output)
+        check_table(output, data)
     check_plot(plot)
     start_backend_for(model, backend, data)
     say_written = outputs(output, plot)

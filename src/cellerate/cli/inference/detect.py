@@ -57,7 +57,7 @@ def detect(
 
     if output is not None:
         check_anomalies_path(output)
-        check_table(output)
+        check_table(output, data)
     check_plot(plot)
     start_backend_for(model, backend, data)
     say_written = outputs(output, plot)

@@ -10,6 +10,7 @@ from cellerate.cli.options import Backend, Json, Quiet, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, print_pass, shared_pass
+from cellerate.cli.tables import check_table
 from cellerate.errors import ConfigError
 
 
@@ -57,8 +58,6 @@ def embed(
 
         cellerate embed lines.cell titles/ -o vectors/ --processes 4
     """
-    from cellerate.files import check_writable
-
     check_processes(processes, output)
     if is_folder(output):
         with shared_pass(model, processes, output):
@@ -81,7 +80,7 @@ def embed(
     from cellerate.runtime.embedding import check_vectors_path, save_vectors
 
     check_vectors_path(output)
-    check_writable(output)
+    check_table(output, lines)
     start_backend_for(model, backend, lines)
     from cellerate.data.text import read_lines
     from cellerate.tasks import inference

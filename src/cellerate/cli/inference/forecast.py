@@ -86,7 +86,7 @@ def forecast(
             raise ConfigError(
                 f"the output ends in .csv or .parquet, or is a folder, and {output} is neither."
             )
-        check_table(output)
+        check_table(output, [*data, *(future or ())])
     start_backend_for(model, backend, [*data, *(future or ())])
     from cellerate.tasks import inference
     from cellerate.tasks.judging import example_record, forecast_columns, forecast_table

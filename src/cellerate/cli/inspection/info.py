@@ -28,7 +28,7 @@ def info(
     card: Annotated[
         Path | None,
         option(
-            "Also write a card of a model: Markdown with its data, training and SHA-256, for people and "
+            "Also write a card of a model, *.md: Markdown with its data, training and SHA-256, for people and "
             "programs.",
             "--card",
         ),

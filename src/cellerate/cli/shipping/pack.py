@@ -41,6 +41,10 @@ def pack(
     from cellerate.runtime.cell import check_packed
 
     check_packed(output, precision)
+    if card is not None:
+        from cellerate.tasks.describe import check_card, file_info, write_card
+
+        check_card(card)
     start_backend_for(model, backend, packed=False)
     replaced = output.exists()
     from cellerate.kernels.native import multiplies_bfloat16
@@ -53,8 +57,6 @@ def pack(
             "from main memory is it faster; --precision int8 is faster everywhere."
         )
     if card is not None:
-        from cellerate.tasks.describe import file_info, write_card
-
         write_card(card, file_info(output))
     sizes = {"model_bytes": model.stat().st_size, "output_bytes": output.stat().st_size}
     if json:

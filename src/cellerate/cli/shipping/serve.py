@@ -13,6 +13,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.files import home_dir, read_regular
 from cellerate.machine.environment import require
 from cellerate.serving.limits import Limits
+from cellerate.settings import check_number
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 _KEYS = "CELLERATE_API_KEYS"
@@ -66,6 +67,7 @@ def serve(
     from cellerate.serving.models import Models, named_paths
     from cellerate.serving.server import JsonLines, serve as run
 
+    check_number("drain", drain, at_least=0)
     keys = _keys(key_file)
     if not keys and not no_key and host not in _LOCAL:
         raise ConfigError(

@@ -41,8 +41,8 @@ class FileTokenizer(Tokenizer):
     two characters that are not white space. If there is none within a million characters, it ends at any line
     break; if there is none either, at a million characters. So memory is bounded and the ids depend on the
     text alone. They equal the ids of the whole text for every tokenizer that joins no characters across such
-    a line break. Special tokens are not added, and the file's truncation and padding settings are switched
-    off. The file itself decides what happens to characters it does not know.
+    a line break. Special tokens are not added, and the file's truncation, padding and dropout of merges are
+    switched off. The file itself decides what happens to characters it does not know.
 
     Args:
         json_text: The content of the file.
@@ -66,6 +66,9 @@ class FileTokenizer(Tokenizer):
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        # With dropout, a text has other ids each time.
+        if getattr(self._tokenizer.model, "dropout", None):
+            self._tokenizer.model.dropout = None
         self._json = json_text
         # Ids may have gaps, so the count of tokens is not enough.
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -162,7 +165,10 @@ class _TokenDecoder:
         unfinished = not text or text.endswith("\ufffd")
         if unfinished and len(self._waiting) < self._longest_wait:
             return ""
-        self._shown, self._waiting = self._waiting, []
+        # Tokens without text, such as ids that the file lacks, are not a context for what comes after them.
+        if text:
+            self._shown = self._waiting
+        self._waiting = []
         return text
 
     def push_all(self, tokens: np.ndarray) -> str:

@@ -59,7 +59,8 @@ def open_vocabulary(spec: Vocabulary, size: int) -> Tokenizer:
     if isinstance(spec, Mapping):
         return _of_size(_from_list(_in_order(spec)), "vocabulary", size)
     if not isinstance(spec, str | os.PathLike):
-        if not isinstance(spec, Iterable):
+        # A set has another order in each process.
+        if isinstance(spec, set | frozenset) or not isinstance(spec, Iterable):
             raise ConfigError(f"{argument('vocabulary')} is a {type(spec).__name__}; {_EXPECTED}.")
         return _of_size(_from_list(list(spec)), "vocabulary", size)
     name = os.fspath(spec)

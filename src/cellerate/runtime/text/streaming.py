@@ -3,7 +3,7 @@
 Whatever generates (a Keras model, a packed one, a server) shows its text by these rules.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class TextStream:
         stopped: Whether a stop text has come. Nothing may be pushed after that.
 
     Raises:
-        ConfigError: A stop text is empty.
+        ConfigError: A stop text is empty, or `stop` is not a list of texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -31,6 +31,8 @@ class TextStream:
             raise ConfigError(
                 f"{argument('stop')} is the text {stop!r}; expected a list of texts: [{stop!r}]."
             )
+        if not isinstance(stop, Collection) or not all(isinstance(text, str) for text in stop):
+            raise ConfigError(f"{argument('stop')} is {stop!r:.100}; expected a list of texts.")
         if not all(stop):
             raise ConfigError("a stop text is empty: it would end every generation at once.")
         self.stopped = False

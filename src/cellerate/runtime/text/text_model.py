@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -172,7 +172,7 @@ class NextTokenModel:
         rules = sampling_rules(**sampling)
         if isinstance(prompts, str):
             raise ConfigError("prompts is a text; expected a list of texts.")
-        ids = [self._encoded(prompt, errors) for prompt in prompts]
+        ids = [self._encoded(prompt, errors) for prompt in _several(prompts, "the prompt")]
         return complete(
             self.steps,
             self.tokenizer,
@@ -282,7 +282,7 @@ class NextTokenModel:
         Example:
             >>> cellerate.load("book.cell").score("Well, Prince, so Genoa").bits_per_character
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = [text] if isinstance(text, str) else _several(text, "the text to score")
         ids = [self._encoded(one, errors, "the text to score") for one in texts]
         # With errors="ignore", the characters left out do not count.
         read = [self.tokenizer.known(one) for one in texts] if errors == "ignore" else texts
@@ -352,7 +352,7 @@ class NextTokenModel:
         """The ids of a text, checked against the model's. Raises as `complete` does."""
         tokenizer = self.tokenizer
         if not isinstance(text, str):
-            raise ConfigError(f"{what} is a {type(text).__name__}; expected a text.")
+            raise ConfigError(f"{what} must be a text, not {type(text).__name__}.")
         if errors not in ("strict", "ignore"):
             raise ConfigError(f"{argument('errors')} is {errors!r}; expected 'strict' or 'ignore'.")
         self._check_tokenizer()
@@ -386,6 +386,17 @@ class NextTokenModel:
                 digest.update(f"{name}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def _several(given: Any, what: str) -> list[str]:
+    """Several texts, not checked one by one.
+
+    Raises:
+        ConfigError: There are none: bytes, for example, would be read as a list of numbers.
+    """
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise ConfigError(f"{what} must be a text or a list of texts, not {type(given).__name__}.")
+    return list(given)
 
 
 def _texts(value: Any) -> list[str]:

@@ -75,7 +75,7 @@ class InputTensor(_WithParameters, kw_only=True):
     """A tensor of a request."""
 
     name: str
-    shape: Annotated[list[Size], msgspec.Meta(max_length=_MOST_AXES)]
+    shape: Annotated[list[Size], msgspec.Meta(min_length=1, max_length=_MOST_AXES)]
     datatype: str
     data: list[Any] | None = None
 

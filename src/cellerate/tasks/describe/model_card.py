@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cellerate.data.files import file_digest
+from cellerate.errors import ConfigError
 from cellerate.files import atomic_write
 from cellerate.format import rounded, size
 from cellerate.tasks.describe.facts import counts_of, settings_of
@@ -40,20 +41,32 @@ class CardFigure(NamedTuple):
     original: float | None = None
 
 
+def check_card(card: str | os.PathLike[str]) -> None:
+    """Check that a card is not written over a model, or over anything else that is not a page.
+
+    Raises:
+        ConfigError: The path has another suffix than `.md`.
+    """
+    if Path(card).suffix != ".md":
+        raise ConfigError(f"a card is written to a path ending in '.md', not {str(card)!r}.")
+
+
 def write_card(
     card: str | os.PathLike[str], facts: Mapping[str, Any], judged: Sequence[CardFigure] = ()
 ) -> None:
     """Write the card of a model's file.
 
     Args:
-        card: The file to write, by convention `*.md`.
+        card: The file to write, `*.md`.
         facts: The facts by `file_info`, of a `.cell` or `.keras` file.
         judged: The known figures of its quality.
 
     Raises:
+        ConfigError: As `check_card`.
         DataError: The file cannot be read.
         OutputError: The card could not be written.
     """
+    check_card(card)
     text = card_text(facts, file_digest(Path(facts["file"])), judged)
     with atomic_write(card) as beside:
         beside.write_text(text, encoding="utf-8")
