@@ -123,7 +123,8 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     ),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
-    "loss": (lambda: model_of(loss=own_loss), "no loss 'own_loss'"),
+    "loss": (lambda: model_of(loss=own_loss, metrics=["mae"]), "no loss 'own_loss'"),
+    "several losses": (lambda: model_of(loss=["mse", "mae"]), "several losses for its only output"),
     "nearest loss": (
         lambda: model_of(loss=keras.losses.Dice(name="mean_square_error")),
         "such as 'mean_squared_error'",
