@@ -145,6 +145,11 @@ def _odd_variables(model: keras.Model) -> list[str]:
         for variable in model.trainable_variables
         if variable.constraint is not None and projection_of(variable.constraint) is None
     ]
+    reasons += [
+        f"{variable.path} takes its gradient as its value"
+        for variable in model.trainable_variables
+        if getattr(variable, "overwrite_with_gradient", False)
+    ]
     rate = getattr(model.optimizer, "_learning_rate", None)
     if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):
         reasons.append("its learning rate is a function")
