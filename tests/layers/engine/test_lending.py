@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import cellerate
 from cellerate.layers import fused
+from cellerate.layers.engine.lending import Lender
 from support.keras_models.engine_models import CASES, copy_of, data_of, numbers
 
 pytestmark = [
@@ -94,12 +96,21 @@ def assert_alike(found: list[tuple[Any, Any, Any]]) -> None:
             np.testing.assert_allclose(second, first, rtol=2e-5, atol=ATOL)
 
 
+def part_of(model: keras.Model) -> keras.Model:
+    """A model that shares layers with another one, always the same for the same model."""
+    if model not in _parts:
+        _parts[model] = keras.Model(model.inputs, model.layers[0].output)
+    return _parts[model]
+
+
+_parts: weakref.WeakKeyDictionary[keras.Model, keras.Model] = weakref.WeakKeyDictionary()
 LOOKS: dict[str, Callable[[keras.Model], list[Any]]] = {
     "weights": lambda model: model.get_weights(),
     "slots": lambda model: numbers(model.optimizer.variables),
     "metrics": lambda model: [float(metric.result()) for metric in model.metrics[:1]],
     "predict": lambda model: [model.predict(X[:4], verbose=0)],
     "call": lambda model: [keras.ops.convert_to_numpy(model(X[:4]))],
+    "predict of another model": lambda model: [part_of(model).predict(X[:4], verbose=0)],
     # Tracing a function writes the values back to the variables.
     "compiled": lambda model: [
         keras.ops.convert_to_numpy(fused.bridge().compiled(lambda x: model(x))(X[:4]))
@@ -288,6 +299,28 @@ def test_thread_that_reads_the_variables_loses_no_training_step(model: keras.Mod
             thread.join()
         found.append([*history, int(made.optimizer.iterations)])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
+def test_value_written_while_another_thread_gives_back_stays() -> None:
+    first, second = keras.Variable(np.zeros(2, np.float32)), keras.Variable(np.zeros(2, np.float32))
+    lender = Lender([first, second])
+    lender.take()
+    assign = first.assign
+    begun, written = threading.Event(), threading.Event()
+
+    def slow(value: Any) -> None:
+        begun.set()
+        written.wait(0.2)
+        assign(value)
+
+    object.__setattr__(first, "assign", slow)
+    thread = threading.Thread(target=lender.give_back)
+    thread.start()
+    assert begun.wait(10)
+    second.assign(np.ones(2, np.float32))
+    written.set()
+    thread.join()
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(second), 1)
 
 
 def test_model_evaluated_first_trains_the_weights_made_trainable_later(model: keras.Model) -> None:

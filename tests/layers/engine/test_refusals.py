@@ -101,6 +101,12 @@ def own_apply() -> keras.Model:
     return model
 
 
+def overwritten() -> keras.Model:
+    model = model_of()
+    model.layers[-1].kernel.overwrite_with_gradient = True
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "noise": (lambda: model_of(layers.AlphaDropout(0.1, noise_shape=(8, 1))), "has the noise_shape (8, 1)"),
     "drops all inputs": (lambda: model_of(lstm=layers.LSTM(4, dropout=1.0)), "drops everything"),
@@ -123,7 +129,8 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     ),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
-    "loss": (lambda: model_of(loss=own_loss), "no loss 'own_loss'"),
+    "loss": (lambda: model_of(loss=own_loss, metrics=["mae"]), "no loss 'own_loss'"),
+    "several losses": (lambda: model_of(loss=["mse", "mae"]), "several losses for its only output"),
     "nearest loss": (
         lambda: model_of(loss=keras.losses.Dice(name="mean_square_error")),
         "such as 'mean_squared_error'",
@@ -138,6 +145,7 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "constraint": (lambda: model_of(layers.Dense(3, kernel_constraint=Halved())), "the constraint Halved"),
     "stateful": (lambda: model_of(lstm=layers.LSTM(4, stateful=True)), "stateful"),
     "precision": (lambda: model_of(layers.Dense(3, dtype="mixed_float16")), "computes in float16"),
+    "overwritten": (overwritten, "takes its gradient as its value"),
     "own call": (own_call, "has a call of its own"),
     "replaced call": (replaced_call, "doubled has a call of its own"),
     "own loss class": (lambda: model_of(loss=Twice()), "in its class Twice"),

@@ -1,7 +1,7 @@
 """Turns a batch of `fit` into the core's form: dense arrays of inputs, targets and weights, in the right shapes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,34 @@ from cellerate.layers.engine.losses import Objective
 
 class Misfit(Exception):  # noqa: N818  (it is always caught)
     """The reason why Keras must take a batch."""
+
+
+def for_each_input(values: Any, structure: Any, names: Sequence[str]) -> list[Any]:
+    """The inputs of a batch, in the order of the model's.
+
+    Args:
+        values: A tensor, or a structure of tensors.
+        structure: The structure of the model's inputs.
+        names: Their names.
+    """
+    if not isinstance(values, Mapping):
+        return list(tree.flatten(values))
+    if not isinstance(structure, Mapping):
+        # Like Keras, ignore other values.
+        fits = values.keys() >= set(names)
+    elif any(map(tree.is_nested, structure.values())):
+        if _paths(values) == _paths(structure):
+            return list(tree.flatten(values))
+        fits = False
+    else:
+        fits = values.keys() == set(names)
+    if not fits:
+        raise Misfit(f"expected inputs named {sorted(names)}, got {sorted(values)}")
+    return [values[name] for name in names]
+
+
+def _paths(structure: Any) -> list[Any]:
+    return [path for path, _ in tree.flatten_with_path(structure)]
 
 
 def for_each_output(values: Any, model: keras.Model, count: int) -> list[Any]:

@@ -78,13 +78,13 @@ class Lender:
             if not self.lent:
                 return
             self.lent = False
-            # Restore every class first: an assignment may read another variable.
-            for variable in self._copied.values():
-                _restore_class(variable)
             # The reader may be a function that is being traced.
             with fused.bridge().eagerly():
                 for variable in self._copied.values():
                     variable.assign(np.array(self.array(variable)))
+            # Until all values are back, another thread that reads or writes a variable waits for the lock.
+            for variable in self._copied.values():
+                _restore_class(variable)
 
 
 class Values(Sequence[Any]):
@@ -141,13 +141,14 @@ def _end_loan(variable: Any) -> None:
 def _lent_class(own: type) -> type:
     """The subclass that a variable of class `own` has while it is lent."""
 
+    # The values go into the instance's dictionary: while all are given back, the class is still this one.
     def read(self: Any) -> Any:
         _end_loan(self)
-        return self._value
+        return vars(self)["_value"]
 
     def write(self: Any, value: Any) -> None:
         _end_loan(self)
-        self._value = value
+        vars(self)["_value"] = value
 
     def reduce(self: Any, protocol: Any) -> Any:
         _end_loan(self)

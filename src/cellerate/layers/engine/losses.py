@@ -12,8 +12,12 @@ from keras.src import tree
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
+from cellerate.keras_graph.graph import functional_graph
 from cellerate.kernels.training.cpu import Kinks, LossRule, MeasureRule
 
+_SEVERAL = (
+    "it has several losses for its only output: Keras takes the first or all, by the form of the targets"
+)
 _BY_WEIGHT = "mean_with_sample_weight"
 _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 # The registered name of Cellerate's own loss, in `models.losses`, which this room does not import.
@@ -119,6 +123,8 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
     if not flat:
         return "it has no loss"
     structure = compiled._y_pred_build_structure
+    if len(flat) > 1 and not tree.is_nested(structure):
+        return _SEVERAL
     places = tree.pack_sequence_as(structure, list(range(len(tree.flatten(structure)))))
     trackers = list(compiled.metrics) or [None] * len(flat)
     found = []
@@ -138,6 +144,9 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
 def unknown_losses(model: keras.Model) -> list[str]:
     """The reasons against losses that the engine or Keras does not have, before they are built."""
     given = tree.flatten(getattr(model._compile_loss, "_user_loss", None))
+    graph = functional_graph(model)
+    if len(given) > 1 and graph is not None and not tree.is_nested(graph._outputs_struct):
+        return [_SEVERAL]
     rules = [_loss_rule(loss) if (loss := _as_loss(one)) is not None else _misnamed(one) for one in given]
     return [rule for rule in rules if isinstance(rule, str)]
 

@@ -59,10 +59,11 @@ def parts_of(model: keras.Model, *, rows_apart: bool, training: bool = True) -> 
     """
     graph = read_training(model, training)
     objectives = objectives_of(model)
-    found = metrics_of(model, [] if isinstance(objectives, str) else objectives, training=training)
+    # Metrics are read together with the losses of their outputs.
+    found = objectives if isinstance(objectives, str) else metrics_of(model, objectives, training=training)
     update = update_of(model.optimizer) if training else None
     reasons = [*(graph if isinstance(graph, tuple) else ()), *_own_calls(model)]
-    reasons += [part for part in (objectives, found, update) if isinstance(part, str)]
+    reasons += dict.fromkeys(part for part in (objectives, found, update) if isinstance(part, str))
     reasons += _odd_variables(model) if training else _odd_losses(model)
     if isinstance(graph, tuple) or isinstance(objectives, str) or isinstance(found, str):
         return tuple(reasons)
@@ -143,6 +144,11 @@ def _odd_variables(model: keras.Model) -> list[str]:
         f"{variable.path} has the constraint {type(variable.constraint).__name__}"
         for variable in model.trainable_variables
         if variable.constraint is not None and projection_of(variable.constraint) is None
+    ]
+    reasons += [
+        f"{variable.path} takes its gradient as its value"
+        for variable in model.trainable_variables
+        if getattr(variable, "overwrite_with_gradient", False)
     ]
     rate = getattr(model.optimizer, "_learning_rate", None)
     if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):

@@ -72,6 +72,30 @@ def _give_back(model: keras.Model) -> None:
         lender.give_back()
 
 
+@functools.cache
+def _guard_models() -> None:
+    """Makes every model on TensorFlow see current values in layers that it shares with a model in training.
+
+    The functions that these methods make there read and write variables without asking Keras. The change stays for
+    good, because any model may share a layer; while no model trains, it does nothing.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+        owner = next(one for one in keras.Model.__mro__ if name in vars(one))
+        setattr(owner, name, _after_giving_back(getattr(owner, name)))
+
+
+def _after_giving_back(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def make(self: keras.Model, *args: Any, **keywords: Any) -> Any:
+        for lender in list(_lenders.values()):
+            lender.give_back()
+        return method(self, *args, **keywords)
+
+    return make
+
+
 def refusal(model: keras.Model, reasons: tuple[str, ...]) -> str:
     """The message for a model that must train on the engine and cannot."""
     lines = "\n".join(f"- {reason}" for reason in reasons)
@@ -210,6 +234,7 @@ class _Stepper:
         if self.step is None or _lenders.get(self.model) is self.step.lender:
             return
         _give_back(self.model)
+        _guard_models()
         _lenders[self.model] = self.step.lender
 
     def _misfit(self, reason: str) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src import tree
 
+from cellerate.keras_graph.graph import functional_graph
 from cellerate.kernels.training import cpu
 from cellerate.layers.engine.batches import (
     Misfit,
     compared_with,
+    for_each_input,
     for_each_output,
     input_array,
     weights_for_each,
@@ -94,6 +95,7 @@ class EngineStep:
         self.watch: Watch | None = None
         self._activations = activations_of_logits(graph.nodes, graph.outputs)
         self._observer = Observer(parts.observed, self._activations) if parts.observed else None
+        self._inputs_structure = functional_graph(model)._inputs_struct  # type: ignore[union-attr]
         self._sizes: dict[Any, Any] = {}
         self._nodes = [
             dataclasses.replace(node, arrays={name: self._node_array(number, name) for name in node.arrays})
@@ -262,12 +264,7 @@ class EngineStep:
 
     def _inputs(self, x: Any) -> list[np.ndarray]:
         names = self._parts.graph.inputs
-        if isinstance(x, Mapping):
-            if set(x) != set(names):
-                raise Misfit(f"expected inputs named {sorted(names)}, got {sorted(x)}")
-            flat = [x[name] for name in names]
-        else:
-            flat = list(tree.flatten(x))
+        flat = for_each_input(x, self._inputs_structure, names)
         if len(flat) != len(names):
             raise Misfit(f"expected {len(names)} inputs, got {len(flat)}")
         found = [

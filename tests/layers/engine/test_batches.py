@@ -1,0 +1,63 @@
+"""The structures in which a batch may hold the inputs of a model."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import cellerate
+from cellerate.layers.engine.batches import Misfit, for_each_input
+from cellerate.layers.engine.seam import reasons_of
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.backends,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+RANDOM = np.random.default_rng(5)
+SERIES = RANDOM.standard_normal((12, 5, 3), np.float32)
+STATIC = RANDOM.standard_normal((12, 2), np.float32)
+Y = RANDOM.standard_normal((12, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("structure", "batch"),
+    [
+        (lambda a, b: [a, b], {"static": STATIC, "series": SERIES, "unused": Y}),
+        (lambda a, b: {"static": b, "series": a}, {"static": STATIC, "series": SERIES}),
+        (lambda a, b: {"y": [a], "x": {"static": b}}, {"x": {"static": STATIC}, "y": [SERIES]}),
+        (lambda a, b: [{"series": a}, b], [{"series": SERIES}, STATIC]),
+    ],
+    ids=["names among others", "dictionary", "nested dictionary", "nested list"],
+)
+def test_inputs_in_any_structure_train_like_keras(structure: Any, batch: Any) -> None:
+    a, b = keras.Input((5, 3), name="series"), keras.Input((2,), name="static")
+    outputs = layers.Dense(1)(layers.Concatenate()([layers.LSTM(4)(a), b]))
+    source = keras.Model(structure(a, b), outputs)
+    found = []
+    for engine in (None, "require"):
+        model = keras.models.clone_model(source)
+        model.set_weights(source.get_weights())
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        model.fit(batch, Y, 4, shuffle=False, verbose=0)
+        found.append(model)
+    assert reasons_of(found[1]) == ()
+    for one, our in zip(found[0].get_weights(), found[1].get_weights(), strict=True):
+        np.testing.assert_allclose(our, one, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("structure", "values"),
+    [
+        ([0, 0], {"a": 1}),
+        ({"a": 0, "b": 0}, {"a": 1, "b": 2, "c": 3}),
+        ({"a": [0], "b": 0}, {"a": 1, "b": 2}),
+    ],
+)
+def test_inputs_in_another_structure_are_left_to_keras(structure: Any, values: Any) -> None:
+    with pytest.raises(Misfit, match="expected inputs named"):
+        for_each_input(values, structure, ("a", "b"))
