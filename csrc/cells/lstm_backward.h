@@ -222,7 +222,7 @@ class BackwardJob {
   }
 
   // Fetches what the gradients of a row's gates are computed from. It lies far from that of other panels and steps.
-  void fetch_row(Place place, Index row) const {
+  [[gnu::always_inline]] void fetch_row(Place place, Index row) const {
     if (place.step < 0) return;
     const Index at = position(place, row);
     fetch(reserve_.gates + at * kWidth, kWidth * static_cast<Index>(sizeof *reserve_.gates));
