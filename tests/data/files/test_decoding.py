@@ -1,4 +1,5 @@
 import codecs
+import gzip
 import re
 import tempfile
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_file_in_another_encoding_is_refused_with_the_option_that_reads_it(
         read(path, encoding=encoding)
     if offered := re.search(r"ass encoding='(.*?)'\.", str(raised.value)):
         assert read(path, encoding=offered[1]) == PROSE
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (gzip.compress(b"Hello. " * 100), "compressed; unpack it first"),
+        (b"PK\x03\x04\x14\x00\x06\x00", "an archive or an Office document"),
+        (b"%PDF-1.7\n1 0 obj\n", "a PDF"),
+    ],
+)
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+def test_file_that_is_not_a_text_is_refused_with_what_it_is(
+    content: bytes, kind: str, errors: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.txt").write_bytes(content)
+    with pytest.raises(DataError, match=f"is not a text: it is {kind}"):
+        read(tmp_path / "t.txt", errors=errors)
 
 
 def test_bytes_that_are_utf8_by_chance_are_read_as_what_they_are_said_to_be(tmp_path: Path) -> None:

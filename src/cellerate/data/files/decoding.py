@@ -27,6 +27,12 @@ _SHOWN_BYTES = 20
 _FEWEST_WIDE = 3
 # Encodings that read nearly any UTF-8 without an error, but each character beyond ASCII as several.
 _ONE_BYTE = ("cp1252", "iso8859-1", "iso8859-15")
+# Beginnings of files that people take for texts by their names.
+_NOT_TEXT = {
+    b"\x1f\x8b": "compressed; unpack it first",
+    b"PK\x03\x04": "an archive or an Office document; save its text as *.txt",
+    b"%PDF": "a PDF; copy its text into a *.txt file",
+}
 
 
 def read_text(path: Path, errors: Errors = "strict", encoding: str = "utf-8") -> Iterator[str]:
@@ -116,11 +122,14 @@ def is_wide(encoding: str) -> bool:
 
 
 def _check_likely(path: Path, data: bytes, encoding: str) -> None:
-    """Raises `DataError` for the beginning of a file that `encoding` would read without an error, but wrongly.
+    """Raises `DataError` for the beginning of a file that is not a text, or that `encoding` would read wrongly.
 
     UTF-16 is valid UTF-8, too, where each second byte is a zero; and nearly every byte is valid Windows-1252.
     """
     head = data[:_LOOK_BYTES]
+    for beginning, kind in _NOT_TEXT.items():
+        if head.startswith(beginning):
+            raise DataError(f"{path} is not a text: it is {kind}.")
     likely = likely_encoding(head)
     marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     name = "UTF-8" if encoding == "utf-8" else encoding
