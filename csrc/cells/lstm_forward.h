@@ -298,7 +298,8 @@ class ForwardJob {
   }
 #endif
 
-  void activate_rows(Index step, Index panel, Range rows, const float* sums) {
+  // Out of line, because it is the same for tiles of any number of rows.
+  [[gnu::noinline]] void activate_rows(Index step, Index panel, Range rows, const float* sums) {
     if (!usual_) return activate_rows<false, true>(step, panel, rows, sums);
     in_.reserve != nullptr ? activate_rows<true, true>(step, panel, rows, sums)
                            : activate_rows<true, false>(step, panel, rows, sums);
