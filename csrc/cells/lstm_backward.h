@@ -208,6 +208,7 @@ class BackwardJob {
   Index position(Place place, Index row) const {
     return (place.step * plan_.unit_panels + place.panel) * plan_.batch + row;
   }
+  const float* cells(Place place, Index row) const { return reserve_.cells + position(place, row) * kLanes; }
 
   // The gradients of a row's output at a step; null if nobody sees the output.
   const Type* output_gradients(Index step, Index row) const {
@@ -224,12 +225,12 @@ class BackwardJob {
   // Fetches what the gradients of a row's gates are computed from. It lies far from that of other panels and steps.
   [[gnu::always_inline]] void fetch_row(Place place, Index row) const {
     if (place.step < 0) return;
-    const Index at = position(place, row);
-    fetch(reserve_.gates + at * kWidth, kWidth * static_cast<Index>(sizeof *reserve_.gates));
-    fetch(reserve_.cells + at * kLanes, 1);
-    if (place.step > 0) fetch(reserve_.cells + (at - plan_.unit_panels * plan_.batch) * kLanes, 1);
+    fetch(reserve_.gates + position(place, row) * kWidth,
+          kWidth * static_cast<Index>(sizeof *reserve_.gates));
+    fetch(cells(place, row));
+    if (place.step > 0) fetch(cells({place.step - 1, place.panel}, row));
     const Type* outputs = output_gradients(place.step, row);
-    if (outputs != nullptr) fetch(outputs + place.panel * kLanes, 1);
+    if (outputs != nullptr) fetch(outputs + place.panel * kLanes);
   }
 
   struct Gates {
@@ -250,17 +251,15 @@ class BackwardJob {
       Simd::store(d_h(panel, row), dh);
       return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
     }
-    const Index at = position(place, row);
-    const auto* kept = reserve_.gates + at * kWidth;
+    const auto* kept = reserve_.gates + position(place, row) * kWidth;
     const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
     const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
     const Activation activation = kUsual ? Activation(Activation::kTanh) : in_.activation;
     const auto i = gate.at(Computed::load(kept)), f = gate.at(Computed::load(kept + kLanes));
     const auto g = candidate.at(Computed::load(kept + 2 * kLanes));
     const auto o = gate.at(Computed::load(kept + 3 * kLanes));
-    const F c = Simd::load(reserve_.cells + at * kLanes);
-    const F before = step > 0 ? Simd::load(reserve_.cells + (at - plan_.unit_panels * plan_.batch) * kLanes)
-                              : given(in_.c0, row, panel);
+    const F c = Simd::load(cells(place, row));
+    const F before = step > 0 ? Simd::load(cells({step - 1, panel}, row)) : given(in_.c0, row, panel);
     const F a = activate(activation, c);
     const F dc = Simd::fma(Simd::mul(dh, o.value), derivative(activation, c, a), Simd::load(d_c(panel, row)));
     Simd::store(d_c(panel, row), Simd::mul(dc, f.value));

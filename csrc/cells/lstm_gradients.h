@@ -94,7 +94,7 @@ void BackwardJob<kStorage, kPairs>::add_products(const float* left, Index gate_w
 #endif
   for (Index row = 0; row < rows; row += kRows) {
     for (Index r = row; !first && r < smaller(row + kRows, rows); ++r) {
-      for (Index gate = 0; gate < 4; ++gate) fetch(row_of(r) + gate * plan_.units + panel * kLanes, 1);
+      for (Index gate = 0; gate < 4; ++gate) fetch(row_of(r) + gate * plan_.units + panel * kLanes);
     }
     const auto tile = product(left, gate_words, by_gate, row, d_gates, deep);
     for (int r = 0; r < smaller(kRows, rows - row); ++r)

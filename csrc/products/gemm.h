@@ -113,7 +113,8 @@ template <class Body>
 inline void for_tiles(Range rows, const Body& body) {
   for (Index row = rows.begin, count; row < rows.end; row += count) {
     const Index left = rows.end - row;
-    count = left <= kRows ? left : left >= kRows + 4 || left >= 2 * kRows ? kRows : left - left / 2;
+    const bool shared = kRows < left && left < smaller(kRows + 4, 2 * kRows);
+    count = shared ? left - left / 2 : smaller(left, kRows);
     for_tile(count, row, body);
   }
 }

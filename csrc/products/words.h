@@ -43,7 +43,7 @@ inline Range share(Index total, Index index, Index count, Index grain = 1) {
 
 // Fetches memory that is read soon into the cache, where the processor does not foresee it. Always inlined, because GCC
 // takes a function that only fetches for one without effect, and leaves its calls out.
-[[gnu::always_inline]] inline void fetch(const void* from, Index bytes) {
+[[gnu::always_inline]] inline void fetch(const void* from, Index bytes = 1) {
   for (Index at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
 }
 
